@@ -1,0 +1,1 @@
+"""The consumer service: packs published objects into stripes."""

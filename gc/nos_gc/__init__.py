@@ -1,0 +1,1 @@
+"""The GC service: reclaims blocks that are mostly holes."""

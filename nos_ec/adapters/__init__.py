@@ -1,0 +1,1 @@
+"""One package per technology. Adapters never import each other."""

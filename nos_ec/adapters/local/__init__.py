@@ -1,0 +1,1 @@
+"""The embedded default: landing store, block store and message log on local files."""

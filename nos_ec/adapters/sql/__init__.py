@@ -1,0 +1,1 @@
+"""Metadata on SQLite, MySQL and MariaDB through SQLAlchemy."""

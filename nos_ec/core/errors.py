@@ -1,0 +1,49 @@
+"""Error classes, one per decision a caller makes. Adapters translate driver errors into these.
+
+    InvalidInput   the request itself is wrong; nothing was changed; do not retry
+    ConfigError    the configuration does not fit (itself or the existing store); fix it, then start again
+    NotFound       what was asked for does not exist
+    Conflict       somebody else changed it first; look again
+    LeaseLost      this writer was fenced; stop writing
+    Corrupt        bytes are not what their checksum says, or not of a known format
+    Transient      may work later; retrying is safe unless the method's docstring says otherwise
+    NoSpace        a Transient one: out of space until the operator or GC makes room
+"""
+
+from __future__ import annotations
+
+
+class NosError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InvalidInput(NosError):
+    """The caller's input is refused at the edge; the message names what to do."""
+
+
+class ConfigError(NosError):
+    """The configuration is wrong or does not match the existing store."""
+
+
+class NotFound(NosError):
+    """The object, block or landing copy does not exist."""
+
+
+class Conflict(NosError):
+    """A compare-and-set lost, or an exclusive create found its target present."""
+
+
+class LeaseLost(Conflict):
+    """The lease this writer held was revoked or has been taken over; it must stop writing."""
+
+
+class Corrupt(NosError):
+    """Bytes fail their checksum or do not decode."""
+
+
+class Transient(NosError):
+    """A failure that may pass: time-outs, lost connections, too many shards unavailable."""
+
+
+class NoSpace(Transient):
+    """The store is out of space (or would dip into the reserve GC holds)."""

@@ -1,0 +1,78 @@
+"""The shape of stripes and blocks. A value, never a constant in code.
+
+    chunk   = chunk_size bytes, what one shard (OSD) holds of one stripe
+    stripe  = k chunks of data (the store adds m coding chunks)
+    group   = 1 .. stripes_per_group_max stripes, written at once behind one header
+    block   = up to stripes_per_block stripes, one object of the erasure-coded store
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nos_ec.core.errors import ConfigError
+
+PAGE = 4096
+"""Bytes. Headers are a multiple of it, and so is a chunk; the allocation unit of BlueStore."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Geometry of an erasure-coded store. Raises ConfigError when a field makes no sense.
+
+    The default is 8+3 with 128 KiB chunks: 1 MiB stripes, groups of up to 4 MiB, blocks of up to 32 MiB.
+    """
+
+    k: int = 8
+    m: int = 3
+    chunk_size: int = 128 * 1024
+    stripes_per_block: int = 32
+    stripes_per_group_max: int = 4
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= 32:
+            raise ConfigError(f"geometry: k is {self.k}; it must be 1 to 32")
+        if not 1 <= self.m <= 8:
+            raise ConfigError(f"geometry: m is {self.m}; it must be 1 to 8")
+        if self.chunk_size < 4 * PAGE or self.chunk_size % PAGE or self.chunk_size > 4 << 20:
+            raise ConfigError(
+                f"geometry: chunk_size is {self.chunk_size}; it must be a multiple of {PAGE}"
+                f" from {4 * PAGE} to {4 << 20}"
+            )
+        if not 1 <= self.stripes_per_group_max <= self.stripes_per_block <= 1024:
+            raise ConfigError(
+                f"geometry: stripes_per_group_max is {self.stripes_per_group_max} and stripes_per_block is"
+                f" {self.stripes_per_block}; needed: 1 <= stripes_per_group_max <= stripes_per_block <= 1024"
+            )
+        if self.block_size > 1 << 30:
+            raise ConfigError(f"geometry: a block of {self.block_size} bytes is over 1 GiB")
+
+    @property
+    def stripe_size(self) -> int:
+        """User-visible bytes of one stripe: k chunks."""
+        return self.k * self.chunk_size
+
+    @property
+    def block_size(self) -> int:
+        """Bytes of a full block, coding chunks not counted."""
+        return self.stripes_per_block * self.stripe_size
+
+    @property
+    def group_size_max(self) -> int:
+        """Bytes of the largest stripe group."""
+        return self.stripes_per_group_max * self.stripe_size
+
+    @property
+    def raw_per_byte(self) -> float:
+        """Raw bytes stored per byte of stripe: (k + m) / k, 1.375 for 8+3."""
+        return (self.k + self.m) / self.k
+
+    def stripes_for(self, size_bytes: int) -> int:
+        """Stripes needed to hold `size_bytes`."""
+        return -(-size_bytes // self.stripe_size)
+
+    def chunks_touched(self, offset: int, length: int) -> int:
+        """Chunks that the range [offset, offset + length) of a block lies in."""
+        if length == 0:
+            return 0
+        return (offset + length - 1) // self.chunk_size - offset // self.chunk_size + 1

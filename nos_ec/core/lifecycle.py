@@ -1,0 +1,124 @@
+"""States of objects and blocks, and the only transitions there are. All changes go through `advance_*`.
+
+Objects:
+
+    (new) --LAND--> LANDED --PUBLISH--> QUEUED --PACK--> PACKED --PACK--> PACKED (GC moved it)
+                      |  ^                 |                |
+                      |  +---- REVERT -----|----------------+   the packed bytes failed verification
+                      +------- PACK -------+--> PACKED          (an event can outrun its mark)
+    (new) --STORE--> LARGE        (new) --KEEP--> EMPTY
+
+A delete or an overwrite is legal in every state and removes the version; it never waits for packing or GC.
+
+Blocks:
+
+    (new) --ALLOCATE--> OPEN --SEAL--> SEALED --CONDEMN--> CONDEMNED --(deleted, row gone)
+                          \\--FENCE--> FENCED --SEAL--> SEALED
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from nos_ec.core.errors import Conflict
+
+
+class ObjectState(StrEnum):
+    """Where the bytes of the current version of an object are."""
+
+    LANDED = "landed"
+    """In the landing store, not yet published (or to be published again)."""
+    QUEUED = "queued"
+    """In the landing store, its event is in the message log."""
+    PACKED = "packed"
+    """In a stripe, at the row's extent."""
+    LARGE = "large"
+    """In blocks of its own, one segment per block."""
+    EMPTY = "empty"
+    """No bytes at all; the row is the object."""
+
+    @property
+    def in_landing(self) -> bool:
+        """True when the landing copy is the object's only copy."""
+        return self in (ObjectState.LANDED, ObjectState.QUEUED)
+
+
+class ObjectEvent(StrEnum):
+    """What can happen to the current version of an object."""
+
+    PUBLISH = "publish"
+    PACK = "pack"
+    REVERT = "revert"
+
+
+class BlockState(StrEnum):
+    """Life of a block."""
+
+    OPEN = "open"
+    """Being appended to by the one writer that allocated it."""
+    FENCED = "fenced"
+    """Taken from a dead writer; recovery is reconciling it with the rows. No commit can succeed in it."""
+    SEALED = "sealed"
+    """Never written again; the only state GC considers."""
+    CONDEMNED = "condemned"
+    """No row points into it; it is deleted once its grace is over."""
+
+
+class BlockEvent(StrEnum):
+    """What can happen to a block."""
+
+    FENCE = "fence"
+    SEAL = "seal"
+    CONDEMN = "condemn"
+
+
+class BlockKind(StrEnum):
+    """What a block was written for. GC survivors are kept apart from fresh objects: their lifetimes differ."""
+
+    FRESH = "fresh"
+    SURVIVOR = "survivor"
+    LARGE = "large"
+
+
+_OBJECT_TABLE: dict[tuple[ObjectState, ObjectEvent], ObjectState] = {
+    (ObjectState.LANDED, ObjectEvent.PUBLISH): ObjectState.QUEUED,
+    (ObjectState.QUEUED, ObjectEvent.PUBLISH): ObjectState.QUEUED,
+    (ObjectState.LANDED, ObjectEvent.PACK): ObjectState.PACKED,
+    (ObjectState.QUEUED, ObjectEvent.PACK): ObjectState.PACKED,
+    (ObjectState.PACKED, ObjectEvent.PACK): ObjectState.PACKED,
+    (ObjectState.PACKED, ObjectEvent.REVERT): ObjectState.LANDED,
+}
+
+_BLOCK_TABLE: dict[tuple[BlockState, BlockEvent], BlockState] = {
+    (BlockState.OPEN, BlockEvent.FENCE): BlockState.FENCED,
+    (BlockState.FENCED, BlockEvent.FENCE): BlockState.FENCED,
+    (BlockState.OPEN, BlockEvent.SEAL): BlockState.SEALED,
+    (BlockState.FENCED, BlockEvent.SEAL): BlockState.SEALED,
+    (BlockState.SEALED, BlockEvent.CONDEMN): BlockState.CONDEMNED,
+}
+
+
+def advance_object(state: ObjectState, event: ObjectEvent) -> ObjectState:
+    """The state after `event`. Raises Conflict when the table has no such transition."""
+    try:
+        return _OBJECT_TABLE[state, event]
+    except KeyError:
+        raise Conflict(f"an object that is {state.value} cannot {event.value}") from None
+
+
+def advance_block(state: BlockState, event: BlockEvent) -> BlockState:
+    """The state after `event`. Raises Conflict when the table has no such transition."""
+    try:
+        return _BLOCK_TABLE[state, event]
+    except KeyError:
+        raise Conflict(f"a block that is {state.value} cannot {event.value}") from None
+
+
+def object_sources(event: ObjectEvent) -> frozenset[ObjectState]:
+    """The states in which `event` is legal: what a compare-and-set puts in its WHERE."""
+    return frozenset(state for state, legal in _OBJECT_TABLE if legal is event)
+
+
+def block_sources(event: BlockEvent) -> frozenset[BlockState]:
+    """The states in which `event` is legal: what a compare-and-set puts in its WHERE."""
+    return frozenset(state for state, legal in _BLOCK_TABLE if legal is event)

@@ -1,0 +1,1 @@
+"""Protocols between the engine and the world. Their docstrings are the contract adapters are held to."""

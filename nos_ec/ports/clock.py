@@ -1,0 +1,18 @@
+"""Time. Always passed in: no code outside adapters and wiring asks the operating system for the time."""
+
+from __future__ import annotations
+
+from threading import Event
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A source of time and a way to wait that a stop can cut short."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        ...
+
+    def wait(self, stop: Event, wait_ms: int) -> bool:
+        """Wait until `stop` is set or `wait_ms` is over. Returns True when `stop` is set."""
+        ...

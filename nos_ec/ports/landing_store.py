@@ -1,0 +1,44 @@
+"""The landing store: where the bytes of a PUT are safe before they are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from nos_ec.core.ids import LandingId
+
+
+class LandingStore(Protocol):
+    """Whole objects of at most a stripe group, by id. Safe to call from several threads."""
+
+    def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview) -> None:
+        """Store one landing copy. Durable on return; all or nothing after a crash.
+
+        Ids are never used twice: raises Conflict when the id exists. Raises NoSpace, Transient; after an
+        error the copy may or may not exist (the caller's deletion queue already knows the id).
+        """
+        ...
+
+    def read(self, landing_id: LandingId) -> bytes:
+        """The whole copy. Raises NotFound, Transient. The caller checks the CRC."""
+        ...
+
+    def read_range(self, landing_id: LandingId, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`. Raises NotFound, Transient, Corrupt when the copy is shorter."""
+        ...
+
+    def delete(self, landing_id: LandingId) -> None:
+        """Delete a copy. Idempotent: an absent copy is no error. Raises Transient."""
+        ...
+
+    def list_ids(self) -> Iterator[LandingId]:
+        """Every copy that exists, in no particular order."""
+        ...
+
+    def raw_bytes(self) -> int:
+        """Bytes allocated for all copies."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held open. The store must not be used afterwards."""
+        ...

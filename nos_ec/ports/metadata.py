@@ -1,0 +1,379 @@
+"""The metadata store: objects, blocks, writer leases, the landing-copy deletion queue.
+
+Every method is one transaction: all of it is durable on return, or nothing of it happened. Every method may
+raise Transient (lost connection, deadlock, lock wait): when it does, the outcome is unknown and calling it again
+with the same arguments is safe, because every change is a compare-and-set or idempotent by its ids.
+
+Invariants kept here (numbers of docs/INVARIANTS.md):
+  2  a landing copy is doomed only through `doom_landing`, which checks the row it was verified for
+  3  an extent is only written by `commit_group` and `record_large`, with the CRC of the row
+  4  a block is condemned only when no row points into it
+  5  a move that matches no row is counted dead, not an error
+  6  live + dead + overhead = stripes x stripe_size after every method
+  8  a commit checks the lease epoch and the block's state in its own transaction
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRow:
+    """The current version of one object. `landing_id` is set when state.in_landing, `extent` when PACKED."""
+
+    object_id: int
+    key: ObjectKey
+    version: int
+    size: int
+    crc32c: int
+    md5: bytes
+    state: ObjectState
+    landing_id: LandingId | None
+    extent: Extent | None
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewObject:
+    """A landed (or empty: landing_id None, size 0) object to record."""
+
+    key: ObjectKey
+    size: int
+    crc32c: int
+    md5: bytes
+    landing_id: LandingId | None
+    due_ms: int
+    """When the producer should publish it (creation time plus min_age)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One part of a large object: `extent` holds its bytes, `crc32c` is theirs. Parts are in order."""
+
+    extent: Extent
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewLargeObject:
+    """A large object whose blocks have been written and acknowledged.
+
+    `block_stripes` gives the stripes of each block, in part order (one segment per block).
+    """
+
+    key: ObjectKey
+    version: int
+    size: int
+    crc32c: int
+    md5: bytes
+    segments: Sequence[Segment]
+    block_stripes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A writer's right to write. `epoch` is unique and increasing over the whole store, over all names."""
+
+    name: str
+    epoch: int
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRow:
+    """One block. Sizes in bytes; live + dead + overhead = stripes x stripe_size (invariant 6)."""
+
+    block_id: BlockId
+    kind: BlockKind
+    state: BlockState
+    writer: str
+    epoch: int
+    stripes: int
+    live_bytes: int
+    dead_bytes: int
+    overhead_bytes: int
+    live_objects: int
+    created_ms: int
+    delete_after_ms: int | None
+
+    @property
+    def hole_ratio(self) -> float:
+        """dead / (live + dead); 1.0 for a block without data, which holds nothing worth keeping."""
+        data = self.live_bytes + self.dead_bytes
+        return self.dead_bytes / data if data else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One object of a group: it moves from where the row says it is to `offset` of the group's block.
+
+    `from_block` is None when it comes from its landing copy, else the block it is in now. `offset` is from the
+    start of the block. The row is matched on (object_id, version, current location).
+    """
+
+    object_id: int
+    version: int
+    from_block: BlockId | None
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommit:
+    """A stripe group that the block store has acknowledged."""
+
+    lease: Lease
+    block_id: BlockId
+    at_stripe: int
+    stripe_count: int
+    moves: Sequence[Move]
+    landing_not_before_ms: int
+    """Landing copies of the winners may be deleted from this time on."""
+
+
+@dataclass(frozen=True, slots=True)
+class LandingDeletion:
+    """A landing copy that may go at `not_before_ms`.
+
+    object_id is None for a copy that no object claims yet (a PUT in flight, or an abandoned one).
+    `row` is the object's row if it still is of `version`, else None.
+    """
+
+    landing_id: LandingId
+    object_id: int | None
+    version: int | None
+    doomed: bool
+    row: ObjectRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What the rows say lies at one extent of a block: a packed object or a segment of a large one."""
+
+    object_id: int
+    key: ObjectKey
+    version: int
+    extent: Extent
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over block rows, and over the rows still in the landing store. Sizes in bytes."""
+
+    blocks: Mapping[tuple[BlockKind, BlockState], int]
+    stripes: int
+    live_bytes: int
+    dead_bytes: int
+    overhead_bytes: int
+    packed_objects: int
+    landed_objects: int
+    landed_bytes: int
+    queued_objects: int
+    queued_bytes: int
+    landing_deletions: int
+    leases: int
+
+
+class Metadata(Protocol):
+    """See the module docstring. Safe to call from several threads."""
+
+    # --- the store itself -------------------------------------------------------------------------
+    def bind_geometry(self, geometry: Geometry) -> None:
+        """Record the geometry on first use; afterwards raise ConfigError when it differs from the record."""
+        ...
+
+    # --- objects ----------------------------------------------------------------------------------
+    def reserve_landing(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
+        """Queue landing ids for deletion *before* their bytes are written, so that a dead PUT leaks nothing."""
+        ...
+
+    def record_puts(self, objects: Sequence[NewObject], now_ms: int) -> list[ObjectRow]:
+        """Make landed or empty objects the current versions of their keys, and release what they overwrite.
+
+        Takes their landing ids off the deletion queue. The version is max(previous version + 1,
+        now_ms * 1000). An overwritten landing copy is queued for deletion with `now_ms` as its time; an
+        overwritten extent becomes dead bytes. Raises Transient when an id has been doomed meanwhile (the
+        PUT took longer than its reservation); nothing is recorded then.
+        """
+        ...
+
+    def next_version(self, key: ObjectKey, now_ms: int) -> int:
+        """A version for a large PUT that starts now: max(current version + 1, now_ms * 1000)."""
+        ...
+
+    def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:
+        """Make a large object the current version of its key, seal its blocks, release what it overwrites.
+
+        Returns False when a version that is at least as new has been recorded meanwhile: the two PUTs were
+        concurrent, this one counts as the first, and its blocks are sealed as dead. Raises LeaseLost.
+        """
+        ...
+
+    def get(self, key: ObjectKey) -> ObjectRow:
+        """The current version. Raises NotFound."""
+        ...
+
+    def segments(self, object_id: int, version: int) -> list[Segment]:
+        """Segments of a large object in part order; an empty list when that version is gone."""
+        ...
+
+    def delete(self, key: ObjectKey, now_ms: int) -> ObjectRow:
+        """Remove the object and release its bytes as `record_puts` does. Raises NotFound."""
+        ...
+
+    def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
+        """Objects of a bucket whose name starts with `prefix` and is greater than `after`, by UTF-8 byte order."""
+        ...
+
+    def list_buckets(self, after: str, limit: int) -> list[str]:
+        """Names of buckets that hold an object, greater than `after`, by UTF-8 byte order."""
+        ...
+
+    # --- producer ---------------------------------------------------------------------------------
+    def due_objects(self, now_ms: int, limit: int) -> list[ObjectRow]:
+        """LANDED and QUEUED rows whose due time has come, longest due first."""
+        ...
+
+    def mark_published(self, rows: Sequence[ObjectRow], due_ms: int) -> int:
+        """Set rows QUEUED and due again at `due_ms` (in case the event is lost), if still of that version and
+        in the landing store. Returns how many matched."""
+        ...
+
+    # --- leases -----------------------------------------------------------------------------------
+    def acquire_lease(self, name: str, now_ms: int, ttl_ms: int) -> Lease:
+        """Take the lease `name`. Raises Conflict when it exists, expired or not: an expired one must be fenced
+        first."""
+        ...
+
+    def renew_lease(self, lease: Lease, now_ms: int, ttl_ms: int) -> Lease:
+        """Extend it. Raises LeaseLost when it was fenced or released."""
+        ...
+
+    def release_lease(self, lease: Lease) -> None:
+        """Give it up. Its OPEN blocks, if any, become FENCED for recovery. Idempotent."""
+        ...
+
+    def expired_leases(self, now_ms: int) -> list[Lease]:
+        """Leases that expired at or before `now_ms`."""
+        ...
+
+    def fence_lease(self, lease: Lease, now_ms: int) -> bool:
+        """Revoke an expired lease and turn its OPEN blocks FENCED. False when it was renewed, released or fenced
+        meanwhile."""
+        ...
+
+    # --- blocks -----------------------------------------------------------------------------------
+    def allocate_block(self, lease: Lease, block_id: BlockId, kind: BlockKind, now_ms: int) -> None:
+        """Record an OPEN, empty block of this writer, before it is created in the block store. Raises LeaseLost."""
+        ...
+
+    def commit_group(self, commit: GroupCommit) -> frozenset[int]:
+        """The commit of one stripe group, in O(1) statements whatever the number of moves.
+
+        Checks that the lease is held and that the block is OPEN, is this lease's, and ends at `at_stripe`;
+        moves each row that still matches (winners become PACKED at their new extent); adds the winners' bytes
+        to live, the others' to dead, the rest of the group to overhead; releases the winners' old places:
+        landing copies are queued for deletion, old blocks' live bytes become dead. Returns the object ids that
+        won. Raises LeaseLost (lease or block was fenced), Conflict (the block does not end at `at_stripe`).
+        Committing the same group again after a Transient: raises Conflict when the first try had succeeded;
+        `block(block_id).stripes` then tells.
+        """
+        ...
+
+    def seal_block(self, lease: Lease, block_id: BlockId, now_ms: int) -> None:
+        """OPEN -> SEALED by its own writer, when every append so far was committed. Idempotent. Raises LeaseLost."""
+        ...
+
+    def fence_block(self, lease: Lease, block_id: BlockId) -> None:
+        """OPEN -> FENCED by its own writer, after a failed append: recovery reconciles it. Idempotent."""
+        ...
+
+    def fenced_blocks(self, limit: int) -> list[BlockRow]:
+        """Blocks that wait for recovery."""
+        ...
+
+    def seal_reconciled(
+        self, block_id: BlockId, stripes: int, live_bytes: int, dead_bytes: int, live_objects: int, now_ms: int
+    ) -> bool:
+        """FENCED -> SEALED with what recovery found in headers and rows; overhead is what remains.
+
+        False, and nothing changed, when the block is not FENCED any more or the live bytes of its row are no
+        longer `live_bytes` (an object was deleted meanwhile): look again.
+        """
+        ...
+
+    def block(self, block_id: BlockId) -> BlockRow:
+        """One block. Raises NotFound."""
+        ...
+
+    def list_blocks(self, after: BlockId | None, limit: int) -> list[BlockRow]:
+        """All blocks in order of id: pages for status, checks and listings."""
+        ...
+
+    def placed_in(self, block_id: BlockId) -> list[Placed]:
+        """What rows (and segments) say lies in the block, ordered by offset."""
+        ...
+
+    def gc_candidates(self, hole_ratio_min: float, limit: int) -> list[BlockRow]:
+        """SEALED blocks with at least that hole ratio, emptiest first."""
+        ...
+
+    def condemn_block(self, block_id: BlockId, delete_after_ms: int) -> bool:
+        """SEALED -> CONDEMNED. False when a row or segment still points into it, or it is not SEALED."""
+        ...
+
+    def condemned_blocks(self, now_ms: int, limit: int) -> list[BlockRow]:
+        """CONDEMNED blocks whose grace is over."""
+        ...
+
+    def forget_block(self, block_id: BlockId) -> None:
+        """Remove the row of a CONDEMNED block after its data is gone. Idempotent."""
+        ...
+
+    # --- landing copies ---------------------------------------------------------------------------
+    def due_deletions(self, now_ms: int, limit: int) -> list[LandingDeletion]:
+        """Queue entries whose time has come, with the row they belong to, longest due first."""
+        ...
+
+    def doom_landing(self, verified: Mapping[LandingId, BlockId | None]) -> frozenset[LandingId]:
+        """Mark copies as about to be deleted; returns those that are (now or already) doomed.
+
+        The value is the block the packed bytes were verified in, or None when the caller saw no row. An entry
+        is doomed only if no row of its version exists, or the row is PACKED in exactly that block (invariant
+        2). After this a PUT that reserved the id can no longer record it.
+        """
+        ...
+
+    def revert_to_landing(self, deletion: LandingDeletion, now_ms: int) -> bool:
+        """The packed bytes failed verification: PACKED -> LANDED with the landing copy, due now; the extent
+        becomes dead bytes and the queue entry goes. False when the row moved on or the copy is doomed."""
+        ...
+
+    def postpone_deletion(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
+        """Try these later."""
+        ...
+
+    def forget_landing(self, landing_ids: Sequence[LandingId]) -> None:
+        """Remove queue entries after their copies are gone. Idempotent."""
+        ...
+
+    def landing_known(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+        """Which of these ids a row or the deletion queue refers to: what a leak check asks."""
+        ...
+
+    # --- figures ----------------------------------------------------------------------------------
+    def totals(self) -> Totals:
+        """Sums for status. Cost grows with the number of blocks and of objects still landed, not of objects."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held open."""
+        ...

@@ -1,0 +1,1 @@
+"""Contract suites every adapter must pass, and the fakes tests use."""

@@ -1,0 +1,1 @@
+"""The producer service: publishes landed objects to the message log."""
