@@ -1,13 +1,13 @@
 """Error classes, one per decision a caller makes. Adapters translate driver errors into these.
 
-    InvalidInput   the request itself is wrong; nothing was changed; do not retry
-    ConfigError    the configuration does not fit (itself or the existing store); fix it, then start again
-    NotFound       what was asked for does not exist
-    Conflict       somebody else changed it first; look again
-    LeaseLost      this writer was fenced; stop writing
-    Corrupt        bytes are not what their checksum says, or not of a known format
-    Transient      may work later; retrying is safe unless the method's docstring says otherwise
-    NoSpace        a Transient one: out of space until the operator or GC makes room
+InvalidInput   the request itself is wrong; nothing was changed; do not retry
+ConfigError    the configuration does not fit (itself or the existing store); fix it, then start again
+NotFound       what was asked for does not exist
+Conflict       somebody else changed it first; look again
+LeaseLost      this writer was fenced; stop writing
+Corrupt        bytes are not what their checksum says, or not of a known format
+Transient      may work later; retrying is safe unless the method's docstring says otherwise
+NoSpace        a Transient one: out of space until the operator or GC makes room
 """
 
 from __future__ import annotations

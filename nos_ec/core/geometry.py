@@ -1,9 +1,9 @@
 """The shape of stripes and blocks. A value, never a constant in code.
 
-    chunk   = chunk_size bytes, what one shard (OSD) holds of one stripe
-    stripe  = k chunks of data (the store adds m coding chunks)
-    group   = 1 .. stripes_per_group_max stripes, written at once behind one header
-    block   = up to stripes_per_block stripes, one object of the erasure-coded store
+chunk   = chunk_size bytes, what one shard (OSD) holds of one stripe
+stripe  = k chunks of data (the store adds m coding chunks)
+group   = 1 .. stripes_per_group_max stripes, written at once behind one header
+block   = up to stripes_per_block stripes, one object of the erasure-coded store
 """
 
 from __future__ import annotations

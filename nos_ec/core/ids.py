@@ -35,7 +35,7 @@ class ObjectKey:
         name = _utf8("object name", self.name, NAME_BYTES_MAX)
         if b"/" in bucket or self.bucket in (".", ".."):
             raise InvalidInput(f"bucket {self.bucket!r}: use a name without '/', and not '.' or '..'")
-        if b".." in name or b"." == name or name.startswith(b"./") or b"/./" in name or name.endswith(b"/."):
+        if b".." in name or name == b"." or name.startswith(b"./") or b"/./" in name or name.endswith(b"/."):
             parts = name.split(b"/")
             if b".." in parts or b"." in parts:
                 raise InvalidInput(
