@@ -1,0 +1,83 @@
+"""What a packing policy is given and what it answers.
+
+Layout of a planned group (offsets from its start, in bytes):
+
+    0                header_length          names_offset + names_room                   stripe_count x stripe_size
+    | header (pages) | names (zlib), zero-padded | object data and padding, placed chunk by chunk |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Candidate:
+    """An object that waits to be packed.
+
+    size: bytes of the object, at least 1. name_size: bytes its name record takes before compression.
+    arrived_ms: when it entered the merge list. payload: whatever the caller needs to find it again; the
+    packer never looks at it. seq: order of arrival, set by the merge list.
+    """
+
+    __slots__ = ("arrived_ms", "name_size", "payload", "seq", "size")
+
+    def __init__(self, size: int, name_size: int, payload: object, arrived_ms: int) -> None:
+        self.size = size
+        self.name_size = name_size
+        self.payload = payload
+        self.arrived_ms = arrived_ms
+        self.seq = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One object of a plan, at `offset` bytes from the start of the group."""
+
+    candidate: Candidate
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """A planned stripe group. Placements are in order of offset and never overlap the header, names or each other.
+
+    names_room: bytes reserved for the compressed names, right behind the header; they always fit.
+    """
+
+    stripe_count: int
+    header_length: int
+    names_room: int
+    placements: tuple[Placement, ...]
+    data_length: int
+
+
+class MergeList(Protocol):
+    """Objects waiting in memory and the policy that packs them. Not thread-safe. No clock of its own."""
+
+    def add(self, candidate: Candidate) -> None:
+        """Take a candidate. Raises ValueError when its size is not between 1 and `size_max`."""
+        ...
+
+    def plan(self, now_ms: int, *, flush: bool) -> GroupPlan | None:
+        """Take the next group off the list. None means "need more": fewer objects than the window wait, none is
+        past its deadline, and `flush` (pack whatever there is) is not set; or the list is empty."""
+        ...
+
+    def next_deadline_ms(self) -> int | None:
+        """When the oldest waiting object must be packed even if the stripe is not full; None when empty."""
+        ...
+
+    def __len__(self) -> int:
+        """Objects waiting."""
+        ...
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the objects waiting."""
+        ...
+
+    @property
+    def size_max(self) -> int:
+        """Largest object that can be packed (bytes)."""
+        ...
