@@ -1,0 +1,181 @@
+"""Event payloads and the partitioner."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.core.ids import LandingId, ObjectKey
+from nos_ec.core.messages import (
+    PackRequest,
+    decode_pack_request,
+    encode_pack_request,
+    murmur2,
+    partition_for,
+    partition_for_key,
+)
+
+GOLDEN = (
+    b'{"v":1,"object_id":7,"bucket":"photos","name":"caf\xc3\xa9/a.jpg","version":1700000000000000,"size":512,'
+    b'"crc32c":4294967295,"landing_id":"000102030405060708090a0b0c0d0e0f"}'
+)
+REQUEST = PackRequest(
+    object_id=7,
+    bucket="photos",
+    name="café/a.jpg",
+    version=1_700_000_000_000_000,
+    size=512,
+    crc32c=0xFFFFFFFF,
+    landing_id=LandingId(bytes(range(16))),
+)
+
+
+def encode(request: PackRequest) -> bytes:
+    return encode_pack_request(
+        object_id=request.object_id,
+        key=request.key,
+        version=request.version,
+        size=request.size,
+        crc32c=request.crc32c,
+        landing_id=request.landing_id,
+    )
+
+
+def altered(**fields: object) -> bytes:
+    return json.dumps({**json.loads(GOLDEN), **fields}).encode()
+
+
+def is_key(bucket: str, name: str) -> bool:
+    try:
+        ObjectKey(bucket, name)
+    except InvalidInput:
+        return False
+    return True
+
+
+def test_version_1_has_these_bytes() -> None:
+    assert encode(REQUEST) == GOLDEN
+    assert decode_pack_request(GOLDEN) == REQUEST
+    assert REQUEST.key == ObjectKey("photos", "café/a.jpg")
+
+
+@given(
+    st.integers(1, 2**63 - 1),
+    st.tuples(st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=40)).filter(lambda k: is_key(*k)),
+    st.integers(1, 2**63 - 1),
+    st.integers(1, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.binary(min_size=16, max_size=16),
+)
+def test_what_is_encoded_is_decoded(
+    object_id: int, key: tuple[str, str], version: int, size: int, crc32c: int, landing_id: bytes
+) -> None:
+    request = PackRequest(object_id, *key, version, size, crc32c, LandingId(landing_id))
+    assert decode_pack_request(encode(request)) == request
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        GOLDEN[:-1],
+        GOLDEN + b"x",
+        altered(size=0),
+        altered(size=2**32),
+        altered(size=1.5),
+        altered(size="512"),
+        altered(crc32c=-1),
+        altered(crc32c=2**32),
+        altered(version=0),
+        altered(version=2**63),
+        altered(version=10**400),
+        altered(object_id=0),
+        altered(object_id=True),
+        altered(landing_id="00"),
+        altered(landing_id="0" * 33),
+        altered(landing_id="0" * 32 + "\n"),
+        altered(landing_id="G" * 32),
+        altered(bucket=""),
+        altered(bucket="a/b"),
+        altered(bucket="\ud800"),
+        altered(name="a/../b"),
+        altered(name="n" * 1025),
+        altered(name="a\0b"),
+        altered(name=None),
+        altered(more=1),
+        json.dumps({k: v for k, v in json.loads(GOLDEN).items() if k != "crc32c"}).encode(),
+        GOLDEN.replace(b"caf\xc3\xa9", b"caf\xc3"),
+    ],
+)
+def test_anything_else_is_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode_pack_request(data)
+
+
+@pytest.mark.parametrize("data", [altered(v=2), altered(v=2, colour="blue"), b'{"v":2}', altered(v=0)])
+def test_unknown_versions_are_refused_by_name(data: bytes) -> None:
+    with pytest.raises(Corrupt, match=r"pack request of version [02]; this program knows version 1 only"):
+        decode_pack_request(data)
+
+
+@given(st.binary(max_size=300))
+def test_decoding_is_total(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode_pack_request(data)
+
+
+@given(st.integers(0, len(GOLDEN) - 1), st.integers(0, 255))
+def test_decoding_is_total_near_valid_bytes(at: int, byte: int) -> None:
+    data = GOLDEN[:at] + bytes([byte]) + GOLDEN[at + 1 :]
+    try:
+        request = decode_pack_request(data)
+    except Corrupt:
+        return
+    assert encode_pack_request(
+        object_id=request.object_id,
+        key=request.key,
+        version=request.version,
+        size=request.size,
+        crc32c=request.crc32c,
+        landing_id=request.landing_id,
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "signed_hash"),
+    [
+        # The vectors of Kafka's own UtilsTest.testMurmur2.
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_murmur2_is_kafkas(data: bytes, signed_hash: int) -> None:
+    assert murmur2(data) == signed_hash % 2**32
+
+
+def test_partition_clears_the_sign_bit() -> None:
+    assert partition_for("foobar", 12) == (-790332482 & 0x7FFFFFFF) % 12
+    assert partition_for("é", 7) == partition_for_key("é".encode(), 7)
+
+
+@given(st.text(max_size=30).filter(lambda t: t.isprintable()), st.integers(1, 1000))
+def test_partition_is_in_range(bucket: str, partitions: int) -> None:
+    assert 0 <= partition_for(bucket, partitions) < partitions
+
+
+def test_no_partitions_is_a_bug_of_the_caller() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        partition_for("b", 0)
