@@ -1,0 +1,22 @@
+"""The operating system's time."""
+
+from __future__ import annotations
+
+import time
+from threading import Event
+
+
+class SystemClock:
+    """Wall-clock time: leases and sessions are compared between machines, so a monotonic clock would not do.
+
+    Machines are expected to run NTP. A step of the clock can end a session or a lease early; both are safe to
+    lose (the work is done again), so a step costs time and never data.
+    """
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        return time.time_ns() // 1_000_000
+
+    def wait(self, stop: Event, wait_ms: int) -> bool:
+        """Wait until `stop` is set or `wait_ms` is over. Returns True when `stop` is set."""
+        return stop.wait(wait_ms / 1000)
