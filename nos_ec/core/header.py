@@ -1,13 +1,145 @@
-"""Header of a stripe group, on-disk format version 1 (see docs/FORMAT.md)."""
+"""Header of a stripe group and the names behind it, on-disk format version 1 (see docs/FORMAT.md).
+
+A header is the preamble, the entries, then zeros up to a multiple of PAGE. Integers are little-endian.
+
+    offset  size  preamble
+         0     4  magic, b"NSEC"
+         4     2  version, 1
+         6     2  flags; bit 0: names present, the others zero
+         8     4  header_length, bytes
+        12     4  stripe_count
+        16     4  entry_count
+        20     4  data_length, bytes: the sum of the entries' lengths
+        24    12  names_offset (from the group's start), names_length, names_crc32c; zero when there are none
+        36    16  block_id [1]
+        52     4  group_index: number of the group's first stripe in its block
+        56     8  writer_epoch
+        64     8  written_at_ms, Unix time
+        72     8  chunk_size (u32), k (u16), m (u16)
+        80    12  reserved, zero
+        92     4  header_crc32c over the whole header with this field zero
+
+    offset  size  entry
+         0    16  keymd5high, keymd5low [2]
+        16     8  object_version
+        24     4  offset, from the group's start
+        28     4  length, at least 1
+        32     4  crc32c of the object's bytes
+
+    offset  size  name record; the names are the zlib stream of one record per entry, in the entries' order
+         0     1  bytes of the bucket's name
+         1     2  bytes of the object's name
+         3     1  kind: 0 a whole object, 1 a part of a large one
+         4    16  for a part only: its offset in the object (u64), size of the object (u64)
+                  then bucket and name, UTF-8
+
+[1] With group_index it makes bytes copied from elsewhere, or user data that imitates a header, fail.
+[2] The first and the last 8 bytes of the digest, each read as a big-endian number and stored little-endian.
+
+Invariants kept here (numbers of docs/INVARIANTS.md):
+  7  what `encode_header` and `encode_names` accept, the decoders give back equal; whatever else they are
+     given, they raise Corrupt. One function, `_defect`, says for both sides what a sane header is.
+"""
 
 from __future__ import annotations
 
-from nos_ec.core.geometry import PAGE
+import struct
+import zlib
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+import google_crc32c
+
+from nos_ec.core.errors import Corrupt
+from nos_ec.core.geometry import PAGE
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId
+
+MAGIC = b"NSEC"
+VERSION = 1
 PREAMBLE_SIZE = 96
 ENTRY_SIZE = 36
 NAME_RECORD_FIXED = 4
 """Bytes of a name record beside the bucket's and the name's own bytes."""
+PART_RECORD_FIXED = 20
+"""The same for a part of a large object."""
+
+STRIPE_COUNT_MAX = 1024
+GROUP_SIZE_MAX = 1 << 30
+"""Bytes. No block is larger (see Geometry), so no group is; keeps every offset well inside 32 bits."""
+
+_FLAG_NAMES = 1
+_KIND_WHOLE = 0
+_KIND_PART = 1
+_NO_CRC = bytes(4)
+
+_PREAMBLE = struct.Struct("<4sHHIIIIIII16sIQQIHH12sI")
+_ENTRY = struct.Struct("<QQQIII")
+_MD5_HALVES = struct.Struct(">QQ")
+_CRC = struct.Struct("<I")
+_CRC_OFFSET = PREAMBLE_SIZE - _CRC.size
+_NAME = struct.Struct("<BHB")
+_PART = struct.Struct("<QQ")
+
+assert _PREAMBLE.size == PREAMBLE_SIZE
+assert _ENTRY.size == ENTRY_SIZE
+assert _NAME.size == NAME_RECORD_FIXED
+assert _NAME.size + _PART.size == PART_RECORD_FIXED
+assert BUCKET_BYTES_MAX < 1 << 8
+assert NAME_BYTES_MAX < 1 << 16
+
+
+class Entry(NamedTuple):
+    """One object of a group. `key_md5`: 16 bytes. `offset` from the group's start and `length` in bytes."""
+
+    key_md5: bytes
+    object_version: int
+    offset: int
+    length: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHeader:
+    """What a group says of itself. Sizes and offsets in bytes, offsets from the group's start.
+
+    A group without names has names_offset, names_length and names_crc32c 0.
+    """
+
+    block_id: BlockId
+    group_index: int
+    stripe_count: int
+    writer_epoch: int
+    written_at_ms: int
+    chunk_size: int
+    k: int
+    m: int
+    data_length: int
+    entries: tuple[Entry, ...]
+    names_offset: int
+    names_length: int
+    names_crc32c: int
+
+    @property
+    def header_length(self) -> int:
+        """Bytes of the encoded header."""
+        return header_length(len(self.entries))
+
+    @property
+    def group_size(self) -> int:
+        """Bytes of the whole group: its stripes, coding chunks not counted."""
+        return self.stripe_count * self.k * self.chunk_size
+
+
+class NameRecord(NamedTuple):
+    """The name of one entry. `part` is (offset of this part in the object, size of the whole object), in bytes,
+    for a part of a large object; None for a whole one."""
+
+    bucket: str
+    name: str
+    part: tuple[int, int] | None = None
 
 
 def header_length(entry_count: int) -> int:
@@ -19,3 +151,257 @@ def names_size_max(name_records_size: int) -> int:
     """Most bytes that zlib makes of that many bytes of name records (zlib's own compressBound)."""
     n = name_records_size
     return n + (n >> 12) + (n >> 14) + (n >> 25) + 13
+
+
+# --- the header ---------------------------------------------------------------------------------------
+
+
+def encode_header(header: GroupHeader) -> bytes:
+    """`header.header_length` bytes. Raises ValueError for a header that `decode_header` would refuse."""
+    reason = _defect(header)
+    if reason:
+        raise ValueError(f"header of group {header.group_index}: {reason}")
+    try:
+        encoded = bytearray(_pack_preamble(header))
+        for key_md5, version, offset, length, crc32c in header.entries:
+            high, low = _MD5_HALVES.unpack(key_md5)
+            encoded += _ENTRY.pack(high, low, version, offset, length, crc32c)
+    except struct.error as error:
+        raise ValueError(f"header of group {header.group_index}: a field does not fit its bytes ({error})") from error
+    encoded.extend(bytes(header.header_length - len(encoded)))
+    _CRC.pack_into(encoded, _CRC_OFFSET, google_crc32c.value(bytes(encoded)))
+    return bytes(encoded)
+
+
+def decode_header(data: bytes, block_id: BlockId, group_index: int) -> GroupHeader:
+    """The header that `data` starts with; bytes behind the header are ignored.
+
+    `block_id` and `group_index` (stripe number in the block) say where the bytes were found. Raises Corrupt,
+    and nothing else, whatever the bytes are.
+    """
+    length = peek_length(data, block_id, group_index)
+    if len(data) < length:
+        raise Corrupt(f"header cut short: {len(data)} bytes of {length}")
+    data = bytes(data[:length])
+    fields = _PREAMBLE.unpack_from(data)
+    if google_crc32c.value(data[:_CRC_OFFSET] + _NO_CRC + data[PREAMBLE_SIZE:]) != fields[-1]:
+        raise Corrupt("header checksum does not match")
+    entries_end = PREAMBLE_SIZE + ENTRY_SIZE * fields[5]
+    if data.count(0, entries_end) != length - entries_end:
+        raise Corrupt("header padding is not zero")
+    header = _build(fields, data[PREAMBLE_SIZE:entries_end])
+    reason = _defect(header)
+    if reason:
+        raise Corrupt(f"header: {reason}")
+    return header
+
+
+def peek_length(first_page: bytes, block_id: BlockId, group_index: int) -> int:
+    """Bytes of the whole header, from its first PAGE bytes, so that a reader knows how much more to read.
+
+    Checks all of the preamble but its CRC, which covers bytes not read yet. Raises Corrupt.
+    """
+    if len(first_page) < PAGE:
+        raise Corrupt(f"header cut short: {len(first_page)} bytes, the least is {PAGE}")
+    fields = _PREAMBLE.unpack_from(first_page)
+    entry_count = fields[5]
+    reason = _foreign(fields, block_id, group_index) or _preamble_defect(_build(fields, b""), entry_count)
+    if reason:
+        raise Corrupt(f"header: {reason}")
+    return header_length(entry_count)
+
+
+def _pack_preamble(header: GroupHeader) -> bytes:
+    return _PREAMBLE.pack(
+        MAGIC,
+        VERSION,
+        _FLAG_NAMES if header.names_length else 0,
+        header.header_length,
+        header.stripe_count,
+        len(header.entries),
+        header.data_length,
+        header.names_offset,
+        header.names_length,
+        header.names_crc32c,
+        header.block_id,
+        header.group_index,
+        header.writer_epoch,
+        header.written_at_ms,
+        header.chunk_size,
+        header.k,
+        header.m,
+        bytes(12),
+        0,
+    )
+
+
+def _build(fields: tuple[Any, ...], entries: bytes) -> GroupHeader:
+    """A header from unpacked preamble fields and the bytes of its entries, unchecked."""
+    _, _, _, _, stripe_count, _, data_length, names_offset, names_length, names_crc32c, *rest = fields
+    block_id, group_index, writer_epoch, written_at_ms, chunk_size, k, m, _, _ = rest
+    join = _MD5_HALVES.pack
+    return GroupHeader(
+        block_id=BlockId(bytes(block_id)),
+        group_index=group_index,
+        stripe_count=stripe_count,
+        writer_epoch=writer_epoch,
+        written_at_ms=written_at_ms,
+        chunk_size=chunk_size,
+        k=k,
+        m=m,
+        data_length=data_length,
+        entries=tuple(
+            Entry(join(high, low), version, offset, length, crc32c)
+            for high, low, version, offset, length, crc32c in _ENTRY.iter_unpack(entries)
+        ),
+        names_offset=names_offset,
+        names_length=names_length,
+        names_crc32c=names_crc32c,
+    )
+
+
+def _foreign(fields: tuple[Any, ...], block_id: BlockId, group_index: int) -> str | None:
+    """Why these preamble fields are not of version 1, or not of this place."""
+    magic, version, flags, length, _, entry_count, _, _, names_length, _, found_id, found_index, *_, reserved, _ = (
+        fields
+    )
+    if magic != MAGIC:
+        return "no magic"
+    if version != VERSION:
+        return f"version {version} is not known"
+    if flags != (_FLAG_NAMES if names_length else 0):
+        return f"flags {flags:#06x} do not fit names of {names_length} bytes"
+    if any(reserved):
+        return "reserved bytes are not zero"
+    if found_id != block_id:
+        return f"it is of block {found_id.hex()}"
+    if found_index != group_index:
+        return f"it is of stripe {found_index}, not {group_index}"
+    if length != header_length(entry_count):
+        return f"length {length} is not that of {entry_count} entries"
+    return None
+
+
+def _defect(header: GroupHeader) -> str | None:
+    """Why no group can have this header; None when it is sane. Both encoder and decoder go by it."""
+    return _preamble_defect(header, len(header.entries)) or _entries_defect(header)
+
+
+def _preamble_defect(header: GroupHeader, entry_count: int) -> str | None:
+    """The part of `_defect` that can be told without the entries."""
+    if len(header.block_id) != 16:
+        return f"block id is {len(header.block_id)} bytes, not 16"
+    if not (1 <= header.k <= 32 and 1 <= header.m <= 8):
+        return f"geometry {header.k}+{header.m} is out of bounds"
+    if not 4 * PAGE <= header.chunk_size <= 4 << 20 or header.chunk_size % PAGE:
+        return f"chunk size {header.chunk_size} is out of bounds"
+    if not (header.stripe_count >= 1 and 0 <= header.group_index <= STRIPE_COUNT_MAX - header.stripe_count):
+        return f"{header.stripe_count} stripes at stripe {header.group_index} are out of bounds"
+    if header.group_size > GROUP_SIZE_MAX:
+        return f"group of {header.group_size} bytes is too large"
+    if header_length(entry_count) > header.group_size:
+        return f"{entry_count} entries do not fit the group"
+    if not header.names_length:
+        return "offset or checksum of absent names is set" if header.names_offset or header.names_crc32c else None
+    if not header_length(entry_count) <= header.names_offset <= header.group_size - header.names_length:
+        return f"names at {header.names_offset}, {header.names_length} bytes, are not inside the group"
+    return None
+
+
+def _entries_defect(header: GroupHeader) -> str | None:
+    """What is wrong with where the entries and the names lie, in whatever order they are."""
+    spans = sorted([(offset, offset + length) for _, _, offset, length, _ in header.entries])
+    if sum([end - start for start, end in spans]) != header.data_length:
+        return f"data length {header.data_length} is not the sum of the entries"
+    if any(start >= end for start, end in spans):
+        return "an entry has no length"
+    if header.names_length:
+        insort(spans, (header.names_offset, header.names_offset + header.names_length))
+    if spans and not (header.header_length <= spans[0][0] and spans[-1][1] <= header.group_size):
+        return "an entry is not inside the group, behind the header"
+    if any(end > start for (_, end), (start, _) in pairwise(spans)):
+        return "entries or names overlap"
+    return None
+
+
+# --- the names ----------------------------------------------------------------------------------------
+
+
+def name_record_size(bucket: str, name: str, part: tuple[int, int] | None = None) -> int:
+    """Bytes of one name record before compression."""
+    fixed = NAME_RECORD_FIXED if part is None else PART_RECORD_FIXED
+    return fixed + len(bucket.encode()) + len(name.encode())
+
+
+def encode_names(records: Sequence[NameRecord]) -> bytes:
+    """The names of a group, one record per entry in the entries' order, compressed.
+
+    Raises ValueError for a record that `decode_names` would refuse.
+    """
+    return zlib.compress(b"".join([_encode_name(record) for record in records]))
+
+
+def decode_names(data: bytes, crc32c: int, entry_count: int) -> list[NameRecord]:
+    """The records that `encode_names` took. `crc32c` and `entry_count` are the header's.
+
+    Raises Corrupt, and nothing else, whatever the bytes are. Says that the bytes are a bucket and a name, not
+    that today's rules would still accept such names: the format outlives the rules.
+    """
+    data = bytes(data)
+    if google_crc32c.value(data) != crc32c:
+        raise Corrupt("names: checksum does not match")
+    records = []
+    raw = _decompress(data, entry_count * (PART_RECORD_FIXED + BUCKET_BYTES_MAX + NAME_BYTES_MAX))
+    position = 0
+    for _ in range(entry_count):
+        record, position = _decode_name(raw, position)
+        records.append(record)
+    if position != len(raw):
+        raise Corrupt(f"names: {len(raw) - position} bytes behind the last of {entry_count} records")
+    return records
+
+
+def _encode_name(record: NameRecord) -> bytes:
+    bucket, name = record.bucket.encode(), record.name.encode()
+    if not (1 <= len(bucket) <= BUCKET_BYTES_MAX and 1 <= len(name) <= NAME_BYTES_MAX):
+        raise ValueError(f"name record: bucket of {len(bucket)} bytes or name of {len(name)} bytes is out of bounds")
+    if record.part is None:
+        return _NAME.pack(len(bucket), len(name), _KIND_WHOLE) + bucket + name
+    offset, object_size = record.part
+    if not 0 <= offset < object_size < 1 << 64:
+        raise ValueError(f"name record: no part at {offset} of an object of {object_size} bytes")
+    return _NAME.pack(len(bucket), len(name), _KIND_PART) + _PART.pack(offset, object_size) + bucket + name
+
+
+def _decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
+    """The record at `position` and the position behind it."""
+    try:
+        bucket_length, name_length, kind = _NAME.unpack_from(raw, position)
+        position += _NAME.size
+        part = None
+        if kind == _KIND_PART:
+            part = _PART.unpack_from(raw, position)
+            position += _PART.size
+    except struct.error as error:
+        raise Corrupt("names: record cut short") from error
+    if kind not in (_KIND_WHOLE, _KIND_PART) or (part and part[0] >= part[1]):
+        raise Corrupt(f"names: no such kind of record or part of an object (kind {kind})")
+    middle, end = position + bucket_length, position + bucket_length + name_length
+    if not (bucket_length and 1 <= name_length <= NAME_BYTES_MAX and end <= len(raw)):
+        raise Corrupt("names: record with an impossible length")
+    try:
+        return NameRecord(raw[position:middle].decode(), raw[middle:end].decode(), part), end
+    except UnicodeDecodeError as error:
+        raise Corrupt("names: not UTF-8") from error
+
+
+def _decompress(data: bytes, size_max: int) -> bytes:
+    """Bounded: a stream that would grow over `size_max` bytes is refused before it does."""
+    stream = zlib.decompressobj()
+    try:
+        raw = stream.decompress(data, size_max + 1)
+    except zlib.error as error:
+        raise Corrupt(f"names: {error}") from error
+    if len(raw) > size_max or not stream.eof or stream.unused_data:
+        raise Corrupt("names: compressed stream is cut short, too large or has bytes behind it")
+    return raw
