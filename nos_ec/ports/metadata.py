@@ -247,6 +247,13 @@ class Metadata(Protocol):
         in the landing store. Returns how many matched."""
         ...
 
+    def still_landed(self, versions: Sequence[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+        """Which of these (object id, version) pairs are current and in the landing store, so worth packing.
+
+        One statement, whatever the number of pairs. A hint that saves work: the commit decides.
+        """
+        ...
+
     # --- leases -----------------------------------------------------------------------------------
     def acquire_lease(self, name: str, now_ms: int, ttl_ms: int) -> Lease:
         """Take the lease `name`. Raises Conflict when it exists, expired or not: an expired one must be fenced

@@ -1,0 +1,291 @@
+"""Packs published objects: message log -> merge list -> lanes of stripe writers -> committed offsets.
+
+5  delivery is at least once: an offset is committed only when nothing is left to do for it
+9  the merge list has a limit in objects and in bytes, the lanes in plans; beyond them partitions are paused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Event
+
+import structlog
+
+from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSpace, Transient
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.messages import PackRequest, decode_pack_request
+from nos_ec.core.offsets import OffsetTracker
+from nos_ec.core.plan import MergeList
+from nos_ec.engine.lanes import Lanes
+from nos_ec.engine.packable import Packable
+from nos_ec.engine.stripe_writer import WriteResult
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.message_log import Message, MessageConsumer
+from nos_ec.ports.metadata import Metadata
+
+_log = structlog.get_logger(__name__)
+
+BUSY_WAIT_MS = 20
+"""How long to wait for a message, or for a lane, while the other may have news."""
+BACKOFF_MS = 1000
+"""Pause in planning after a write that failed for a reason that may pass."""
+DRAIN_FAILURES_MAX = 5
+"""Failed writes in a row after which `drain` gives up and raises; `run` goes on trying."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """poll_messages_max: messages a poll. waiting_objects_max, waiting_bytes_max: limits of the merge list; polling
+    pauses above either. idle_wait_ms: longest wait for a message. drain_idle_ms: how long `drain` waits for
+    partitions that another member may be about to give up."""
+
+    poll_messages_max: int
+    waiting_objects_max: int
+    waiting_bytes_max: int
+    idle_wait_ms: int
+    drain_idle_ms: int
+
+
+@dataclass(slots=True)
+class ConsumerCounters:
+    """What this consumer has done since it started."""
+
+    messages: int = 0
+    stale: int = 0
+    poison: int = 0
+    packed: int = 0
+    packed_bytes: int = 0
+    superseded: int = 0
+    failed: int = 0
+    groups: int = 0
+    stripes: int = 0
+
+
+class ConsumerService:
+    """One consumer. One thread owns it; the lanes run on threads of their own."""
+
+    def __init__(
+        self,
+        log: MessageConsumer,
+        metadata: Metadata,
+        lanes: Lanes,
+        new_merge_list: Callable[[], MergeList],
+        clock: Clock,
+        options: ConsumerOptions,
+    ) -> None:
+        self._log = log
+        self._metadata = metadata
+        self._lanes = lanes
+        self._new_merge_list = new_merge_list
+        self._merge_list = new_merge_list()
+        self._clock = clock
+        self._options = options
+        self._tracker = OffsetTracker()
+        self._known: dict[tuple[int, int], Packable] = {}
+        """(object id, version) of what waits in the merge list or is in flight."""
+        self._backoff_until_ms = 0
+        self._failures_in_row = 0
+        self._last_cause: NosError | None = None
+        self._paused = False
+        self.counters = ConsumerCounters()
+        log.on_revoke(self._revoked)
+
+    # --- running ----------------------------------------------------------------------------------
+    def run(self, stop: Event) -> None:
+        """Pack until `stop` is set. Objects that wait then stay in the log: their offsets are not committed."""
+        while not stop.is_set():
+            try:
+                self.turn(flush=False)
+            except Transient as error:
+                _log.warning("trying again", error=str(error))
+                self._clock.wait(stop, BACKOFF_MS)
+
+    def drain(self) -> None:
+        """Pack everything there is, also what would not fill a stripe, until the group has no lag.
+
+        Raises NoSpace or Transient when writing keeps failing; nothing is lost then, the log still has it. Ends
+        early when nothing has moved for drain_idle_ms: the rest belongs to other members.
+        """
+        idle_since_ms = self._clock.now_ms()
+        while True:
+            if self.turn(flush=True):
+                idle_since_ms = self._clock.now_ms()
+            if self._last_cause is not None and self._failures_in_row >= DRAIN_FAILURES_MAX:
+                raise self._last_cause
+            if self._known:
+                continue
+            if self._log.lag() == 0 or self._clock.now_ms() - idle_since_ms >= self._options.drain_idle_ms:
+                return
+
+    def close(self) -> None:
+        """Let the groups in flight finish, seal their blocks, commit what is done, leave the group."""
+        try:
+            self._settle(self._lanes.close())
+            self._commit_offsets()
+        finally:
+            self._log.close()
+
+    def turn(self, *, flush: bool) -> bool:
+        """One round of collecting results, committing offsets, polling and planning. True when anything moved.
+
+        `flush` plans short stripes as soon as a poll comes back empty. Raises LeaseLost, Transient.
+        """
+        results = self._lanes.collect(wait_ms=BUSY_WAIT_MS if self._paused else 0)
+        self._settle(results)
+        self._commit_offsets()
+        messages = self._poll()
+        self._take(messages)
+        planned = self._plan(flush=flush and not messages and not self._paused)
+        return bool(results or messages or planned)
+
+    # --- messages ---------------------------------------------------------------------------------
+    def _poll(self) -> list[Message]:
+        """Poll with back-pressure: above a limit partitions are paused, and polling only keeps membership alive."""
+        full = (
+            len(self._merge_list) >= self._options.waiting_objects_max
+            or self._merge_list.waiting_bytes >= self._options.waiting_bytes_max
+        )
+        if full != self._paused:
+            (self._log.pause if full else self._log.resume)(self._log.assignment())
+            self._paused = full
+        return self._log.poll(self._options.poll_messages_max, self._poll_wait_ms())
+
+    def _poll_wait_ms(self) -> int:
+        if self._paused:
+            return 0
+        if self._lanes.pending:
+            return BUSY_WAIT_MS
+        now_ms = self._clock.now_ms()
+        deadline_ms = self._merge_list.next_deadline_ms()
+        if deadline_ms is None:
+            return self._options.idle_wait_ms
+        return max(0, min(self._options.idle_wait_ms, max(deadline_ms, self._backoff_until_ms) - now_ms))
+
+    def _take(self, messages: Sequence[Message]) -> None:
+        """Put the messages' objects on the merge list; what needs no packing is done at once."""
+        requests: list[tuple[Message, PackRequest]] = []
+        for message in messages:
+            if not self._tracker.taken(message.partition, message.offset):
+                continue
+            self.counters.messages += 1
+            request = self._decoded(message)
+            if request is None:
+                self._tracker.done(message.partition, message.offset)
+            else:
+                requests.append((message, request))
+        if not requests:
+            return
+        landed = self._metadata.still_landed([(r.object_id, r.version) for _, r in requests])
+        now_ms = self._clock.now_ms()
+        for message, request in requests:
+            identity = (request.object_id, request.version)
+            if identity not in landed or identity in self._known:
+                # Deleted, overwritten or packed already; or a copy of an event that is being worked on, whose
+                # own offset is lower in the same partition and holds the commit back.
+                self.counters.stale += 1
+                self._tracker.done(message.partition, message.offset)
+            else:
+                self._wait(_packable(message, request), now_ms)
+
+    def _decoded(self, message: Message) -> PackRequest | None:
+        try:
+            request = decode_pack_request(message.value)
+            if request.size > self._merge_list.size_max:
+                raise Corrupt(f"{request.key}: {request.size} bytes do not fit a stripe group")
+        except Corrupt as error:
+            # The row stays queued and comes due again, so nothing is lost by passing over the event.
+            self.counters.poison += 1
+            _log.error("message skipped", partition=message.partition, offset=message.offset, error=str(error))
+            return None
+        return request
+
+    def _wait(self, packable: Packable, now_ms: int) -> None:
+        self._known[packable.object_id, packable.version] = packable
+        self._merge_list.add(packable.candidate(now_ms))
+
+    # --- packing ----------------------------------------------------------------------------------
+    def _plan(self, *, flush: bool) -> bool:
+        now_ms = self._clock.now_ms()
+        if now_ms < self._backoff_until_ms:
+            return False
+        planned = False
+        while not self._lanes.full and (plan := self._merge_list.plan(now_ms, flush=flush)) is not None:
+            self._lanes.submit(plan)
+            planned = True
+        return planned
+
+    def _settle(self, results: Sequence[WriteResult]) -> None:
+        for result in results:
+            for packable in (*result.packed, *result.superseded, *(failure.packable for failure in result.failed)):
+                self._done(packable)
+            for failure in result.failed:
+                _log.error("object not packed", object=str(failure.packable.key), error=str(failure.error))
+            for packable in result.retry:
+                self._wait(packable, self._clock.now_ms())
+            self._back_off(result)
+            self._count(result)
+
+    def _done(self, packable: Packable) -> None:
+        self._known.pop((packable.object_id, packable.version), None)
+        for ticket in packable.tickets:
+            self._tracker.done(*ticket)
+
+    def _back_off(self, result: WriteResult) -> None:
+        if result.cause is None:
+            self._failures_in_row = 0
+            return
+        self._failures_in_row += 1
+        self._last_cause = result.cause
+        self._backoff_until_ms = self._clock.now_ms() + BACKOFF_MS
+        if isinstance(result.cause, NoSpace):
+            _log.error("no room to pack; objects stay in the landing store", error=str(result.cause))
+
+    def _count(self, result: WriteResult) -> None:
+        counters = self.counters
+        counters.packed += len(result.packed)
+        counters.packed_bytes += sum(packable.size for packable in result.packed)
+        counters.superseded += len(result.superseded)
+        counters.failed += len(result.failed)
+        counters.stripes += result.stripe_count
+        counters.groups += result.stripe_count > 0
+
+    # --- offsets ----------------------------------------------------------------------------------
+    def _commit_offsets(self) -> None:
+        offsets = self._tracker.committable()
+        if not offsets:
+            return
+        kill_point("consumer.before_offsets")
+        try:
+            self._log.commit(offsets)
+        except Conflict as error:
+            # Thrown out of the group: the partitions' new owner delivers these again, and moves nothing twice.
+            _log.warning("offsets not committed", error=str(error))
+            return
+        self._tracker.committed(offsets)
+        kill_point("consumer.offsets_committed")
+
+    def _revoked(self, partitions: frozenset[int]) -> None:
+        """Finish what is in flight, commit, and forget what waits of these partitions: the new owner gets it."""
+        while self._lanes.pending:
+            self._settle(self._lanes.collect(wait_ms=BUSY_WAIT_MS))
+        self._commit_offsets()
+        self._tracker.drop(partitions)
+        kept = [p for p in self._known.values() if not any(partition in partitions for partition, _ in p.tickets)]
+        self._known.clear()
+        self._merge_list = self._new_merge_list()
+        now_ms = self._clock.now_ms()
+        for packable in kept:
+            self._wait(packable, now_ms)
+
+
+def _packable(message: Message, request: PackRequest) -> Packable:
+    return Packable(
+        object_id=request.object_id,
+        key=request.key,
+        version=request.version,
+        size=request.size,
+        crc32c=request.crc32c,
+        source=request.landing_id,
+        tickets=((message.partition, message.offset),),
+    )

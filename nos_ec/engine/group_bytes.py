@@ -1,0 +1,65 @@
+"""The bytes of one stripe group: header, names, data, padding; all inside its stripes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import google_crc32c
+
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.header import Entry, GroupHeader, NameRecord, encode_header, encode_names, header_length
+from nos_ec.core.ids import BlockId, ObjectKey
+
+
+@dataclass(frozen=True, slots=True)
+class GroupItem:
+    """One object (or part of a large one) to lay into a group, at `offset` bytes from its start."""
+
+    key: ObjectKey
+    version: int
+    offset: int
+    data: bytes | memoryview
+    crc32c: int
+    part: tuple[int, int] | None = None
+    """(offset in the object, size of the object) for a part of a large object."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """Where and by whom the group is written."""
+
+    block_id: BlockId
+    at_stripe: int
+    stripe_count: int
+    writer_epoch: int
+    written_at_ms: int
+
+
+def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) -> bytearray:
+    """The group's bytes: stripe_count x stripe_size of them. ValueError when the items overlap the front (our bug)."""
+    buffer = bytearray(place.stripe_count * geometry.stripe_size)
+    front = header_length(len(items))
+    names = encode_names([NameRecord(item.key.bucket, item.key.name, item.part) for item in items])
+    if items and front + len(names) > min(item.offset for item in items):
+        raise ValueError(f"header and names take {front + len(names)} bytes, over the first object")
+    header = GroupHeader(
+        block_id=place.block_id,
+        group_index=place.at_stripe,
+        stripe_count=place.stripe_count,
+        writer_epoch=place.writer_epoch,
+        written_at_ms=place.written_at_ms,
+        chunk_size=geometry.chunk_size,
+        k=geometry.k,
+        m=geometry.m,
+        data_length=sum(len(item.data) for item in items),
+        entries=tuple(Entry(item.key.md5, item.version, item.offset, len(item.data), item.crc32c) for item in items),
+        names_offset=front,
+        names_length=len(names),
+        names_crc32c=google_crc32c.value(names),
+    )
+    buffer[:front] = encode_header(header)
+    buffer[front : front + len(names)] = names
+    for item in items:
+        buffer[item.offset : item.offset + len(item.data)] = item.data
+    return buffer

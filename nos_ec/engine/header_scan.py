@@ -1,0 +1,87 @@
+"""Reading the headers of a block, and nothing else of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nos_ec.core.errors import Corrupt
+from nos_ec.core.geometry import PAGE
+from nos_ec.core.header import GroupHeader, decode_header, peek_length
+from nos_ec.core.ids import BlockId
+from nos_ec.ports.block_store import BlockStore
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderScan:
+    """Headers of a block in order, stripes whose header does not decode, and the bytes that were read for it."""
+
+    headers: tuple[GroupHeader, ...]
+    damaged_stripes: tuple[int, ...]
+    bytes_read: int
+
+
+def scan_headers(blocks: BlockStore, block_id: BlockId, stripes: int) -> HeaderScan:
+    """Read the headers of the first `stripes` stripes of a block.
+
+    Two vectored reads: the first page of every stripe, then the rest of the headers that are longer than a page.
+    After a damaged header the following stripe boundaries are tried (docs/FORMAT.md). Raises NotFound when
+    the block is gone, Transient; a header that cannot be read or decoded is a damaged stripe, not an error.
+    """
+    stripe_size = blocks.geometry.stripe_size
+    pages, bytes_read = _read_pages(blocks, block_id, [(stripe * stripe_size, PAGE) for stripe in range(stripes)])
+    lengths = [_length(page, block_id, stripe) for stripe, page in enumerate(pages)]
+    rest_of = [stripe for stripe, length in enumerate(lengths) if length is not None and length > PAGE]
+    rests, rest_bytes = _read_pages(
+        blocks, block_id, [(stripe * stripe_size + PAGE, (lengths[stripe] or 0) - PAGE) for stripe in rest_of]
+    )
+    rest = dict(zip(rest_of, rests, strict=True))
+    headers: list[GroupHeader] = []
+    damaged: list[int] = []
+    stripe = 0
+    while stripe < stripes:
+        header = _decode(pages[stripe], rest.get(stripe, b""), block_id, stripe)
+        if header is None or stripe + header.stripe_count > stripes:
+            damaged.append(stripe)
+            stripe += 1
+        else:
+            headers.append(header)
+            stripe += header.stripe_count
+    return HeaderScan(tuple(headers), tuple(damaged), bytes_read + rest_bytes)
+
+
+def _read_pages(
+    blocks: BlockStore, block_id: BlockId, extents: list[tuple[int, int]]
+) -> tuple[list[bytes | None], int]:
+    """The extents' bytes, None for each that is Corrupt; and how many bytes were read."""
+    if not extents:
+        return [], 0
+    size = sum(length for _, length in extents)
+    try:
+        return list(blocks.read_many(block_id, extents)), size
+    except Corrupt:
+        return [_read_page(blocks, block_id, offset, length) for offset, length in extents], size
+
+
+def _read_page(blocks: BlockStore, block_id: BlockId, offset: int, length: int) -> bytes | None:
+    try:
+        return blocks.read(block_id, offset, length)
+    except Corrupt:
+        return None
+
+
+def _length(page: bytes | None, block_id: BlockId, stripe: int) -> int | None:
+    if page is None:
+        return None
+    try:
+        return peek_length(page, block_id, stripe)
+    except Corrupt:
+        return None
+
+
+def _decode(page: bytes | None, rest: bytes | None, block_id: BlockId, stripe: int) -> GroupHeader | None:
+    if page is None or rest is None:
+        return None
+    try:
+        return decode_header(page + rest, block_id, stripe)
+    except Corrupt:
+        return None

@@ -1,0 +1,141 @@
+"""Objects too big for a stripe group: written straight to blocks of their own, one segment and one group a block.
+
+The group of such a block spans all of its stripes: one 4 KiB header for up to 32 MiB, and the block describes
+itself like any other (invariant 7). One block is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import google_crc32c
+
+from nos_ec.core.errors import Conflict, NotFound
+from nos_ec.core.header import header_length, name_record_size, names_size_max
+from nos_ec.core.ids import BlockId, Extent, ObjectKey
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.engine.group_bytes import GroupItem, GroupPlace, assemble
+from nos_ec.engine.leases import HeldLease
+from nos_ec.engine.packable import crc_checked
+from nos_ec.engine.streams import ByteStream, read_up_to
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow, Segment
+
+
+class LargeObjects:
+    """Writes and reads large objects. Safe to call from several threads; each PUT takes a lease of its own."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        blocks: BlockStore,
+        clock: Clock,
+        new_block_id: Callable[[], BlockId],
+        lease_ttl_ms: int,
+    ) -> None:
+        self._metadata = metadata
+        self._blocks = blocks
+        self._clock = clock
+        self._new_block_id = new_block_id
+        self._lease_ttl_ms = lease_ttl_ms
+
+    def put(self, key: ObjectKey, head: bytes, rest: ByteStream) -> ObjectRow:
+        """Store `head` followed by all of `rest`. Durable on return.
+
+        Raises NoSpace, Transient, LeaseLost; the blocks written so far are then left to recovery, which deletes
+        them, and the old version stays current.
+        """
+        name = f"put-{self._new_block_id().hex()}"
+        with HeldLease(self._metadata, self._clock, name, self._lease_ttl_ms) as held:
+            version = self._metadata.next_version(key, self._clock.now_ms())
+            new = self._write(key, version, head, rest, held.lease)
+            kill_point("large.written")
+            self._metadata.record_large(new, held.lease, self._clock.now_ms())
+        kill_point("large.recorded")
+        return self._recorded(new)
+
+    def _recorded(self, new: NewLargeObject) -> ObjectRow:
+        """The row just recorded. If a concurrent PUT or DELETE came after it, that one's outcome stands."""
+        try:
+            return self._metadata.get(new.key)
+        except NotFound:
+            raise Conflict(f"{new.key}: deleted by somebody else while it was being stored") from None
+
+    def _write(self, key: ObjectKey, version: int, head: bytes, rest: ByteStream, lease: Lease) -> NewLargeObject:
+        md5 = hashlib.md5(usedforsecurity=False)
+        crc32c = 0
+        size = 0
+        segments: list[Segment] = []
+        block_stripes: list[int] = []
+        for piece, last in self._pieces(key, head, rest):
+            md5.update(piece)
+            crc32c = google_crc32c.extend(crc32c, piece)
+            # A stream's size is known at its end only: the last part carries it, the others say 0.
+            part = (size, size + len(piece) if last else 0)
+            segment, stripes = self._write_block(key, version, piece, part, lease)
+            size += len(piece)
+            segments.append(segment)
+            block_stripes.append(stripes)
+        return NewLargeObject(key, version, size, crc32c, md5.digest(), segments, block_stripes)
+
+    def _front(self, key: ObjectKey) -> int:
+        record_size = name_record_size(key.bucket, key.name, part=(0, 0))
+        return header_length(1) + names_size_max(record_size)
+
+    def _pieces(self, key: ObjectKey, head: bytes, rest: ByteStream) -> Iterator[tuple[bytes, bool]]:
+        """The stream cut to what one block holds behind its header and name; and whether a piece is the last.
+
+        One byte is read ahead: only so can a piece that fills its block know that nothing follows.
+        """
+        capacity = self._blocks.geometry.block_size - self._front(key)
+        while True:
+            head += read_up_to(rest, max(0, capacity + 1 - len(head)))
+            if len(head) <= capacity:
+                yield head, True
+                return
+            yield head[:capacity], False
+            head = head[capacity:]
+
+    def _write_block(
+        self, key: ObjectKey, version: int, piece: bytes, part: tuple[int, int], lease: Lease
+    ) -> tuple[Segment, int]:
+        geometry = self._blocks.geometry
+        front = self._front(key)
+        stripes = geometry.stripes_for(front + len(piece))
+        block_id = self._new_block_id()
+        now_ms = self._clock.now_ms()
+        crc32c = google_crc32c.value(piece)
+        item = GroupItem(key, version, front, piece, crc32c, part=part)
+        data = assemble(geometry, GroupPlace(block_id, 0, stripes, lease.epoch, now_ms), [item])
+        self._metadata.allocate_block(lease, block_id, BlockKind.LARGE, now_ms)
+        kill_point("large.allocated")
+        self._blocks.create(block_id)
+        self._blocks.append(block_id, 0, data)
+        kill_point("large.appended")
+        self._blocks.seal(block_id)
+        return Segment(Extent(block_id, front, len(piece)), crc32c), stripes
+
+    def read(self, row: ObjectRow, offset: int, length: int) -> Iterator[bytes]:
+        """Bytes [offset, offset + length) of a large object, a segment at a time; whole segments are CRC-checked.
+
+        Raises NotFound when that version is gone before the first byte, Corrupt, Transient.
+        """
+        segments = self._metadata.segments(row.object_id, row.version)
+        if not segments:
+            raise NotFound(f"{row.key} v{row.version} was deleted or overwritten; read it again")
+        return self._read_segments(row, segments, offset, offset + length)
+
+    def _read_segments(self, row: ObjectRow, segments: list[Segment], first: int, end: int) -> Iterator[bytes]:
+        at = 0
+        for segment in segments:
+            extent = segment.extent
+            begin, stop = max(first, at), min(end, at + extent.length)
+            if begin < stop:
+                data = self._blocks.read(extent.block_id, extent.offset + begin - at, stop - begin)
+                if len(data) == extent.length:
+                    crc_checked(data, extent.length, segment.crc32c, f"{row.key} v{row.version} at {at}")
+                yield data
+            at += extent.length

@@ -1,0 +1,61 @@
+"""Holding a lease: taken on entry, renewed in the background, released on exit.
+
+A lease is never checked against a clock by its holder: every commit checks it in its own transaction
+(invariant 8). Renewal only keeps the others from fencing a writer that is alive.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from nos_ec.core.errors import LeaseLost, Transient
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import Lease, Metadata
+
+_log = structlog.get_logger(__name__)
+
+
+class HeldLease:
+    """A context manager around one lease. `lost` tells that it has been fenced: stop writing, nothing can commit."""
+
+    def __init__(self, metadata: Metadata, clock: Clock, name: str, ttl_ms: int) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._name = name
+        self._ttl_ms = ttl_ms
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._renew_until_stopped, name=f"lease-{name}", daemon=True)
+        self.lost = False
+
+    def __enter__(self) -> Self:
+        """Take the lease. Raises Conflict when somebody holds it."""
+        self.lease: Lease = self._metadata.acquire_lease(self._name, self._clock.now_ms(), self._ttl_ms)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop renewing and give the lease up; blocks still open are left to recovery."""
+        self._stop.set()
+        self._thread.join()
+        try:
+            self._metadata.release_lease(self.lease)
+        except Transient as failure:
+            # It expires by itself; not worth hiding the error that may be on its way up.
+            _log.warning("lease not released", lease=self._name, error=str(failure))
+
+    def _renew_until_stopped(self) -> None:
+        while not self._clock.wait(self._stop, max(1, self._ttl_ms // 3)):
+            try:
+                self._metadata.renew_lease(self.lease, self._clock.now_ms(), self._ttl_ms)
+            except LeaseLost:
+                self.lost = True
+                _log.error("lease lost", lease=self._name, epoch=self.lease.epoch)
+                return
+            except Transient as failure:
+                _log.warning("lease not renewed, trying again", lease=self._name, error=str(failure))

@@ -1,0 +1,119 @@
+"""Cleaning up after writers that died: fence their leases, reconcile and seal their blocks.
+
+6  the books of a fenced block are made anew, from its headers and the rows
+8  nobody appends to another writer's block: it is sealed in the store first, then read
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from nos_ec.core.errors import Conflict, NotFound, Transient
+from nos_ec.core.ids import BlockId
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.reclaim import BlockAccount, LiveEntry, account_block
+from nos_ec.engine.header_scan import scan_headers
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import BlockRow, Metadata, Placed
+
+_log = structlog.get_logger(__name__)
+
+BLOCKS_PER_PAGE = 100
+RECONCILE_TRIES = 10
+"""Deletes may change a block's books while it is reconciled; each try reads only its rows again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryResult:
+    """Leases fenced and blocks sealed by one run."""
+
+    leases_fenced: int
+    blocks_sealed: int
+
+
+class Recovery:
+    """Run it at the start of every service and from time to time. Several may run at once."""
+
+    def __init__(self, metadata: Metadata, blocks: BlockStore, clock: Clock) -> None:
+        self._metadata = metadata
+        self._blocks = blocks
+        self._clock = clock
+
+    def run_once(self) -> RecoveryResult:
+        """Fence expired leases, then seal every fenced block. Raises Transient; the next run goes on from there."""
+        now_ms = self._clock.now_ms()
+        fenced = 0
+        for lease in self._metadata.expired_leases(now_ms):
+            if self._metadata.fence_lease(lease, now_ms):
+                fenced += 1
+                _log.info("lease of a dead writer fenced", lease=lease.name, epoch=lease.epoch)
+                kill_point("recovery.fenced")
+        sealed = 0
+        while blocks := self._metadata.fenced_blocks(BLOCKS_PER_PAGE):
+            done = sum(self._reconcile(block) for block in blocks)
+            sealed += done
+            if done < len(blocks):
+                break
+        return RecoveryResult(fenced, sealed)
+
+    def _reconcile(self, block: BlockRow) -> bool:
+        """Seal one block with its true books. False when it has to wait for the next run."""
+        try:
+            stripes = self._seal(block.block_id)
+        except Transient as error:
+            _log.warning("block waits for recovery", block=block.block_id.hex(), error=str(error))
+            return False
+        kill_point("recovery.store_sealed")
+        scan = scan_headers(self._blocks, block.block_id, stripes)
+        for _ in range(RECONCILE_TRIES):
+            placed = self._metadata.placed_in(block.block_id)
+            live = live_entries(placed)
+            account = account_block(self._blocks.geometry, stripes, scan.headers, scan.damaged_stripes, live)
+            self._warn(block, stripes, account)
+            if self._metadata.seal_reconciled(
+                block.block_id,
+                stripes,
+                account.live_bytes,
+                account.dead_bytes,
+                account.live_objects,
+                self._clock.now_ms(),
+            ):
+                kill_point("recovery.sealed")
+                _log.info("block of a dead writer sealed", block=block.block_id.hex(), stripes=stripes)
+                return True
+        return False
+
+    def _seal(self, block_id: BlockId) -> int:
+        try:
+            return self._blocks.seal(block_id)
+        except NotFound:
+            # Its writer died, or is about to come back, between the row and the block. Taking the name for
+            # good keeps a block from appearing that no row refers to.
+            try:
+                self._blocks.create(block_id)
+            except Conflict:
+                _log.info("block appeared meanwhile", block=block_id.hex())
+            return self._blocks.seal(block_id)
+
+    def _warn(self, block: BlockRow, stripes: int, account: BlockAccount) -> None:
+        if account.unconfirmed:
+            _log.error(
+                "rows point to bytes that no readable header confirms; they are kept as live",
+                block=block.block_id.hex(),
+                objects=len(account.unconfirmed),
+            )
+        if stripes < block.stripes:
+            _log.error(
+                "the block store lost stripes that were acknowledged",
+                block=block.block_id.hex(),
+                stripes=stripes,
+                acknowledged=block.stripes,
+            )
+
+
+def live_entries(placed: list[Placed]) -> list[LiveEntry]:
+    """Rows of a block as the books need them."""
+    return [LiveEntry(p.key.md5, p.version, p.extent.offset, p.extent.length) for p in placed]

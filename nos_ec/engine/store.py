@@ -1,0 +1,193 @@
+"""PUT, GET, HEAD, DELETE and LIST: what users of the object store see.
+
+1  an acknowledged PUT reads back byte for byte, wherever its bytes are at the moment
+4  a reader that finds its bytes gone looks the row up again and retries
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import google_crc32c
+
+from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
+from nos_ec.core.ids import LandingId, ObjectKey
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.large import LargeObjects
+from nos_ec.engine.packable import crc_checked
+from nos_ec.engine.streams import ByteStream, read_up_to
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.metadata import Metadata, NewObject, ObjectRow
+
+READ_TRIES = 3
+"""A row can be moved twice while it is being read only by two whole packings within one read."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutOptions:
+    """min_age_ms: how old an object must be before the producer publishes it. reservation_ms: how long a PUT may
+    take before its landing copy counts as abandoned. packed_size_max: larger objects go to blocks of their own."""
+
+    min_age_ms: int
+    reservation_ms: int
+    packed_size_max: int
+
+
+class Store:
+    """The object store over its ports. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        landing: LandingStore,
+        blocks: BlockStore,
+        large: LargeObjects,
+        clock: Clock,
+        new_landing_id: Callable[[], LandingId],
+        options: PutOptions,
+    ) -> None:
+        self._metadata = metadata
+        self._landing = landing
+        self._blocks = blocks
+        self._large = large
+        self._clock = clock
+        self._new_landing_id = new_landing_id
+        self._options = options
+
+    # --- writing ----------------------------------------------------------------------------------
+    def put(self, key: ObjectKey, stream: ByteStream) -> ObjectRow:
+        """Store an object; durable on return. Overwrites. Memory: at most one block, whatever the object's size.
+
+        Raises NoSpace, Transient; after an error the old version, if any, is still the current one.
+        """
+        head = read_up_to(stream, self._options.packed_size_max + 1)
+        if len(head) > self._options.packed_size_max:
+            return self._large.put(key, head, stream)
+        return self.put_many([(key, head)])[0]
+
+    def put_many(
+        self, objects: Sequence[tuple[ObjectKey, bytes]], pool: ThreadPoolExecutor | None = None
+    ) -> list[ObjectRow]:
+        """Store several small objects with two metadata transactions in all: for bulk loads.
+
+        All of them are acknowledged together. `pool` writes the landing copies concurrently. Raises InvalidInput
+        when one is over `packed_size_max` (use `put`), NoSpace, Transient.
+        """
+        for key, data in objects:
+            if len(data) > self._options.packed_size_max:
+                raise InvalidInput(f"{key}: {len(data)} bytes; put_many takes {self._options.packed_size_max} at most")
+        now_ms = self._clock.now_ms()
+        new = [self._new_object(key, data, now_ms) for key, data in objects]
+        copies = [(o.landing_id, data) for o, (_, data) in zip(new, objects, strict=True) if o.landing_id is not None]
+        if copies:
+            self._metadata.reserve_landing(
+                [landing_id for landing_id, _ in copies], now_ms + self._options.reservation_ms
+            )
+            kill_point("put.reserved")
+            run = map if pool is None else pool.map
+            for _ in run(lambda copy: self._landing.put(*copy), copies):
+                kill_point("put.landed")
+        rows = self._metadata.record_puts(new, self._clock.now_ms())
+        kill_point("put.recorded")
+        return rows
+
+    def delete(self, key: ObjectKey) -> ObjectRow:
+        """Delete an object, durably. Returns the row it had. Raises NotFound."""
+        row = self._metadata.delete(key, self._clock.now_ms())
+        kill_point("delete.done")
+        return row
+
+    # --- reading ----------------------------------------------------------------------------------
+    def head(self, key: ObjectKey) -> ObjectRow:
+        """The row of the current version. Raises NotFound."""
+        return self._metadata.get(key)
+
+    def get(self, key: ObjectKey) -> bytes:
+        """A whole object in memory; for objects that may be large use `open`."""
+        _, pieces = self.open(key)
+        return b"".join(pieces)
+
+    def open(self, key: ObjectKey) -> tuple[ObjectRow, Iterator[bytes]]:
+        """The current version and its bytes, in pieces of at most a block, each checked against its CRC32C.
+
+        Small objects have been read and checked when this returns; pieces of large ones are read as they are
+        asked for. Raises NotFound, Corrupt, Transient.
+        """
+        row = self._metadata.get(key)
+        if row.state is ObjectState.LARGE:
+            return row, self._large.read(row, 0, row.size)
+        row, data = self._read_small(row, 0, None)
+        return row, iter([data] if data else [])
+
+    def open_range(self, key: ObjectKey, offset: int, length: int) -> tuple[ObjectRow, Iterator[bytes]]:
+        """Bytes [offset, offset + length) cut at the object's end. Reads no more than the range from the store.
+
+        The CRC covers whole objects, so a range is protected by the block store's own checksums alone. Raises
+        InvalidInput when offset or length is negative or the range starts past the end, NotFound, Corrupt,
+        Transient.
+        """
+        row = self._metadata.get(key)
+        if offset < 0 or length < 0 or offset > row.size:
+            raise InvalidInput(f"range {offset}+{length} of {key}: it must start within its {row.size} bytes")
+        length = min(length, row.size - offset)
+        if row.state is ObjectState.LARGE:
+            return row, self._large.read(row, offset, length)
+        row, data = self._read_small(row, offset, length)
+        return row, iter([data] if data else [])
+
+    def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
+        """One page of a bucket, in UTF-8 byte order of names, after the name `after`."""
+        return self._metadata.list_objects(bucket, prefix, after, limit)
+
+    def list_buckets(self, after: str, limit: int) -> list[str]:
+        """One page of the buckets that hold an object."""
+        return self._metadata.list_buckets(after, limit)
+
+    # --- parts ------------------------------------------------------------------------------------
+    def _new_object(self, key: ObjectKey, data: bytes, now_ms: int) -> NewObject:
+        return NewObject(
+            key=key,
+            size=len(data),
+            crc32c=google_crc32c.value(data),
+            md5=hashlib.md5(data, usedforsecurity=False).digest(),
+            landing_id=self._new_landing_id() if data else None,
+            due_ms=now_ms + self._options.min_age_ms,
+        )
+
+    def _read_small(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, bytes]:
+        """Read from wherever the row says; when it is gone from there, look the row up again (invariant 4)."""
+        for _ in range(READ_TRIES):
+            try:
+                return row, self._read_at(row, offset, length)
+            except NotFound:
+                seen, row = row, self._metadata.get(row.key)
+                if row == seen:
+                    raise Corrupt(f"{row.key} v{row.version}: its {row.state.value} bytes are missing") from None
+                if row.version != seen.version and length is not None:
+                    # A range of the version the caller saw cannot be continued in another one.
+                    length = max(0, min(length, row.size - offset))
+                if row.state is ObjectState.LARGE:
+                    pieces = self._large.read(row, offset, row.size if length is None else length)
+                    return row, b"".join(pieces)
+        raise Corrupt(f"{row.key}: moved {READ_TRIES} times while it was being read; try again")
+
+    def _read_at(self, row: ObjectRow, offset: int, length: int | None) -> bytes:
+        whole = length is None
+        count = row.size if length is None else length
+        if count == 0:
+            return b""
+        if row.extent is not None:
+            data = self._blocks.read(row.extent.block_id, row.extent.offset + offset, count)
+        elif row.landing_id is None:
+            raise Corrupt(f"{row.key} v{row.version}: its row says {row.state.value} but not where")
+        elif whole:
+            data = self._landing.read(row.landing_id)
+        else:
+            data = self._landing.read_range(row.landing_id, offset, count)
+        return crc_checked(data, row.size, row.crc32c, f"{row.key} v{row.version}") if whole else data

@@ -1,0 +1,23 @@
+"""Reading from whatever a client hands over."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class ByteStream(Protocol):
+    """What PUT reads from: any binary file object."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; empty only at the end."""
+        ...
+
+
+def read_up_to(stream: ByteStream, size: int) -> bytes:
+    """`size` bytes of the stream, fewer only at its end, however short its single reads are."""
+    pieces = []
+    left = size
+    while left and (piece := stream.read(left)):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)

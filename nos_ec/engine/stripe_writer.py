@@ -1,0 +1,270 @@
+"""Writing planned groups into blocks: the commit protocol of one writer (docs/ARCHITECTURE.md).
+
+plan -> read sources -> append to the block's known end -> one metadata transaction
+
+3  an extent is committed only after the store acknowledged the bytes, whose CRC was checked on reading
+5  a row that moved on meanwhile leaves a hole, not an error
+8  only this writer appends to its block; after any doubt about the block's end it is never appended to again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Event
+
+import structlog
+
+from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NoSpace, NotFound, Transient
+from nos_ec.core.ids import BlockId
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.plan import GroupPlan
+from nos_ec.engine.group_bytes import GroupItem, GroupPlace, assemble
+from nos_ec.engine.packable import Packable, SourceReader
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import GroupCommit, Lease, Metadata, Move
+
+_log = structlog.get_logger(__name__)
+
+PAYS_RATIO_MIN = 0.8
+"""A plan that lost sources is still written while this share of its bytes is left: the gate of the published
+policy (80 % of a stripe) applied to repair. Below it the survivors are planned again."""
+
+COMMIT_TRIES = 5
+COMMIT_RETRY_WAIT_MS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A packable that was not packed, and why."""
+
+    packable: Packable
+    error: NosError
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What became of a plan. Every packable of the plan is in exactly one of the four.
+
+    packed: their rows now point into the stripe. superseded: deleted, overwritten or moved meanwhile; nothing
+    to do. failed: their sources are missing or damaged; packing them again will not help. retry: to be planned
+    again; `cause` says why and that it may take a while (None: the plan lost so many sources that it no longer
+    paid, and a new one can be made at once).
+    """
+
+    packed: Sequence[Packable] = ()
+    superseded: Sequence[Packable] = ()
+    failed: Sequence[Failure] = ()
+    retry: Sequence[Packable] = ()
+    cause: NosError | None = None
+    stripe_count: int = 0
+
+
+@dataclass(slots=True)
+class _OpenBlock:
+    block_id: BlockId
+    stripes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOptions:
+    """kind: what the blocks are for. reserve_bytes: free space this writer must not touch (GC's reserve).
+    landing_grace_ms: how long landing copies outlive their packing. read_back: compare each group with what the
+    store gives back before committing it; for writers that move the last copy."""
+
+    kind: BlockKind
+    reserve_bytes: int
+    landing_grace_ms: int
+    read_back: bool
+
+
+class StripeWriter:
+    """One lane of writing: at most one open block, one group at a time. Not thread-safe; use one per thread."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        blocks: BlockStore,
+        sources: SourceReader,
+        clock: Clock,
+        lease: Lease,
+        new_block_id: Callable[[], BlockId],
+        options: WriterOptions,
+    ) -> None:
+        self._metadata = metadata
+        self._blocks = blocks
+        self._sources = sources
+        self._clock = clock
+        self._lease = lease
+        self._new_block_id = new_block_id
+        self._options = options
+        self._open: _OpenBlock | None = None
+        self._never = Event()
+
+    def write(self, plan: GroupPlan) -> WriteResult:
+        """Carry a plan out. Durable and committed on return, for those in `packed`.
+
+        Raises LeaseLost when this writer was fenced: nothing it does can commit any more. Every other failure is
+        told in the result.
+        """
+        packables = [_packable(placement.candidate.payload) for placement in plan.placements]
+        items, failed, retry, cause = self._read_sources(plan, packables)
+        bytes_left = sum(len(item.data) for _, item in items)
+        if not items or bytes_left < PAYS_RATIO_MIN * plan.data_length:
+            return WriteResult(failed=failed, retry=[*retry, *(packable for packable, _ in items)], cause=cause)
+        try:
+            block = self._block_with_room(plan.stripe_count)
+            winners = self._append_and_commit(block, plan.stripe_count, items)
+        except LeaseLost:
+            raise
+        except (Transient, Conflict, Corrupt, NotFound) as error:
+            _log.warning("group not written", error=str(error), objects=len(items))
+            return WriteResult(failed=failed, retry=[*retry, *(packable for packable, _ in items)], cause=error)
+        return WriteResult(
+            packed=[packable for packable, _ in items if packable.object_id in winners],
+            superseded=[packable for packable, _ in items if packable.object_id not in winners],
+            failed=failed,
+            retry=retry,
+            cause=cause,
+            stripe_count=plan.stripe_count,
+        )
+
+    def close(self) -> None:
+        """Seal the open block, if any. A block that cannot be sealed now is left to recovery."""
+        if self._open is None:
+            return
+        try:
+            self._seal()
+        except NosError as error:
+            _log.warning("block left to recovery", error=str(error))
+        self._open = None
+
+    # --- sources ----------------------------------------------------------------------------------
+    def _read_sources(
+        self, plan: GroupPlan, packables: Sequence[Packable]
+    ) -> tuple[list[tuple[Packable, GroupItem]], list[Failure], list[Packable], NosError | None]:
+        items: list[tuple[Packable, GroupItem]] = []
+        failed: list[Failure] = []
+        retry: list[Packable] = []
+        cause: NosError | None = None
+        outcomes = self._sources.read(packables)
+        for placement, packable, outcome in zip(plan.placements, packables, outcomes, strict=True):
+            if isinstance(outcome, bytes):
+                item = GroupItem(packable.key, packable.version, placement.offset, outcome, packable.crc32c)
+                items.append((packable, item))
+            elif isinstance(outcome, Transient):
+                retry.append(packable)
+                cause = outcome
+            else:
+                failed.append(Failure(packable, outcome))
+        return items, failed, retry, cause
+
+    # --- blocks -----------------------------------------------------------------------------------
+    def _block_with_room(self, stripe_count: int) -> _OpenBlock:
+        geometry = self._blocks.geometry
+        if self._open is not None and self._open.stripes + stripe_count > geometry.stripes_per_block:
+            self._seal()
+        if self._open is None:
+            self._open = self._allocate()
+        return self._open
+
+    def _allocate(self) -> _OpenBlock:
+        free = self._blocks.free_bytes()
+        needed = self._blocks.geometry.group_size_max + self._options.reserve_bytes
+        if free < needed:
+            raise NoSpace(f"block store: {free} bytes free, {needed} needed (GC's reserve included)")
+        block_id = self._new_block_id()
+        self._metadata.allocate_block(self._lease, block_id, self._options.kind, self._clock.now_ms())
+        kill_point("writer.allocated")
+        try:
+            self._blocks.create(block_id)
+        except NosError:
+            self._abandon(block_id)
+            raise
+        kill_point("writer.created")
+        return _OpenBlock(block_id, 0)
+
+    def _seal(self) -> None:
+        assert self._open is not None
+        block, self._open = self._open, None
+        self._blocks.seal(block.block_id)
+        kill_point("writer.store_sealed")
+        self._metadata.seal_block(self._lease, block.block_id, self._clock.now_ms())
+        kill_point("writer.sealed")
+
+    def _abandon(self, block_id: BlockId) -> None:
+        """Never append to this block again; recovery will find out what it holds."""
+        self._open = None
+        try:
+            self._metadata.fence_block(self._lease, block_id)
+        except Transient as error:
+            # It stays OPEN under our lease; giving the lease up, or losing it, fences it.
+            _log.warning("block not fenced yet", block=block_id.hex(), error=str(error))
+
+    # --- the protocol -----------------------------------------------------------------------------
+    def _append_and_commit(
+        self, block: _OpenBlock, stripe_count: int, items: Sequence[tuple[Packable, GroupItem]]
+    ) -> frozenset[int]:
+        geometry = self._blocks.geometry
+        now_ms = self._clock.now_ms()
+        place = GroupPlace(block.block_id, block.stripes, stripe_count, self._lease.epoch, now_ms)
+        data = assemble(geometry, place, [item for _, item in items])
+        start = block.stripes * geometry.stripe_size
+        commit = GroupCommit(
+            lease=self._lease,
+            block_id=block.block_id,
+            at_stripe=block.stripes,
+            stripe_count=stripe_count,
+            moves=[
+                Move(packable.object_id, packable.version, packable.from_block, start + item.offset, packable.size)
+                for packable, item in items
+            ],
+            landing_not_before_ms=now_ms + self._options.landing_grace_ms,
+        )
+        try:
+            kill_point("writer.before_append")
+            self._blocks.append(block.block_id, block.stripes, data)
+            kill_point("writer.appended")
+            if self._options.read_back and self._blocks.read(block.block_id, start, len(data)) != data:
+                raise Corrupt(
+                    f"block {block.block_id.hex()}: the group at stripe {block.stripes} reads back differently"
+                )
+            winners = self._commit(commit)
+        except NosError:
+            self._abandon(block.block_id)
+            raise
+        block.stripes += stripe_count
+        kill_point("writer.committed")
+        return winners
+
+    def _commit(self, commit: GroupCommit) -> frozenset[int]:
+        """Commit, trying again after Transient; a try whose outcome was lost is found out by looking."""
+        for attempt in range(1, COMMIT_TRIES + 1):
+            try:
+                return self._metadata.commit_group(commit)
+            except LeaseLost:
+                raise
+            except Conflict:
+                if attempt > 1 and self._committed(commit):
+                    return self._winners(commit)
+                raise
+            except Transient as error:
+                if isinstance(error, NoSpace) or attempt == COMMIT_TRIES:
+                    raise
+                _log.warning("commit tried again", attempt=attempt, error=str(error))
+                self._clock.wait(self._never, COMMIT_RETRY_WAIT_MS * attempt)
+        raise AssertionError("unreachable")
+
+    def _committed(self, commit: GroupCommit) -> bool:
+        return self._metadata.block(commit.block_id).stripes == commit.at_stripe + commit.stripe_count
+
+    def _winners(self, commit: GroupCommit) -> frozenset[int]:
+        here = {(placed.object_id, placed.extent.offset) for placed in self._metadata.placed_in(commit.block_id)}
+        return frozenset(move.object_id for move in commit.moves if (move.object_id, move.offset) in here)
+
+
+def _packable(payload: object) -> Packable:
+    assert isinstance(payload, Packable)
+    return payload

@@ -1,0 +1,89 @@
+"""Publishes objects that wait in the landing store, so that a consumer packs them.
+
+No cursor is kept: a row says itself when it is due, so rows whose transaction commits late are never missed, and
+a row whose event was lost comes due again (`republish_ms`). Publishing comes first and the mark second: a crash
+in between publishes twice, which the commit's compare-and-set makes harmless (invariant 5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Event
+
+import structlog
+
+from nos_ec.core.errors import Transient
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.messages import encode_pack_request
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.message_log import MessagePublisher
+from nos_ec.ports.metadata import Metadata, ObjectRow
+
+_log = structlog.get_logger(__name__)
+
+RETRY_WAIT_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """batch_objects: rows per scan. republish_ms: when a published row that is not packed is published again.
+    idle_wait_ms: between scans that find nothing."""
+
+    batch_objects: int
+    republish_ms: int
+    idle_wait_ms: int
+
+
+class ProducerService:
+    """One producer. Not thread-safe."""
+
+    def __init__(self, metadata: Metadata, publisher: MessagePublisher, clock: Clock, options: ProducerOptions) -> None:
+        self._metadata = metadata
+        self._publisher = publisher
+        self._clock = clock
+        self._options = options
+
+    def turn(self) -> int:
+        """Publish one batch of due rows. Returns how many; 0 means that nothing is due. Raises Transient."""
+        now_ms = self._clock.now_ms()
+        rows = self._metadata.due_objects(now_ms, self._options.batch_objects)
+        if rows:
+            self._publisher.publish([_event(row) for row in rows])
+            kill_point("producer.published")
+            self._metadata.mark_published(rows, now_ms + self._options.republish_ms)
+            kill_point("producer.marked")
+        return len(rows)
+
+    def drain(self) -> int:
+        """Publish until nothing is due. Returns how many. Raises Transient."""
+        published = 0
+        while count := self.turn():
+            published += count
+        return published
+
+    def run(self, stop: Event) -> None:
+        """Publish until `stop` is set. Transient failures are logged and tried again."""
+        while not stop.is_set():
+            try:
+                count = self.turn()
+            except Transient as error:
+                _log.warning("publishing failed, trying again", error=str(error))
+                self._clock.wait(stop, RETRY_WAIT_MS)
+                continue
+            if count:
+                _log.info("published", objects=count)
+            else:
+                self._clock.wait(stop, self._options.idle_wait_ms)
+
+
+def _event(row: ObjectRow) -> tuple[bytes, bytes]:
+    assert row.landing_id is not None
+    value = encode_pack_request(
+        object_id=row.object_id,
+        key=row.key,
+        version=row.version,
+        size=row.size,
+        crc32c=row.crc32c,
+        landing_id=row.landing_id,
+    )
+    return row.key.bucket.encode(), value
