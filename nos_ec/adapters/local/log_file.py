@@ -1,0 +1,199 @@
+"""The file of the embedded message log: its tables, how it is opened, and what SQLite's errors mean.
+
+Tables (format 1):
+
+    log       one row a partition: next_offset is the offset the next message gets (the high watermark),
+              trimmed_offset the first one that is still stored
+    messages  by (partition, offset): a poll is one range scan of the primary key, whatever the backlog
+    groups    one row a group; generation grows with every change of its members or owners
+    members   member_id is never used again, so that a member which was thrown out is never taken for its successor
+    shares    one row a group and partition: owner holds it now, target shall hold it, committed_offset is the
+              first offset that is not done
+
+The file must lie on a local file system: SQLite's write-ahead log needs shared memory between its processes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
+
+FORMAT_VERSION = 1
+APPLICATION_ID = 0x4E4C4F47
+"""`NLOG`, in the field SQLite keeps for it: tells our file from any other database."""
+
+PARTITIONS_MAX = 1024
+_BUSY_TIMEOUT_S = 10.0
+
+_SCHEMA = f"""
+CREATE TABLE log (
+    partition INTEGER PRIMARY KEY, next_offset INTEGER NOT NULL, trimmed_offset INTEGER NOT NULL
+) STRICT;
+CREATE TABLE messages (
+    partition INTEGER NOT NULL, offset INTEGER NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL,
+    PRIMARY KEY (partition, offset)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE groups (name TEXT PRIMARY KEY, generation INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE members (
+    member_id INTEGER PRIMARY KEY AUTOINCREMENT, group_name TEXT NOT NULL, name TEXT NOT NULL,
+    expires_ms INTEGER NOT NULL
+) STRICT;
+CREATE INDEX members_by_expiry ON members (group_name, expires_ms);
+CREATE TABLE shares (
+    group_name TEXT NOT NULL, partition INTEGER NOT NULL, owner INTEGER, target INTEGER,
+    committed_offset INTEGER NOT NULL, PRIMARY KEY (group_name, partition)
+) STRICT, WITHOUT ROWID;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT_VERSION};
+"""
+
+
+def create_log_file(path: Path, partitions: int) -> bool:
+    """Create the file, durably, complete or not at all. False, and nothing changed, when it exists.
+
+    It is made under a name of its own and linked to its place, so that of two processes that start at once
+    one wins, and a crash leaves no half-made log. Raises ConfigError, NoSpace, Transient.
+    """
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise ConfigError(f"message log: {partitions} partitions; use 1 to {PARTITIONS_MAX}")
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            return False
+        with translated_errors(path):
+            _write_draft(draft, partitions)
+        return _link_into_place(draft, path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(f"message log: no space left to create {path}; free some on its file system") from error
+        raise ConfigError(f"message log: cannot create {path} ({error.strerror}); choose another place") from error
+    finally:
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(OSError):  # a draft that is left over does no harm, and an earlier error matters more
+                draft.with_name(draft.name + suffix).unlink()
+
+
+def _link_into_place(draft: Path, path: Path) -> bool:
+    """Unlike a rename, a link never replaces the log of a process that was faster."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    _fsync(path.parent)
+    return True
+
+
+def _write_draft(draft: Path, partitions: int) -> None:
+    with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+        connection.executemany("INSERT INTO log VALUES (?, 0, 0)", [(p,) for p in range(partitions)])
+    _fsync(draft)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_log_file(path: Path) -> sqlite3.Connection:
+    """A connection in autocommit mode that syncs every commit. Raises ConfigError, Corrupt, Transient."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise ConfigError(f"message log: {path} does not exist; initialise the store first") from None
+    except OSError as error:
+        raise ConfigError(f"message log: cannot open {path} ({error.strerror}); check its permissions") from error
+    with translated_errors(path):
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=rw",
+            uri=True,
+            timeout=_BUSY_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            _check_format(connection, path)
+            connection.execute("PRAGMA synchronous = FULL")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    if application_id != APPLICATION_ID:
+        raise ConfigError(f"message log: {path} is not a message log; choose another place for it")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != FORMAT_VERSION:
+        raise ConfigError(
+            f"message log: {path} has format {version}, this program knows {FORMAT_VERSION}; use the program it"
+            " was written with"
+        )
+
+
+def partition_count(connection: sqlite3.Connection) -> int:
+    """Partitions the log was created with."""
+    (count,) = connection.execute("SELECT count(*) FROM log").fetchone()
+    return int(count)
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """All of it durable on exit, or nothing of it. Takes the write lock at once: no upgrade, so no deadlock."""
+    with translated_errors(path):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+@contextmanager
+def translated_errors(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into those the ports promise."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        translated = _translate(error, path)
+        if translated is None:
+            raise
+        raise translated from error
+
+
+def _translate(error: sqlite3.Error, path: Path) -> NosError | None:
+    """None for what is a bug of ours: it must not look like trouble with the file."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return None
+    match code & 0xFF:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return Transient(f"message log: {path} is locked by another process; try again")
+        case sqlite3.SQLITE_FULL:
+            return NoSpace(f"message log: no space left for {path}; free some on its file system")
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+            return Corrupt(
+                f"message log: {path} is damaged ({error}); remove it and initialise again: every object that"
+                " was not packed is published again"
+            )
+        case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_PROTOCOL:
+            return Transient(f"message log: input/output error on {path} ({error}); check its file system")
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            return ConfigError(f"message log: cannot write {path} ({error}); check its permissions")
+    return None

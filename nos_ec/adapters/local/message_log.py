@@ -1,0 +1,438 @@
+"""The embedded message log: Kafka's semantics on one SQLite file, for several processes and threads.
+
+Rebalancing is cooperative. Whoever changes the membership of a group (a member that joins or leaves, or one that
+notices that another missed its heartbeats) writes down a *target* for every partition. A partition without
+owner is taken by its target at its next poll; a partition with another owner is first given up by that owner,
+in its own poll and after its `on_revoke` ran. So at any moment a partition has at most one owner, and every
+commit checks the owner in its own transaction.
+
+A message is removed once every group has committed past it, some at every commit and heartbeat. The file does
+not shrink: its free pages are used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Lock
+
+from nos_ec.adapters.local.log_file import (
+    create_log_file,
+    open_log_file,
+    partition_count,
+    transaction,
+    translated_errors,
+)
+from nos_ec.core.errors import ConfigError, Conflict
+from nos_ec.core.messages import partition_for_key
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.message_log import Message
+
+TRIM_BATCH = 10_000
+"""Messages removed per partition and commit, at most: a commit never waits long for another group's backlog."""
+
+SESSION_MS_MIN = 100
+"""Below it a session could end between two polls of a member that is alive and well."""
+
+_POLL_STEP_MS = 20
+"""How often a poll that waits looks again."""
+
+FETCH_SQL = """
+    SELECT offset, key, value FROM messages WHERE partition = ? AND offset >= ? ORDER BY offset LIMIT ?
+"""
+LAG_SQL = """
+    SELECT coalesce(sum(l.next_offset - coalesce(s.committed_offset, l.trimmed_offset)), 0)
+    FROM log l LEFT JOIN shares s ON s.group_name = ? AND s.partition = l.partition
+"""
+TRIM_SQL = "DELETE FROM messages WHERE partition = ? AND offset >= ? AND offset < ?"
+GROUP_SQL = """
+    SELECT generation, (SELECT min(expires_ms) FROM members WHERE group_name = groups.name)
+    FROM groups WHERE name = ?
+"""
+
+
+class LocalMessageLog:
+    """One log file: one topic, with the partitions it was created with."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError when there is no log at `path`, Corrupt, Transient."""
+        self.path = path
+        with closing(open_log_file(path)) as connection, translated_errors(path):
+            self.partitions = partition_count(connection)
+
+    @classmethod
+    def initialise(cls, path: Path, partitions: int) -> LocalMessageLog:
+        """Create the log, or open it when it exists. Durable on return; safe to call from several processes.
+
+        Raises ConfigError when it exists with another number of partitions: a bucket's events would change
+        their partition, and with it their order.
+        """
+        create_log_file(path, partitions)
+        log = cls(path)
+        if log.partitions != partitions:
+            raise ConfigError(
+                f"message log: {path} has {log.partitions} partitions and the configuration says {partitions};"
+                f" set log.partitions to {log.partitions}"
+            )
+        return log
+
+    def publisher(self) -> LocalPublisher:
+        """A publisher of its own connection."""
+        return LocalPublisher(self.path)
+
+    def consumer(self, *, group: str, member: str, clock: Clock, session_ms: int) -> LocalConsumer:
+        """A member of `group`; it joins at its first poll."""
+        return LocalConsumer(self.path, group=group, member=member, clock=clock, session_ms=session_ms)
+
+    def forget_group(self, group: str) -> None:
+        """Remove a group for good, so that what it never committed can be trimmed. Idempotent.
+
+        Raises Conflict while it has members: stop its consumers first.
+        """
+        with closing(open_log_file(self.path)) as connection, transaction(connection, self.path):
+            if connection.execute("SELECT 1 FROM members WHERE group_name = ?", (group,)).fetchone():
+                raise Conflict(f"message log: group {group!r} has members; stop its consumers first")
+            connection.execute("DELETE FROM shares WHERE group_name = ?", (group,))
+            connection.execute("DELETE FROM groups WHERE name = ?", (group,))
+
+
+class LocalPublisher:
+    """See MessagePublisher. Safe to call from several threads; a batch is one transaction, all or nothing."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError when there is no log at `path`, Corrupt, Transient."""
+        self._path = path
+        self._lock = Lock()
+        self._connection = open_log_file(path)
+        with translated_errors(path):
+            self._partitions = partition_count(self._connection)
+
+    def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
+        """See MessagePublisher.publish."""
+        if not messages:
+            return
+        by_partition: dict[int, list[tuple[bytes, bytes]]] = {}
+        partitions: dict[bytes, int] = {}
+        for key, value in messages:
+            partition = partitions.get(key)
+            if partition is None:
+                partition = partitions[key] = partition_for_key(key, self._partitions)
+            by_partition.setdefault(partition, []).append((key, value))
+        with self._lock, transaction(self._connection, self._path):
+            for partition, batch in by_partition.items():
+                self._append(partition, batch)
+
+    def _append(self, partition: int, batch: Sequence[tuple[bytes, bytes]]) -> None:
+        execute = self._connection.execute
+        (first,) = execute("SELECT next_offset FROM log WHERE partition = ?", (partition,)).fetchone()
+        self._connection.executemany(
+            "INSERT INTO messages VALUES (?, ?, ?, ?)",
+            ((partition, offset, key, value) for offset, (key, value) in enumerate(batch, first)),
+        )
+        execute("UPDATE log SET next_offset = ? WHERE partition = ?", (first + len(batch), partition))
+
+    def close(self) -> None:
+        """Release the file. Idempotent."""
+        with self._lock:
+            self._connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Membership:
+    """What one synchronisation found. `committed` has the partitions owned and where their work starts."""
+
+    thrown_out: bool
+    committed: Mapping[int, int]
+    to_give_up: frozenset[int]
+
+
+class LocalConsumer:
+    """See MessageConsumer.
+
+    Heartbeats are written by `poll`, at most every third of session_ms, so that an idle member costs three
+    synced writes a session. A member that does not poll for session_ms is thrown out by the next member that
+    polls; one that is thrown out notices at its next poll, runs `on_revoke`, and joins again as a new member.
+    """
+
+    def __init__(self, path: Path, *, group: str, member: str, clock: Clock, session_ms: int) -> None:
+        """`member` is a name for operators, and need not be unique. Raises ConfigError, Corrupt, Transient."""
+        if not group or session_ms < SESSION_MS_MIN:
+            raise ConfigError(
+                f"message log: group {group!r}, session_ms {session_ms}; give a name, and at least {SESSION_MS_MIN} ms"
+            )
+        self._path = path
+        self._group = group
+        self._name = member
+        self._clock = clock
+        self._session_ms = session_ms
+        self._heartbeat_every_ms = session_ms // 3
+        self._stop = Event()
+        self._revoked: Callable[[frozenset[int]], None] = _ignore
+        self._member_id: int | None = None
+        self._generation = -1
+        self._heartbeat_ms = 0
+        self._positions: dict[int, int] = {}
+        self._paused: set[int] = set()
+        self._turn = 0
+        self._connection = open_log_file(path)
+
+    # --- the port ---------------------------------------------------------------------------------
+    def poll(self, messages_max: int, wait_ms: int) -> list[Message]:
+        """See MessageConsumer.poll."""
+        if messages_max < 1:
+            raise ValueError(f"poll for {messages_max} messages; ask for at least 1")
+        left_ms = wait_ms
+        while True:
+            self._take_part()
+            with translated_errors(self._path):
+                messages = self._fetch(messages_max)
+            if messages or left_ms <= 0:
+                return messages
+            step_ms = min(left_ms, _POLL_STEP_MS)
+            self._clock.wait(self._stop, step_ms)
+            left_ms -= step_ms
+
+    def commit(self, offsets: Mapping[int, int]) -> None:
+        """See MessageConsumer.commit. Raises ValueError for an offset no message has: a bug of the caller."""
+        if not offsets:
+            return
+        with transaction(self._connection, self._path):
+            ends = dict(
+                self._connection.execute(
+                    "SELECT partition, next_offset FROM shares JOIN log USING (partition)"
+                    " WHERE group_name = ? AND owner = ?",
+                    (self._group, self._member_id),
+                )
+            )
+            lost = sorted(offsets.keys() - ends.keys())
+            if lost:
+                raise Conflict(f"message log: member {self._name!r} no longer owns partitions {lost}")
+            for partition, offset in offsets.items():
+                if offset > ends[partition]:
+                    raise ValueError(f"commit of offset {offset}; partition {partition} ends at {ends[partition]}")
+            self._connection.executemany(
+                "UPDATE shares SET committed_offset = max(committed_offset, ?) WHERE group_name = ? AND partition = ?",
+                [(offset, self._group, partition) for partition, offset in offsets.items()],
+            )
+            self._trim(offsets)
+
+    def assignment(self) -> frozenset[int]:
+        """See MessageConsumer.assignment."""
+        return frozenset(self._positions)
+
+    def pause(self, partitions: Iterable[int]) -> None:
+        """See MessageConsumer.pause. A partition that is given up is no longer paused when it comes back."""
+        self._paused.update(self._positions.keys() & set(partitions))
+
+    def resume(self, partitions: Iterable[int]) -> None:
+        """See MessageConsumer.resume."""
+        self._paused.difference_update(partitions)
+
+    def on_revoke(self, callback: Callable[[frozenset[int]], None]) -> None:
+        """See MessageConsumer.on_revoke. When it raises, the partitions are given up all the same."""
+        self._revoked = callback
+
+    def lag(self) -> int:
+        """See MessageConsumer.lag. Costs one row a partition. Before the group exists: all that is stored."""
+        with translated_errors(self._path):
+            return int(self._connection.execute(LAG_SQL, (self._group,)).fetchone()[0])
+
+    def close(self) -> None:
+        """See MessageConsumer.close. Idempotent. Does not run `on_revoke`: commit first what is to be kept."""
+        self._stop.set()
+        try:
+            if self._member_id is not None:
+                with transaction(self._connection, self._path):
+                    self._connection.execute("DELETE FROM members WHERE member_id = ?", (self._member_id,))
+                    self._share_out()
+        finally:
+            self._member_id = None
+            self._positions.clear()
+            self._connection.close()
+
+    # --- messages ---------------------------------------------------------------------------------
+    def _fetch(self, messages_max: int) -> list[Message]:
+        """Messages of all partitions that have some: an even share each, beginning with another one each time."""
+        if not self._positions.keys() - self._paused:
+            return []
+        ready = [
+            partition
+            for partition, end in self._connection.execute("SELECT partition, next_offset FROM log")
+            if partition not in self._paused and self._positions.get(partition, end) < end
+        ]
+        self._turn += 1
+        start = self._turn % len(ready) if ready else 0
+        messages: list[Message] = []
+        for done, partition in enumerate(ready[start:] + ready[:start]):
+            limit = -(-(messages_max - len(messages)) // (len(ready) - done))
+            if limit:
+                messages += self._fetch_partition(partition, limit)
+        return messages
+
+    def _fetch_partition(self, partition: int, limit: int) -> list[Message]:
+        rows = self._connection.execute(FETCH_SQL, (partition, self._positions[partition], limit))
+        messages = [Message(partition, offset, key, value) for offset, key, value in rows]
+        if messages:
+            self._positions[partition] = messages[-1].offset + 1
+        return messages
+
+    def _trim(self, partitions: Iterable[int]) -> None:
+        """Remove what every group has committed, up to TRIM_BATCH a partition. Needs a transaction."""
+        for partition in partitions:
+            trimmed, lowest = self._connection.execute(
+                "SELECT trimmed_offset, (SELECT min(committed_offset) FROM shares WHERE partition = log.partition)"
+                " FROM log WHERE partition = ?",
+                (partition,),
+            ).fetchone()
+            until = min(lowest, trimmed + TRIM_BATCH)
+            if until > trimmed:
+                self._connection.execute(TRIM_SQL, (partition, trimmed, until))
+                self._connection.execute("UPDATE log SET trimmed_offset = ? WHERE partition = ?", (until, partition))
+
+    # --- membership -------------------------------------------------------------------------------
+    def _take_part(self) -> None:
+        """Keep membership alive and follow the group until it has nothing new to say to this member."""
+        while self._must_synchronise():
+            if self._member_id is None:
+                self._join()
+            found = self._synchronise()
+            if found.thrown_out:
+                self._start_anew()
+                continue
+            for partition, committed in found.committed.items():
+                self._positions.setdefault(partition, committed)
+            if found.to_give_up:
+                self._give_up(found.to_give_up)
+
+    def _must_synchronise(self) -> bool:
+        now_ms = self._clock.now_ms()
+        if self._member_id is None or not 0 <= now_ms - self._heartbeat_ms < self._heartbeat_every_ms:
+            return True
+        with translated_errors(self._path):
+            row = self._connection.execute(GROUP_SQL, (self._group,)).fetchone()
+        if row is None:
+            return True
+        generation, expires_ms = row
+        return bool(generation != self._generation or expires_ms is None or expires_ms <= now_ms)
+
+    def _join(self) -> None:
+        execute = self._connection.execute
+        with transaction(self._connection, self._path):
+            execute("INSERT OR IGNORE INTO groups VALUES (?, 0)", (self._group,))
+            execute(
+                "INSERT OR IGNORE INTO shares (group_name, partition, committed_offset)"
+                " SELECT ?, partition, trimmed_offset FROM log",
+                (self._group,),
+            )
+            cursor = execute(
+                "INSERT INTO members (group_name, name, expires_ms) VALUES (?, ?, ?)",
+                (self._group, self._name, self._clock.now_ms() + self._session_ms),
+            )
+            self._share_out()
+        self._member_id = cursor.lastrowid
+
+    def _synchronise(self) -> _Membership:
+        """Heartbeat, throw out the dead, take what is free, and see what is owned. One transaction."""
+        execute = self._connection.execute
+        now_ms = self._clock.now_ms()
+        with transaction(self._connection, self._path):
+            alive = execute(
+                "UPDATE members SET expires_ms = ? WHERE member_id = ?", (now_ms + self._session_ms, self._member_id)
+            ).rowcount
+            if not alive:
+                return _Membership(True, {}, frozenset())
+            if execute("DELETE FROM members WHERE group_name = ? AND expires_ms <= ?", (self._group, now_ms)).rowcount:
+                self._share_out()
+            execute(
+                "UPDATE shares SET owner = target WHERE group_name = ? AND target = ? AND owner IS NULL",
+                (self._group, self._member_id),
+            )
+            owned = execute(
+                "SELECT partition, committed_offset, target IS owner FROM shares WHERE group_name = ? AND owner = ?",
+                (self._group, self._member_id),
+            ).fetchall()
+            self._trim(partition for partition, _, _ in owned)
+            (generation,) = execute("SELECT generation FROM groups WHERE name = ?", (self._group,)).fetchone()
+        self._generation = generation
+        self._heartbeat_ms = now_ms
+        committed = {partition: offset for partition, offset, _ in owned}
+        return _Membership(False, committed, frozenset(partition for partition, _, keep in owned if not keep))
+
+    def _give_up(self, partitions: frozenset[int]) -> None:
+        """Let the callback finish with them, then leave them to their targets."""
+        try:
+            self._revoked(partitions)
+        finally:
+            self._forget(partitions)
+            with transaction(self._connection, self._path):
+                self._connection.executemany(
+                    "UPDATE shares SET owner = NULL WHERE group_name = ? AND partition = ? AND owner = ?",
+                    [(self._group, partition, self._member_id) for partition in partitions],
+                )
+                self._next_generation()
+
+    def _start_anew(self) -> None:
+        """This member was thrown out: nothing is owned any more, which the callback finds out when it commits."""
+        lost = self.assignment()
+        self._member_id = None
+        self._forget(lost)
+        if lost:
+            self._revoked(lost)
+
+    def _forget(self, partitions: frozenset[int]) -> None:
+        for partition in partitions:
+            self._positions.pop(partition, None)
+        self._paused -= partitions
+
+    def _share_out(self) -> None:
+        """Write down who shall own what, and take the partitions of members that are gone. Needs a transaction."""
+        execute = self._connection.execute
+        members = [
+            member_id
+            for (member_id,) in execute(
+                "SELECT member_id FROM members WHERE group_name = ? ORDER BY member_id", (self._group,)
+            )
+        ]
+        execute(
+            "UPDATE shares SET owner = NULL WHERE group_name = ? AND owner IS NOT NULL"
+            " AND owner NOT IN (SELECT member_id FROM members)",
+            (self._group,),
+        )
+        holders = dict(
+            execute(
+                "SELECT partition, coalesce(owner, target) FROM shares WHERE group_name = ? ORDER BY partition",
+                (self._group,),
+            ).fetchall()
+        )
+        self._connection.executemany(
+            "UPDATE shares SET target = ? WHERE group_name = ? AND partition = ?",
+            [(member, self._group, partition) for partition, member in share_out(holders, members).items()],
+        )
+        self._next_generation()
+
+    def _next_generation(self) -> None:
+        self._connection.execute("UPDATE groups SET generation = generation + 1 WHERE name = ?", (self._group,))
+
+
+def share_out(holders: Mapping[int, int | None], members: Sequence[int]) -> dict[int, int | None]:
+    """{partition: member that shall own it}: even shares, and as few moves as even shares allow.
+
+    `holders` says who has each partition now (None, or somebody who is no member: nobody). Without members
+    nobody shall own anything.
+    """
+    if not members:
+        return dict.fromkeys(holders)
+    held = {member: [p for p, holder in holders.items() if holder == member] for member in members}
+    share, extra = divmod(len(holders), len(members))
+    most_first = sorted(members, key=lambda member: -len(held[member]))
+    quota = {member: share + (rank < extra) for rank, member in enumerate(most_first)}
+    shared: dict[int, int | None] = {p: member for member in members for p in held[member][: quota[member]]}
+    room = [member for member in members for _ in range(quota[member] - len(held[member]))]
+    free = [partition for partition in holders if partition not in shared]
+    return shared | dict(zip(free, room, strict=True))
+
+
+def _ignore(_partitions: frozenset[int]) -> None:
+    """Nobody registered a callback."""

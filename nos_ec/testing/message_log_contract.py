@@ -1,0 +1,328 @@
+"""What every message log must do. Speaks only through the port and a harness, so that a real broker can run it.
+
+A test module of an adapter subclasses `MessageLogContract` and defines a fixture `log` that yields a fresh
+`MessageLogHarness` (an empty topic) per test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import pytest
+
+from nos_ec.core.errors import Conflict
+from nos_ec.core.messages import partition_for_key
+from nos_ec.ports.message_log import Message, MessageConsumer, MessagePublisher
+
+POLL_MS = 50
+TURNS_MAX = 400
+"""Polls that a test waits for something to come, POLL_MS each: 20 s of a real broker's time."""
+
+
+class MessageLogHarness(Protocol):
+    """An empty topic with at least 4 partitions, and the time its sessions run on.
+
+    The harness closes what it made; closing earlier is allowed.
+    """
+
+    partitions: int
+    session_ms: int
+    """How long a member may stay silent: several seconds, as the members of a test poll in turn."""
+
+    def publisher(self) -> MessagePublisher:
+        """A new publisher."""
+        ...
+
+    def consumer(self, group: str) -> MessageConsumer:
+        """A new member of a group; a group that is new starts with the first message stored."""
+        ...
+
+    def pass_time(self, time_ms: int) -> None:
+        """Let that much time pass for sessions: a fake clock steps, a real broker is waited for."""
+        ...
+
+
+def keys_of_partitions(partitions: int) -> list[bytes]:
+    """One key for each partition, in order of partition."""
+    found: dict[int, bytes] = {}
+    number = 0
+    while len(found) < partitions:
+        key = f"bucket-{number}".encode()
+        found.setdefault(partition_for_key(key, partitions), key)
+        number += 1
+    return [found[partition] for partition in range(partitions)]
+
+
+def take(consumer: MessageConsumer, count: int, messages_max: int = 100) -> list[Message]:
+    """Poll until `count` messages came. Fails when they do not."""
+    messages: list[Message] = []
+    for _ in range(TURNS_MAX):
+        messages += consumer.poll(messages_max, POLL_MS)
+        if len(messages) >= count:
+            return messages
+    raise AssertionError(f"{len(messages)} messages came, {count} were expected")
+
+
+def settle(members: Sequence[MessageConsumer], partitions: int) -> list[list[Message]]:
+    """Poll all members in turn until each partition has one owner and shares are even. Returns what each got."""
+    got: list[list[Message]] = [[] for _ in members]
+    for _ in range(TURNS_MAX):
+        for member, messages in zip(members, got, strict=True):
+            messages += member.poll(100, POLL_MS)
+        shares = [member.assignment() for member in members]
+        for number, share in enumerate(shares):
+            assert not any(share & other for other in shares[:number]), f"a partition has two owners: {shares}"
+        sizes = [len(share) for share in shares]
+        if sum(sizes) == partitions and max(sizes) - min(sizes) <= 1:
+            return got
+    raise AssertionError(f"the group did not settle: {[sorted(m.assignment()) for m in members]}")
+
+
+def ends(messages: Iterable[Message]) -> dict[int, int]:
+    """What to commit when all of these are done."""
+    return {message.partition: message.offset + 1 for message in messages}
+
+
+class MessageLogContract:
+    """The suite. Offsets are not compared with literals but for their order: a broker may leave gaps."""
+
+    # --- publishing and polling -------------------------------------------------------------------
+    def test_messages_come_as_published_in_order_per_key(self, log: MessageLogHarness) -> None:
+        keys = keys_of_partitions(log.partitions)
+        sent = [(key, b"%d" % number) for number in range(50) for key in keys]
+        publisher = log.publisher()
+        publisher.publish(sent[:77])
+        publisher.publish([])
+        publisher.publish(sent[77:])
+        got = take(log.consumer("g"), len(sent))
+        assert sorted((m.key, m.value) for m in got) == sorted(sent)
+        for partition, key in enumerate(keys):
+            mine = [m for m in got if m.partition == partition]
+            assert [(m.key, m.value) for m in mine] == [pair for pair in sent if pair[0] == key]
+            assert [m.offset for m in mine] == sorted({m.offset for m in mine})
+
+    def test_any_bytes_pass_unchanged(self, log: MessageLogHarness) -> None:
+        sent = [(b"\xff\x00key", bytes(range(256))), (b"k", b""), (b"k", b"x" * 100_000)]
+        log.publisher().publish(sent)
+        assert sorted((m.key, m.value) for m in take(log.consumer("g"), 3)) == sorted(sent)
+
+    def test_poll_hands_out_no_more_than_asked_for(self, log: MessageLogHarness) -> None:
+        log.publisher().publish([(key, b"v") for key in keys_of_partitions(log.partitions) for _ in range(10)])
+        consumer = log.consumer("g")
+        seen = 0
+        for _ in range(TURNS_MAX):
+            messages = consumer.poll(7, POLL_MS)
+            assert len(messages) <= 7
+            seen += len(messages)
+            if seen == 10 * log.partitions:
+                return
+        raise AssertionError(f"{seen} messages came")
+
+    def test_an_empty_topic_gives_an_empty_list(self, log: MessageLogHarness) -> None:
+        consumer = log.consumer("g")
+        settle([consumer], log.partitions)
+        assert consumer.poll(10, 0) == []
+        assert consumer.poll(10, POLL_MS) == []
+
+    # --- commits ----------------------------------------------------------------------------------
+    def test_the_next_owner_starts_at_the_committed_offset(self, log: MessageLogHarness) -> None:
+        key = keys_of_partitions(log.partitions)[1]
+        log.publisher().publish([(key, b"%d" % number) for number in range(10)])
+        first = log.consumer("g")
+        got = take(first, 10)
+        first.commit({1: got[4].offset})
+        first.close()
+        assert [m.value for m in take(log.consumer("g"), 6)] == [b"4", b"5", b"6", b"7", b"8", b"9"]
+
+    def test_what_was_never_committed_is_delivered_again(self, log: MessageLogHarness) -> None:
+        log.publisher().publish([(b"k", b"1"), (b"k", b"2")])
+        first = log.consumer("g")
+        take(first, 2)
+        first.close()
+        assert [m.value for m in take(log.consumer("g"), 2)] == [b"1", b"2"]
+
+    def test_offsets_never_move_backwards(self, log: MessageLogHarness) -> None:
+        log.publisher().publish([(b"k", b"%d" % number) for number in range(5)])
+        first = log.consumer("g")
+        got = take(first, 5)
+        partition = got[0].partition
+        first.commit({partition: got[3].offset})
+        first.commit({partition: got[1].offset})
+        first.close()
+        assert [m.value for m in take(log.consumer("g"), 2)] == [b"3", b"4"]
+
+    def test_commit_of_a_foreign_partition_is_a_conflict_and_commits_nothing(self, log: MessageLogHarness) -> None:
+        keys = keys_of_partitions(log.partitions)
+        log.publisher().publish([(key, b"v") for key in keys])
+        one, two = log.consumer("g"), log.consumer("g")
+        settle([one, two], log.partitions)
+        lag = one.lag()
+        mine, foreign = min(one.assignment()), min(two.assignment())
+        with pytest.raises(Conflict):
+            one.commit({mine: 1, foreign: 1})
+        assert one.lag() == lag
+
+    def test_commit_before_the_first_poll_is_a_conflict(self, log: MessageLogHarness) -> None:
+        log.publisher().publish([(b"k", b"v")])
+        with pytest.raises(Conflict):
+            log.consumer("g").commit({partition_for_key(b"k", log.partitions): 1})
+
+    def test_groups_do_not_see_each_others_commits(self, log: MessageLogHarness) -> None:
+        one, two = log.consumer("g1"), log.consumer("g2")
+        settle([one], log.partitions)
+        settle([two], log.partitions)
+        log.publisher().publish([(b"k", b"1")])
+        one.commit(ends(take(one, 1)))
+        assert [m.value for m in take(two, 1)] == [b"1"]
+        assert (one.lag(), two.lag()) == (0, 1)
+
+    def test_lag_counts_what_the_whole_group_has_not_committed(self, log: MessageLogHarness) -> None:
+        publisher, consumer = log.publisher(), log.consumer("g")
+        settle([consumer], log.partitions)
+        assert consumer.lag() == 0
+        publisher.publish([(key, b"v") for key in keys_of_partitions(log.partitions) for _ in range(3)])
+        assert consumer.lag() == 3 * log.partitions
+        got = take(consumer, 3 * log.partitions)
+        assert consumer.lag() == 3 * log.partitions, "handed out is not done"
+        part = [m for m in got if m.partition == 0]
+        consumer.commit(ends(part))
+        assert consumer.lag() == 3 * (log.partitions - 1)
+        consumer.commit(ends(got))
+        assert consumer.lag() == 0
+
+    # --- pausing ----------------------------------------------------------------------------------
+    def test_paused_partitions_hand_out_nothing_and_keep_their_position(self, log: MessageLogHarness) -> None:
+        keys = keys_of_partitions(log.partitions)
+        publisher, consumer = log.publisher(), log.consumer("g")
+        settle([consumer], log.partitions)
+        publisher.publish([(keys[0], b"0"), (keys[1], b"1")])
+        take(consumer, 2)
+        consumer.pause([0])
+        publisher.publish([(keys[0], b"2"), (keys[1], b"3")])
+        assert [m.value for m in take(consumer, 1)] == [b"3"]
+        assert consumer.poll(10, 4 * POLL_MS) == []
+        assert consumer.assignment() == frozenset(range(log.partitions))
+        consumer.resume([0])
+        assert [m.value for m in take(consumer, 1)] == [b"2"]
+
+    # --- groups -----------------------------------------------------------------------------------
+    def test_members_share_the_partitions_evenly(self, log: MessageLogHarness) -> None:
+        members = [log.consumer("g") for _ in range(3)]
+        settle(members, log.partitions)
+
+    def test_more_members_than_partitions_leave_some_idle(self, log: MessageLogHarness) -> None:
+        members = [log.consumer("g") for _ in range(log.partitions + 1)]
+        settle(members, log.partitions)
+
+    def test_every_message_reaches_the_owner_of_its_partition(self, log: MessageLogHarness) -> None:
+        members = [log.consumer("g") for _ in range(2)]
+        settle(members, log.partitions)
+        keys = keys_of_partitions(log.partitions)
+        log.publisher().publish([(key, b"v") for key in keys for _ in range(5)])
+        for member in members:
+            got = take(member, 5 * len(member.assignment()))
+            assert {m.partition for m in got} == member.assignment()
+
+    def test_a_joining_member_takes_partitions_only_after_they_were_given_up(self, log: MessageLogHarness) -> None:
+        one, two = log.consumer("g"), log.consumer("g")
+        log.publisher().publish([(key, b"v") for key in keys_of_partitions(log.partitions)])
+        got = take(one, log.partitions)
+        given_up: list[frozenset[int]] = []
+
+        def commit_what_is_done(partitions: frozenset[int]) -> None:
+            assert partitions <= one.assignment(), "still owned while the callback runs"
+            assert not partitions & two.assignment()
+            one.commit({p: offset for p, offset in ends(got).items() if p in partitions})
+            given_up.append(partitions)
+
+        one.on_revoke(commit_what_is_done)
+        one_got, two_got = settle([one, two], log.partitions)
+        assert frozenset().union(*given_up) >= two.assignment()
+        assert not [m for m in one_got + two_got if m.partition in two.assignment()], "committed before it moved"
+
+    def test_a_member_that_leaves_hands_over_at_once(self, log: MessageLogHarness) -> None:
+        one, two = log.consumer("g"), log.consumer("g")
+        settle([one, two], log.partitions)
+        one.close()
+        settle([two], log.partitions)
+
+    def test_a_silent_member_is_thrown_out_and_cannot_commit(self, log: MessageLogHarness) -> None:
+        keys = keys_of_partitions(log.partitions)
+        zombie, heir = log.consumer("g"), log.consumer("g")
+        settle([zombie, heir], log.partitions)
+        log.publisher().publish([(key, b"v") for key in keys])
+        got = take(zombie, len(zombie.assignment()))
+        lag = heir.lag()
+        self._outlive(log, heir)
+        settle([heir], log.partitions)
+        with pytest.raises(Conflict):
+            zombie.commit(ends(got))
+        assert heir.lag() == lag
+
+    def test_a_member_thrown_out_is_told_and_joins_again(self, log: MessageLogHarness) -> None:
+        zombie, heir = log.consumer("g"), log.consumer("g")
+        settle([zombie, heir], log.partitions)
+        lost, told = zombie.assignment(), []
+        conflicts = []
+
+        def commit_too_late(partitions: frozenset[int]) -> None:
+            told.append(partitions)
+            with pytest.raises(Conflict) as conflict:
+                zombie.commit(dict.fromkeys(partitions, 0))
+            conflicts.append(conflict)
+
+        zombie.on_revoke(commit_too_late)
+        self._outlive(log, heir)
+        settle([heir], log.partitions)
+        zombie.poll(1, POLL_MS)
+        assert told == [lost]
+        assert len(conflicts) == 1
+        zombie.on_revoke(lambda _partitions: None)
+        settle([zombie, heir], log.partitions)
+
+    def test_messages_of_a_silent_member_come_again(self, log: MessageLogHarness) -> None:
+        zombie, heir = log.consumer("g"), log.consumer("g")
+        settle([zombie, heir], log.partitions)
+        log.publisher().publish([(key, b"v") for key in keys_of_partitions(log.partitions)])
+        theirs = take(zombie, len(zombie.assignment()))
+        mine = take(heir, len(heir.assignment()))
+        again = self._outlive(log, heir)
+        again += take(heir, len(theirs) - len(again)) if len(again) < len(theirs) else []
+        assert {(m.partition, m.offset) for m in again} == {(m.partition, m.offset) for m in theirs}
+        assert len(mine) + len(theirs) == log.partitions
+
+    def test_a_failing_callback_does_not_keep_the_partitions(self, log: MessageLogHarness) -> None:
+        one, two = log.consumer("g"), log.consumer("g")
+        settle([one], log.partitions)
+
+        def fail(_partitions: frozenset[int]) -> None:
+            raise RuntimeError("the engine broke")
+
+        one.on_revoke(fail)
+        two.poll(1, 0)
+        with pytest.raises(RuntimeError, match="the engine broke"):
+            self._turns(lambda: one.poll(1, POLL_MS))
+        one.on_revoke(lambda _partitions: None)
+        settle([one, two], log.partitions)
+
+    def test_close_is_idempotent(self, log: MessageLogHarness) -> None:
+        publisher, consumer = log.publisher(), log.consumer("g")
+        consumer.poll(1, 0)
+        for _ in range(2):
+            consumer.close()
+            publisher.close()
+
+    @staticmethod
+    def _outlive(log: MessageLogHarness, survivor: MessageConsumer) -> list[Message]:
+        """Let more than a session pass in which only `survivor` polls. Returns what it got."""
+        got: list[Message] = []
+        for _ in range(10):
+            log.pass_time(log.session_ms // 8)
+            got += survivor.poll(100, POLL_MS)
+        return got
+
+    @staticmethod
+    def _turns(turn: Callable[[], object]) -> None:
+        for _ in range(TURNS_MAX):
+            turn()
