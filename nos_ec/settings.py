@@ -1,0 +1,478 @@
+"""Settings: one TOML file, and environment variables over it.
+
+A key `lanes` of the section `[consumer]` is `NOS_EC_CONSUMER__LANES` in the environment. A wrong key or value is
+never skipped and never guessed: all of them are reported at once, each with the place it was written at.
+docs/CONFIG.md is made from this module by `reference`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+from urllib.parse import quote
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
+from pydantic.fields import FieldInfo
+
+from nos_ec.core.errors import ConfigError
+from nos_ec.core.geometry import Geometry
+
+ENV_PREFIX = "NOS_EC_"
+ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_KILL_AT"})
+"""Variables with our prefix that are no settings: which file to read, and where a crash test kills the process."""
+
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
+_SIZE_PATTERN = re.compile(r"\s*(\d{1,18})\s*([A-Za-z]*)\s*")
+
+
+def _number(value: object) -> object:
+    """TOML's `true` is no 1."""
+    if isinstance(value, bool):
+        raise ValueError("a truth value is no number")
+    return value
+
+
+def _size(value: object) -> object:
+    """Bytes: a number, or a string such as "512MiB"."""
+    if not isinstance(value, str):
+        return _number(value)
+    match = _SIZE_PATTERN.fullmatch(value)
+    if match is None or match[2] not in _UNITS:
+        raise ValueError("no size")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _path(value: object) -> object:
+    """An empty path would be the current folder, which nobody means."""
+    if value == "":
+        raise ValueError("no path")
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_number)]
+Ratio = Annotated[float, BeforeValidator(_number)]
+Size = Annotated[int, BeforeValidator(_size)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class StoreSettings(_Section):
+    """Where the store is."""
+
+    root: Annotated[Path, BeforeValidator(_path)] = Field(
+        default=Path("var/nos_ec"),
+        description="Folder of the embedded store: blocks, landing copies, message log and, unless metadata_url says"
+        " otherwise, metadata. A relative path in a file starts at the file's folder, so that cron and a"
+        " shell find the same store. Must be on a local file system.",
+    )
+    metadata_url: SecretStr | None = Field(
+        default=None,
+        description="SQLAlchemy URL of the metadata database, such as mysql+pymysql://user:password@host:3306/nos_ec."
+        " Left out: metadata.db (SQLite) in root. It may hold a password: prefer the environment.",
+    )
+
+    def url(self) -> str:
+        """The metadata URL, password and all: never log it."""
+        if self.metadata_url is not None:
+            return self.metadata_url.get_secret_value()
+        return f"sqlite:///{quote(str(self.root.absolute() / 'metadata.db'))}"
+
+
+class GeometrySettings(_Section):
+    """Shape of stripes and blocks. Fixed when the store is initialised; another one is refused later."""
+
+    k: Count = Field(default=8, ge=1, le=32, description="Data chunks a stripe.")
+    m: Count = Field(default=3, ge=1, le=8, description="Coding chunks a stripe: how many shards may be lost.")
+    chunk_size: Size = Field(
+        default=128 << 10,
+        ge=16 << 10,
+        le=4 << 20,
+        description="Bytes of a chunk (Ceph: stripe_unit), a multiple of 4 KiB. Objects up to it are read from one"
+        " shard.",
+    )
+    stripes_per_block: Count = Field(default=32, ge=1, le=1024, description="Stripes of a full block.")
+    stripes_per_group_max: Count = Field(
+        default=4, ge=1, le=1024, description="Stripes written at once behind one header; at most stripes_per_block."
+    )
+
+    def value(self) -> Geometry:
+        """The geometry. Raises ConfigError when the fields do not go together."""
+        return Geometry(self.k, self.m, self.chunk_size, self.stripes_per_block, self.stripes_per_group_max)
+
+
+class PutSettings(_Section):
+    """What happens to an object when it arrives."""
+
+    min_age_ms: Count = Field(
+        default=0,
+        ge=0,
+        le=365 * _DAY,
+        description="Milliseconds an object rests in the landing store before it is packed. 0 packs at once and keeps"
+        " the landing store smallest; where many objects are deleted or overwritten soon, an hour"
+        " (3600000) saves packing them at all. Safety does not depend on it.",
+    )
+    reservation_ms: Count = Field(
+        default=_HOUR,
+        ge=_SECOND,
+        le=7 * _DAY,
+        description="Milliseconds a PUT may take before its landing copy counts as abandoned. A PUT that takes longer"
+        " fails and can be tried again.",
+    )
+    lease_ttl_ms: Count = Field(
+        default=30 * _SECOND,
+        ge=_SECOND,
+        le=_HOUR,
+        description="Milliseconds the writer lease of a large PUT lasts without renewal: how soon the blocks of a"
+        " killed one are recovered.",
+    )
+
+
+class ProducerSettings(_Section):
+    """Publishing objects that wait to be packed."""
+
+    batch_objects: Count = Field(default=1000, ge=1, le=100_000, description="Rows scanned and published at a time.")
+    republish_ms: Count = Field(
+        default=10 * _MINUTE,
+        ge=_SECOND,
+        le=30 * _DAY,
+        description="Milliseconds after which an object that was published and is still not packed is published again,"
+        " in case its event was lost. More than consumer.linger_ms, or healthy objects are published twice.",
+    )
+    idle_wait_ms: Count = Field(
+        default=500, ge=1, le=_HOUR, description="Milliseconds between scans when there was nothing to publish."
+    )
+
+
+class ConsumerSettings(_Section):
+    """Packing published objects into stripes."""
+
+    group: str = Field(default="packer", min_length=1, max_length=200, description="Consumer group of the message log.")
+    policy: Literal["best", "nos"] = Field(
+        default="best",
+        description="Packing policy: best (best fit seeded with the oldest object) or nos (the published merge list,"
+        " for comparison).",
+    )
+    window_objects: Count = Field(
+        default=1000,
+        ge=1,
+        le=1_000_000,
+        description="Objects the merge list collects before it packs. 1000 is near the bound.",
+    )
+    linger_ms: Count = Field(
+        default=_MINUTE,
+        ge=0,
+        le=_DAY,
+        description="Milliseconds an object waits for company, at most; then its stripe is written even if not full.",
+    )
+    lanes: Count = Field(
+        default=1, ge=1, le=64, description="Stripe groups written at the same time, each lane into a block of its own."
+    )
+    read_threads: Count = Field(default=8, ge=1, le=256, description="Landing copies read at the same time.")
+    merge_list_bytes_max: Size = Field(
+        default=1 << 30,
+        ge=1 << 20,
+        le=1 << 40,
+        description="Bytes of the objects waiting to be packed, at most; beyond it partitions are paused. The objects"
+        " themselves stay in the landing store. At least one stripe group.",
+    )
+    poll_messages_max: Count = Field(
+        default=1000, ge=1, le=100_000, description="Messages taken from the log at a time."
+    )
+    idle_wait_ms: Count = Field(default=500, ge=1, le=_HOUR, description="Milliseconds to wait for messages when idle.")
+    lease_ttl_ms: Count = Field(
+        default=30 * _SECOND,
+        ge=_SECOND,
+        le=_HOUR,
+        description="Milliseconds a writer lease lasts without renewal: how soon the blocks of a killed consumer (or"
+        " GC) are recovered, and how long it may stall before it is fenced.",
+    )
+
+
+class ReaperSettings(_Section):
+    """Deleting landing copies of packed objects, and recovery."""
+
+    landing_grace_ms: Count = Field(
+        default=10 * _MINUTE,
+        ge=0,
+        le=30 * _DAY,
+        description="Milliseconds a landing copy outlives its packing. The packed bytes are read back and verified in"
+        " any case before it goes.",
+    )
+    batch_objects: Count = Field(default=500, ge=1, le=100_000, description="Landing copies settled at a time.")
+    wait_ms: Count = Field(
+        default=5 * _SECOND, ge=1, le=_HOUR, description="Milliseconds between rounds of housekeeping in a daemon."
+    )
+
+
+class GcSettings(_Section):
+    """Reclaiming what deletes leave behind."""
+
+    hole_ratio_min: Ratio = Field(
+        default=0.75,
+        gt=0,
+        le=1,
+        description="Share of dead bytes in a block's data from which the block is collected. Lower saves space and"
+        " rewrites more: break-even with 3 replicas is near 0.45 for 8+3.",
+    )
+    block_grace_ms: Count = Field(
+        default=10 * _MINUTE,
+        ge=0,
+        le=30 * _DAY,
+        description="Milliseconds between emptying a block and deleting it. Longer than the longest read.",
+    )
+    reserve_bytes: Size = Field(
+        default=256 << 20,
+        ge=0,
+        le=1 << 50,
+        description="Free space that only GC may use, so that it can always make progress. At least a few blocks.",
+    )
+    blocks_max_per_run: Count = Field(
+        default=1000, ge=1, le=1_000_000, description="Blocks collected in one run, at most."
+    )
+
+
+class LogSettings(_Section):
+    """The embedded message log."""
+
+    partitions: Count = Field(
+        default=8,
+        ge=1,
+        le=1024,
+        description="Partitions, which is how many consumers can share the work. Fixed when the store is initialised.",
+    )
+    session_ms: Count = Field(
+        default=10 * _SECOND,
+        ge=100,
+        le=_HOUR,
+        description="Milliseconds after which a consumer that does not poll loses its partitions to the others.",
+    )
+
+
+class LoggingSettings(_Section):
+    """What the daemons write to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe level written."
+    )
+    format: Literal["console", "json"] = Field(
+        default="console", description="console for eyes, json (one object a line) for machines."
+    )
+
+
+class Settings(_Section):
+    """All sections. Every field has a default, so an empty file is a valid one."""
+
+    store: StoreSettings = StoreSettings()
+    geometry: GeometrySettings = GeometrySettings()
+    put: PutSettings = PutSettings()
+    producer: ProducerSettings = ProducerSettings()
+    consumer: ConsumerSettings = ConsumerSettings()
+    reaper: ReaperSettings = ReaperSettings()
+    gc: GcSettings = GcSettings()
+    log: LogSettings = LogSettings()
+    logging: LoggingSettings = LoggingSettings()
+
+
+def load_settings(path: Path | None, env: Mapping[str, str]) -> Settings:
+    """The settings of the file (None: none) with those of the environment over it.
+
+    Raises ConfigError whose message has one line for every problem: its place, the value, what is allowed.
+    """
+    settings, problems = _load(path, env)
+    if settings is None or problems:
+        raise ConfigError("\n".join(problems))
+    return settings
+
+
+def check_settings(path: Path | None, env: Mapping[str, str]) -> list[str]:
+    """What `load_settings` would complain about, a line each. Empty: all is well."""
+    return _load(path, env)[1]
+
+
+def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, list[str]]:
+    problems: list[str] = []
+    given: dict[str, dict[str, Any]] = {}
+    places: dict[tuple[str, str], str] = {}
+    for place, section, key, value in (*_from_file(path, problems), *_from_env(env, problems)):
+        given.setdefault(section, {})[key] = value
+        places[section, key] = place
+    try:
+        settings = Settings.model_validate(given)
+    except ValidationError as error:
+        return None, problems + [_describe(details, places) for details in error.errors()]
+    return settings, problems + list(_cross_check(settings))
+
+
+# --- sources: each yields (place, section, key, value) for the keys that exist, and reports the others -------------
+_Given = Iterator[tuple[str, str, str, Any]]
+
+
+def _from_file(path: Path | None, problems: list[str]) -> _Given:
+    if path is None:
+        return
+    for section, table in _parse(path, problems).items():
+        if section not in Settings.model_fields:
+            problems.append(f"{path}: [{section}]: no such section{_hint(section, list(Settings.model_fields))}")
+        elif not isinstance(table, dict):
+            problems.append(
+                f"{path}: {section} = {table!r}: {section} is a section; write [{section}] and its keys below"
+            )
+        else:
+            for key, value in table.items():
+                if key not in _fields(section):
+                    problems.append(f"{path}: {section}.{key}: no such setting{_hint(f'{section}.{key}', _all_keys())}")
+                elif (section, key) == ("store", "root") and isinstance(value, str) and value:
+                    yield f"{path}: {section}.{key}", section, key, path.absolute().parent / Path(value).expanduser()
+                else:
+                    yield f"{path}: {section}.{key}", section, key, value
+
+
+def _parse(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except FileNotFoundError:
+        problems.append(f"{path}: there is no such file; create it, or name another one")
+    except OSError as error:
+        problems.append(f"{path}: cannot be read ({error.strerror}); check its permissions")
+    except UnicodeDecodeError as error:
+        problems.append(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8")
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"{path}: not valid TOML: {error}")
+    return {}
+
+
+def _from_env(env: Mapping[str, str], problems: list[str]) -> _Given:
+    known = {_variable(*name.split(".")): name.split(".") for name in _all_keys()}
+    for variable in sorted(env):
+        if not variable.startswith(ENV_PREFIX) or variable in ENV_OTHERS:
+            continue
+        if variable not in known:
+            problems.append(f"environment variable {variable}: no such setting{_hint(variable, list(known))}")
+        else:
+            section, key = known[variable]
+            yield f"environment variable {variable}", section, key, env[variable]
+
+
+def _variable(section: str, key: str) -> str:
+    return f"{ENV_PREFIX}{section}__{key}".upper()
+
+
+def _fields(section: str) -> dict[str, FieldInfo]:
+    model = Settings.model_fields[section].annotation
+    assert isinstance(model, type)
+    assert issubclass(model, _Section)
+    return model.model_fields
+
+
+def _all_keys() -> list[str]:
+    return [f"{section}.{key}" for section in Settings.model_fields for key in _fields(section)]
+
+
+def _hint(wrong: str, known: list[str]) -> str:
+    """The right name, when the wrong one is nearly it or stands in the wrong section."""
+    key = wrong.rpartition(".")[2]
+    near = [name for name in known if "." in name and name.endswith(f".{key}")]
+    near = near or difflib.get_close_matches(wrong, known, n=1, cutoff=0.7)
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return "; remove it, or see docs/CONFIG.md for what there is"
+
+
+# --- messages ------------------------------------------------------------------------------------------------------
+def _describe(details: Mapping[str, Any], places: Mapping[tuple[str, str], str]) -> str:
+    section, key = details["loc"][:2]
+    place = places[section, key]
+    field = _fields(section)[key]
+    if field.annotation == SecretStr | None:
+        return f"{place}: not allowed (the value is not shown, it may hold a password); use {_allowed(field)}"
+    return f"{place}: {details['input']!r} is not allowed; use {_allowed(field)}"
+
+
+def _cross_check(settings: Settings) -> Iterator[str]:
+    """What each field alone cannot see."""
+    try:
+        geometry = settings.geometry.value()
+    except ConfigError as error:
+        yield str(error)
+        return
+    consumer = settings.consumer
+    if consumer.merge_list_bytes_max < geometry.group_size_max:
+        yield (
+            f"consumer.merge_list_bytes_max: {consumer.merge_list_bytes_max} is less than a stripe group; use at least"
+            f" {geometry.group_size_max}"
+        )
+    if settings.producer.republish_ms <= consumer.linger_ms:
+        yield (
+            f"producer.republish_ms: {settings.producer.republish_ms} is not more than consumer.linger_ms, so objects"
+            f" that merely wait are published again and again; use more than {consumer.linger_ms}"
+        )
+
+
+def _allowed(field: FieldInfo) -> str:
+    """What a field takes, in words."""
+    choices = get_args(field.annotation)
+    if field.annotation is Path:
+        return "a path"
+    if SecretStr in choices:
+        return "a database URL"
+    if choices:
+        return " or ".join(f'"{choice}"' for choice in choices)
+    if field.annotation is str:
+        return "a string of 1 to 200 characters"
+    low = next((f"{m.ge}" for m in field.metadata if hasattr(m, "ge")), "more than 0")
+    high = next(m.le for m in field.metadata if hasattr(m, "le"))
+    kind = "a number" if field.annotation is float else "a whole number"
+    if any(isinstance(m, BeforeValidator) and m.func is _size for m in field.metadata):
+        return f'a size from {_shown_size(int(low))} to {_shown_size(int(high))}: bytes, or such as "512MiB"'
+    return f"{kind}, {low} to {high}"
+
+
+def _shown_size(size_bytes: int) -> str:
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size_bytes and size_bytes % _UNITS[unit] == 0:
+            return f"{size_bytes // _UNITS[unit]}{unit}"
+    return str(size_bytes)
+
+
+def _shown_default(field: FieldInfo) -> str:
+    default = field.default
+    if default is None:
+        return "none"
+    if any(isinstance(m, BeforeValidator) and m.func is _size for m in field.metadata):
+        return f'`"{_shown_size(default)}"`'
+    return f'`"{default}"`' if isinstance(default, str | Path) else f"`{default}`"
+
+
+def reference() -> str:
+    """docs/CONFIG.md: every section and key with its variable, default, allowed values and meaning."""
+    lines = [
+        "# Configuration",
+        "",
+        "<!-- Made from nos_ec/settings.py by `make reference`; change it there. -->",
+        "",
+        "One TOML file (`nos-ec --config FILE`), and environment variables over it: the key `lanes` of the section",
+        "`[consumer]` is `NOS_EC_CONSUMER__LANES`. Everything has a default. `nos-ec config check` reports every wrong",
+        "key and value at once, each with its place. Times are in milliseconds; sizes are bytes, or strings such as",
+        '`"512MiB"` (units B, KiB, MiB, GiB, TiB).',
+    ]
+    for section, info in Settings.model_fields.items():
+        assert isinstance(info.annotation, type)
+        lines += ["", f"## [{section}]", "", str(info.annotation.__doc__), ""]
+        lines += ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+        for key, field in _fields(section).items():
+            lines.append(f"| `{key}` | {_shown_default(field)} | {_allowed(field)} | {field.description} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,163 @@
+"""Settings: every wrong key and value is named with its place; the reference is up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nos_ec.core.errors import ConfigError
+from nos_ec.core.geometry import Geometry
+from nos_ec.settings import Settings, check_settings, load_settings, reference
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "nos-ec.toml"
+
+
+def test_everything_has_a_default() -> None:
+    settings = load_settings(None, {})
+    assert settings == Settings()
+    assert settings.geometry.value() == Geometry()
+    assert check_settings(None, {}) == []
+
+
+def test_an_empty_file_is_valid(file: Path) -> None:
+    file.write_text("")
+    assert load_settings(file, {}) == Settings()
+
+
+def test_file_then_environment(file: Path) -> None:
+    file.write_text(
+        '[consumer]\nlanes = 2\nlinger_ms = 5\nmerge_list_bytes_max = "512MiB"\n[gc]\nhole_ratio_min = 0.5\n'
+        '[geometry]\nchunk_size = 65536\n[logging]\nformat = "json"\n'
+    )
+    env = {"NOS_EC_CONSUMER__LANES": "3", "NOS_EC_GC__RESERVE_BYTES": "1 GiB", "PATH": "/bin", "NOS_ECX": "1"}
+    settings = load_settings(file, env)
+    assert settings.consumer.lanes == 3
+    assert settings.consumer.linger_ms == 5
+    assert settings.consumer.merge_list_bytes_max == 512 << 20
+    assert settings.gc.reserve_bytes == 1 << 30
+    assert settings.gc.hole_ratio_min == 0.5
+    assert settings.geometry.value() == Geometry(chunk_size=65536)
+    assert settings.logging.format == "json"
+
+
+def test_variables_that_are_no_settings_are_left_alone() -> None:
+    assert check_settings(None, {"NOS_EC_CONFIG": "x.toml", "NOS_EC_KILL_AT": "put.landed"}) == []
+
+
+def test_a_relative_root_in_a_file_starts_at_the_file(file: Path) -> None:
+    file.write_text('[store]\nroot = "data"\n')
+    assert load_settings(file, {}).store.root == file.parent / "data"
+    assert load_settings(file, {"NOS_EC_STORE__ROOT": "/srv/x"}).store.root == Path("/srv/x")
+    file.write_text('[store]\nroot = "/srv/y"\n')
+    assert load_settings(file, {}).store.root == Path("/srv/y")
+
+
+def test_metadata_url_defaults_to_a_file_in_root_and_is_never_shown(tmp_path: Path) -> None:
+    odd = tmp_path / "50% a?b#c"
+    settings = load_settings(None, {"NOS_EC_STORE__ROOT": str(odd)})
+    assert settings.store.url() == f"sqlite:///{tmp_path}/50%25%20a%3Fb%23c/metadata.db"
+    secret = "mysql+pymysql://u:hunter2@db/nos_ec"
+    settings = load_settings(None, {"NOS_EC_STORE__METADATA_URL": secret})
+    assert settings.store.url() == secret
+    assert "hunter2" not in repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
+
+
+def test_every_problem_is_named_with_its_place(file: Path) -> None:
+    file.write_text(
+        "stray = 1\nput = 3\n[consumer]\nlanes = 0\nlane = 2\npolicy = 'worst'\nread_threads = true\n"
+        "[gc]\nlinger_ms = 1\nhole_ratio_min = 0\nreserve_bytes = '12 MB'\n[geometri]\nk = 4\n[store]\nroot = ''\n"
+    )
+    env = {
+        "NOS_EC_PUT__MIN_AGE_MS": "soon",
+        "NOS_EC_CONSUMER_LANES": "2",
+        "NOS_EC_QUITE_ELSE": "",
+        "NOS_EC_CONSUMER__LINGER_MS": "-1",
+    }
+    problems = check_settings(file, env)
+    assert sorted(problems) == sorted(
+        [
+            f"{file}: [stray]: no such section; remove it, or see docs/CONFIG.md for what there is",
+            f"{file}: put = 3: put is a section; write [put] and its keys below",
+            f"{file}: [geometri]: no such section; did you mean geometry?",
+            f"{file}: consumer.lane: no such setting; did you mean consumer.lanes?",
+            f"{file}: gc.linger_ms: no such setting; did you mean consumer.linger_ms?",
+            "environment variable NOS_EC_CONSUMER_LANES: no such setting; did you mean NOS_EC_CONSUMER__LANES?",
+            "environment variable NOS_EC_QUITE_ELSE: no such setting; remove it, or see docs/CONFIG.md for what there"
+            " is",
+            f"{file}: consumer.lanes: 0 is not allowed; use a whole number, 1 to 64",
+            f'{file}: consumer.policy: \'worst\' is not allowed; use "best" or "nos"',
+            f"{file}: consumer.read_threads: True is not allowed; use a whole number, 1 to 256",
+            f"{file}: gc.hole_ratio_min: 0 is not allowed; use a number, more than 0 to 1",
+            f"{file}: gc.reserve_bytes: '12 MB' is not allowed; use a size from 0 to 1024TiB: bytes, or such as"
+            ' "512MiB"',
+            f"{file}: store.root: '' is not allowed; use a path",
+            "environment variable NOS_EC_PUT__MIN_AGE_MS: 'soon' is not allowed; use a whole number, 0 to 31536000000",
+            "environment variable NOS_EC_CONSUMER__LINGER_MS: '-1' is not allowed; use a whole number, 0 to 86400000",
+        ]
+    )
+    with pytest.raises(ConfigError) as error:
+        load_settings(file, env)
+    assert str(error.value) == "\n".join(problems)
+
+
+def test_a_wrong_metadata_url_is_not_shown(file: Path) -> None:
+    file.write_text("[store]\nmetadata_url = ['mysql://u:hunter2@db/x']\n")
+    (problem,) = check_settings(file, {})
+    assert "store.metadata_url" in problem
+    assert "hunter2" not in problem
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        ({"NOS_EC_GEOMETRY__CHUNK_SIZE": "20000"}, "geometry: chunk_size is 20000; it must be a multiple of 4096"),
+        ({"NOS_EC_GEOMETRY__STRIPES_PER_BLOCK": "2"}, "stripes_per_group_max is 4 and stripes_per_block is 2"),
+        ({"NOS_EC_CONSUMER__MERGE_LIST_BYTES_MAX": "1MiB"}, "less than a stripe group; use at least 4194304"),
+        ({"NOS_EC_PRODUCER__REPUBLISH_MS": "60000"}, "use more than 60000"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(env: dict[str, str], problem: str) -> None:
+    (found,) = check_settings(None, env)
+    assert problem in found
+    with pytest.raises(ConfigError):
+        load_settings(None, env)
+
+
+def test_a_missing_file_is_named(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nos-ec\.toml: there is no such file; create it, or name another one"):
+        load_settings(file, {})
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_settings(tmp_path, {})
+
+
+def test_invalid_toml_names_line_and_column(file: Path) -> None:
+    file.write_text("[consumer]\nlanes = = 2\n")
+    with pytest.raises(ConfigError, match=r"not valid TOML: .*line 2, column 9"):
+        load_settings(file, {})
+
+
+def test_a_file_in_another_encoding_is_named(file: Path) -> None:
+    file.write_bytes(b"# caf\xe9\n")
+    with pytest.raises(ConfigError, match="byte 5 is not UTF-8"):
+        load_settings(file, {})
+
+
+def test_the_reference_is_up_to_date() -> None:
+    assert (DOCS / "CONFIG.md").read_text() == reference(), "run `make reference`"
+
+
+def test_every_setting_says_what_it_is() -> None:
+    for section in Settings.model_fields.values():
+        assert isinstance(section.annotation, type)
+        for key, field in section.annotation.model_fields.items():
+            assert field.description, key
+            assert field.description.endswith("."), key
