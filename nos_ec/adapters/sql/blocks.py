@@ -1,0 +1,225 @@
+"""Blocks: their life from allocation to being forgotten, and the questions GC, recovery and checks ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Float, and_, bindparam, cast, delete, exists, insert, select, union_all, update
+
+from nos_ec.adapters.sql import leases
+from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, id_rows
+from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, SEGMENTS
+from nos_ec.core.errors import Conflict, LeaseLost, NotFound
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import BlockId, Extent, ObjectKey
+from nos_ec.core.lifecycle import BlockEvent, BlockKind, BlockState, advance_block
+from nos_ec.ports.metadata import BlockRow, Lease, NewLargeObject, Placed
+
+_B, _O, _S = BLOCKS.c, OBJECTS.c, SEGMENTS.c
+_PPM = 1_000_000
+
+BY_ID = select(*BLOCK_COLUMNS).where(_B.block_id == bindparam("block_id"))
+
+FENCED = (
+    select(*BLOCK_COLUMNS)
+    .where(_B.state == BlockState.FENCED)
+    .order_by(_B.created_ms, _B.block_id)
+    .limit(bindparam("rows_max"))
+)
+# `hole_ppm` is rounded and finds the rows by index; the second condition is the exact one.
+CANDIDATES = (
+    select(*BLOCK_COLUMNS)
+    .where(
+        _B.state == BlockState.SEALED,
+        _B.hole_ppm >= bindparam("ppm_min"),
+        cast(_B.dead_bytes, Float(53)) >= bindparam("ratio_min", type_=Float(53)) * (_B.live_bytes + _B.dead_bytes),
+    )
+    .order_by(_B.hole_ppm.desc())
+    .limit(bindparam("rows_max"))
+)
+CONDEMNED = (
+    select(*BLOCK_COLUMNS)
+    .where(_B.state == BlockState.CONDEMNED, _B.delete_after_ms <= bindparam("now_ms"))
+    .order_by(_B.delete_after_ms)
+    .limit(bindparam("rows_max"))
+)
+PLACED = union_all(
+    select(_O.object_id, _O.bucket, _O.name, _O.version, _O.block_offset, _O.size.label("length"), _O.crc32c).where(
+        _O.block_id == bindparam("block_id")
+    ),
+    select(_S.object_id, _O.bucket, _O.name, _S.version, _S.block_offset, _S.length, _S.crc32c)
+    .join_from(SEGMENTS, OBJECTS, and_(_O.object_id == _S.object_id, _O.version == _S.version))
+    .where(_S.block_id == bindparam("block_id")),
+)
+
+
+def lock(connection: Connection, block_id: BlockId) -> BlockRow | None:
+    """The block's row, locked until the transaction ends."""
+    row = connection.execute(BY_ID.with_for_update(), {"block_id": block_id}).first()
+    return None if row is None else block_row(row)
+
+
+def get(connection: Connection, block_id: BlockId) -> BlockRow:
+    """See `Metadata.block`."""
+    row = connection.execute(BY_ID, {"block_id": block_id}).first()
+    if row is None:
+        raise NotFound(f"block {block_id.hex()} has no row")
+    return block_row(row)
+
+
+def allocate(connection: Connection, lease: Lease, block_id: BlockId, kind: BlockKind, now_ms: int) -> None:
+    """See `Metadata.allocate_block`."""
+    leases.require(connection, lease)
+    found = lock(connection, block_id)
+    if found is not None:
+        same = (found.writer, found.epoch, found.kind, found.state, found.stripes)
+        if same == (lease.name, lease.epoch, kind, BlockState.OPEN, 0):
+            return
+        raise Conflict(f"block {block_id.hex()} exists already; an id is never used again")
+    sizes = dict.fromkeys(("stripes", "live_bytes", "dead_bytes", "overhead_bytes", "live_objects"), 0)
+    made: dict[str, Any] = {"block_id": block_id, "kind": kind, "state": BlockState.OPEN, "created_ms": now_ms}
+    connection.execute(insert(BLOCKS).values(made | sizes | {"writer": lease.name, "epoch": lease.epoch}))
+
+
+def seal(connection: Connection, lease: Lease, block_id: BlockId, now_ms: int) -> None:
+    """See `Metadata.seal_block`."""
+    leases.require(connection, lease)
+    found = lock(connection, block_id)
+    if found is None:
+        raise NotFound(f"block {block_id.hex()} has no row")
+    if not _is_of(found, lease) or found.state is BlockState.FENCED:
+        raise LeaseLost(f"block {block_id.hex()} was taken from writer {lease.name!r}; it must not be written")
+    if found.state is BlockState.OPEN:
+        sealed = {"state": advance_block(found.state, BlockEvent.SEAL), "sealed_ms": now_ms}
+        connection.execute(update(BLOCKS).where(_B.block_id == block_id).values(sealed))
+
+
+def fence(connection: Connection, lease: Lease, block_id: BlockId) -> None:
+    """See `Metadata.fence_block`."""
+    mine = and_(_B.block_id == block_id, _B.writer == lease.name, _B.epoch == lease.epoch, _B.state == BlockState.OPEN)
+    connection.execute(update(BLOCKS).where(mine).values(state=advance_block(BlockState.OPEN, BlockEvent.FENCE)))
+
+
+def seal_large(
+    connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int, *, live: bool
+) -> bool:
+    """Seal the blocks of a large object, its bytes live or dead. False when an earlier call did it already.
+
+    Raises LeaseLost when one of them was taken from the writer, NotFound when one was never allocated.
+    """
+    found = _lock_listed(connection, [segment.extent.block_id for segment in new.segments])
+    if any(not _is_of(row, lease) or row.state is BlockState.FENCED for row in found.values()):
+        raise LeaseLost(f"a block of {new.key} was taken from writer {lease.name!r}; write the object again")
+    if any(row.state is not BlockState.OPEN for row in found.values()):
+        return False
+    for segment, stripes in zip(new.segments, new.block_stripes, strict=True):
+        data = segment.extent.length
+        books = {
+            "state": advance_block(BlockState.OPEN, BlockEvent.SEAL),
+            "sealed_ms": now_ms,
+            "stripes": stripes,
+            "live_bytes": data if live else 0,
+            "dead_bytes": 0 if live else data,
+            "overhead_bytes": stripes * geometry.stripe_size - data,
+            "live_objects": int(live),
+        }
+        connection.execute(update(BLOCKS).where(_B.block_id == segment.extent.block_id).values(books))
+    return True
+
+
+def _lock_listed(connection: Connection, block_ids: list[BlockId]) -> dict[BlockId, BlockRow]:
+    listed = select(*BLOCK_COLUMNS).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]).with_for_update()
+    found = {row.block_id: row for row in map(block_row, connection.execute(listed, id_rows(block_ids)))}
+    missing = [block_id.hex() for block_id in block_ids if block_id not in found]
+    if missing:
+        raise NotFound(f"blocks {', '.join(missing)} have no row; allocate a block before it is written")
+    return found
+
+
+def fenced(connection: Connection, limit: int) -> list[BlockRow]:
+    """See `Metadata.fenced_blocks`."""
+    return [block_row(row) for row in connection.execute(FENCED, {"rows_max": limit})]
+
+
+def seal_reconciled(
+    connection: Connection,
+    geometry: Geometry,
+    block_id: BlockId,
+    stripes: int,
+    live_bytes: int,
+    dead_bytes: int,
+    live_objects: int,
+    now_ms: int,
+) -> bool:
+    """See `Metadata.seal_reconciled`."""
+    overhead_bytes = stripes * geometry.stripe_size - live_bytes - dead_bytes
+    if min(stripes, live_bytes, dead_bytes, live_objects, overhead_bytes) < 0:
+        raise ValueError(f"block {block_id.hex()}: {live_bytes} + {dead_bytes} bytes do not fit {stripes} stripes")
+    as_found = and_(_B.block_id == block_id, _B.state == BlockState.FENCED, _B.live_bytes == live_bytes)
+    books = {
+        "state": advance_block(BlockState.FENCED, BlockEvent.SEAL),
+        "sealed_ms": now_ms,
+        "stripes": stripes,
+        "dead_bytes": dead_bytes,
+        "overhead_bytes": overhead_bytes,
+        "live_objects": live_objects,
+    }
+    return connection.execute(update(BLOCKS).where(as_found).values(books)).rowcount == 1
+
+
+def page(connection: Connection, after: BlockId | None, limit: int) -> list[BlockRow]:
+    """See `Metadata.list_blocks`."""
+    found = select(*BLOCK_COLUMNS).order_by(_B.block_id).limit(limit)
+    if after is not None:
+        found = found.where(_B.block_id > after)
+    return [block_row(row) for row in connection.execute(found)]
+
+
+def placed_in(connection: Connection, block_id: BlockId) -> list[Placed]:
+    """See `Metadata.placed_in`. One statement, so that it sees one moment."""
+    placed = [
+        Placed(object_id, ObjectKey(bucket, name), version, Extent(block_id, offset, length), crc32c)
+        for object_id, bucket, name, version, offset, length, crc32c in connection.execute(
+            PLACED, {"block_id": block_id}
+        )
+    ]
+    return sorted(placed, key=lambda one: (one.extent.offset, one.object_id))
+
+
+def candidates(connection: Connection, hole_ratio_min: float, limit: int) -> list[BlockRow]:
+    """See `Metadata.gc_candidates`."""
+    limits = {"ppm_min": int(hole_ratio_min * _PPM), "ratio_min": hole_ratio_min, "rows_max": limit}
+    found = [block_row(row) for row in connection.execute(CANDIDATES, limits)]
+    return sorted(found, key=lambda row: row.hole_ratio, reverse=True)
+
+
+def condemn(connection: Connection, block_id: BlockId, delete_after_ms: int) -> bool:
+    """See `Metadata.condemn_block`. With the row locked and SEALED no commit can point into it any more."""
+    found = lock(connection, block_id)
+    if found is None or found.state is not BlockState.SEALED:
+        return False
+    used = select(exists().where(_O.block_id == block_id), exists().where(_S.block_id == block_id))
+    if any(connection.execute(used).one()):
+        return False
+    doomed = {"state": advance_block(found.state, BlockEvent.CONDEMN), "delete_after_ms": delete_after_ms}
+    connection.execute(update(BLOCKS).where(_B.block_id == block_id).values(doomed))
+    return True
+
+
+def condemned(connection: Connection, now_ms: int, limit: int) -> list[BlockRow]:
+    """See `Metadata.condemned_blocks`."""
+    return [block_row(row) for row in connection.execute(CONDEMNED, {"now_ms": now_ms, "rows_max": limit})]
+
+
+def forget(connection: Connection, block_id: BlockId) -> None:
+    """See `Metadata.forget_block`. Raises Conflict for a block that was not condemned: its data may be in use."""
+    found = lock(connection, block_id)
+    if found is None:
+        return
+    if found.state is not BlockState.CONDEMNED:
+        raise Conflict(f"block {block_id.hex()} is {found.state.value}; only a condemned block may be forgotten")
+    connection.execute(delete(BLOCKS).where(_B.block_id == block_id))
+
+
+def _is_of(row: BlockRow, lease: Lease) -> bool:
+    return row.writer == lease.name and row.epoch == lease.epoch

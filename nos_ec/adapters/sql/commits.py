@@ -1,0 +1,152 @@
+"""The commit of one stripe group: a fixed number of statements, however many objects the group holds.
+
+Order of locks: lease (shared), block, object rows by id, old blocks by id. Fencing takes the lease first and then
+blocks, deletes take a row and then blocks; what can still deadlock is run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection, LargeBinary, and_, bindparam, null, or_, select, update
+
+from nos_ec.adapters.sql import blocks, leases
+from nos_ec.adapters.sql.json_rows import JsonRows
+from nos_ec.adapters.sql.release import Burial, queue_copies
+from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
+from nos_ec.core.errors import Conflict, LeaseLost, NotFound
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.lifecycle import BlockState, ObjectEvent, ObjectState, advance_object, object_sources
+from nos_ec.ports.metadata import BlockRow, GroupCommit, Move
+
+_O, _B = OBJECTS.c, BLOCKS.c
+_MOVES = JsonRows("moves", object_id=0, version=0, from_block=ID_BYTES, block_offset=0)
+_FROM_LANDING = sorted(state for state in object_sources(ObjectEvent.PACK) if state.in_landing)
+_PACKED = advance_object(ObjectState.PACKED, ObjectEvent.PACK)
+
+MATCH_MOVES = (
+    select(_O.object_id, _O.size, _O.landing_id)
+    .join_from(_MOVES.table, OBJECTS, _O.object_id == _MOVES["object_id"])
+    .where(
+        _O.version == _MOVES["version"],
+        or_(
+            and_(_MOVES.missing("from_block"), _O.state.in_(_FROM_LANDING)),
+            and_(_O.state == ObjectState.PACKED, _O.block_id == _MOVES["from_block"]),
+        ),
+    )
+    .with_for_update()
+)
+MOVE = (
+    update(OBJECTS)
+    .where(_O.object_id == _MOVES["object_id"])
+    .values(
+        state=_PACKED,
+        block_id=bindparam("to_block", type_=LargeBinary),
+        block_offset=_MOVES["block_offset"],
+        landing_id=null(),
+        due_ms=null(),
+    )
+)
+
+
+def commit_group(connection: Connection, geometry: Geometry, commit: GroupCommit) -> frozenset[int]:
+    """See `Metadata.commit_group`."""
+    _check(geometry, commit)
+    leases.require(connection, commit.lease)
+    _check_block(blocks.lock(connection, commit.block_id), commit)
+    moves = _first_of_each(commit.moves)
+    landing_ids = _winners(connection, moves)
+    winners = [moves[object_id] for object_id in landing_ids]
+    _move(connection, commit.block_id, winners)
+    _release_old_places(connection, winners, landing_ids, commit.landing_not_before_ms)
+    _count(connection, geometry, commit, winners)
+    kill_point("metadata.commit_group.before_commit")
+    return frozenset(landing_ids)
+
+
+def _check(geometry: Geometry, commit: GroupCommit) -> None:
+    """Refuse a group that cannot be: a bug of the caller that would put wrong figures in the books."""
+    start = commit.at_stripe * geometry.stripe_size
+    end = start + commit.stripe_count * geometry.stripe_size
+    if not (0 <= commit.at_stripe < commit.at_stripe + commit.stripe_count <= geometry.stripes_per_block):
+        raise ValueError(f"stripes {commit.at_stripe} + {commit.stripe_count} do not lie in a block")
+    for move in commit.moves:
+        if move.length < 1 or not start <= move.offset <= end - move.length:
+            raise ValueError(f"object {move.object_id} at {move.offset} + {move.length} lies outside its group")
+    if sum(move.length for move in commit.moves) > end - start:
+        raise ValueError("the objects of a group are larger than the group")
+
+
+def _check_block(block: BlockRow | None, commit: GroupCommit) -> None:
+    name = commit.block_id.hex()
+    if block is None:
+        raise NotFound(f"block {name} has no row; allocate it before writing")
+    if block.state is BlockState.FENCED or (block.writer, block.epoch) != (commit.lease.name, commit.lease.epoch):
+        raise LeaseLost(f"block {name} was taken from writer {commit.lease.name!r}; seal nothing, start a new block")
+    if block.state is not BlockState.OPEN:
+        raise Conflict(f"block {name} is {block.state.value}; nothing can be added to it")
+    if block.stripes != commit.at_stripe:
+        raise Conflict(f"block {name} ends at stripe {block.stripes}, not at {commit.at_stripe}")
+
+
+def _first_of_each(moves: Sequence[Move]) -> dict[int, Move]:
+    """Moves by object, in order of object. An object that is twice in a group can win once: its first copy does."""
+    by_object: dict[int, Move] = {}
+    for move in moves:
+        by_object.setdefault(move.object_id, move)
+    return dict(sorted(by_object.items()))
+
+
+def _winners(connection: Connection, moves: dict[int, Move]) -> dict[int, LandingId | None]:
+    """Objects whose row still matches, with their landing copies; the rows are locked."""
+    found: dict[int, LandingId | None] = {}
+    for object_id, size, landing_id in connection.execute(MATCH_MOVES, _dump(moves.values())):
+        if size != moves[object_id].length:
+            raise ValueError(f"object {object_id} has {size} bytes, its move {moves[object_id].length}")
+        found[object_id] = landing_id
+    return dict(sorted(found.items()))
+
+
+def _move(connection: Connection, block_id: BlockId, winners: Sequence[Move]) -> None:
+    moved = connection.execute(MOVE, {**_dump(winners), "to_block": block_id}).rowcount
+    assert moved == len(winners), f"{len(winners)} rows were locked but {moved} were moved"
+
+
+def _dump(moves: Iterable[Move]) -> dict[str, str]:
+    return _MOVES.dump((move.object_id, move.version, move.from_block, move.offset) for move in moves)
+
+
+def _release_old_places(
+    connection: Connection,
+    winners: Sequence[Move],
+    landing_ids: dict[int, LandingId | None],
+    not_before_ms: int,
+) -> None:
+    copies = [
+        (landing_id, move.object_id, move.version)
+        for move in winners
+        if (landing_id := landing_ids[move.object_id]) is not None
+    ]
+    queue_copies(connection, copies, not_before_ms)
+    burial = Burial()
+    for move in winners:
+        if move.from_block is not None:
+            burial.add(move.from_block, move.length)
+    burial.apply(connection)
+
+
+def _count(connection: Connection, geometry: Geometry, commit: GroupCommit, winners: Sequence[Move]) -> None:
+    """Add the group to the block's books: live + dead + overhead = its stripes (invariant 6)."""
+    live = sum(move.length for move in winners)
+    dead = sum(move.length for move in commit.moves) - live
+    overhead = commit.stripe_count * geometry.stripe_size - live - dead
+    books = {
+        "stripes": _B.stripes + commit.stripe_count,
+        "live_bytes": _B.live_bytes + live,
+        "dead_bytes": _B.dead_bytes + dead,
+        "overhead_bytes": _B.overhead_bytes + overhead,
+        "live_objects": _B.live_objects + len(winners),
+    }
+    connection.execute(update(BLOCKS).where(_B.block_id == commit.block_id).values(books))

@@ -1,0 +1,114 @@
+"""Engines: which URLs are taken, and how a connection is set up.
+
+SQLite: write-ahead log with synchronous=FULL, so that a commit is on the disk when it returns. The driver's own
+transaction handling is switched off; SQLAlchemy's begin event says BEGIN, or BEGIN IMMEDIATE for a transaction that
+writes, so that it waits for its turn at the start instead of failing in the middle.
+
+MySQL, MariaDB: READ COMMITTED, because every decision is taken on rows read FOR UPDATE; strict mode, because a value
+cut to fit would be silent damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError
+
+from nos_ec.core.errors import ConfigError
+
+SQLITE_BUSY_MS = 10_000
+MYSQL_CONNECT_S = 5
+MYSQL_LOCK_WAIT_S = 10
+MYSQL_READ_S = 60
+"""Longer than any lock wait, so that a slow lock is told apart from a dead server."""
+MYSQL_RECYCLE_S = 1_800
+POOL_SIZE = 8
+POOL_OVERFLOW = 24
+
+WRITES = "nos_ec_writes"
+"""Execution option of an engine whose transactions write."""
+
+_MYSQL_SETUP = (
+    f"SET SESSION innodb_lock_wait_timeout = {MYSQL_LOCK_WAIT_S},"
+    " sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'"
+)
+
+
+def parse_url(url: str) -> URL:
+    """The URL, checked. Raises ConfigError with an example when it is not one of a store we know."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise ConfigError(f"the metadata URL does not parse; {_EXAMPLES}") from error
+    if parsed.get_backend_name() == "sqlite":
+        if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
+            raise ConfigError(f"SQLite metadata must be a file, it has to survive the process; {_EXAMPLES}")
+        return parsed.set(drivername="sqlite+pysqlite")
+    if parsed.get_backend_name() in ("mysql", "mariadb"):
+        if not parsed.database:
+            raise ConfigError(f"the metadata URL names no database; {_EXAMPLES}")
+        return parsed.set(drivername="mysql+pymysql")
+    raise ConfigError(f"metadata cannot be kept in {parsed.drivername!r}; {_EXAMPLES}")
+
+
+_EXAMPLES = "use sqlite:////var/lib/nos-ec/meta.db or mysql+pymysql://user:password@host:3306/nos_ec"
+
+
+def make_engine(url: str | URL, *, create: bool = False, sqlite_busy_ms: int = SQLITE_BUSY_MS) -> Engine:
+    """An engine for the URL. Connects to nothing yet.
+
+    Raises ConfigError for a URL that is no good, or a SQLite file that is not there (unless `create`).
+    """
+    parsed = parse_url(url.render_as_string(hide_password=False) if isinstance(url, URL) else url)
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite_engine(parsed, create=create, busy_ms=sqlite_busy_ms)
+    return create_engine(
+        parsed,
+        isolation_level="READ COMMITTED",
+        pool_size=POOL_SIZE,
+        max_overflow=POOL_OVERFLOW,
+        pool_recycle=MYSQL_RECYCLE_S,
+        connect_args={
+            "charset": "utf8mb4",
+            "connect_timeout": MYSQL_CONNECT_S,
+            "read_timeout": MYSQL_READ_S,
+            "write_timeout": MYSQL_READ_S,
+            "init_command": _MYSQL_SETUP,
+        },
+    )
+
+
+def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
+    path = Path(str(url.database))
+    if not create and not path.is_file():
+        raise ConfigError(f"there is no metadata store at {path}; run `nos-ec init`")
+    engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=POOL_OVERFLOW)
+    event.listen(engine, "connect", _sqlite_setup(busy_ms))
+    event.listen(engine, "begin", _sqlite_begin)
+    return engine
+
+
+def _sqlite_setup(busy_ms: int) -> Callable[[Any, Any], None]:
+    def setup(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+        connection.create_function("unhex", 1, _unhex, deterministic=True)
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {busy_ms}")
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.close()
+
+    return setup
+
+
+def _unhex(text: str | None) -> bytes | None:
+    """SQLite has UNHEX only from 3.41 on."""
+    return None if text is None else bytes.fromhex(text)
+
+
+def _sqlite_begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,102 @@
+"""What a driver's error means: the class to raise, and whether the transaction may simply be run again."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from dataclasses import dataclass
+
+import pymysql  # type: ignore[import-untyped]
+from sqlalchemy import URL
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
+
+_SQLITE_FULL, _SQLITE_IOERR = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR
+
+_MYSQL_ROLLED_BACK = {1020, 1205, 1213}
+"""Record changed, lock wait, deadlock: the server undid the transaction, even when COMMIT was what failed."""
+_MYSQL_DUPLICATE = 1062
+_MYSQL_LOST = {0, 1053, 1077, 1079, 1080, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2055}
+_MYSQL_UNREACHABLE = {1040, 1129, 1203, 2002, 2003, 2005}
+_MYSQL_FULL = {1021, 1041, 1114, 3675}
+_MYSQL_DENIED = {1044, 1045, 1130, 1142, 1698}
+_MYSQL_NO_DATABASE, _MYSQL_NO_TABLE = 1049, 1146
+_MYSQL_GOT_ERRNO = {3, 1026, 1030}
+"""Errors that carry the errno of a file operation in their text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """`error` is what to raise. `again`: the work may be run again if COMMIT was not sent. `undone`: even if it was."""
+
+    error: NosError
+    again: bool = False
+    undone: bool = False
+
+
+def place(url: URL) -> str:
+    """Where the store is, for messages: host and port, or the file. Never the user's password."""
+    if url.get_backend_name() == "sqlite":
+        return f"SQLite file {url.database}"
+    return f"{url.host or '127.0.0.1'}:{url.port or 3306}"
+
+
+def translate(error: Exception, url: URL) -> Failure | None:
+    """The failure a driver or pool error stands for; None for an error that is a bug of ours."""
+    if isinstance(error, PoolTimeout):
+        return Failure(Transient(f"metadata at {place(url)}: all connections are busy; try again"))
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, sqlite3.Error):
+        return _sqlite(cause, url)
+    if isinstance(cause, pymysql.err.Error):
+        return _mysql(cause, url, lost=isinstance(error, DBAPIError) and error.connection_invalidated)
+    return None
+
+
+def is_duplicate(error: Exception) -> bool:
+    """True when another transaction inserted the same key first."""
+    return isinstance(error, IntegrityError)
+
+
+def _sqlite(cause: sqlite3.Error, url: URL) -> Failure | None:
+    code = (getattr(cause, "sqlite_errorcode", None) or 0) & 0xFF
+    where = f"metadata at {place(url)}: {cause}"
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Failure(Transient(f"{where}; another process writes, try again"))
+    if code == _SQLITE_FULL:
+        return Failure(NoSpace(f"{where}; make room on that disk"))
+    if code == _SQLITE_IOERR:
+        return Failure(Transient(f"{where}; check that disk"))
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Failure(Corrupt(f"{where}; restore the file from a backup or rebuild the index from the blocks"))
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return Failure(ConfigError(f"{where}; check that the folder exists and is writable"))
+    return None
+
+
+def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
+    code = cause.args[0] if cause.args and isinstance(cause.args[0], int) else None
+    where = f"metadata at {place(url)}: {cause.args[-1] if cause.args else cause} (error {code})"
+    if code in _MYSQL_ROLLED_BACK:
+        return Failure(Transient(where), again=True, undone=True)
+    if code == _MYSQL_DUPLICATE:
+        return Failure(Transient(where), again=True)
+    if code in _MYSQL_FULL or (code in _MYSQL_GOT_ERRNO and _names_no_space(str(cause.args[-1]))):
+        return Failure(NoSpace(f"{where}; make room on the server's disk"))
+    if code in _MYSQL_UNREACHABLE:
+        return Failure(Transient(f"{where}; check that the server runs and is reachable"), again=True)
+    if lost or code in _MYSQL_LOST:
+        return Failure(Transient(f"{where}; the connection was lost"), again=True)
+    if code in _MYSQL_DENIED:
+        return Failure(ConfigError(f"{where}; check user and password in the metadata URL"))
+    if code == _MYSQL_NO_DATABASE:
+        return Failure(ConfigError(f"{where}; create it with CREATE DATABASE and run `nos-ec init`"))
+    if code == _MYSQL_NO_TABLE:
+        return Failure(ConfigError(f"{where}; run `nos-ec init`"))
+    return Failure(Transient(where)) if code in (1290, 1836, 3024, 1969) else None
+
+
+def _names_no_space(text: str) -> bool:
+    return any(f"{word}: {errno.ENOSPC}" in text.lower() for word in ("errno", "error", "code"))

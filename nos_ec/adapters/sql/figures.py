@@ -1,0 +1,78 @@
+"""Facts and sums about the whole store."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, cast, func, insert, select
+
+from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, LEASES, OBJECTS, STORE_INFO
+from nos_ec.core.errors import ConfigError
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.lifecycle import BlockKind, ObjectState
+from nos_ec.ports.metadata import Totals
+
+_B, _O = BLOCKS.c, OBJECTS.c
+_GEOMETRY_FIELDS = ("k", "m", "chunk_size", "stripes_per_block", "stripes_per_group_max")
+
+
+def bind_geometry(connection: Connection, geometry: Geometry) -> None:
+    """See `Metadata.bind_geometry`."""
+    bound = find_geometry(connection)
+    if bound is None:
+        value = json.dumps({field: getattr(geometry, field) for field in _GEOMETRY_FIELDS})
+        connection.execute(insert(STORE_INFO).values(name="geometry", value=value))
+    elif bound != geometry:
+        raise ConfigError(
+            f"this store was made with {bound}, but {geometry} is configured;"
+            " correct the configuration, or create another store for that geometry"
+        )
+
+
+def find_geometry(connection: Connection) -> Geometry | None:
+    """The geometry the store was bound to, if it was."""
+    value = connection.execute(select(STORE_INFO.c.value).where(STORE_INFO.c.name == "geometry")).scalar()
+    return None if value is None else Geometry(**json.loads(value))
+
+
+def totals(connection: Connection) -> Totals:
+    """See `Metadata.totals`."""
+    blocks = connection.execute(_BLOCK_SUMS).all()
+    landed = {row.state: (row.objects, row.bytes) for row in connection.execute(_LANDED_SUMS)}
+    return Totals(
+        blocks={(row.kind, row.state): row.blocks for row in blocks},
+        stripes=sum(row.stripes for row in blocks),
+        live_bytes=sum(row.live_bytes for row in blocks),
+        dead_bytes=sum(row.dead_bytes for row in blocks),
+        overhead_bytes=sum(row.overhead_bytes for row in blocks),
+        packed_objects=sum(row.live_objects for row in blocks if row.kind is not BlockKind.LARGE),
+        landed_objects=landed.get(ObjectState.LANDED, (0, 0))[0],
+        landed_bytes=landed.get(ObjectState.LANDED, (0, 0))[1],
+        queued_objects=landed.get(ObjectState.QUEUED, (0, 0))[0],
+        queued_bytes=landed.get(ObjectState.QUEUED, (0, 0))[1],
+        landing_deletions=connection.execute(select(func.count()).select_from(LANDING_DELETIONS)).scalar_one(),
+        leases=connection.execute(select(func.count()).select_from(LEASES)).scalar_one(),
+    )
+
+
+def _sum(of: Any, name: str) -> Any:
+    """SUM as an integer: MySQL's is a decimal."""
+    return cast(func.sum(of), BigInteger).label(name)
+
+
+_BLOCK_SUMS = select(
+    _B.kind,
+    _B.state,
+    func.count().label("blocks"),
+    _sum(_B.stripes, "stripes"),
+    _sum(_B.live_bytes, "live_bytes"),
+    _sum(_B.dead_bytes, "dead_bytes"),
+    _sum(_B.overhead_bytes, "overhead_bytes"),
+    _sum(_B.live_objects, "live_objects"),
+).group_by(_B.kind, _B.state)
+_LANDED_SUMS = (
+    select(_O.state, func.count().label("objects"), _sum(_O.size, "bytes"))
+    .where(_O.due_ms.is_not(None))
+    .group_by(_O.state)
+)

@@ -1,0 +1,66 @@
+"""A table made of one JSON parameter, to join with: what makes a statement's count independent of its rows.
+
+`JsonRows` describes the columns; `dump` makes the parameter. It is `JSON_TABLE` on MySQL 8 and MariaDB 10.6+ and
+`json_each` on SQLite. Ids travel as hexadecimal text. See docs/adr/0005.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import BigInteger, LargeBinary, Text, bindparam, column, func
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.selectable import TableValuedAlias
+
+
+class _JsonFunction(FunctionElement[Any]):
+    """One subclass per shape, because SQLAlchemy's statement cache tells elements apart by class."""
+
+    inherit_cache = True
+    shape: Sequence[tuple[str, int]] = ()
+
+
+@compiles(_JsonFunction, "sqlite")
+def _json_each(element: _JsonFunction, compiler: Any, **options: Any) -> str:
+    columns = ", ".join(f"json_extract(value, '$[{i}]') AS {name}" for i, (name, _) in enumerate(element.shape))
+    return f"(SELECT {columns} FROM json_each({compiler.process(element.clauses, **options)}))"  # noqa: S608 - our own names
+
+
+@compiles(_JsonFunction, "mysql")
+@compiles(_JsonFunction, "mariadb")
+def _json_table(element: _JsonFunction, compiler: Any, **options: Any) -> str:
+    columns = ", ".join(
+        f"{name} {f'VARCHAR({2 * bytes_max})' if bytes_max else 'BIGINT'} PATH '$[{i}]'"
+        for i, (name, bytes_max) in enumerate(element.shape)
+    )
+    return f"JSON_TABLE({compiler.process(element.clauses, **options)}, '$[*]' COLUMNS ({columns}))"
+
+
+class JsonRows:
+    """Rows bound to the parameter `parameter`. A column's number is its size in bytes; 0 means an integer."""
+
+    def __init__(self, parameter: str, **columns: int) -> None:
+        self.parameter = parameter
+        self._sizes = columns
+        shape = tuple(columns.items())
+        function = type(f"_{parameter}_json", (_JsonFunction,), {"shape": shape, "inherit_cache": True})
+        types = [column(name, Text if size else BigInteger) for name, size in shape]
+        self.table: TableValuedAlias = function(bindparam(parameter, type_=Text)).table_valued(*types, name=parameter)
+
+    def __getitem__(self, name: str) -> ColumnElement[Any]:
+        """The column as an expression: an integer, or the bytes its hexadecimal text stands for."""
+        plain: ColumnElement[Any] = self.table.c[name]
+        return func.unhex(plain, type_=LargeBinary) if self._sizes[name] else plain
+
+    def missing(self, name: str) -> ColumnElement[bool]:
+        """True where the column is null."""
+        return self.table.c[name].is_(None)
+
+    def dump(self, rows: Iterable[Sequence[int | bytes | None]]) -> dict[str, str]:
+        """The parameter for these rows, each in the order of the columns."""
+        plain = [[value.hex() if isinstance(value, bytes) else value for value in row] for row in rows]
+        return {self.parameter: json.dumps(plain, separators=(",", ":"))}

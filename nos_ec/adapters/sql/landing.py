@@ -1,0 +1,158 @@
+"""The queue of landing copies to delete: reservations of PUTs in flight, and copies whose object moved or is gone.
+
+Every change of what a queue entry means (claimed by a PUT, doomed, reverted) is made with the entry locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, and_, bindparam, exists, false, insert, null, select, true, update
+
+from nos_ec.adapters.sql.puts import lock_entries
+from nos_ec.adapters.sql.release import Burial
+from nos_ec.adapters.sql.rows import IDS, OBJECT_COLUMNS, OBJECT_IDS, delete_listed, id_rows, object_row
+from nos_ec.adapters.sql.schema import LANDING_DELETIONS, OBJECTS
+from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
+from nos_ec.ports.metadata import LandingDeletion, ObjectRow
+
+_D, _O = LANDING_DELETIONS.c, OBJECTS.c
+_OF_VERSION = and_(_O.object_id == _D.object_id, _O.version == _D.version)
+
+RESERVE = insert(LANDING_DELETIONS).from_select(
+    ["landing_id", "object_id", "version", "not_before_ms", "doomed"],
+    select(IDS["id"], null(), null(), bindparam("not_before", type_=BigInteger), false()).where(
+        ~exists(select(_D.landing_id).where(_D.landing_id == IDS["id"]))
+    ),
+)
+DUE_DELETIONS = (
+    select(_D.landing_id, _D.object_id, _D.version, _D.doomed, *OBJECT_COLUMNS)
+    .join_from(LANDING_DELETIONS, OBJECTS, _OF_VERSION, isouter=True)
+    .where(_D.not_before_ms <= bindparam("now_ms"))
+    .order_by(_D.not_before_ms, _D.landing_id)
+    .limit(bindparam("rows_max"))
+)
+DOOM = update(LANDING_DELETIONS).where(_D.landing_id == IDS["id"]).values(doomed=true())
+POSTPONE = (
+    update(LANDING_DELETIONS)
+    .where(_D.landing_id == IDS["id"])
+    .values(not_before_ms=bindparam("not_before", type_=BigInteger))
+)
+ROWS_OF_ENTRIES = (
+    select(*OBJECT_COLUMNS)
+    .join_from(OBJECT_IDS.table, OBJECTS, _O.object_id == OBJECT_IDS["object_id"])
+    .where(_O.version == OBJECT_IDS["version"])
+)
+CLAIMED = select(_O.landing_id).join_from(IDS.table, OBJECTS, _O.landing_id == IDS["id"])
+QUEUED = select(_D.landing_id).join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
+
+
+def reserve(connection: Connection, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
+    """See `Metadata.reserve_landing`. An id that is queued already stays as it is."""
+    if landing_ids:
+        connection.execute(RESERVE, {**id_rows(landing_ids), "not_before": not_before_ms})
+
+
+def due(connection: Connection, now_ms: int, limit: int) -> list[LandingDeletion]:
+    """See `Metadata.due_deletions`."""
+    return [_deletion(row) for row in connection.execute(DUE_DELETIONS, {"now_ms": now_ms, "rows_max": limit})]
+
+
+def _deletion(row: Sequence[Any]) -> LandingDeletion:
+    landing_id, object_id, version, doomed, *found = row
+    return LandingDeletion(
+        LandingId(landing_id), object_id, version, bool(doomed), None if found[0] is None else object_row(found)
+    )
+
+
+def doom(connection: Connection, verified: Mapping[LandingId, BlockId | None]) -> frozenset[LandingId]:
+    """See `Metadata.doom_landing` (invariant 2)."""
+    entries = lock_entries(connection, list(verified))
+    versions = {
+        landing_id: (entry.object_id, entry.version)
+        for landing_id, entry in entries.items()
+        if entry.object_id is not None and entry.version is not None
+    }
+    rows = _rows_of(connection, set(versions.values()))
+    claimed = _listed(connection, CLAIMED, entries)
+    doomed = {landing_id for landing_id, entry in entries.items() if entry.doomed}
+    dooming = {
+        landing_id
+        for landing_id in entries.keys() - doomed - claimed
+        if _may_go(rows.get(versions.get(landing_id)), verified[landing_id])
+    }
+    if dooming:
+        connection.execute(DOOM, id_rows(dooming))
+    return frozenset(doomed | dooming)
+
+
+def _may_go(row: ObjectRow | None, verified_in: BlockId | None) -> bool:
+    """The rule of invariant 2: nobody has this version any more, or it is read back fine from where it is now."""
+    return row is None or (row.extent is not None and row.extent.block_id == verified_in)
+
+
+def _rows_of(connection: Connection, versions: set[tuple[int, int]]) -> dict[tuple[int, int] | None, ObjectRow]:
+    if not versions:
+        return {}
+    found = map(object_row, connection.execute(ROWS_OF_ENTRIES, OBJECT_IDS.dump(sorted(versions))))
+    return {(row.object_id, row.version): row for row in found}
+
+
+def revert(connection: Connection, deletion: LandingDeletion, now_ms: int) -> bool:
+    """See `Metadata.revert_to_landing`."""
+    entry = lock_entries(connection, [deletion.landing_id]).get(deletion.landing_id)
+    if entry is None or entry.doomed or (entry.object_id, entry.version) != (deletion.object_id, deletion.version):
+        return False
+    row = _lock_version(connection, deletion)
+    if row is None or row.extent is None or (deletion.row is not None and row.extent != deletion.row.extent):
+        return False
+    back = {
+        "state": advance_object(row.state, ObjectEvent.REVERT),
+        "landing_id": deletion.landing_id,
+        "block_id": None,
+        "block_offset": None,
+        "due_ms": now_ms,
+    }
+    connection.execute(update(OBJECTS).where(_O.object_id == row.object_id).values(back))
+    burial = Burial()
+    burial.add(row.extent.block_id, row.extent.length)
+    burial.apply(connection)
+    forget(connection, [deletion.landing_id])
+    return True
+
+
+def _lock_version(connection: Connection, deletion: LandingDeletion) -> ObjectRow | None:
+    found = (
+        select(*OBJECT_COLUMNS)
+        .where(_O.object_id == deletion.object_id, _O.version == deletion.version, _O.state == ObjectState.PACKED)
+        .with_for_update()
+    )
+    row = connection.execute(found).first()
+    return None if row is None else object_row(row)
+
+
+def postpone(connection: Connection, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
+    """See `Metadata.postpone_deletion`."""
+    if landing_ids:
+        connection.execute(POSTPONE, {**id_rows(landing_ids), "not_before": not_before_ms})
+
+
+def forget(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
+    """See `Metadata.forget_landing`."""
+    if landing_ids:
+        gone = delete_listed(connection, LANDING_DELETIONS, _D.landing_id, IDS, "id")
+        connection.execute(gone, id_rows(landing_ids))
+
+
+def known(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+    """See `Metadata.landing_known`. The queue is asked between two looks at the rows, for copies that change places."""
+    if not landing_ids:
+        return frozenset()
+    looks = (CLAIMED, QUEUED, CLAIMED)
+    return frozenset().union(*(_listed(connection, look, landing_ids) for look in looks))
+
+
+def _listed(connection: Connection, question: Any, landing_ids: Any) -> frozenset[LandingId]:
+    return frozenset(LandingId(row[0]) for row in connection.execute(question, id_rows(landing_ids)))

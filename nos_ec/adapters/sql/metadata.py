@@ -1,0 +1,230 @@
+"""The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
+
+What each transaction does is in the modules named after what it is about: objects, puts, commits, blocks, leases,
+landing, figures. Here is only which of them runs, and whether it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, Engine
+
+from nos_ec.adapters.sql import blocks, commits, figures, landing, leases, objects, puts
+from nos_ec.adapters.sql.schema_version import open_checked
+from nos_ec.adapters.sql.transactions import Transactions
+from nos_ec.core.errors import ConfigError
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.ports.metadata import (
+    BlockRow,
+    GroupCommit,
+    LandingDeletion,
+    Lease,
+    Metadata,
+    NewLargeObject,
+    NewObject,
+    ObjectRow,
+    Placed,
+    Segment,
+    Totals,
+)
+
+
+def open_metadata(url: str) -> SqlMetadata:
+    """Open the store at `url`: sqlite:////path/meta.db or mysql+pymysql://user:password@host:port/database.
+
+    Raises ConfigError (bad URL, no store there, another schema version; the message names the command to run),
+    Transient (unreachable server, with host and port), Corrupt (not a SQLite file).
+    """
+    return SqlMetadata(open_checked(url))
+
+
+class SqlMetadata:
+    """`Metadata` on an engine whose tables exist. Safe to call from several threads and several processes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._transactions = Transactions(engine)
+        self._read = self._transactions.read
+        self._write = self._transactions.write
+        self._geometry: Geometry | None = None
+
+    def bind_geometry(self, geometry: Geometry) -> None:
+        """See the port."""
+        self._write(figures.bind_geometry, geometry)
+        self._geometry = geometry
+
+    def reserve_landing(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
+        """See the port."""
+        self._write(landing.reserve, landing_ids, not_before_ms)
+
+    def record_puts(self, objects: Sequence[NewObject], now_ms: int) -> list[ObjectRow]:
+        """See the port."""
+        return self._write(puts.record_puts, objects, now_ms) if objects else []
+
+    def next_version(self, key: ObjectKey, now_ms: int) -> int:
+        """See the port."""
+        return self._read(objects.version_for, key, now_ms)
+
+    def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(puts.record_large, self._bound(), new, lease, now_ms)
+
+    def get(self, key: ObjectKey) -> ObjectRow:
+        """See the port."""
+        return self._read(objects.get, key)
+
+    def segments(self, object_id: int, version: int) -> list[Segment]:
+        """See the port."""
+        return self._read(objects.segments, object_id, version)
+
+    def delete(self, key: ObjectKey, now_ms: int) -> ObjectRow:
+        """See the port."""
+        return self._write(objects.remove, key, now_ms)
+
+    def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
+        """See the port."""
+        return self._read(objects.list_objects, bucket, prefix, after, limit)
+
+    def list_buckets(self, after: str, limit: int) -> list[str]:
+        """See the port."""
+        return self._read(objects.list_buckets, after, limit)
+
+    def due_objects(self, now_ms: int, limit: int) -> list[ObjectRow]:
+        """See the port."""
+        return self._read(objects.due, now_ms, limit)
+
+    def mark_published(self, rows: Sequence[ObjectRow], due_ms: int) -> int:
+        """See the port."""
+        return self._write(objects.mark_published, rows, due_ms)
+
+    def still_landed(self, versions: Sequence[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+        """See the port."""
+        return self._read(objects.still_landed, versions)
+
+    def acquire_lease(self, name: str, now_ms: int, ttl_ms: int) -> Lease:
+        """See the port."""
+        return self._write(leases.acquire, name, now_ms, ttl_ms)
+
+    def renew_lease(self, lease: Lease, now_ms: int, ttl_ms: int) -> Lease:
+        """See the port."""
+        return self._write(leases.renew, lease, now_ms, ttl_ms)
+
+    def release_lease(self, lease: Lease) -> None:
+        """See the port."""
+        self._write(leases.release, lease)
+
+    def expired_leases(self, now_ms: int) -> list[Lease]:
+        """See the port."""
+        return self._read(leases.expired, now_ms)
+
+    def fence_lease(self, lease: Lease, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(leases.fence, lease, now_ms)
+
+    def allocate_block(self, lease: Lease, block_id: BlockId, kind: BlockKind, now_ms: int) -> None:
+        """See the port."""
+        self._write(blocks.allocate, lease, block_id, kind, now_ms)
+
+    def commit_group(self, commit: GroupCommit) -> frozenset[int]:
+        """See the port."""
+        return self._write(commits.commit_group, self._bound(), commit)
+
+    def seal_block(self, lease: Lease, block_id: BlockId, now_ms: int) -> None:
+        """See the port."""
+        self._write(blocks.seal, lease, block_id, now_ms)
+
+    def fence_block(self, lease: Lease, block_id: BlockId) -> None:
+        """See the port."""
+        self._write(blocks.fence, lease, block_id)
+
+    def fenced_blocks(self, limit: int) -> list[BlockRow]:
+        """See the port."""
+        return self._read(blocks.fenced, limit)
+
+    def seal_reconciled(
+        self, block_id: BlockId, stripes: int, live_bytes: int, dead_bytes: int, live_objects: int, now_ms: int
+    ) -> bool:
+        """See the port."""
+        found = (stripes, live_bytes, dead_bytes, live_objects)
+        return self._write(blocks.seal_reconciled, self._bound(), block_id, *found, now_ms)
+
+    def block(self, block_id: BlockId) -> BlockRow:
+        """See the port."""
+        return self._read(blocks.get, block_id)
+
+    def list_blocks(self, after: BlockId | None, limit: int) -> list[BlockRow]:
+        """See the port."""
+        return self._read(blocks.page, after, limit)
+
+    def placed_in(self, block_id: BlockId) -> list[Placed]:
+        """See the port."""
+        return self._read(blocks.placed_in, block_id)
+
+    def gc_candidates(self, hole_ratio_min: float, limit: int) -> list[BlockRow]:
+        """See the port."""
+        return self._read(blocks.candidates, hole_ratio_min, limit)
+
+    def condemn_block(self, block_id: BlockId, delete_after_ms: int) -> bool:
+        """See the port."""
+        return self._write(blocks.condemn, block_id, delete_after_ms)
+
+    def condemned_blocks(self, now_ms: int, limit: int) -> list[BlockRow]:
+        """See the port."""
+        return self._read(blocks.condemned, now_ms, limit)
+
+    def forget_block(self, block_id: BlockId) -> None:
+        """See the port."""
+        self._write(blocks.forget, block_id)
+
+    def due_deletions(self, now_ms: int, limit: int) -> list[LandingDeletion]:
+        """See the port."""
+        return self._read(landing.due, now_ms, limit)
+
+    def doom_landing(self, verified: Mapping[LandingId, BlockId | None]) -> frozenset[LandingId]:
+        """See the port."""
+        return self._write(landing.doom, verified) if verified else frozenset()
+
+    def revert_to_landing(self, deletion: LandingDeletion, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(landing.revert, deletion, now_ms)
+
+    def postpone_deletion(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
+        """See the port."""
+        self._write(landing.postpone, landing_ids, not_before_ms)
+
+    def forget_landing(self, landing_ids: Sequence[LandingId]) -> None:
+        """See the port."""
+        self._write(landing.forget, landing_ids)
+
+    def landing_known(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+        """See the port."""
+        return self._read(landing.known, landing_ids)
+
+    def totals(self) -> Totals:
+        """See the port."""
+        return self._read(figures.totals)
+
+    def close(self) -> None:
+        """See the port."""
+        self._engine.dispose()
+
+    def _bound(self) -> Geometry:
+        """The store's geometry; the books need the size of a stripe."""
+        if self._geometry is None:
+            self._geometry = self._read(_require_geometry)
+        return self._geometry
+
+
+def _require_geometry(connection: Connection) -> Geometry:
+    geometry = figures.find_geometry(connection)
+    if geometry is None:
+        raise ConfigError("this metadata store is not bound to a geometry yet; run `nos-ec init`")
+    return geometry
+
+
+def _fits_the_port(store: SqlMetadata) -> Metadata:
+    """Checked by mypy alone: a signature that drifts from the port's does not pass."""
+    return store

@@ -1,0 +1,154 @@
+"""Objects: look up, list, delete, and what the producer asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import BindParameter, Connection, LargeBinary, bindparam, delete, func, select, update
+
+from nos_ec.adapters.sql.release import release
+from nos_ec.adapters.sql.rows import OBJECT_COLUMNS, OBJECT_IDS, object_row
+from nos_ec.adapters.sql.schema import OBJECTS, SEGMENTS, utf8
+from nos_ec.core.errors import NotFound
+from nos_ec.core.ids import BlockId, Extent, ObjectKey
+from nos_ec.core.lifecycle import ObjectEvent, ObjectState, object_sources
+from nos_ec.ports.metadata import ObjectRow, Segment
+
+_O, _S = OBJECTS.c, SEGMENTS.c
+
+BY_KEY = select(*OBJECT_COLUMNS).where(_O.bucket == bindparam("bucket"), _O.name == bindparam("name"))
+
+DUE = (
+    select(*OBJECT_COLUMNS)
+    .where(_O.due_ms <= bindparam("now_ms"))
+    .order_by(_O.due_ms, _O.object_id)
+    .limit(bindparam("rows_max"))
+)
+MARK_PUBLISHED = (
+    update(OBJECTS)
+    .where(
+        _O.object_id == OBJECT_IDS["object_id"],
+        _O.version == OBJECT_IDS["version"],
+        _O.state.in_(sorted(object_sources(ObjectEvent.PUBLISH))),
+    )
+    .values(state=ObjectState.QUEUED, due_ms=bindparam("due"))
+)
+STILL_LANDED = (
+    select(_O.object_id, _O.version)
+    .join_from(OBJECT_IDS.table, OBJECTS, _O.object_id == OBJECT_IDS["object_id"])
+    .where(
+        _O.version == OBJECT_IDS["version"], _O.state.in_(sorted(state for state in ObjectState if state.in_landing))
+    )
+)
+NEXT_BUCKET = select(func.min(_O.bucket)).where(_O.bucket > bindparam("after_bucket", type_=_O.bucket.type))
+
+
+def next_version(previous: int | None, now_ms: int) -> int:
+    """The rule of versions: unique and increasing per key, and near the clock in microseconds."""
+    return max((previous or 0) + 1, now_ms * 1000)
+
+
+def find(connection: Connection, key: ObjectKey) -> ObjectRow | None:
+    """The current version, not locked."""
+    row = connection.execute(BY_KEY, {"bucket": key.bucket, "name": key.name}).first()
+    return None if row is None else object_row(row)
+
+
+def lock(connection: Connection, key: ObjectKey) -> ObjectRow | None:
+    """The current version, locked until the transaction ends."""
+    row = connection.execute(BY_KEY.with_for_update(), {"bucket": key.bucket, "name": key.name}).first()
+    return None if row is None else object_row(row)
+
+
+def get(connection: Connection, key: ObjectKey) -> ObjectRow:
+    """See `Metadata.get`."""
+    row = find(connection, key)
+    if row is None:
+        raise NotFound(f"object {key} does not exist")
+    return row
+
+
+def version_for(connection: Connection, key: ObjectKey, now_ms: int) -> int:
+    """See `Metadata.next_version`."""
+    row = find(connection, key)
+    return next_version(None if row is None else row.version, now_ms)
+
+
+def segments(connection: Connection, object_id: int, version: int) -> list[Segment]:
+    """See `Metadata.segments`."""
+    found = (
+        select(_S.block_id, _S.block_offset, _S.length, _S.crc32c)
+        .where(_S.object_id == object_id, _S.version == version)
+        .order_by(_S.part)
+    )
+    return [
+        Segment(Extent(BlockId(block_id), offset, length), crc32c)
+        for block_id, offset, length, crc32c in connection.execute(found)
+    ]
+
+
+def remove(connection: Connection, key: ObjectKey, now_ms: int) -> ObjectRow:
+    """See `Metadata.delete`."""
+    row = lock(connection, key)
+    if row is None:
+        raise NotFound(f"object {key} does not exist")
+    release(connection, [row], now_ms)
+    connection.execute(delete(OBJECTS).where(_O.object_id == row.object_id))
+    return row
+
+
+def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
+    """See `Metadata.list_objects`. A range of (bucket, name), whatever the prefix: never a scan of the bucket."""
+    start, end = utf8(prefix), prefix_end(utf8(prefix))
+    found = select(*OBJECT_COLUMNS).where(_O.bucket == bucket, _O.name > _bytes("after", utf8(after)))
+    if start:
+        found = found.where(_O.name >= _bytes("start", start))
+    if end is not None:
+        found = found.where(_O.name < _bytes("end", end))
+    return [object_row(row) for row in connection.execute(found.order_by(_O.bucket, _O.name).limit(limit))]
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """The least byte string greater than every one that starts with `prefix`; None when there is none.
+
+    UTF-8 has no 0xFF byte, but a bound that is right only for UTF-8 would be a trap for the next user of it.
+    """
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+
+
+def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
+    """See `Metadata.list_buckets`. One index seek a bucket, however many objects each has."""
+    buckets: list[str] = []
+    while len(buckets) < limit:
+        last = buckets[-1] if buckets else after
+        bucket = connection.execute(NEXT_BUCKET, {"after_bucket": last}).scalar()
+        if bucket is None:
+            break
+        buckets.append(bucket)
+    return buckets
+
+
+def due(connection: Connection, now_ms: int, limit: int) -> list[ObjectRow]:
+    """See `Metadata.due_objects`."""
+    return [object_row(row) for row in connection.execute(DUE, {"now_ms": now_ms, "rows_max": limit})]
+
+
+def mark_published(connection: Connection, rows: Sequence[ObjectRow], due_ms: int) -> int:
+    """See `Metadata.mark_published`."""
+    if not rows:
+        return 0
+    listed = OBJECT_IDS.dump(sorted({(row.object_id, row.version) for row in rows}))
+    return connection.execute(MARK_PUBLISHED, {**listed, "due": due_ms}).rowcount
+
+
+def still_landed(connection: Connection, versions: Sequence[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+    """See `Metadata.still_landed`."""
+    if not versions:
+        return frozenset()
+    found = connection.execute(STILL_LANDED, OBJECT_IDS.dump(sorted(set(versions))))
+    return frozenset((object_id, version) for object_id, version in found)
+
+
+def _bytes(name: str, value: bytes) -> BindParameter[bytes]:
+    return bindparam(name, value, type_=LargeBinary)

@@ -1,0 +1,287 @@
+"""Recording PUTs: batches of landed and empty objects, and large ones whose blocks are written already.
+
+A landing id proves that its PUT is in time: its reservation must be in the deletion queue and not doomed. The queue
+also remembers ids that were recorded and released since, so that recording twice (after a Transient) changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, select, update
+
+from nos_ec.adapters.sql import blocks, leases, objects
+from nos_ec.adapters.sql.json_rows import JsonRows
+from nos_ec.adapters.sql.release import release
+from nos_ec.adapters.sql.rows import (
+    IDS,
+    KEYS,
+    OBJECT_COLUMNS,
+    delete_listed,
+    id_rows,
+    key_rows,
+    object_row,
+)
+from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS
+from nos_ec.core.errors import Transient
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import LandingId, ObjectKey
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.ports.metadata import Lease, NewLargeObject, NewObject, ObjectRow
+
+_O, _D = OBJECTS.c, LANDING_DELETIONS.c
+_NEW = JsonRows("new", object_id=0, version=0, size=0, crc32c=0, md5=ID_BYTES, landing_id=ID_BYTES, due_ms=0)
+
+LOCK_KEYS = (
+    select(*OBJECT_COLUMNS)
+    .join_from(KEYS.table, OBJECTS, (_O.bucket == KEYS["bucket"]) & (_O.name == KEYS["name"]))
+    .with_for_update()
+)
+LOCK_ENTRIES = (
+    select(_D.landing_id, _D.object_id, _D.version, _D.doomed)
+    .join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
+    .with_for_update()
+)
+OVERWRITE = (
+    update(OBJECTS)
+    .where(_O.object_id == _NEW["object_id"])
+    .values(
+        version=_NEW["version"],
+        size=_NEW["size"],
+        crc32c=_NEW["crc32c"],
+        md5=_NEW["md5"],
+        state=case((_NEW.missing("landing_id"), ObjectState.EMPTY), else_=ObjectState.LANDED),
+        landing_id=_NEW["landing_id"],
+        block_id=null(),
+        block_offset=null(),
+        due_ms=_NEW["due_ms"],
+        created_ms=bindparam("created", type_=BigInteger),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A deletion queue entry. A reservation has no object; one with an object was recorded once and then released."""
+
+    object_id: int | None
+    version: int | None
+    doomed: bool
+
+
+def record_puts(connection: Connection, new: Sequence[NewObject], now_ms: int) -> list[ObjectRow]:
+    """See `Metadata.record_puts`."""
+    _check(new)
+    entries = lock_entries(connection, [one.landing_id for one in new if one.landing_id is not None])
+    recorded: list[ObjectRow | None] = [None] * len(new)
+    for turn in _turns(new):
+        rows = _record_turn(connection, [new[i] for i in turn], entries, now_ms)
+        for i in turn:
+            recorded[i] = rows[new[i].key]
+    kill_point("metadata.record_puts.before_commit")
+    return [row for row in recorded if row is not None]
+
+
+def lock_entries(connection: Connection, landing_ids: Sequence[LandingId]) -> dict[LandingId, Entry]:
+    """The queue entries of these ids, locked: taking an id off the queue and dooming it exclude each other."""
+    if not landing_ids:
+        return {}
+    found = connection.execute(LOCK_ENTRIES, id_rows(landing_ids))
+    return {LandingId(row[0]): Entry(row[1], row[2], bool(row[3])) for row in found}
+
+
+def _check(new: Sequence[NewObject]) -> None:
+    ids = [one.landing_id for one in new if one.landing_id is not None]
+    if len(set(ids)) != len(ids):
+        raise ValueError("two objects claim the same landing copy")
+    for one in new:
+        if (one.landing_id is None) != (one.size == 0):
+            raise ValueError(
+                f"object {one.key} of {one.size} bytes: an empty object has no landing copy, any other one"
+            )
+
+
+def _turns(new: Sequence[NewObject]) -> Iterator[list[int]]:
+    """Indices of `new` in groups without a repeated key, later ones of a key in later groups; nearly always one."""
+    seen: dict[ObjectKey, int] = {}
+    turns: list[list[int]] = []
+    for i, one in enumerate(new):
+        turn = seen.get(one.key, 0)
+        seen[one.key] = turn + 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(i)
+    yield from turns
+
+
+def _record_turn(
+    connection: Connection, new: Sequence[NewObject], entries: Mapping[LandingId, Entry], now_ms: int
+) -> dict[ObjectKey, ObjectRow]:
+    keys = key_rows(one.key for one in new)
+    current = _lock_keys(connection, keys)
+    earlier = {one.key: row for one in new if (row := _recorded_before(one, current.get(one.key), entries)) is not None}
+    fresh = [one for one in new if one.key not in earlier]
+    release(connection, [current[one.key] for one in fresh if one.key in current], now_ms)
+    _overwrite(connection, [one for one in fresh if one.key in current], current, now_ms)
+    _insert(connection, [one for one in fresh if one.key not in current], now_ms)
+    _claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
+    return _lock_keys(connection, keys) | earlier
+
+
+def _lock_keys(connection: Connection, keys: dict[str, str]) -> dict[ObjectKey, ObjectRow]:
+    rows = [object_row(row) for row in connection.execute(LOCK_KEYS, keys)]
+    return {row.key: row for row in rows}
+
+
+def _recorded_before(one: NewObject, current: ObjectRow | None, entries: Mapping[LandingId, Entry]) -> ObjectRow | None:
+    """The row an earlier call made of this landing copy; None when it may be recorded now. Raises Transient."""
+    if one.landing_id is None:
+        return None
+    if current is not None and current.landing_id == one.landing_id:
+        return current
+    entry = entries.get(one.landing_id)
+    if entry is None or (entry.doomed and entry.object_id is None):
+        raise Transient(f"object {one.key}: its landing copy took longer than its reservation; PUT it again")
+    if entry.object_id is None or entry.version is None:
+        return None
+    if current is not None and (current.object_id, current.version) == (entry.object_id, entry.version):
+        return current
+    return _superseded(one, entry.object_id, entry.version)
+
+
+def _superseded(one: NewObject, object_id: int, version: int) -> ObjectRow:
+    """What was recorded, and deleted or overwritten since: the same PUT must not come back to life."""
+    return ObjectRow(
+        object_id=object_id,
+        key=one.key,
+        version=version,
+        size=one.size,
+        crc32c=one.crc32c,
+        md5=one.md5,
+        state=ObjectState.LANDED,
+        landing_id=one.landing_id,
+        extent=None,
+        created_ms=version // 1000,
+    )
+
+
+def _overwrite(
+    connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow], now_ms: int
+) -> None:
+    if not new:
+        return
+    rows = sorted(
+        (
+            current[one.key].object_id,
+            objects.next_version(current[one.key].version, now_ms),
+            one.size,
+            one.crc32c,
+            one.md5,
+            one.landing_id,
+            None if one.landing_id is None else one.due_ms,
+        )
+        for one in new
+    )
+    connection.execute(OVERWRITE, {**_NEW.dump(rows), "created": now_ms})
+
+
+def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> None:
+    if not new:
+        return
+    # One multi-row INSERT of literal rows, in key order. INSERT ... SELECT would hold MySQL's auto-increment lock.
+    rows = [
+        {
+            "bucket": one.key.bucket,
+            "name": one.key.name,
+            "version": objects.next_version(None, now_ms),
+            "size": one.size,
+            "crc32c": one.crc32c,
+            "md5": one.md5,
+            "state": ObjectState.EMPTY if one.landing_id is None else ObjectState.LANDED,
+            "landing_id": one.landing_id,
+            "due_ms": None if one.landing_id is None else one.due_ms,
+            "created_ms": now_ms,
+        }
+        for one in sorted(new, key=lambda one: (one.key.bucket.encode(), one.key.name.encode()))
+    ]
+    connection.execute(insert(OBJECTS), rows)
+
+
+def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
+    if landing_ids:
+        taken = delete_listed(connection, LANDING_DELETIONS, _D.landing_id, IDS, "id")
+        connection.execute(taken, id_rows(landing_ids))
+
+
+def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:
+    """See `Metadata.record_large`."""
+    _check_large(new, geometry)
+    current = objects.lock(connection, new.key)
+    if current is not None and _is_recorded(connection, current, new):
+        return True
+    leases.require(connection, lease)
+    wins = current is None or current.version < new.version
+    if not blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins):
+        return False
+    if not wins:
+        return False
+    if current is not None:
+        release(connection, [current], now_ms)
+    object_id = _put_large_row(connection, current, new, now_ms)
+    connection.execute(insert(SEGMENTS), _segment_rows(object_id, new))
+    return True
+
+
+def _check_large(new: NewLargeObject, geometry: Geometry) -> None:
+    if not new.segments or len(new.segments) != len(new.block_stripes):
+        raise ValueError(f"object {new.key}: {len(new.segments)} segments and {len(new.block_stripes)} blocks")
+    if sum(segment.extent.length for segment in new.segments) != new.size:
+        raise ValueError(f"object {new.key}: its segments do not sum to its {new.size} bytes")
+    for segment, stripes in zip(new.segments, new.block_stripes, strict=True):
+        if segment.extent.offset + segment.extent.length > stripes * geometry.stripe_size:
+            raise ValueError(f"object {new.key}: a segment is longer than its block of {stripes} stripes")
+
+
+def _is_recorded(connection: Connection, current: ObjectRow, new: NewLargeObject) -> bool:
+    if current.state is not ObjectState.LARGE or current.version != new.version:
+        return False
+    return objects.segments(connection, current.object_id, current.version) == list(new.segments)
+
+
+def _put_large_row(connection: Connection, current: ObjectRow | None, new: NewLargeObject, now_ms: int) -> int:
+    values = {
+        "version": new.version,
+        "size": new.size,
+        "crc32c": new.crc32c,
+        "md5": new.md5,
+        "state": ObjectState.LARGE,
+        "landing_id": None,
+        "block_id": None,
+        "block_offset": None,
+        "due_ms": None,
+        "created_ms": now_ms,
+    }
+    if current is not None:
+        connection.execute(update(OBJECTS).where(_O.object_id == current.object_id).values(values))
+        return current.object_id
+    key = {"bucket": new.key.bucket, "name": new.key.name}
+    made = connection.execute(insert(OBJECTS).values(key | values)).inserted_primary_key
+    assert made is not None
+    return int(made[0])
+
+
+def _segment_rows(object_id: int, new: NewLargeObject) -> list[dict[str, object]]:
+    return [
+        {
+            "object_id": object_id,
+            "version": new.version,
+            "part": part,
+            "block_id": segment.extent.block_id,
+            "block_offset": segment.extent.offset,
+            "length": segment.extent.length,
+            "crc32c": segment.crc32c,
+        }
+        for part, segment in enumerate(new.segments)
+    ]

@@ -1,0 +1,98 @@
+"""Let go of what a version held: its landing copy is queued for deletion, its bytes in blocks become dead.
+
+A fixed number of statements whatever the number of versions. Used by delete, overwrite and commit alike, so that
+the books of blocks (invariant 6) are kept in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection, bindparam, false, insert, select, update
+
+from nos_ec.adapters.sql.json_rows import JsonRows
+from nos_ec.adapters.sql.rows import OBJECT_IDS, delete_listed
+from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, LANDING_DELETIONS, SEGMENTS
+from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.ports.metadata import ObjectRow
+
+_BURIED = JsonRows("buried", block_id=ID_BYTES, data_bytes=0, objects=0)
+_QUEUED = JsonRows("queued", landing_id=ID_BYTES, object_id=0, version=0)
+_B, _S = BLOCKS.c, SEGMENTS.c
+
+_BURY = (
+    update(BLOCKS)
+    .where(_B.block_id == _BURIED["block_id"])
+    .values(
+        live_bytes=_B.live_bytes - _BURIED["data_bytes"],
+        dead_bytes=_B.dead_bytes + _BURIED["data_bytes"],
+        live_objects=_B.live_objects - _BURIED["objects"],
+    )
+)
+_QUEUE = insert(LANDING_DELETIONS).from_select(
+    ["landing_id", "object_id", "version", "not_before_ms", "doomed"],
+    select(
+        _QUEUED["landing_id"],
+        _QUEUED["object_id"],
+        _QUEUED["version"],
+        bindparam("not_before_ms", type_=LANDING_DELETIONS.c.not_before_ms.type),
+        false(),
+    ),
+)
+_SEGMENTS_OF = (
+    select(_S.block_id, _S.length)
+    .join_from(OBJECT_IDS.table, SEGMENTS, _S.object_id == OBJECT_IDS["object_id"])
+    .where(_S.version == OBJECT_IDS["version"])
+)
+
+
+@dataclass(slots=True)
+class Burial:
+    """Bytes and objects that become dead, by block."""
+
+    _by_block: dict[BlockId, list[int]] = field(default_factory=dict)
+
+    def add(self, block_id: BlockId, data_bytes: int) -> None:
+        """One object's, or segment's, bytes in that block are dead."""
+        sums = self._by_block.setdefault(block_id, [0, 0])
+        sums[0] += data_bytes
+        sums[1] += 1
+
+    def apply(self, connection: Connection) -> None:
+        """Write it into the books of the blocks, all of them in one statement, in order of block."""
+        if not self._by_block:
+            return
+        rows = _BURIED.dump((block_id, *sums) for block_id, sums in sorted(self._by_block.items()))
+        matched = connection.execute(_BURY, rows).rowcount
+        assert matched == len(self._by_block), f"{len(self._by_block) - matched} blocks of live objects have no row"
+
+
+def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: int) -> None:
+    """Let go of what these versions hold. Their rows must be locked; the caller removes or overwrites them."""
+    copies = [(row.landing_id, row.object_id, row.version) for row in rows if row.landing_id is not None]
+    queue_copies(connection, copies, not_before_ms)
+    burial = Burial()
+    for row in rows:
+        if row.extent is not None:
+            burial.add(row.extent.block_id, row.extent.length)
+    _remove_segments(connection, [row for row in rows if row.state is ObjectState.LARGE], burial)
+    burial.apply(connection)
+
+
+def queue_copies(connection: Connection, copies: Iterable[tuple[LandingId, int, int]], not_before_ms: int) -> None:
+    """Queue (landing id, object id, version) for deletion at `not_before_ms`."""
+    ordered = sorted(copies)
+    if ordered:
+        connection.execute(_QUEUE, {**_QUEUED.dump(ordered), "not_before_ms": not_before_ms})
+
+
+def _remove_segments(connection: Connection, large: Sequence[ObjectRow], burial: Burial) -> None:
+    if not large:
+        return
+    listed = OBJECT_IDS.dump(sorted((row.object_id, row.version) for row in large))
+    for block_id, length in connection.execute(_SEGMENTS_OF, listed):
+        burial.add(BlockId(block_id), length)
+    # By object_id alone: segments of an older version are gone, those of a newer one are not there yet.
+    connection.execute(delete_listed(connection, SEGMENTS, _S.object_id, OBJECT_IDS, "object_id"), listed)

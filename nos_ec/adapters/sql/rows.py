@@ -1,0 +1,98 @@
+"""Rows of result sets as values of the port, and the JSON tables that several statements join with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Column, Connection, Delete, Table, delete, select
+
+from nos_ec.adapters.sql.json_rows import JsonRows
+from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, Extent, LandingId, ObjectKey
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.ports.metadata import BlockRow, ObjectRow
+
+_O, _B = OBJECTS.c, BLOCKS.c
+
+OBJECT_COLUMNS: list[Column[Any]] = [
+    _O.object_id,
+    _O.bucket,
+    _O.name,
+    _O.version,
+    _O.size,
+    _O.crc32c,
+    _O.md5,
+    _O.state,
+    _O.landing_id,
+    _O.block_id,
+    _O.block_offset,
+    _O.created_ms,
+]
+"""What `object_row` reads, in its order."""
+
+BLOCK_COLUMNS: list[Column[Any]] = [
+    _B.block_id,
+    _B.kind,
+    _B.state,
+    _B.writer,
+    _B.epoch,
+    _B.stripes,
+    _B.live_bytes,
+    _B.dead_bytes,
+    _B.overhead_bytes,
+    _B.live_objects,
+    _B.created_ms,
+    _B.delete_after_ms,
+]
+"""What `block_row` reads, in its order."""
+
+KEYS = JsonRows("keys", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX)
+IDS = JsonRows("ids", id=ID_BYTES)
+OBJECT_IDS = JsonRows("object_ids", object_id=0, version=0)
+
+
+def object_row(row: Sequence[Any]) -> ObjectRow:
+    """The value of a row selected as OBJECT_COLUMNS."""
+    object_id, bucket, name, version, size, crc32c, md5, state, landing_id, block_id, offset, created_ms = row
+    return ObjectRow(
+        object_id=object_id,
+        key=ObjectKey(bucket, name),
+        version=version,
+        size=size,
+        crc32c=crc32c,
+        md5=md5,
+        state=state,
+        landing_id=LandingId(landing_id) if state.in_landing else None,
+        extent=Extent(BlockId(block_id), offset, size) if state is ObjectState.PACKED else None,
+        created_ms=created_ms,
+    )
+
+
+def block_row(row: Sequence[Any]) -> BlockRow:
+    """The value of a row selected as BLOCK_COLUMNS."""
+    return BlockRow(*row)
+
+
+def key_rows(keys: Iterable[ObjectKey]) -> dict[str, str]:
+    """The parameter of KEYS, in key order: transactions that lock rows in one order do not deadlock."""
+    return KEYS.dump(sorted((key.bucket.encode(), key.name.encode()) for key in keys))
+
+
+def id_rows(ids: Iterable[bytes]) -> dict[str, str]:
+    """The parameter of IDS, in order and without repetition. Raises ValueError for an id that is not 16 bytes."""
+    ordered = sorted(set(ids))
+    for one in ordered:
+        if len(one) != ID_BYTES:
+            raise ValueError(f"an id of {len(one)} bytes; it must have {ID_BYTES}")
+    return IDS.dump((one,) for one in ordered)
+
+
+def delete_listed(connection: Connection, table: Table, matched: Column[Any], rows: JsonRows, listed: str) -> Delete:
+    """DELETE of the rows whose `matched` column is in column `listed` of `rows`, in the form that uses the index.
+
+    MySQL 8.0 runs IN (SELECT ...) of a DELETE once per row of the table; SQLite has no DELETE with a join.
+    """
+    if connection.dialect.name == "sqlite":
+        return delete(table).where(matched.in_(select(rows[listed])))
+    return delete(table).where(matched == rows[listed])

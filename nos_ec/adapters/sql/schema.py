@@ -1,0 +1,237 @@
+"""Tables of the metadata store, the same on SQLite, MySQL 8 and MariaDB 10.6+.
+
+Rules all of them keep:
+  - everything that is compared or ordered is binary (names are UTF-8 bytes), so that order is byte order on every
+    server, whatever its collations;
+  - `hole_ppm` is a generated column. MySQL assigns left to right with the new values and SQLite with the old ones
+    (and in a multi-table UPDATE MySQL promises no order at all): what no statement assigns, none can get wrong;
+  - only LANDED and QUEUED rows have a `due_ms`, so the index of due objects is as small as the backlog;
+  - the CHECK of `blocks` turns a counting bug into a refused statement instead of a wrong figure.
+
+Changing a table here needs a new migration in `migrations/versions`; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Computed,
+    Dialect,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    case,
+    column,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+
+ID_BYTES = 16
+WRITER_BYTES_MAX = 255
+
+_MYSQL = ("mysql", "mariadb")
+_S = TypeVar("_S", bound=StrEnum)
+
+
+def utf8(text: str) -> bytes:
+    """UTF-8 bytes of `text`. Raises InvalidInput for text that has none (lone surrogates)."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{text!r} is not valid UTF-8 ({error.reason}); use text without lone surrogates") from error
+
+
+class Utf8(TypeDecorator[str]):
+    """Text kept as its UTF-8 bytes. Bytes are taken as they are, for bounds of ranges."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        super().__init__(bytes_max)
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in _MYSQL:
+            return dialect.type_descriptor(mysql.VARBINARY(self.bytes_max))
+        return dialect.type_descriptor(LargeBinary(self.bytes_max))
+
+    def process_bind_param(self, value: str | bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        return utf8(value) if isinstance(value, str) else value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002
+        return None if value is None else bytes(value).decode("utf-8")
+
+
+class Id(TypeDecorator[bytes]):
+    """Exactly 16 bytes: a shorter id would be zero-padded by MySQL and then be another one."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self) -> None:
+        super().__init__(ID_BYTES)
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in _MYSQL:
+            return dialect.type_descriptor(mysql.BINARY(ID_BYTES))
+        return dialect.type_descriptor(LargeBinary(ID_BYTES))
+
+    def process_bind_param(self, value: bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        if value is not None and len(value) != ID_BYTES:
+            raise ValueError(f"an id of {len(value)} bytes; it must have {ID_BYTES}")
+        return value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> bytes | None:  # noqa: ARG002
+        return None if value is None else bytes(value)
+
+
+class Word(TypeDecorator[_S]):
+    """A StrEnum kept as its value, readable in any SQL console."""
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, words: type[_S]) -> None:
+        self.words = words
+        super().__init__(10)
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in _MYSQL:
+            return dialect.type_descriptor(mysql.VARCHAR(10, charset="ascii", collation="ascii_bin"))
+        return dialect.type_descriptor(String(10))
+
+    def process_bind_param(self, value: _S | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        return None if value is None else self.words(value).value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> _S | None:  # noqa: ARG002
+        return None if value is None else self.words(value)
+
+
+def _table(name: str, *parts: Any, **options: Any) -> Table:
+    for dialect in _MYSQL:
+        options |= {f"{dialect}_engine": "InnoDB", f"{dialect}_charset": "utf8mb4", f"{dialect}_row_format": "DYNAMIC"}
+    return Table(name, METADATA, *parts, **options)
+
+
+def _partial(name: str, *columns: str) -> Index:
+    """An index of the rows whose first column is set; on MySQL, which has no partial ones, of all rows."""
+    return Index(name, *columns, sqlite_where=column(columns[0]).is_not(None))
+
+
+def _bigint(name: str, *, nullable: bool = False) -> Column[Any]:
+    return Column(name, BigInteger, nullable=nullable)
+
+
+METADATA = MetaData()
+
+OBJECTS = _table(
+    "objects",
+    Column("object_id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), nullable=False),
+    Column("name", Utf8(NAME_BYTES_MAX), nullable=False),
+    _bigint("version"),
+    _bigint("size"),
+    _bigint("crc32c"),
+    Column("md5", Id(), nullable=False),
+    Column("state", Word(ObjectState), nullable=False),
+    Column("landing_id", Id()),
+    Column("block_id", Id()),
+    _bigint("block_offset", nullable=True),
+    _bigint("due_ms", nullable=True),
+    _bigint("created_ms"),
+    UniqueConstraint("bucket", "name", name="objects_by_key"),
+    _partial("objects_by_due", "due_ms", "object_id"),
+    _partial("objects_by_block", "block_id", "block_offset"),
+    _partial("objects_by_landing", "landing_id"),
+    sqlite_autoincrement=True,
+)
+"""Current versions. An overwrite keeps the row and its object_id; an object_id is never used twice."""
+
+SEGMENTS = _table(
+    "segments",
+    Column("object_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("part", BigInteger, primary_key=True, autoincrement=False),
+    Column("block_id", Id(), nullable=False),
+    _bigint("block_offset"),
+    _bigint("length"),
+    _bigint("crc32c"),
+    Index("segments_by_block", "block_id"),
+)
+"""Parts of LARGE objects; those of a released version are removed with it."""
+
+_DATA_BYTES: Any = column("live_bytes", BigInteger) + column("dead_bytes", BigInteger)
+_HOLE_PPM = case((_DATA_BYTES == 0, 1_000_000), else_=column("dead_bytes", BigInteger) * 1_000_000 // _DATA_BYTES)
+
+BLOCKS = _table(
+    "blocks",
+    Column("block_id", Id(), primary_key=True),
+    Column("kind", Word(BlockKind), nullable=False),
+    Column("state", Word(BlockState), nullable=False),
+    Column("writer", Utf8(WRITER_BYTES_MAX), nullable=False),
+    _bigint("epoch"),
+    _bigint("stripes"),
+    _bigint("live_bytes"),
+    _bigint("dead_bytes"),
+    _bigint("overhead_bytes"),
+    _bigint("live_objects"),
+    Column("hole_ppm", BigInteger, Computed(_HOLE_PPM, persisted=True)),
+    _bigint("created_ms"),
+    _bigint("sealed_ms", nullable=True),
+    _bigint("delete_after_ms", nullable=True),
+    CheckConstraint(
+        "live_bytes >= 0 AND dead_bytes >= 0 AND overhead_bytes >= 0 AND live_objects >= 0", name="blocks_count_right"
+    ),
+    Index("blocks_by_holes", "state", "hole_ppm"),
+    Index("blocks_by_grace", "state", "delete_after_ms"),
+    Index("blocks_by_writer", "writer", "epoch", "state"),
+)
+"""Blocks and their books, bytes each. hole_ppm: dead bytes in a million data bytes; a million without data."""
+
+LEASES = _table(
+    "leases",
+    Column("name", Utf8(WRITER_BYTES_MAX), primary_key=True),
+    _bigint("epoch"),
+    _bigint("expires_ms"),
+    Index("leases_by_expiry", "expires_ms"),
+)
+
+COUNTERS = _table(
+    "counters",
+    Column("name", String(32), primary_key=True),
+    _bigint("value"),
+)
+"""`lease_epoch` is the last epoch handed out; the migration puts its row there."""
+
+LANDING_DELETIONS = _table(
+    "landing_deletions",
+    Column("landing_id", Id(), primary_key=True),
+    _bigint("object_id", nullable=True),
+    _bigint("version", nullable=True),
+    _bigint("not_before_ms"),
+    Column("doomed", Boolean(create_constraint=False), nullable=False),
+    Index("landing_deletions_by_time", "not_before_ms", "landing_id"),
+)
+
+STORE_INFO = _table(
+    "store_info",
+    Column("name", String(32), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""Facts about the whole store: `geometry` as JSON."""

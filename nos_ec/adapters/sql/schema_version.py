@@ -1,0 +1,110 @@
+"""Create or upgrade the tables (alembic, run from inside the program), and tell which version a store has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from nos_ec.adapters.sql.engine import WRITES, make_engine
+from nos_ec.adapters.sql.failures import place, translate
+from nos_ec.core.errors import ConfigError, Transient
+
+_SCRIPTS = Path(__file__).parent / "migrations"
+_LOCK_WAIT_S = 30
+
+
+def migrate(url: str) -> None:
+    """Bring the store at `url` to this release's schema; creates a SQLite file, but not a MySQL database.
+
+    Safe to call again and from several processes at once. Raises ConfigError (bad URL, no such database, a store
+    of a newer release), Transient (server unreachable, with host and port).
+    """
+    engine = make_engine(url, create=True)
+    try:
+        with engine.execution_options(**{WRITES: True}).connect() as connection, _alone(connection):
+            _refuse_unknown(connection)
+            config = _config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+            connection.commit()
+    except DBAPIError as error:
+        failure = translate(error, engine.url)
+        if failure is None:
+            raise
+        raise failure.error from error
+    finally:
+        engine.dispose()
+
+
+def check_schema(connection: Connection) -> None:
+    """Raises ConfigError, naming the command to run, unless the store has exactly this release's schema."""
+    found = MigrationContext.configure(connection).get_current_revision()
+    head = schema_head()
+    where = place(connection.engine.url)
+    if found is None:
+        raise ConfigError(f"metadata at {where} has no tables yet; run `nos-ec init`")
+    if found != head:
+        _refuse_unknown(connection)
+        raise ConfigError(f"metadata at {where} has schema {found}, needed is {head}; run `nos-ec init --upgrade`")
+
+
+def schema_head() -> str:
+    """The schema version of this release."""
+    return str(ScriptDirectory.from_config(_config()).get_current_head())
+
+
+def _refuse_unknown(connection: Connection) -> None:
+    found = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if found is not None and found not in known:
+        raise ConfigError(
+            f"metadata at {place(connection.engine.url)} has schema {found}, which this release does not know;"
+            " it was made by a newer one: install that, then run `nos-ec init`"
+        )
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
+    return config
+
+
+@contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    """One migration at a time. SQLite: the write transaction. On MySQL, whose DDL commits, a named lock."""
+    if connection.dialect.name == "sqlite":
+        yield
+        return
+    name = f"nos_ec_migrate_{connection.engine.url.database}"[:64]
+    if connection.scalar(text("SELECT GET_LOCK(:name, :wait_s)"), {"name": name, "wait_s": _LOCK_WAIT_S}) != 1:
+        raise Transient(f"metadata at {place(connection.engine.url)}: another migration is running; try again")
+    try:
+        yield
+    finally:
+        connection.execute(text("SELECT RELEASE_LOCK(:name)"), {"name": name})
+
+
+def open_checked(url: str) -> Engine:
+    """An engine whose store has the right schema. Raises ConfigError, Transient, Corrupt as `migrate` does."""
+    engine = make_engine(url)
+    try:
+        with engine.connect() as connection:
+            check_schema(connection)
+    except DBAPIError as error:
+        engine.dispose()
+        failure = translate(error, engine.url)
+        if failure is None:
+            raise
+        raise failure.error from error
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
