@@ -1,0 +1,72 @@
+# Everything a developer runs. `make` alone prints what there is.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+UV ?= uv
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+BIN := .venv/bin
+PACKAGES := nos_ec producer/nos_producer consumer/nos_consumer gc/nos_gc
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--custom-compile-command "make requirements" $(UPGRADE)
+
+.PHONY: help venv demo test check lint types format requirements reference clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: .venv/.complete ## build .venv from the hashed requirements (PYTHON=python3.12 chooses another Python)
+
+# The stamp is written last: a build that was interrupted is done again from the start. ensurepip is what Debian
+# and Ubuntu leave out of their python3. Without build isolation nothing is installed that has no hash.
+.venv/.complete: requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is missing or older than 3.11; use make venv PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  echo "$(PYTHON) has no ensurepip; installing python3-venv"; \
+	  if [ "$$(id -u)" = 0 ]; then root=; else root="sudo -n"; fi; \
+	  command -v apt-get >/dev/null && { $$root apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq python3-venv </dev/null; } && \
+	  $(PYTHON) -c 'import ensurepip' || \
+	  { echo "could not; install your system's python3-venv package, then run make again"; exit 1; }; }
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: venv ## show the whole life of objects on an embedded store (DEMO_ARGS="...")
+	$(BIN)/nos-ec demo $(DEMO_ARGS)
+
+test: venv ## run all tests; REQUIRE_REAL=1 fails where a real server cannot be started (PYTEST_ARGS="...")
+	@echo "Tests that need a server start it themselves. One that cannot be started is listed as SKIPPED, with the reason,"
+	@echo "at the end; with REQUIRE_REAL=1 it is a failure."
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint types test ## all of it: lint, types, tests
+
+lint: venv ## style, format and layering
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: venv ## mypy, strict
+	$(BIN)/mypy $(PACKAGES) tests
+
+format: venv ## rewrite the code in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+requirements: ## compile requirements/*.txt from pyproject.toml with uv (UPGRADE=--upgrade for newer versions)
+	@command -v $(UV) >/dev/null || { echo "this needs uv: pip install uv, or make requirements UV=/path/to/uv"; exit 1; }
+	$(COMPILE) --output-file requirements/runtime.txt pyproject.toml
+	$(COMPILE) --extra dev --output-file requirements/dev.txt pyproject.toml requirements/build.in
+
+reference: venv ## write docs/CONFIG.md from the settings
+	$(BIN)/python -c 'import pathlib, nos_ec.settings as s; pathlib.Path("docs/CONFIG.md").write_text(s.reference())'
+
+clean: ## remove .venv and caches; your stores are left alone
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
