@@ -10,8 +10,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
-from nos_ec.adapters.sql import migrate, open_metadata
 from nos_ec.adapters.sql.engine import WRITES, make_engine
+from nos_ec.adapters.sql.metadata import open_metadata
+from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.sql.schema import METADATA
 from nos_ec.core.errors import ConfigError, Corrupt, Transient
 
@@ -51,7 +52,7 @@ def test_a_store_of_a_newer_release_is_refused(url: str, call: object) -> None:
 
 def test_a_store_of_an_older_release_asks_for_the_upgrade(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     migrate(url)
-    monkeypatch.setattr("nos_ec.adapters.sql.schema_version.schema_head", lambda: "0002")
+    monkeypatch.setattr("nos_ec.adapters.sql.migrate.schema_head", lambda: "0002")
     with pytest.raises(ConfigError, match="run `nos-ec init --upgrade`"):
         open_metadata(url)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Float, and_, bindparam, cast, delete, exists, insert, select, union_all, update
+from sqlalchemy import Connection, Float, and_, bindparam, delete, exists, insert, select, union_all, update
 
 from nos_ec.adapters.sql import leases
 from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, id_rows
@@ -32,7 +32,7 @@ CANDIDATES = (
     .where(
         _B.state == BlockState.SEALED,
         _B.hole_ppm >= bindparam("ppm_min"),
-        cast(_B.dead_bytes, Float(53)) >= bindparam("ratio_min", type_=Float(53)) * (_B.live_bytes + _B.dead_bytes),
+        _B.dead_bytes >= bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _B.dead_bytes),
     )
     .order_by(_B.hole_ppm.desc())
     .limit(bindparam("rows_max"))
@@ -128,7 +128,7 @@ def seal_large(
 
 
 def _lock_listed(connection: Connection, block_ids: list[BlockId]) -> dict[BlockId, BlockRow]:
-    listed = select(*BLOCK_COLUMNS).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]).with_for_update()
+    listed = select(*BLOCK_COLUMNS).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]).with_for_update(of=BLOCKS)
     found = {row.block_id: row for row in map(block_row, connection.execute(listed, id_rows(block_ids)))}
     missing = [block_id.hex() for block_id in block_ids if block_id not in found]
     if missing:

@@ -22,7 +22,7 @@ from nos_ec.core.lifecycle import BlockState, ObjectEvent, ObjectState, advance_
 from nos_ec.ports.metadata import BlockRow, GroupCommit, Move
 
 _O, _B = OBJECTS.c, BLOCKS.c
-_MOVES = JsonRows("moves", object_id=0, version=0, from_block=ID_BYTES, block_offset=0)
+_MOVES = JsonRows("moves", optional="from_block", object_id=0, version=0, from_block=ID_BYTES, block_offset=0)
 _FROM_LANDING = sorted(state for state in object_sources(ObjectEvent.PACK) if state.in_landing)
 _PACKED = advance_object(ObjectState.PACKED, ObjectEvent.PACK)
 
@@ -36,7 +36,7 @@ MATCH_MOVES = (
             and_(_O.state == ObjectState.PACKED, _O.block_id == _MOVES["from_block"]),
         ),
     )
-    .with_for_update()
+    .with_for_update(of=OBJECTS)
 )
 MOVE = (
     update(OBJECTS)

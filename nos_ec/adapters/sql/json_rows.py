@@ -2,6 +2,10 @@
 
 `JsonRows` describes the columns; `dump` makes the parameter. It is `JSON_TABLE` on MySQL 8 and MariaDB 10.6+ and
 `json_each` on SQLite. Ids travel as hexadecimal text. See docs/adr/0005.
+
+A SELECT that locks names the table it locks (`with_for_update(of=...)`): MySQL 8.0.12 refuses to lock a JSON_TABLE,
+and MariaDB, which has no OF and does not mind, is spared it by SQLAlchemy. The same MySQL turns a JSON null into the
+text `null`, so "no id" travels as empty text; integers cannot be null.
 """
 
 from __future__ import annotations
@@ -41,11 +45,15 @@ def _json_table(element: _JsonFunction, compiler: Any, **options: Any) -> str:
 
 
 class JsonRows:
-    """Rows bound to the parameter `parameter`. A column's number is its size in bytes; 0 means an integer."""
+    """Rows bound to the parameter `parameter`. A column's number is its size in bytes; 0 means an integer.
 
-    def __init__(self, parameter: str, **columns: int) -> None:
+    The one `optional` column may be None.
+    """
+
+    def __init__(self, parameter: str, *, optional: str = "", **columns: int) -> None:
         self.parameter = parameter
         self._sizes = columns
+        self._optional = optional
         shape = tuple(columns.items())
         function = type(f"_{parameter}_json", (_JsonFunction,), {"shape": shape, "inherit_cache": True})
         types = [column(name, Text if size else BigInteger) for name, size in shape]
@@ -54,13 +62,22 @@ class JsonRows:
     def __getitem__(self, name: str) -> ColumnElement[Any]:
         """The column as an expression: an integer, or the bytes its hexadecimal text stands for."""
         plain: ColumnElement[Any] = self.table.c[name]
-        return func.unhex(plain, type_=LargeBinary) if self._sizes[name] else plain
+        if not self._sizes[name]:
+            return plain
+        return func.unhex(func.nullif(plain, "") if name == self._optional else plain, type_=LargeBinary)
 
     def missing(self, name: str) -> ColumnElement[bool]:
-        """True where the column is null."""
-        return self.table.c[name].is_(None)
+        """True where the optional column has no id."""
+        assert name == self._optional, f"{name} is not optional"
+        return self.table.c[name] == ""
 
     def dump(self, rows: Iterable[Sequence[int | bytes | None]]) -> dict[str, str]:
-        """The parameter for these rows, each in the order of the columns."""
-        plain = [[value.hex() if isinstance(value, bytes) else value for value in row] for row in rows]
+        """The parameter for these rows, each in the order of the columns. None only in the optional column."""
+        plain = [[_plain(value) for value in row] for row in rows]
         return {self.parameter: json.dumps(plain, separators=(",", ":"))}
+
+
+def _plain(value: int | bytes | None) -> int | str:
+    if value is None:
+        return ""
+    return value.hex() if isinstance(value, bytes) else value

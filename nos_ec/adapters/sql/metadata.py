@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Connection, Engine
 
 from nos_ec.adapters.sql import blocks, commits, figures, landing, leases, objects, puts
-from nos_ec.adapters.sql.schema_version import open_checked
+from nos_ec.adapters.sql.migrate import open_checked
 from nos_ec.adapters.sql.transactions import Transactions
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry

@@ -32,17 +32,19 @@ from nos_ec.core.lifecycle import ObjectState
 from nos_ec.ports.metadata import Lease, NewLargeObject, NewObject, ObjectRow
 
 _O, _D = OBJECTS.c, LANDING_DELETIONS.c
-_NEW = JsonRows("new", object_id=0, version=0, size=0, crc32c=0, md5=ID_BYTES, landing_id=ID_BYTES, due_ms=0)
+_NEW = JsonRows(
+    "new", optional="landing_id", object_id=0, version=0, size=0, crc32c=0, md5=ID_BYTES, landing_id=ID_BYTES, due_ms=0
+)
 
 LOCK_KEYS = (
     select(*OBJECT_COLUMNS)
     .join_from(KEYS.table, OBJECTS, (_O.bucket == KEYS["bucket"]) & (_O.name == KEYS["name"]))
-    .with_for_update()
+    .with_for_update(of=OBJECTS)
 )
 LOCK_ENTRIES = (
     select(_D.landing_id, _D.object_id, _D.version, _D.doomed)
     .join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
-    .with_for_update()
+    .with_for_update(of=LANDING_DELETIONS)
 )
 OVERWRITE = (
     update(OBJECTS)
@@ -56,7 +58,7 @@ OVERWRITE = (
         landing_id=_NEW["landing_id"],
         block_id=null(),
         block_offset=null(),
-        due_ms=_NEW["due_ms"],
+        due_ms=case((_NEW.missing("landing_id"), null()), else_=_NEW["due_ms"]),
         created_ms=bindparam("created", type_=BigInteger),
     )
 )
@@ -180,7 +182,7 @@ def _overwrite(
             one.crc32c,
             one.md5,
             one.landing_id,
-            None if one.landing_id is None else one.due_ms,
+            one.due_ms,
         )
         for one in new
     )

@@ -1,1 +1,1 @@
-"""Migrations of the metadata schema, in alembic's layout; run by `nos_ec.adapters.sql.schema_version`."""
+"""Migrations of the metadata schema, in alembic's layout; run by `nos_ec.adapters.sql.migrate`."""
