@@ -1,0 +1,224 @@
+"""House rules that no linter knows. Every exception is written down here, with its reason."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("nos_ec", "producer", "consumer", "gc")
+FOLDERS = (*PACKAGES, "tests", "docs", "deploy", "requirements", ".ci")
+BINARY_SUFFIXES = {".bin", ".pyc", ".png", ".gz"}
+
+SOURCE_LINES_MAX = 600
+TEST_LINES_MAX = 800
+
+WORLD = re.compile(
+    r"time\.(time|time_ns|sleep|monotonic|monotonic_ns)|datetime\.(datetime|date)\.(now|utcnow|today)"
+    r"|os\.(urandom|environ|getenv)|uuid\.uuid\d|secrets\.\w+|random\.(?!Random$)\w+"
+)
+"""Time, chance and the environment: passed in, so that a test decides what they are."""
+
+MAY_ASK_THE_WORLD = {
+    "nos_ec/adapters/": "adapters are where the world begins",
+    "nos_ec/testing/": "fakes and suites for tests",
+    "nos_ec/wiring.py": "makes the ids and names that everybody else is given",
+    "nos_ec/cli/": "the process itself: its environment, its waiting",
+    "nos_ec/demo.py": "a command",
+    "nos_ec/core/killpoints.py": "reads one variable at import, to die in a crash test",
+}
+MAY_PRINT = {
+    "nos_ec/cli/": "talks to people",
+    "nos_ec/demo.py": "talks to people",
+}
+
+MEANINGLESS_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+
+# Written in pieces, or this file would break its own rules.
+FORBIDDEN_TEXT = re.compile(
+    "|".join(
+        [
+            r"py" + r"pi\.org",
+            r"python" + r"hosted",
+            r"index" + r"-url",
+            r"(?<![\w.])/(work|root|home)/\w",
+            r"/tmp/" + r"venv",
+            r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b",
+        ]
+    )
+)
+MAY_SAY = {
+    ("Makefile", "index" + "-url"): "the option that keeps addresses out of the compiled files",
+}
+
+
+def files(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix not in BINARY_SUFFIXES:
+                yield path
+
+
+def modules(*folders: str) -> list[Path]:
+    found = [path for path in files(*folders) if path.suffix == ".py"]
+    assert found, f"no modules in {folders}: the check would pass for nothing"
+    return found
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def excepted(path: Path, exceptions: dict[str, str]) -> bool:
+    return any(name_of(path).startswith(prefix) for prefix in exceptions)
+
+
+def names_used(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of what a module refers to, with `import x as y` and `from x import y` seen through."""
+    imported: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            first, dot, rest = ast.unparse(node).partition(".")
+            if first in imported:
+                yield node.lineno, imported[first] + dot + rest
+
+
+def offences(path: Path) -> Iterator[str]:
+    tree = ast.parse(path.read_text())
+    if not excepted(path, MAY_ASK_THE_WORLD):
+        for line, name in names_used(tree):
+            if WORLD.fullmatch(name):
+                yield f"{name_of(path)}:{line}: {name}"
+    if not excepted(path, MAY_PRINT):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and node.id in ("print", "input"):
+                yield f"{name_of(path)}:{node.lineno}: {node.id}"
+
+
+def test_time_chance_and_environment_are_passed_in() -> None:
+    assert [offence for path in modules(*PACKAGES) for offence in offences(path)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time\ntime.time()",
+        "import time as t\nwait = t.sleep",
+        "from time import sleep\nsleep(1)",
+        "import datetime\ndatetime.datetime.now()",
+        "from datetime import datetime as d\nd.now()",
+        "import os\nos.urandom(4)",
+        "from uuid import uuid4\nuuid4()",
+        "import random\nrandom.random()",
+        "from random import choice\nchoice([1])",
+    ],
+)
+def test_the_check_sees_through_imports(source: str) -> None:
+    assert any(WORLD.fullmatch(name) for _, name in names_used(ast.parse(source)))
+
+
+@pytest.mark.parametrize("source", ["import random\nrandom.Random(3)", "import time\ntime.perf_counter()", "now.time"])
+def test_the_check_lets_pass_what_is_fine(source: str) -> None:
+    assert not any(WORLD.fullmatch(name) for _, name in names_used(ast.parse(source)))
+
+
+@pytest.mark.parametrize("exceptions", [MAY_ASK_THE_WORLD, MAY_PRINT])
+def test_no_exception_outlives_its_reason(exceptions: dict[str, str]) -> None:
+    assert [prefix for prefix in exceptions if not (ROOT / prefix).exists()] == []
+
+
+def test_services_hold_one_package_each() -> None:
+    """`gc` is a builtin module of Python: a module beside the package would tempt somebody to import it from there."""
+    for folder in ("producer", "consumer", "gc"):
+        assert [name_of(path) for path in (ROOT / folder).glob("*.py")] == []
+        assert [p.name for p in (ROOT / folder).iterdir() if p.is_dir() and (p / "__init__.py").exists()] == [
+            f"nos_{folder}"
+        ]
+
+
+def test_modules_are_named_for_what_they_hold() -> None:
+    assert [name_of(path) for path in modules(*PACKAGES, "tests") if path.stem in MEANINGLESS_NAMES] == []
+
+
+def test_modules_stay_readable() -> None:
+    too_long = [
+        f"{name_of(path)}: {lines} lines, at most {lines_max}"
+        for folders, lines_max in ((PACKAGES, SOURCE_LINES_MAX), (("tests",), TEST_LINES_MAX))
+        for path in modules(*folders)
+        if (lines := len(path.read_text().splitlines())) > lines_max
+    ]
+    assert too_long == []
+
+
+def test_everything_public_says_what_it_is() -> None:
+    missing = []
+    for path in modules(*PACKAGES):
+        tree = ast.parse(path.read_text())
+        if ast.get_docstring(tree) is None:
+            missing.append(name_of(path))
+        named = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+        missing += [
+            f"{name_of(path)}:{node.lineno}: {node.name}"
+            for node in named
+            if not node.name.startswith("_") and ast.get_docstring(node) is None
+        ]
+    assert missing == []
+
+
+def test_no_addresses_machine_paths_or_notes_to_self() -> None:
+    top = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
+    found = []
+    for path in [*top, *files(*FOLDERS)]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            match = FORBIDDEN_TEXT.search(line)
+            if match and not any(name_of(path) == name and text in match[0] for name, text in MAY_SAY):
+                found.append(f"{name_of(path)}:{number}: {match[0]}")
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text", ["x = '/ro" + "ot/x'", "https://py" + "pi.org/simple", "# TO" + "DO: later", "/wo" + "rk/main"]
+)
+def test_the_check_finds_what_it_looks_for(text: str) -> None:
+    assert FORBIDDEN_TEXT.search(text)
+
+
+def requirement_names(text: str) -> set[str]:
+    return {
+        re.split(r"[=<>~!\[ ;]", line, maxsplit=1)[0].lower().replace("_", "-") for line in text.splitlines() if line
+    }
+
+
+def pins(name: str) -> dict[str, int]:
+    """{package: number of hashes} of a compiled requirements file."""
+    pinned: dict[str, int] = {}
+    current = ""
+    for line in (ROOT / "requirements" / name).read_text().splitlines():
+        if match := re.match(r"([a-z0-9-]+)==", line):
+            current = match[1]
+            pinned[current] = 0
+        elif "--hash=sha256:" in line:
+            pinned[current] += 1
+    return pinned
+
+
+def test_requirements_are_compiled_and_hashed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    runtime, dev = pins("runtime.txt"), pins("dev.txt")
+    assert not [name for pinned in (runtime, dev) for name, hashes in pinned.items() if not hashes]
+    wanted = requirement_names("\n".join(project["project"]["dependencies"]))
+    assert wanted <= runtime.keys(), "run `make requirements`"
+    wanted |= requirement_names("\n".join(project["project"]["optional-dependencies"]["dev"]))
+    wanted |= requirement_names("\n".join(project["build-system"]["requires"]))
+    assert wanted <= dev.keys(), "run `make requirements`"
+    assert runtime.keys() <= dev.keys()
