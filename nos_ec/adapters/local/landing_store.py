@@ -1,0 +1,176 @@
+"""The embedded landing store: one file per landing copy.
+
+    root/store.json        format and version; written last, so a root that has it is complete
+    root/00 .. ff/         by the first byte of the landing id
+        <id, hex>          a copy
+        <id, hex>.put      a put in flight, or what a killed one left
+
+A temporary file bears its copy's id, so that `delete`, which the deletion queue calls for every id that no
+object claims, removes what a killed put left. No other clean-up exists, and none may: at opening time a put of
+another process can be in flight.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from nos_ec.adapters.local.durable import as_port_error, make_folders, replace_file, sync_folder, translated, write_at
+from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NotFound, Transient
+from nos_ec.core.ids import LandingId
+from nos_ec.core.killpoints import kill_point
+
+_STORE_FILE = "store.json"
+_FORMAT = {"format": "nos-ec local landing store", "version": 1}
+_FAN_OUT = [f"{number:02x}" for number in range(256)]
+_PUT_SUFFIX = ".put"
+
+
+class LocalLandingStore:
+    """A `LandingStore` on files (see nos_ec.ports.landing_store for the contract).
+
+    Opening raises ConfigError when `root` was not initialised.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        _check_store(root)
+
+    @classmethod
+    def initialise(cls, root: Path) -> None:
+        """Make the folders of a store, durably. Idempotent. Raises ConfigError, NoSpace, Transient."""
+        if (root / _STORE_FILE).exists():
+            _check_store(root)
+        with translated(f"landing store {root}"):
+            make_folders(root, _FAN_OUT)
+            if not (root / _STORE_FILE).exists():
+                replace_file(root / _STORE_FILE, json.dumps(_FORMAT, indent=2).encode() + b"\n")
+
+    def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview) -> None:
+        """Store one copy: written and synced under its temporary name, then renamed, then the folder synced.
+
+        Holding the temporary name, created exclusively, makes check and rename one step against other puts.
+        """
+        path = self._path(landing_id)
+        temporary = self._temporary(landing_id)
+        with translated(f"landing store {path.parent}"):
+            fd = self._claim(temporary)
+            try:
+                if path.exists():
+                    raise Conflict(f"landing copy {landing_id.hex()} exists")
+                write_at(fd, [memoryview(data).cast("B")], 0)
+                os.fsync(fd)
+                kill_point("landing_store.written")
+                temporary.rename(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(fd)
+            kill_point("landing_store.renamed")
+            sync_folder(path.parent)
+
+    def read(self, landing_id: LandingId) -> bytes:
+        """The whole copy."""
+        path = self._path(landing_id)
+        with translated(f"landing store {path.parent}"):
+            try:
+                return path.read_bytes()
+            except FileNotFoundError as error:
+                raise self._missing(landing_id) from error
+
+    def read_range(self, landing_id: LandingId, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`."""
+        if offset < 0 or length < 0:
+            raise ValueError(f"range of {length} bytes at {offset}")
+        path = self._path(landing_id)
+        with translated(f"landing store {path.parent}"):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                raise self._missing(landing_id) from error
+            try:
+                data = os.pread(fd, length, offset)
+            finally:
+                os.close(fd)
+        if len(data) < length:
+            raise Corrupt(f"landing copy {landing_id.hex()}: {length} bytes at {offset} are past its end")
+        return data
+
+    def delete(self, landing_id: LandingId) -> None:
+        """Delete a copy and what a killed put left of it.
+
+        The temporary name goes first: a put in flight then either cannot rename any more, or has renamed already
+        and its copy goes next. The folder is synced even if nothing was there, as an earlier call may have been
+        killed before it came to that.
+        """
+        path = self._path(landing_id)
+        with translated(f"landing store {path.parent}"):
+            self._temporary(landing_id).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            sync_folder(path.parent)
+
+    def list_ids(self) -> Iterator[LandingId]:
+        """Every whole copy; puts in flight are not listed."""
+        for entry in self._entries():
+            with suppress(ValueError):
+                landing_id = bytes.fromhex(entry.name)
+                if len(landing_id) == 16:
+                    yield LandingId(landing_id)
+
+    def raw_bytes(self) -> int:
+        """Bytes allocated, puts in flight included. Looks at each file, so puts need to keep no account."""
+        total = 0
+        for entry in self._entries():
+            with suppress(FileNotFoundError):
+                total += entry.stat().st_blocks * 512
+        return total
+
+    def close(self) -> None:
+        """Nothing is held open between calls."""
+
+    def _path(self, landing_id: LandingId) -> Path:
+        name = landing_id.hex()
+        return self._root / name[:2] / name
+
+    def _temporary(self, landing_id: LandingId) -> Path:
+        path = self._path(landing_id)
+        return path.with_name(path.name + _PUT_SUFFIX)
+
+    def _claim(self, temporary: Path) -> int:
+        try:
+            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        except FileExistsError as error:
+            raise Conflict(
+                f"landing copy {temporary.stem} is being put, or a killed put left it: use a new id"
+            ) from error
+
+    def _missing(self, landing_id: LandingId) -> NotFound | Transient:
+        """A copy is missing only if the folder it would be in is there."""
+        folder = self._path(landing_id).parent
+        if folder.is_dir():
+            return NotFound(f"landing copy {landing_id.hex()} does not exist")
+        return Transient(f"landing folder {folder} is not there: mount its disk, or run `nos-ec init` to make it")
+
+    def _entries(self) -> Iterator[os.DirEntry[str]]:
+        for name in _FAN_OUT:
+            with translated(f"landing store {self._root / name}"), os.scandir(self._root / name) as entries:
+                yield from entries
+
+
+def _check_store(root: Path) -> None:
+    """Raise ConfigError unless `root` holds a landing store."""
+    path = root / _STORE_FILE
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(f"{root} is not a landing store: run `nos-ec init` to make one, or mount its disk") from error
+    except OSError as error:
+        raise as_port_error(f"landing store {path}", error) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}): write {json.dumps(_FORMAT)} to it") from error
+    if content != _FORMAT:
+        raise ConfigError(f"{path} says {content!r}, not {_FORMAT}: open it with the program that wrote it")

@@ -1,0 +1,197 @@
+"""The embedded landing store: its contract, kills, full disks, folders that are not there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nos_ec.adapters.local.landing_store import LocalLandingStore
+from nos_ec.core.errors import ConfigError, Conflict, NoSpace, NotFound, Transient
+from nos_ec.core.ids import LandingId
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.testing.landing_store_contract import LandingStoreContract, new_landing_id
+from nos_ec.testing.small_disk import small_disk
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "deep" / "landing"
+    LocalLandingStore.initialise(root)
+    return root
+
+
+class TestLocalLandingStore(LandingStoreContract):
+    @pytest.fixture
+    def open_store(self, root: Path) -> Callable[[], LandingStore]:
+        return lambda: LocalLandingStore(root)
+
+
+def _file(root: Path, landing_id: LandingId) -> Path:
+    return root / landing_id.hex()[:2] / landing_id.hex()
+
+
+PUT = """
+import sys
+from pathlib import Path
+from nos_ec.adapters.local.landing_store import LocalLandingStore
+LocalLandingStore(Path(sys.argv[1])).put(bytes.fromhex(sys.argv[2]), b"bytes" * 1000)
+"""
+
+
+def _killed_put(root: Path, landing_id: LandingId, kill_at: str) -> None:
+    command = [sys.executable, "-c", PUT, str(root), landing_id.hex()]
+    done = subprocess.run(command, env={**os.environ, "NOS_EC_KILL_AT": kill_at}, check=False)
+    assert done.returncode == -signal.SIGKILL, "the kill point did not fire"
+
+
+def test_a_put_killed_before_its_rename_is_nothing_and_leaks_nothing(root: Path) -> None:
+    landing_id, store = new_landing_id(), LocalLandingStore(root)
+    _killed_put(root, landing_id, "landing_store.written")
+    assert list(store.list_ids()) == []
+    with pytest.raises(NotFound):
+        store.read(landing_id)
+    assert store.raw_bytes() > 0, "what is left is counted"
+    with pytest.raises(Conflict, match="use a new id"):
+        store.put(landing_id, b"again")
+    store.delete(landing_id)
+    assert store.raw_bytes() == 0
+    assert not any((root / landing_id.hex()[:2]).iterdir())
+
+
+def test_a_put_killed_after_its_rename_is_whole(root: Path) -> None:
+    landing_id, store = new_landing_id(), LocalLandingStore(root)
+    _killed_put(root, landing_id, "landing_store.renamed")
+    assert store.read(landing_id) == b"bytes" * 1000
+    assert list(store.list_ids()) == [landing_id]
+
+
+def test_opening_leaves_a_put_in_flight_alone(root: Path) -> None:
+    landing_id = new_landing_id()
+    path = _file(root, landing_id)
+    path.with_name(path.name + ".put").write_bytes(b"half")
+    LocalLandingStore.initialise(root)
+    LocalLandingStore(root).close()
+    assert path.with_name(path.name + ".put").read_bytes() == b"half"
+
+
+def test_a_delete_during_a_put_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    landing_id, store = new_landing_id(), LocalLandingStore(root)
+    fsync = os.fsync
+
+    def delete_then_sync(fd: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        store.delete(landing_id)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", delete_then_sync)
+    with pytest.raises(Transient):
+        store.put(landing_id, b"bytes")
+    assert store.raw_bytes() == 0
+    assert list(store.list_ids()) == []
+
+
+def test_a_put_syncs_the_file_then_names_it_then_syncs_the_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    landing_id, steps = new_landing_id(), []
+    fsync, rename = os.fsync, Path.rename
+
+    def traced_fsync(fd: int) -> None:
+        steps.append(f"sync {Path(f'/proc/self/fd/{fd}').readlink().name}")
+        fsync(fd)
+
+    def traced_rename(path: Path, target: Path) -> Path:
+        steps.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(Path, "rename", traced_rename)
+    store = LocalLandingStore(root)
+    store.put(landing_id, b"bytes")
+    name = landing_id.hex()
+    assert steps == [f"sync {name}.put", "rename", f"sync {name[:2]}"]
+    steps.clear()
+    store.delete(landing_id)
+    assert steps == [f"sync {name[:2]}"]
+
+
+def test_a_failed_sync_fails_the_put(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    landing_id, store = new_landing_id(), LocalLandingStore(root)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing)
+        with pytest.raises(Transient, match="Input/output error"):
+            store.put(landing_id, b"bytes")
+    assert store.raw_bytes() == 0
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 2 << 20) as disk:
+        root = disk.folder / "landing"
+        LocalLandingStore.initialise(root)
+        store = LocalLandingStore(root)
+        kept, refused = new_landing_id(), new_landing_id()
+        store.put(kept, b"kept" * 5000)
+        used = store.raw_bytes()
+        disk.fill()
+        with pytest.raises(NoSpace, match="add space"):
+            store.put(refused, bytes(100_000))
+        assert store.raw_bytes() == used, "a failed put gives its space back"
+        with pytest.raises(NotFound):
+            store.read(refused)
+        assert store.read(kept) == b"kept" * 5000
+        store.delete(kept)
+        assert store.raw_bytes() == 0, "deleting needs no space"
+        disk.clear()
+        store.put(new_landing_id(), bytes(100_000))
+
+
+def test_a_folder_that_is_not_there_is_not_a_missing_copy(root: Path) -> None:
+    landing_id, store = new_landing_id(), LocalLandingStore(root)
+    store.put(landing_id, b"bytes")
+    root.rename(root.with_name("unmounted"))
+    for ask in (
+        lambda: store.read(landing_id),
+        lambda: store.read_range(landing_id, 0, 1),
+        lambda: store.put(new_landing_id(), b""),
+        lambda: store.delete(landing_id),
+        lambda: list(store.list_ids()),
+        store.raw_bytes,
+    ):
+        with pytest.raises(Transient, match="disk"):
+            ask()
+
+
+def test_foreign_files_are_not_listed(root: Path) -> None:
+    for name in ("README", "abcd", "zz" * 16):
+        (root / "ab" / name).write_bytes(b"")
+    assert list(LocalLandingStore(root).list_ids()) == []
+
+
+def test_opening_needs_an_initialised_store(tmp_path: Path) -> None:
+    for root in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ConfigError, match="nos-ec init"):
+            LocalLandingStore(root)
+
+
+def test_opening_refuses_another_format(root: Path) -> None:
+    (root / "store.json").write_text('{"format": "nos-ec local landing store", "version": 2}')
+    for act in (LocalLandingStore, LocalLandingStore.initialise):
+        with pytest.raises(ConfigError, match="program that wrote it"):
+            act(root)
+    (root / "store.json").write_text("{")
+    with pytest.raises(ConfigError, match="damaged"):
+        LocalLandingStore(root)
+
+
+def test_initialising_again_changes_nothing(root: Path) -> None:
+    landing_id = new_landing_id()
+    LocalLandingStore(root).put(landing_id, b"bytes")
+    LocalLandingStore.initialise(root)
+    assert LocalLandingStore(root).read(landing_id) == b"bytes"
