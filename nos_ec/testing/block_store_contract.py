@@ -1,0 +1,390 @@
+"""What every block store must do. Subclass it and give `open_store`; the geometry is the store's own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from random import Random
+
+import pytest
+
+from nos_ec.core.errors import Conflict, Corrupt, NotFound
+from nos_ec.core.geometry import PAGE
+from nos_ec.core.ids import BlockId
+from nos_ec.ports.block_store import BlockStore
+
+
+def new_block_id() -> BlockId:
+    """A block id nobody has used."""
+    return BlockId(os.urandom(16))
+
+
+class BlockStoreContract:
+    """The promises of nos_ec.ports.block_store, as tests."""
+
+    @pytest.fixture
+    def open_store(self) -> Callable[[], BlockStore]:
+        """Opens one and the same store, each time as another process would; the tests close what they open.
+
+        A block of it must hold at least 4 stripes.
+        """
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, open_store: Callable[[], BlockStore]) -> Iterator[BlockStore]:
+        store = open_store()
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def other(self, open_store: Callable[[], BlockStore]) -> Iterator[BlockStore]:
+        """A second handle, as of another process."""
+        store = open_store()
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def block_id(self, store: BlockStore) -> BlockId:
+        """An empty block."""
+        block_id = new_block_id()
+        store.create(block_id)
+        return block_id
+
+    @staticmethod
+    def stripes_of(store: BlockStore, count: int, seed: int = 0) -> bytes:
+        """Bytes of `count` stripes, no two alike."""
+        return Random(seed).randbytes(count * store.geometry.stripe_size)
+
+    # --- create ---------------------------------------------------------------------------------------
+
+    def test_a_new_block_is_empty_and_listed(self, store: BlockStore, other: BlockStore) -> None:
+        block_id = new_block_id()
+        assert block_id not in set(store.list_blocks())
+        store.create(block_id)
+        for handle in (store, other):
+            assert handle.stripes(block_id) == 0
+            assert block_id in set(handle.list_blocks())
+
+    def test_create_is_exclusive(self, store: BlockStore, other: BlockStore, block_id: BlockId) -> None:
+        data = self.stripes_of(store, 1)
+        store.append(block_id, 0, data)
+        for handle in (store, other):
+            with pytest.raises(Conflict):
+                handle.create(block_id)
+        store.seal(block_id)
+        with pytest.raises(Conflict):
+            other.create(block_id)
+        assert store.read(block_id, 0, len(data)) == data
+
+    def test_of_two_creators_one_wins(self, store: BlockStore, other: BlockStore) -> None:
+        for _ in range(8):
+            block_id = new_block_id()
+            outcome = _race(partial(store.create, block_id), partial(other.create, block_id))
+            assert sorted(outcome) == ["Conflict", "done"]
+            assert store.stripes(block_id) == 0
+
+    # --- append ---------------------------------------------------------------------------------------
+
+    def test_what_was_appended_reads_back(self, store: BlockStore, other: BlockStore, block_id: BlockId) -> None:
+        data = self.stripes_of(store, 4)
+        size = store.geometry.stripe_size
+        store.append(block_id, 0, data[:size])
+        store.append(block_id, 1, bytearray(data[size : 3 * size]))
+        store.append(block_id, 3, memoryview(data)[3 * size :])
+        for handle in (store, other):
+            assert handle.stripes(block_id) == 4
+            assert handle.read(block_id, 0, len(data)) == data
+
+    def test_a_block_can_be_filled_in_one_append_and_no_further(self, store: BlockStore, block_id: BlockId) -> None:
+        count = store.geometry.stripes_per_block
+        data = self.stripes_of(store, count)
+        store.append(block_id, 0, data)
+        assert store.stripes(block_id) == count
+        assert store.read(block_id, 0, len(data)) == data
+        with pytest.raises(ValueError, match="stripe"):
+            store.append(block_id, count, self.stripes_of(store, 1))
+        assert store.seal(block_id) == count
+
+    @pytest.mark.parametrize("at_stripe", [0, 1, 3, 4])
+    def test_an_append_elsewhere_than_at_the_end_is_refused(
+        self, store: BlockStore, other: BlockStore, block_id: BlockId, at_stripe: int
+    ) -> None:
+        data = self.stripes_of(store, 2)
+        store.append(block_id, 0, data)
+        for handle in (store, other):
+            with pytest.raises(Conflict):
+                handle.append(block_id, at_stripe % store.geometry.stripes_per_block, self.stripes_of(store, 1, seed=1))
+        assert store.stripes(block_id) == 2
+        assert store.read(block_id, 0, len(data)) == data
+
+    def test_anything_but_whole_stripes_is_a_bug(self, store: BlockStore, block_id: BlockId) -> None:
+        size = store.geometry.stripe_size
+        for data in (
+            b"",
+            bytes(1),
+            bytes(size - 1),
+            bytes(size + PAGE),
+            bytes(size * store.geometry.stripes_per_block + size),
+        ):
+            with pytest.raises(ValueError, match="stripe"):
+                store.append(block_id, 0, data)
+        with pytest.raises(ValueError, match="stripe"):
+            store.append(block_id, -1, bytes(size))
+        assert store.stripes(block_id) == 0
+
+    def test_append_needs_a_block(self, store: BlockStore) -> None:
+        with pytest.raises(NotFound):
+            store.append(new_block_id(), 0, self.stripes_of(store, 1))
+
+    def test_of_two_appenders_at_one_end_one_wins(
+        self, store: BlockStore, other: BlockStore, block_id: BlockId
+    ) -> None:
+        for at_stripe in range(min(4, store.geometry.stripes_per_block)):
+            tries = [self.stripes_of(store, 1, seed=seed) for seed in (1, 2)]
+            outcome = _race(
+                partial(store.append, block_id, at_stripe, tries[0]),
+                partial(other.append, block_id, at_stripe, tries[1]),
+            )
+            assert sorted(outcome) == ["Conflict", "done"]
+            size = store.geometry.stripe_size
+            assert store.read(block_id, at_stripe * size, size) == tries[outcome.index("done")]
+
+    def test_threads_append_to_blocks_of_their_own(self, store: BlockStore) -> None:
+        size = store.geometry.stripe_size
+
+        def fill(seed: int) -> BlockId:
+            block_id = new_block_id()
+            store.create(block_id)
+            for stripe in range(4):
+                store.append(block_id, stripe, self.stripes_of(store, 1, seed=seed * 10 + stripe))
+                assert store.read(block_id, stripe * size, size) == self.stripes_of(store, 1, seed=seed * 10 + stripe)
+            return block_id
+
+        with ThreadPoolExecutor(4) as pool:
+            block_ids = list(pool.map(fill, range(8)))
+        for seed, block_id in enumerate(block_ids):
+            assert store.seal(block_id) == 4
+            for stripe in range(4):
+                assert store.read(block_id, stripe * size, size) == self.stripes_of(store, 1, seed=seed * 10 + stripe)
+
+    # --- read -----------------------------------------------------------------------------------------
+
+    def test_any_range_reads_exactly(self, store: BlockStore, block_id: BlockId) -> None:
+        data = self.stripes_of(store, 3)
+        store.append(block_id, 0, data)
+        chunk, stripe = store.geometry.chunk_size, store.geometry.stripe_size
+        edges = [0, 1, PAGE - 1, PAGE, chunk - 1, chunk, chunk + 1, stripe - 1, stripe, stripe + chunk + 7, 2 * stripe]
+        ranges = [(a, b - a) for a in edges for b in [*edges, len(data)] if a <= b]
+        random = Random(7)
+        for _ in range(60):
+            a, b = sorted((random.randrange(len(data)), random.randrange(len(data))))
+            ranges.append((a, b - a))
+        for offset, length in ranges:
+            assert store.read(block_id, offset, length) == data[offset : offset + length], (offset, length)
+        assert store.read_many(block_id, ranges) == [data[a : a + n] for a, n in ranges]
+        assert store.read_many(block_id, []) == []
+        assert store.counters().degraded_reads == 0
+
+    def test_a_read_past_the_end_is_corrupt(self, store: BlockStore, block_id: BlockId) -> None:
+        data = self.stripes_of(store, 1)
+        with pytest.raises(Corrupt):
+            store.read(block_id, 0, 1)
+        store.append(block_id, 0, data)
+        for offset, length in [(len(data), 1), (len(data) - 1, 2), (0, len(data) + 1), (store.geometry.block_size, 1)]:
+            with pytest.raises(Corrupt):
+                store.read(block_id, offset, length)
+            with pytest.raises(Corrupt):
+                store.read_many(block_id, [(0, 1), (offset, length)])
+        assert store.read(block_id, len(data) - 1, 1) == data[-1:]
+
+    def test_a_negative_range_is_a_bug(self, store: BlockStore, block_id: BlockId) -> None:
+        for offset, length in [(-1, 1), (0, -1)]:
+            with pytest.raises(ValueError, match="range"):
+                store.read(block_id, offset, length)
+
+    def test_what_does_not_exist_is_not_found(self, store: BlockStore) -> None:
+        block_id = new_block_id()
+        for ask in (
+            lambda: store.read(block_id, 0, 1),
+            lambda: store.read(block_id, 0, 0),
+            lambda: store.read(block_id, store.geometry.block_size, 1),
+            lambda: store.read_many(block_id, [(0, 1), (5, 5)]),
+            lambda: store.seal(block_id),
+            lambda: store.stripes(block_id),
+        ):
+            with pytest.raises(NotFound):
+                ask()
+
+    def test_threads_read_while_others_append(self, store: BlockStore) -> None:
+        block_id, busy_id = new_block_id(), new_block_id()
+        store.create(block_id)
+        store.create(busy_id)
+        data = self.stripes_of(store, 2)
+        store.append(block_id, 0, data)
+
+        def read(seed: int) -> bool:
+            random = Random(seed)
+            pairs = [sorted((random.randrange(len(data)), random.randrange(len(data)))) for _ in range(40)]
+            return all(store.read(block_id, a, b - a) == data[a:b] for a, b in pairs)
+
+        with ThreadPoolExecutor(4) as pool:
+            readers = [pool.submit(read, seed) for seed in range(6)]
+            for stripe in range(4):
+                store.append(busy_id, stripe, self.stripes_of(store, 1))
+            assert all(reader.result() for reader in readers)
+
+    # --- what a read costs ----------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("stripe", [0, 1])
+    def test_a_range_inside_a_chunk_is_one_shard_read(self, store: BlockStore, block_id: BlockId, stripe: int) -> None:
+        store.append(block_id, 0, self.stripes_of(store, 2))
+        chunk = store.geometry.chunk_size
+        length = chunk // 2
+        for column in range(store.geometry.k):
+            before = store.counters()
+            store.read(block_id, stripe * store.geometry.stripe_size + column * chunk + PAGE, length)
+            after = store.counters()
+            assert after.shard_reads - before.shard_reads == 1
+            assert after.shard_bytes - before.shard_bytes == length
+            assert after.degraded_reads == before.degraded_reads
+
+    def test_reads_cost_whole_pages(self, store: BlockStore, block_id: BlockId) -> None:
+        store.append(block_id, 0, self.stripes_of(store, 1))
+        for offset, length, pages in [(0, 1, 1), (PAGE - 1, 2, 2), (100, PAGE, 2), (PAGE, PAGE, 1)]:
+            before = store.counters().shard_bytes
+            store.read(block_id, offset, length)
+            assert store.counters().shard_bytes - before == pages * PAGE
+
+    def test_a_longer_range_reads_each_shard_once(self, store: BlockStore, block_id: BlockId) -> None:
+        geometry = store.geometry
+        store.append(block_id, 0, self.stripes_of(store, 3))
+        for offset, length, shards in [
+            (geometry.chunk_size - 1, 2, 2),
+            (0, geometry.stripe_size, geometry.k),
+            (1, 3 * geometry.stripe_size - 2, geometry.k),
+            (geometry.stripe_size - 1, 2, 2),
+        ]:
+            before = store.counters().shard_reads
+            store.read(block_id, offset, length)
+            assert store.counters().shard_reads - before == shards
+
+    # --- seal -----------------------------------------------------------------------------------------
+
+    def test_a_sealed_block_takes_no_append(self, store: BlockStore, other: BlockStore, block_id: BlockId) -> None:
+        data = self.stripes_of(store, 2)
+        store.append(block_id, 0, data)
+        assert other.seal(block_id) == 2
+        assert store.seal(block_id) == 2, "sealing is idempotent"
+        for handle in (store, other):
+            with pytest.raises(Conflict):
+                handle.append(block_id, 2, self.stripes_of(store, 1))
+            assert handle.stripes(block_id) == 2
+            assert handle.read(block_id, 0, len(data)) == data
+
+    def test_an_empty_block_can_be_sealed(self, store: BlockStore, block_id: BlockId) -> None:
+        assert store.seal(block_id) == 0
+        assert store.stripes(block_id) == 0
+        with pytest.raises(Conflict):
+            store.append(block_id, 0, self.stripes_of(store, 1))
+
+    def test_a_seal_stops_an_appender_and_counts_all_it_was_told(self, store: BlockStore, other: BlockStore) -> None:
+        for turn in range(6):
+            block_id = new_block_id()
+            store.create(block_id)
+            acknowledged: list[int] = []
+            begun = threading.Event()
+
+            def append_until_sealed(block_id: BlockId, acknowledged: list[int], begun: threading.Event) -> str:
+                try:
+                    for stripe in range(store.geometry.stripes_per_block):
+                        store.append(block_id, stripe, self.stripes_of(store, 1, seed=stripe))
+                        acknowledged.append(stripe)
+                        begun.set()
+                except Conflict:
+                    return "stopped"
+                return "filled"
+
+            with ThreadPoolExecutor(1) as pool:
+                appender = pool.submit(append_until_sealed, block_id, acknowledged, begun)
+                assert begun.wait(30)
+                sealed = other.seal(block_id)
+                assert appender.result() == "stopped" or sealed == store.geometry.stripes_per_block, turn
+            assert sealed == len(acknowledged), "an append that failed with Conflict wrote nothing"
+            size = store.geometry.stripe_size
+            for stripe in acknowledged:
+                assert other.read(block_id, stripe * size, size) == self.stripes_of(store, 1, seed=stripe)
+
+    # --- delete, lists, sums --------------------------------------------------------------------------
+
+    def test_a_deleted_block_is_gone_and_the_others_stay(
+        self, store: BlockStore, other: BlockStore, block_id: BlockId
+    ) -> None:
+        kept = new_block_id()
+        data = self.stripes_of(store, 1)
+        store.create(kept)
+        for each in (block_id, kept):
+            store.append(each, 0, data)
+        store.seal(block_id)
+        for _ in range(2):
+            other.delete(block_id)
+            assert set(store.list_blocks()) == {kept}
+            with pytest.raises(NotFound):
+                store.read(block_id, 0, 1)
+            with pytest.raises(NotFound):
+                store.append(block_id, 1, data)
+            with pytest.raises(NotFound):
+                store.seal(block_id)
+            with pytest.raises(NotFound):
+                store.stripes(block_id)
+        assert store.read(kept, 0, len(data)) == data
+        store.append(kept, 1, data)
+
+    def test_deleting_what_never_was_is_no_error(self, store: BlockStore) -> None:
+        store.delete(new_block_id())
+
+    def test_a_reader_of_a_block_being_deleted_gets_bytes_or_not_found(self, store: BlockStore) -> None:
+        data = self.stripes_of(store, 1)
+        for _ in range(10):
+            block_id = new_block_id()
+            store.create(block_id)
+            store.append(block_id, 0, data)
+            with ThreadPoolExecutor(1) as pool:
+                deleted = pool.submit(store.delete, block_id)
+                try:
+                    while True:
+                        assert store.read(block_id, 0, len(data)) == data
+                except NotFound:
+                    deleted.result()
+
+    def test_raw_bytes_are_those_of_all_shards(self, store: BlockStore, block_id: BlockId) -> None:
+        geometry = store.geometry
+        before = store.raw_bytes()
+        store.append(block_id, 0, self.stripes_of(store, 3))
+        grown = store.raw_bytes() - before
+        least = 3 * (geometry.k + geometry.m) * geometry.chunk_size
+        assert least <= grown <= least * 1.2
+        store.delete(block_id)
+        assert store.raw_bytes() < before + least
+
+    def test_free_bytes_are_whole_stripes(self, store: BlockStore) -> None:
+        assert store.free_bytes() >= store.geometry.stripe_size
+        assert store.free_bytes() % store.geometry.stripe_size == 0
+
+
+def _race(*acts: Callable[[], object]) -> list[str]:
+    """Do all acts at once; "done" or "Conflict" for each."""
+    start = threading.Barrier(len(acts))
+
+    def run(act: Callable[[], object]) -> str:
+        start.wait(30)
+        try:
+            act()
+        except Conflict:
+            return "Conflict"
+        return "done"
+
+    with ThreadPoolExecutor(len(acts)) as pool:
+        return list(pool.map(run, acts))

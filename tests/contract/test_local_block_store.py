@@ -1,0 +1,651 @@
+"""The embedded block store: its contract on several geometries, lost shards, damage, kills, full disks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from pathlib import Path
+from random import Random
+
+import google_crc32c
+import pytest
+
+from nos_ec.adapters.local import block_store
+from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, NotFound, Transient
+from nos_ec.core.geometry import PAGE, Geometry
+from nos_ec.core.ids import BlockId
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.testing.block_store_contract import BlockStoreContract, new_block_id
+from nos_ec.testing.small_disk import small_disk
+
+SMALL = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=8, stripes_per_group_max=4)
+DATA_AT = 2 * PAGE
+"""Offset of the first chunk in a shard file of SMALL."""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "deep" / "blocks"
+    LocalBlockStore.initialise(root, SMALL)
+    return root
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[LocalBlockStore]:
+    store = LocalBlockStore(root, SMALL)
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        SMALL,
+        Geometry(k=4, m=2, chunk_size=16 * 1024, stripes_per_block=8),
+        Geometry(k=8, m=4, chunk_size=64 * 1024, stripes_per_block=4),
+    ],
+    ids=["8+3", "4+2", "8+4"],
+)
+class TestLocalBlockStore(BlockStoreContract):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path, geometry: Geometry) -> Callable[[], BlockStore]:
+        LocalBlockStore.initialise(tmp_path / "store", geometry)
+        return lambda: LocalBlockStore(tmp_path / "store", geometry)
+
+
+class TestDefaultGeometry(BlockStoreContract):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> Callable[[], BlockStore]:
+        LocalBlockStore.initialise(tmp_path / "store", Geometry())
+        return lambda: LocalBlockStore(tmp_path / "store", Geometry())
+
+    def test_a_64_kib_object_is_one_shard_read_of_64_kib(self, store: BlockStore, block_id: BlockId) -> None:
+        store.append(block_id, 0, self.stripes_of(store, 1))
+        store.read(block_id, 3 * 128 * 1024 + 32 * 1024, 64 * 1024)
+        assert (store.counters().shard_reads, store.counters().shard_bytes) == (1, 64 * 1024)
+
+
+# --- tools --------------------------------------------------------------------------------------------
+
+
+def _data(stripes: int, seed: int = 0, geometry: Geometry = SMALL) -> bytes:
+    return Random(seed).randbytes(stripes * geometry.stripe_size)
+
+
+def _written(store: LocalBlockStore, stripes: int, seed: int = 0) -> tuple[BlockId, bytes]:
+    block_id, data = new_block_id(), _data(stripes, seed, store.geometry)
+    store.create(block_id)
+    store.append(block_id, 0, data)
+    return block_id, data
+
+
+def _file(root: Path, block_id: BlockId, shard: int) -> Path:
+    return root / f"shard-{shard:02d}" / block_id.hex()[0] / block_id.hex()
+
+
+def _damage(path: Path, offset: int, length: int = 1) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        old = file.read(length)
+        file.seek(offset)
+        file.write(bytes(byte ^ 0x5A for byte in old))
+
+
+def _unmount(root: Path, *shards: int) -> None:
+    for shard in shards:
+        (root / f"shard-{shard:02d}").rename(root / f"away-{shard:02d}")
+
+
+def _mount(root: Path) -> None:
+    for folder in root.glob("away-*"):
+        folder.rename(root / folder.name.replace("away", "shard"))
+
+
+# --- lost and damaged shards (invariant 1) ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        SMALL,
+        Geometry(k=4, m=2, chunk_size=16 * 1024, stripes_per_block=8),
+        Geometry(k=8, m=4, chunk_size=16 * 1024, stripes_per_block=4),
+        Geometry(k=1, m=1, chunk_size=16 * 1024, stripes_per_block=4),
+        Geometry(k=5, m=3, chunk_size=20 * 1024, stripes_per_block=4),
+    ],
+    ids=["8+3", "4+2", "8+4", "1+1", "5+3"],
+)
+def test_every_choice_of_m_lost_shards_is_made_up_for(tmp_path: Path, geometry: Geometry) -> None:
+    root = tmp_path / "store"
+    LocalBlockStore.initialise(root, geometry)
+    store = LocalBlockStore(root, geometry)
+    block_id, data = _written(store, 2)
+    middle = geometry.chunk_size // 2 + 5
+    for lost in combinations(range(geometry.k + geometry.m), geometry.m):
+        _unmount(root, *lost)
+        assert store.read(block_id, 0, len(data)) == data, lost
+        assert store.read(block_id, middle, 9000) == data[middle : middle + 9000], lost
+        assert store.stripes(block_id) == 2
+        assert list(store.list_blocks()) == [block_id]
+        _mount(root)
+    before = store.counters().degraded_reads
+    store.read(block_id, 0, len(data))
+    assert store.counters().degraded_reads == before > 0
+    store.close()
+
+
+def test_one_lost_shard_more_is_corrupt_and_names_the_folders(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 1)
+    _unmount(root, 0, 1, 2, 8)
+    with pytest.raises(Corrupt, match=r"more than 3 shards are lost .*shard-00.*shard-08"):
+        store.read(block_id, 0, 1)
+    assert store.read(block_id, 3 * SMALL.chunk_size, 100) == data[3 * SMALL.chunk_size :][:100], "its shard is there"
+    with pytest.raises(Transient, match="shard-00"):
+        store.stripes(block_id)
+    with pytest.raises(Transient, match="more than m = 3"):
+        LocalBlockStore(root, SMALL)
+    with pytest.raises(Transient, match="shard-00"):
+        store.seal(block_id)
+    _mount(root)
+    assert store.read(block_id, 0, len(data)) == data
+
+
+def test_a_store_opens_and_reads_with_m_folders_lost(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 2)
+    _unmount(root, 2, 7, 10)
+    reopened = LocalBlockStore(root, SMALL)
+    assert reopened.read(block_id, 0, len(data)) == data
+    assert reopened.seal(block_id) == 2
+    assert reopened.free_bytes() == 0, "nothing can be appended now"
+    reopened.close()
+    _mount(root)
+    with pytest.raises(Conflict):
+        store.append(block_id, 2, _data(1))
+
+
+def test_nothing_is_written_while_a_shard_folder_is_lost(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 1)
+    _unmount(root, 5)
+    lost = r"shard-05 is not there: mount its disk, or run `nos-ec init`"
+    with pytest.raises(Transient, match=lost):
+        store.create(new_block_id())
+    with pytest.raises(Transient, match=lost):
+        store.append(block_id, 1, _data(1))
+    _mount(root)
+    assert list(store.list_blocks()) == [block_id]
+    store.append(block_id, 1, _data(1))
+    assert store.read(block_id, 0, len(data)) == data
+
+
+def test_a_shard_folder_that_cannot_be_used_is_named(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 1)
+    _unmount(root, 5)
+    (root / "shard-05").write_bytes(b"a file, not a folder")
+    with pytest.raises(Transient, match="shard-05"):
+        store.append(block_id, 1, _data(1))
+    assert store.read(block_id, 0, len(data)) == data
+
+
+def test_a_replaced_shard_takes_new_blocks_and_ends_old_ones(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 1)
+    _unmount(root, 5)
+    LocalBlockStore.initialise(root, SMALL)
+    assert store.read(block_id, 0, len(data)) == data
+    with pytest.raises(Conflict, match=r"shards \[5\]: seal it"):
+        store.append(block_id, 1, _data(1))
+    assert store.seal(block_id) == 1
+    other_id, other = _written(store, 2, seed=9)
+    assert store.read(other_id, 0, len(other)) == other
+
+
+def test_a_damaged_page_is_found_and_decoded(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 2)
+    _damage(_file(root, block_id, 0), DATA_AT + 5000)
+    before = store.counters()
+    assert store.read(block_id, 0, 4096) == data[:4096], "the page beside it is good"
+    assert store.counters().degraded_reads == before.degraded_reads
+    assert store.read(block_id, 4096, 4096) == data[4096:8192]
+    assert store.counters().degraded_reads == before.degraded_reads + 1
+    assert store.read(block_id, 0, len(data)) == data
+
+
+def test_damage_on_every_shard_is_made_up_for_page_by_page(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 2)
+    for shard in range(11):
+        page = shard // 3
+        _damage(_file(root, block_id, shard), DATA_AT + page * PAGE + shard, 300)
+    assert store.read(block_id, 0, len(data)) == data
+    assert store.stripes(block_id) == 2
+
+
+def test_more_damage_than_m_in_one_page_is_corrupt(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 2)
+    for shard in (1, 4, 8, 10):
+        _damage(_file(root, block_id, shard), DATA_AT + PAGE)
+    with pytest.raises(Corrupt, match="stripe 0"):
+        store.read(block_id, SMALL.chunk_size + PAGE, 1)
+    assert store.read(block_id, SMALL.chunk_size, PAGE) == data[SMALL.chunk_size :][:PAGE]
+    assert store.read(block_id, SMALL.stripe_size, SMALL.stripe_size) == data[SMALL.stripe_size :]
+
+
+@pytest.mark.parametrize("offset", [PAGE, DATA_AT, DATA_AT + 3 * PAGE])
+@pytest.mark.parametrize("how", ["flip", "zero", "cut", "swap"])
+def test_damage_of_any_kind_on_m_shards(root: Path, store: LocalBlockStore, offset: int, how: str) -> None:
+    block_id, data = _written(store, 2)
+    paths = [_file(root, block_id, shard) for shard in (0, 3, 9)]
+    contents = [path.read_bytes() for path in paths]
+    for number, path in enumerate(paths):
+        old = contents[number]
+        match how:
+            case "flip":
+                _damage(path, offset, 200)
+            case "zero":
+                path.write_bytes(old[:offset] + bytes(len(old) - offset))
+            case "cut":
+                path.write_bytes(old[: offset + 1])
+            case _:
+                path.write_bytes(contents[(number + 1) % 3])
+    assert store.read(block_id, 0, len(data)) == data
+    assert store.counters().degraded_reads == 1
+    assert store.stripes(block_id) == 2
+
+
+def test_a_read_error_is_a_lost_shard_but_a_lack_of_files_is_not(
+    root: Path, store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block_id, data = _written(store, 1)
+    bad, code = _file(root, block_id, 2), errno.EIO
+    real_open = os.open
+
+    def failing_open(path: Path, flags: int, *rest: int) -> int:
+        if Path(path) == bad:
+            raise OSError(code, os.strerror(code))
+        return real_open(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", failing_open)
+    assert store.read(block_id, 0, len(data)) == data
+    assert store.counters().degraded_reads == 1
+    code = errno.EMFILE
+    with pytest.raises(Transient, match="limit of open files"):
+        store.read(block_id, 0, len(data))
+
+
+def test_degraded_reads_by_many_threads(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 4)
+    _unmount(root, 0, 4, 9)
+
+    def read(seed: int) -> bool:
+        random = Random(seed)
+        pairs = [sorted((random.randrange(len(data)), random.randrange(len(data)))) for _ in range(25)]
+        return all(store.read(block_id, a, b - a) == data[a:b] for a, b in pairs)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, range(16)))
+
+
+def test_files_are_not_kept_open(root: Path, store: LocalBlockStore) -> None:
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    block_id, data = _written(store, 1)
+    before = open_files()
+    for _ in range(20):
+        store.read(block_id, 0, len(data))
+        _written(store, 1)
+    with pytest.raises(Corrupt):
+        store.read(block_id, len(data), 1)
+    with pytest.raises(Conflict):
+        store.append(block_id, 5, data[: SMALL.stripe_size])
+    assert open_files() == before
+
+
+# --- torn appends -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("written", range(12))
+@pytest.mark.parametrize("cut", [0, 100, SMALL.chunk_size])
+def test_a_torn_append_counts_as_far_as_it_can_be_read(
+    root: Path, store: LocalBlockStore, written: int, cut: int
+) -> None:
+    """`written` shards have all of the append's two stripes, the others only its first `cut` bytes."""
+    block_id, data = _written(store, 2)
+    more = _data(2, seed=1)
+    store.append(block_id, 2, more)
+    for shard in range(written, 11):
+        os.truncate(_file(root, block_id, shard), DATA_AT + 2 * SMALL.chunk_size + cut)
+    stripes = 4 if written >= 8 else 3 if cut == SMALL.chunk_size else 2
+    assert store.stripes(block_id) == stripes
+    if written < 11:
+        for at_stripe in (2, 3, 4):
+            if (written, at_stripe) != (0, 2 + cut // SMALL.chunk_size) or cut == 100:
+                with pytest.raises(Conflict):
+                    store.append(block_id, at_stripe, _data(1, seed=2))
+    assert store.seal(block_id) == stripes
+    assert store.read(block_id, 0, stripes * SMALL.stripe_size) == (data + more)[: stripes * SMALL.stripe_size]
+    with pytest.raises(Conflict):
+        store.append(block_id, stripes, _data(1))
+
+
+def test_what_a_power_cut_leaves_of_an_append_is_not_taken_for_data(root: Path, store: LocalBlockStore) -> None:
+    """Files that were made longer, but whose bytes did not reach the disk, are full of zeros."""
+    block_id, data = _written(store, 1)
+    for shard in range(11):
+        os.truncate(_file(root, block_id, shard), DATA_AT + 3 * SMALL.chunk_size)
+    assert store.stripes(block_id) == 1
+    with pytest.raises(Corrupt):
+        store.read(block_id, SMALL.stripe_size, 1)
+    assert store.seal(block_id) == 1
+    assert store.read(block_id, 0, len(data)) == data
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from random import Random
+from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.core.geometry import Geometry
+geometry = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=8, stripes_per_group_max=4)
+store = LocalBlockStore(Path(sys.argv[1]), geometry)
+block_id = bytes.fromhex(sys.argv[2])
+match sys.argv[3]:
+    case "create":
+        store.create(block_id)
+    case "append":
+        store.append(block_id, 2, Random(1).randbytes(2 * geometry.stripe_size))
+    case "seal":
+        store.seal(block_id)
+    case "delete":
+        store.delete(block_id)
+"""
+
+
+def _killed(root: Path, block_id: BlockId, step: str, kill_at: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(root), block_id.hex(), step]
+    done = subprocess.run(command, env={**os.environ, "NOS_EC_KILL_AT": kill_at}, check=False)
+    assert done.returncode == -signal.SIGKILL, "the kill point did not fire"
+
+
+@pytest.mark.parametrize("nth", [1, 7, 8, 10])
+def test_an_append_killed_between_shards(root: Path, store: LocalBlockStore, nth: int) -> None:
+    block_id, data = _written(store, 2)
+    _killed(root, block_id, "append", f"block_store.shard_written:{nth}")
+    stripes = 4 if nth >= 8 else 2
+    assert store.stripes(block_id) == stripes
+    with pytest.raises(Conflict, match="seal it"):
+        store.append(block_id, stripes, _data(1))
+    assert store.seal(block_id) == store.stripes(block_id) == stripes
+    whole = data + _data(2, seed=1)
+    assert store.read(block_id, 0, stripes * SMALL.stripe_size) == whole[: stripes * SMALL.stripe_size]
+    if stripes == 2:
+        with pytest.raises(Corrupt):
+            store.read(block_id, len(data), SMALL.stripe_size)
+
+
+@pytest.mark.parametrize("nth", [1, 5])
+def test_a_create_killed_between_shards(root: Path, store: LocalBlockStore, nth: int) -> None:
+    block_id = new_block_id()
+    _killed(root, block_id, "create", f"block_store.shard_created:{nth}")
+    assert list(store.list_blocks()) == [block_id]
+    assert store.stripes(block_id) == 0
+    with pytest.raises(Conflict):
+        store.create(block_id)
+    with pytest.raises(Conflict):
+        store.append(block_id, 0, _data(1))
+    assert store.seal(block_id) == 0
+    store.delete(block_id)
+    assert list(store.list_blocks()) == []
+    assert store.raw_bytes() == 0
+
+
+def test_a_seal_killed_between_shards_holds_and_can_be_completed(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 2)
+    _killed(root, block_id, "seal", "block_store.shard_sealed:1")
+    with pytest.raises(Conflict, match="sealed"):
+        store.append(block_id, 2, _data(1))
+    assert store.seal(block_id) == 2
+    _unmount(root, 0, 1, 2)
+    reopened = LocalBlockStore(root, SMALL)
+    assert reopened.stripes(block_id) == 2
+    assert reopened.read(block_id, 0, len(data)) == data
+    reopened.close()
+
+
+@pytest.mark.parametrize("nth", [1, 4, 11])
+def test_a_delete_killed_between_shards_can_be_completed(root: Path, store: LocalBlockStore, nth: int) -> None:
+    block_id, data = _written(store, 2)
+    _killed(root, block_id, "delete", f"block_store.shard_deleted:{nth}")
+    assert list(store.list_blocks()) == ([block_id] if nth < 11 else [])
+    for ask in (
+        lambda: store.seal(block_id),
+        lambda: store.stripes(block_id),
+        lambda: store.append(block_id, 2, data),
+    ):
+        with pytest.raises(NotFound):
+            ask()
+    if nth <= 3:
+        assert store.read(block_id, 0, len(data)) == data, "as long as k shards are there"
+    else:
+        with pytest.raises(NotFound):
+            store.read(block_id, 0, len(data))
+    store.delete(block_id)
+    assert list(store.list_blocks()) == []
+    assert store.raw_bytes() == 0
+
+
+def test_a_delete_with_a_lost_shard_is_completed_when_it_is_back(root: Path, store: LocalBlockStore) -> None:
+    block_id, _ = _written(store, 1)
+    _unmount(root, 4)
+    with pytest.raises(Transient, match="shard-04"):
+        store.delete(block_id)
+    assert store.raw_bytes() == 0
+    _mount(root)
+    assert list(store.list_blocks()) == [block_id]
+    store.delete(block_id)
+    assert list(store.list_blocks()) == []
+
+
+# --- sealing ------------------------------------------------------------------------------------------
+
+
+def test_a_seal_keeps_its_answer_when_shards_decay(root: Path, store: LocalBlockStore) -> None:
+    block_id, _ = _written(store, 3)
+    assert store.seal(block_id) == 3
+    for shard in range(5):
+        os.truncate(_file(root, block_id, shard), DATA_AT)
+    for shard in range(5, 10):
+        _damage(_file(root, block_id, shard), 512)
+    assert store.stripes(block_id) == store.seal(block_id) == 3
+
+
+def test_a_damaged_mark_still_refuses_appends(root: Path, store: LocalBlockStore) -> None:
+    block_id, _ = _written(store, 1)
+    store.seal(block_id)
+    for shard in range(11):
+        _damage(_file(root, block_id, shard), 519)
+    with pytest.raises(Conflict, match="sealed"):
+        store.append(block_id, 1, _data(1))
+    assert store.stripes(block_id) == 1
+    assert store.seal(block_id) == 1
+
+
+def test_a_block_whose_head_is_damaged_takes_no_append(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 1)
+    _damage(_file(root, block_id, 6), 10)
+    with pytest.raises(Conflict, match=r"\[6\]"):
+        store.append(block_id, 1, _data(1))
+    assert store.read(block_id, 0, len(data)) == data
+
+
+def test_a_writer_that_was_stopped_does_not_hang_the_others(
+    root: Path, store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block_id, data = _written(store, 1)
+    monkeypatch.setattr(block_store, "LOCK_WAIT_S_MAX", 0.05)
+    lock = root / "locks" / f"{google_crc32c.value(block_id) % 256:02x}"
+    with open(lock) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for act in (lambda: store.seal(block_id), lambda: store.append(block_id, 1, _data(1))):
+            with pytest.raises(Transient, match="stopped process"):
+                act()
+        assert store.read(block_id, 0, len(data)) == data, "reading needs no lock"
+    assert store.seal(block_id) == 1
+
+
+# --- durability ---------------------------------------------------------------------------------------
+
+
+def _synced(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> list[Path]:
+    """The files and folders that `act` syncs."""
+    synced: list[Path] = []
+    fsync, lock = os.fsync, threading.Lock()
+
+    def traced(fd: int) -> None:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        fsync(fd)
+        with lock:
+            synced.append(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", traced)
+        act()
+    return sorted(synced)
+
+
+def test_every_step_syncs_all_it_wrote(root: Path, store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    block_id = new_block_id()
+    files = [_file(root, block_id, shard) for shard in range(11)]
+    folders = [file.parent for file in files]
+    assert _synced(monkeypatch, lambda: store.create(block_id)) == sorted(files + folders)
+    assert _synced(monkeypatch, lambda: store.append(block_id, 0, _data(1))) == files
+    assert _synced(monkeypatch, lambda: store.seal(block_id)) == files
+    assert _synced(monkeypatch, lambda: store.delete(block_id)) == folders
+
+
+def test_a_failed_sync_fails_the_append(root: Path, store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    block_id, data = _written(store, 1)
+    fsync = os.fsync
+
+    def failing(fd: int) -> None:
+        if "shard-07" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing)
+        with pytest.raises(Transient, match=r"shard-07.*Input/output error"):
+            store.append(block_id, 1, _data(1))
+    assert store.seal(block_id) == 2, "the torn append can be read"
+    assert store.read(block_id, 0, len(data)) == data
+
+
+def test_full_disks(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 8 << 20) as disk:
+        root = disk.folder / "blocks"
+        LocalBlockStore.initialise(root, SMALL)
+        store = LocalBlockStore(root, SMALL)
+        block_id, data = _written(store, 2)
+        sealed_id, _ = _written(store, 1)
+        disk.fill()
+        with pytest.raises(NoSpace, match=r"shard-\d\d.*add space"):
+            store.append(block_id, 2, _data(2, seed=1))
+        with pytest.raises(NoSpace):
+            store.create(new_block_id())
+        assert store.read(block_id, 0, len(data)) == data
+        assert store.seal(block_id) == 2, "sealing needs no space"
+        assert store.seal(sealed_id) == 1
+        store.delete(sealed_id)
+        disk.clear()
+        other_id, other = _written(store, 4, seed=3)
+        assert store.read(other_id, 0, len(other)) == other
+        store.close()
+
+
+@pytest.mark.parametrize("room_pages", [1, 9, 40, 90])
+def test_an_append_that_fills_the_disk_half_way(tmp_path: Path, room_pages: int) -> None:
+    """Room for a part of the append (2 stripes, 88 pages of chunks and some of checksums) on all but the last."""
+    with small_disk(tmp_path / "disk", 8 << 20) as disk:
+        root = disk.folder / "blocks"
+        LocalBlockStore.initialise(root, SMALL)
+        store = LocalBlockStore(root, SMALL)
+        block_id, data = _written(store, 2)
+        more = _data(2, seed=1)
+        disk.fill(leave_bytes=room_pages * PAGE)
+        if room_pages < 88:
+            with pytest.raises(NoSpace):
+                store.append(block_id, 2, more)
+        else:
+            store.append(block_id, 2, more)
+        stripes = store.seal(block_id)
+        assert 2 <= stripes <= 4
+        assert store.read(block_id, 0, stripes * SMALL.stripe_size) == (data + more)[: stripes * SMALL.stripe_size]
+        disk.clear()
+        _written(store, 4)
+        store.close()
+
+
+# --- opening ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Geometry(k=4, m=2, chunk_size=16 * 1024, stripes_per_block=8),
+        Geometry(k=8, m=3, chunk_size=32 * 1024, stripes_per_block=8),
+        Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=16),
+    ],
+)
+def test_another_geometry_is_refused_and_both_are_named(root: Path, other: Geometry) -> None:
+    for act in (LocalBlockStore, LocalBlockStore.initialise):
+        with pytest.raises(ConfigError) as caught:
+            act(root, other)
+        message = str(caught.value)
+        assert "k=8 m=3 chunk_size=16384 stripes_per_block=8" in message
+        assert f"k={other.k} m={other.m} chunk_size={other.chunk_size}" in message
+        assert "set the configuration to the store's geometry" in message
+
+
+def test_opening_needs_an_initialised_store(tmp_path: Path) -> None:
+    for root in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ConfigError, match="nos-ec init"):
+            LocalBlockStore(root, SMALL)
+
+
+def test_opening_refuses_a_damaged_or_unknown_store_file(root: Path) -> None:
+    path = root / "store.json"
+    content = path.read_text()
+    path.write_text(content.replace('"version": 1', '"version": 2'))
+    with pytest.raises(ConfigError, match="program that wrote it"):
+        LocalBlockStore(root, SMALL)
+    for broken in ("{", "[]", "", "null"):
+        path.write_text(broken)
+        with pytest.raises(ConfigError, match=r"store\.json"):
+            LocalBlockStore(root, SMALL)
+
+
+def test_a_store_half_initialised_is_not_a_store(root: Path) -> None:
+    (root / "store.json").unlink()
+    with pytest.raises(ConfigError, match="nos-ec init"):
+        LocalBlockStore(root, SMALL)
+    LocalBlockStore.initialise(root, SMALL)
+    LocalBlockStore(root, SMALL).close()
+
+
+def test_initialising_again_changes_nothing(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 1)
+    LocalBlockStore.initialise(root, SMALL)
+    assert store.read(block_id, 0, len(data)) == data
+
+
+def test_foreign_files_are_not_listed(root: Path, store: LocalBlockStore) -> None:
+    for name in ("README", "abcd", "zz" * 16):
+        (root / "shard-00" / "a" / name).write_bytes(b"")
+    assert list(store.list_blocks()) == []
