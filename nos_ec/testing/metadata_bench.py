@@ -1,0 +1,141 @@
+"""A metadata store with a clock and shorthands around it, and the check of its books. Used by every metadata suite."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from itertools import count, pairwise
+
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.ports.metadata import (
+    GroupCommit,
+    LandingDeletion,
+    Lease,
+    Metadata,
+    Move,
+    NewLargeObject,
+    NewObject,
+    ObjectRow,
+    Segment,
+)
+
+GEOMETRY = Geometry(k=2, m=1, chunk_size=16384, stripes_per_block=8, stripes_per_group_max=4)
+"""Small on purpose: a stripe of 32 KiB."""
+HEADER = 4096
+TTL_MS = 30_000
+RESERVED_MS = 60_000
+
+
+def new_landing_id() -> LandingId:
+    """An id never used before."""
+    return LandingId(secrets.token_bytes(16))
+
+
+def new_block_id() -> BlockId:
+    """An id never used before."""
+    return BlockId(secrets.token_bytes(16))
+
+
+class MetadataBench:
+    """`store` bound to GEOMETRY, at `now_ms`."""
+
+    def __init__(self, store: Metadata) -> None:
+        self.store = store
+        self.now_ms = 1_700_000_000_000
+        self._writers = count(1)
+        store.bind_geometry(GEOMETRY)
+
+    def new(self, name: str, size: int = 1000, *, bucket: str = "bucket", due_ms: int = 0) -> NewObject:
+        """An object with a reserved landing copy (none when empty)."""
+        landing_id = new_landing_id() if size else None
+        if landing_id is not None:
+            self.store.reserve_landing([landing_id], self.now_ms + RESERVED_MS)
+        md5 = hashlib.md5(name.encode(), usedforsecurity=False).digest()
+        return NewObject(ObjectKey(bucket, name), size, size * 7 + 1, md5, landing_id, due_ms or self.now_ms)
+
+    def put(self, name: str, size: int = 1000, *, bucket: str = "bucket", due_ms: int = 0) -> ObjectRow:
+        """PUT one object."""
+        return self.store.record_puts([self.new(name, size, bucket=bucket, due_ms=due_ms)], self.now_ms)[0]
+
+    def put_all(self, names: Sequence[str], size: int = 1000) -> list[ObjectRow]:
+        """PUT several objects at once."""
+        ids = [new_landing_id() for _ in names]
+        self.store.reserve_landing(ids, self.now_ms + RESERVED_MS)
+        new = [
+            NewObject(ObjectKey("bucket", name), size, size * 7 + 1, bytes(16), landing_id, self.now_ms)
+            for name, landing_id in zip(names, ids, strict=True)
+        ]
+        return self.store.record_puts(new, self.now_ms)
+
+    def lease(self, name: str = "") -> Lease:
+        """A lease of a writer with that name, or a new one."""
+        return self.store.acquire_lease(name or f"writer-{next(self._writers)}", self.now_ms, TTL_MS)
+
+    def block(self, lease: Lease, kind: BlockKind = BlockKind.FRESH) -> BlockId:
+        """An open, empty block of that writer."""
+        block_id = new_block_id()
+        self.store.allocate_block(lease, block_id, kind, self.now_ms)
+        return block_id
+
+    def group(
+        self, lease: Lease, block_id: BlockId, rows: Sequence[ObjectRow], *, at: int = 0, stripes: int = 1
+    ) -> GroupCommit:
+        """A group with these objects one after the other, each moved from where its row says it is."""
+        offset = at * GEOMETRY.stripe_size + HEADER
+        moves = []
+        for row in rows:
+            from_block = row.extent.block_id if row.extent else None
+            moves.append(Move(row.object_id, row.version, from_block, offset, row.size))
+            offset += row.size
+        return GroupCommit(lease, block_id, at, stripes, moves, self.now_ms + 5)
+
+    def pack(self, rows: Sequence[ObjectRow], *, seal: bool = True) -> BlockId:
+        """Pack the objects into a block of their own, by a writer of its own."""
+        lease = self.lease()
+        block_id = self.block(lease)
+        won = self.store.commit_group(self.group(lease, block_id, rows))
+        assert won == {row.object_id for row in rows}
+        if seal:
+            self.store.seal_block(lease, block_id, self.now_ms)
+        return block_id
+
+    def packed(self, name: str, size: int = 1000) -> ObjectRow:
+        """PUT and pack one object; its row."""
+        self.pack([self.put(name, size)])
+        return self.get(name)
+
+    def large(self, name: str, lease: Lease, *, version: int = 0, parts: int = 2) -> NewLargeObject:
+        """A large object with freshly allocated blocks, one stripe each."""
+        length = 20_000
+        key = ObjectKey("bucket", name)
+        segments = [
+            Segment(Extent(self.block(lease, BlockKind.LARGE), HEADER, length), part + 1) for part in range(parts)
+        ]
+        version = version or self.store.next_version(key, self.now_ms)
+        return NewLargeObject(key, version, parts * length, 99, bytes(range(16)), segments, [1] * parts)
+
+    def get(self, name: str, bucket: str = "bucket") -> ObjectRow:
+        """The row of that object."""
+        return self.store.get(ObjectKey(bucket, name))
+
+    def delete(self, name: str) -> ObjectRow:
+        """Delete that object."""
+        return self.store.delete(ObjectKey("bucket", name), self.now_ms)
+
+    def deletions(self) -> dict[LandingId, LandingDeletion]:
+        """The whole deletion queue."""
+        return {entry.landing_id: entry for entry in self.store.due_deletions(2**60, 100_000)}
+
+    def check_books(self) -> None:
+        """Invariants 3 and 6: each block's figures are what its rows say and sum to its size."""
+        for block in self.store.list_blocks(None, 100_000):
+            placed = self.store.placed_in(block.block_id)
+            size = block.stripes * GEOMETRY.stripe_size
+            assert block.live_bytes + block.dead_bytes + block.overhead_bytes == size, block
+            assert block.live_bytes == sum(one.extent.length for one in placed), block
+            assert block.live_objects == len(placed), block
+            ends = [(one.extent.offset, one.extent.offset + one.extent.length) for one in placed]
+            assert all(end <= start for (_, end), (start, _) in pairwise(ends)), block

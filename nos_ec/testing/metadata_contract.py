@@ -1,0 +1,858 @@
+"""What every metadata store must do: the sentences of `nos_ec.ports.metadata`, one test or more each.
+
+Derive from `MetadataContract` and give a fixture `store`: an empty store, nothing bound, nobody else using it.
+Numbers in names and comments are those of docs/INVARIANTS.md.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from nos_ec.core.errors import ConfigError, Conflict, InvalidInput, LeaseLost, NotFound, Transient
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import BlockId, Extent, ObjectKey
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.ports.metadata import GroupCommit, LandingDeletion, Lease, Metadata, Move, NewObject
+from nos_ec.testing.metadata_bench import GEOMETRY, HEADER, TTL_MS, MetadataBench, new_block_id, new_landing_id
+
+SIZE = GEOMETRY.stripe_size
+
+
+class MetadataSuite:
+    """Base of the suites on a metadata store."""
+
+    @pytest.fixture
+    def bench(self, store: Metadata) -> MetadataBench:
+        """The store under test, bound and with shorthands around it."""
+        return MetadataBench(store)
+
+
+class GeometryContract:
+    """The store itself."""
+
+    def test_geometry_is_bound_once(self, bench: MetadataBench) -> None:
+        bench.store.bind_geometry(GEOMETRY)
+        with pytest.raises(ConfigError, match="k=4"):
+            bench.store.bind_geometry(Geometry(k=4, m=2))
+
+    def test_books_cannot_be_kept_before_the_geometry_is_bound(self, store: Metadata) -> None:
+        with pytest.raises(ConfigError, match="nos-ec init"):
+            store.seal_reconciled(new_block_id(), 0, 0, 0, 0, 1)
+
+
+class PutContract:
+    """reserve_landing, record_puts, next_version."""
+
+    def test_a_reservation_is_queued_for_deletion(self, bench: MetadataBench) -> None:
+        landing_id = new_landing_id()
+        bench.store.reserve_landing([landing_id], 500)
+        bench.store.reserve_landing([landing_id], 900)
+        assert bench.deletions() == {landing_id: LandingDeletion(landing_id, None, None, False, None)}
+        assert bench.store.due_deletions(499, 10) == []
+        assert len(bench.store.due_deletions(500, 10)) == 1, "reserving again must not move the time"
+
+    def test_a_put_is_the_current_version_and_off_the_queue(self, bench: MetadataBench) -> None:
+        new = bench.new("å/✓ name", 123)
+        (row,) = bench.store.record_puts([new], bench.now_ms)
+        assert row == bench.store.get(new.key)
+        assert (row.key, row.size, row.crc32c, row.md5) == (new.key, new.size, new.crc32c, new.md5)
+        assert (row.state, row.landing_id, row.extent) == (ObjectState.LANDED, new.landing_id, None)
+        assert (row.version, row.created_ms) == (bench.now_ms * 1000, bench.now_ms)
+        assert bench.deletions() == {}
+
+    def test_an_empty_object_needs_no_landing_copy(self, bench: MetadataBench) -> None:
+        row = bench.put("empty", 0)
+        assert (row.state, row.landing_id, row.extent, row.size) == (ObjectState.EMPTY, None, None, 0)
+        assert bench.store.due_objects(2**60, 10) == []
+        bench.put("empty", 10)
+        assert bench.put("empty", 0).state is ObjectState.EMPTY
+        assert bench.store.due_objects(2**60, 10) == []
+
+    def test_an_object_whose_copy_and_size_disagree_is_a_bug(self, bench: MetadataBench) -> None:
+        with pytest.raises(ValueError, match="landing copy"):
+            bench.store.record_puts([NewObject(ObjectKey("b", "n"), 5, 0, bytes(16), None, 0)], 1)
+
+    def test_versions_grow_even_when_the_clock_stands(self, bench: MetadataBench) -> None:
+        first, second = bench.put("n"), bench.put("n")
+        assert (second.object_id, second.version) == (first.object_id, first.version + 1)
+        bench.now_ms += 1
+        assert bench.put("n").version == bench.now_ms * 1000
+        bench.now_ms -= 10_000
+        assert bench.put("n").version == (bench.now_ms + 10_000) * 1000 + 1
+
+    def test_next_version(self, bench: MetadataBench) -> None:
+        key = ObjectKey("bucket", "n")
+        assert bench.store.next_version(key, 7) == 7000
+        row = bench.put("n")
+        assert bench.store.next_version(key, 7) == row.version + 1
+        assert bench.store.next_version(key, bench.now_ms + 1) == (bench.now_ms + 1) * 1000
+
+    def test_an_overwritten_landing_copy_is_queued_for_now(self, bench: MetadataBench) -> None:
+        old = bench.put("n")
+        bench.put("n")
+        assert old.landing_id is not None
+        assert bench.store.due_deletions(bench.now_ms - 1, 10) == []
+        assert bench.store.due_deletions(bench.now_ms, 10) == [
+            LandingDeletion(old.landing_id, old.object_id, old.version, False, None)
+        ]
+
+    def test_an_overwritten_extent_is_dead_6(self, bench: MetadataBench) -> None:
+        old = bench.packed("n", 700)
+        bench.put("n", 800)
+        assert old.extent is not None
+        block = bench.store.block(old.extent.block_id)
+        assert (block.live_bytes, block.dead_bytes, block.live_objects) == (0, 700, 0)
+        bench.check_books()
+
+    def test_a_batch_is_recorded_in_order(self, bench: MetadataBench) -> None:
+        bench.put("n-7")
+        rows = bench.put_all([f"n-{i}" for i in range(200)])
+        assert [row.key.name for row in rows] == [f"n-{i}" for i in range(200)]
+        assert [bench.get(row.key.name) for row in rows[:10]] == rows[:10]
+
+    def test_a_key_twice_in_a_batch_is_overwritten_by_the_later(self, bench: MetadataBench) -> None:
+        first, second = bench.new("n", 10), bench.new("n", 20)
+        rows = bench.store.record_puts([first, second], bench.now_ms)
+        assert rows[1] == bench.get("n")
+        assert (rows[1].size, rows[1].version) == (20, rows[0].version + 1)
+        assert list(bench.deletions()) == [first.landing_id]
+
+    def test_a_doomed_reservation_records_nothing_2(self, bench: MetadataBench) -> None:
+        late, fine = bench.new("late"), bench.new("fine")
+        assert late.landing_id is not None
+        assert bench.store.doom_landing({late.landing_id: None}) == {late.landing_id}
+        for _ in range(2):
+            with pytest.raises(Transient, match="longer than its reservation"):
+                bench.store.record_puts([fine, late], bench.now_ms)
+        bench.store.forget_landing([late.landing_id])
+        with pytest.raises(Transient, match="longer than its reservation"):
+            bench.store.record_puts([fine, late], bench.now_ms)
+        assert bench.store.list_objects("bucket", "", "", 10) == []
+        assert bench.store.record_puts([fine], bench.now_ms)[0].landing_id == fine.landing_id
+
+    def test_recording_again_changes_nothing_5(self, bench: MetadataBench) -> None:
+        new = bench.new("n")
+        first = bench.store.record_puts([new], bench.now_ms)
+        assert bench.store.record_puts([new], bench.now_ms + 5) == first
+        bench.pack(first)
+        (again,) = bench.store.record_puts([new], bench.now_ms + 5)
+        assert again == bench.get("n")
+        assert again.state is ObjectState.PACKED
+
+    def test_recording_again_does_not_bring_back_what_is_gone_5(self, bench: MetadataBench) -> None:
+        new = bench.new("n")
+        (first,) = bench.store.record_puts([new], bench.now_ms)
+        newer = bench.put("n")
+        (again,) = bench.store.record_puts([new], bench.now_ms + 5)
+        assert (again.object_id, again.version) == (first.object_id, first.version)
+        assert bench.get("n") == newer
+        bench.delete("n")
+        bench.store.record_puts([new], bench.now_ms + 5)
+        with pytest.raises(NotFound):
+            bench.get("n")
+
+    def test_nothing_to_record(self, bench: MetadataBench) -> None:
+        assert bench.store.record_puts([], 1) == []
+        bench.store.reserve_landing([], 1)
+
+
+class LargeContract:
+    """record_large, segments."""
+
+    def test_a_large_object_is_current_and_its_blocks_sealed(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        new = bench.large("big", lease)
+        assert bench.store.record_large(new, lease, bench.now_ms)
+        row = bench.get("big")
+        assert (row.version, row.size, row.crc32c, row.md5) == (new.version, new.size, new.crc32c, new.md5)
+        assert (row.state, row.landing_id, row.extent) == (ObjectState.LARGE, None, None)
+        assert bench.store.segments(row.object_id, row.version) == list(new.segments)
+        for segment in new.segments:
+            block = bench.store.block(segment.extent.block_id)
+            assert (block.state, block.kind, block.stripes) == (BlockState.SEALED, BlockKind.LARGE, 1)
+            assert (block.live_bytes, block.live_objects, block.dead_bytes) == (20_000, 1, 0)
+        bench.check_books()
+
+    def test_recording_it_again_changes_nothing(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        new = bench.large("big", lease)
+        assert [bench.store.record_large(new, lease, bench.now_ms) for _ in range(3)] == [True] * 3
+        bench.put("big")
+        assert not bench.store.record_large(new, lease, bench.now_ms), "it counts as the first of the two"
+        bench.check_books()
+
+    @pytest.mark.parametrize("winner", ["small", "large"])
+    def test_the_older_of_two_concurrent_puts_is_dead(self, bench: MetadataBench, winner: str) -> None:
+        lease = bench.lease()
+        older = bench.large("n", lease)
+        if winner == "small":
+            bench.put("n")
+        else:
+            assert bench.store.record_large(bench.large("n", lease), lease, bench.now_ms)
+        current = bench.get("n")
+        assert not bench.store.record_large(older, lease, bench.now_ms)
+        assert bench.get("n") == current
+        for segment in older.segments:
+            block = bench.store.block(segment.extent.block_id)
+            assert (block.state, block.live_bytes, block.dead_bytes) == (BlockState.SEALED, 0, 20_000)
+        bench.check_books()
+
+    def test_it_releases_what_it_overwrites(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        landed, packed = bench.put("n"), bench.packed("p")
+        large = bench.large("l", lease)
+        assert bench.store.record_large(large, lease, bench.now_ms)
+        gone = bench.get("l")
+        for name in "npl":
+            assert bench.store.record_large(bench.large(name, lease), lease, bench.now_ms)
+        assert landed.landing_id in bench.deletions()
+        assert packed.extent is not None
+        assert bench.store.block(packed.extent.block_id).live_bytes == 0
+        assert bench.store.segments(gone.object_id, gone.version) == []
+        assert bench.store.block(large.segments[0].extent.block_id).hole_ratio == 1.0
+        bench.check_books()
+
+    def test_a_writer_that_lost_its_lease_records_nothing_8(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        new = bench.large("big", lease)
+        bench.store.fence_lease(lease, lease.expires_ms)
+        with pytest.raises(LeaseLost):
+            bench.store.record_large(new, lease, bench.now_ms)
+        other = bench.lease()
+        with pytest.raises(LeaseLost):
+            bench.store.record_large(new, other, bench.now_ms)
+        with pytest.raises(NotFound):
+            bench.get("big")
+
+    def test_figures_that_cannot_be_are_a_bug(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        new = bench.large("big", lease)
+        for wrong in ({"size": 1}, {"block_stripes": [1]}, {"block_stripes": [0, 1]}):
+            fields = {name: getattr(new, name) for name in new.__dataclass_fields__} | wrong
+            with pytest.raises(ValueError, match="object bucket/big"):
+                bench.store.record_large(type(new)(**fields), lease, 1)
+
+
+class LookUpContract:
+    """get, segments, delete, list_objects, list_buckets."""
+
+    def test_what_is_not_there(self, bench: MetadataBench) -> None:
+        with pytest.raises(NotFound, match="bucket/nothing"):
+            bench.get("nothing")
+        with pytest.raises(NotFound, match="bucket/nothing"):
+            bench.delete("nothing")
+        assert bench.store.segments(1, 1) == []
+
+    def test_delete_releases_the_bytes_of_every_state(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        landed, packed, empty = bench.put("n"), bench.packed("p"), bench.put("e", 0)
+        queued = bench.put("q")
+        bench.store.mark_published([queued], 5)
+        bench.store.record_large(bench.large("l", lease), lease, bench.now_ms)
+        large = bench.get("l")
+        assert bench.delete("n") == landed
+        assert bench.delete("p") == packed
+        assert bench.delete("e") == empty
+        assert bench.delete("q").state is ObjectState.QUEUED
+        assert bench.delete("l") == large
+        assert bench.store.segments(large.object_id, large.version) == []
+        assert {landed.landing_id, queued.landing_id} <= bench.deletions().keys()
+        assert all(block.live_bytes == 0 == block.live_objects for block in bench.store.list_blocks(None, 99))
+        bench.check_books()
+        with pytest.raises(NotFound):
+            bench.get("p")
+
+    def test_an_object_id_is_never_used_twice(self, bench: MetadataBench) -> None:
+        first = bench.put("n")
+        bench.delete("n")
+        assert bench.put("n").object_id > first.object_id
+
+    def test_listing_is_in_byte_order_from_after(self, bench: MetadataBench) -> None:
+        # U+FFFF sorts before U+10000 in UTF-8 and after it in UTF-16; a collation would merge case, accents, blanks.
+        names = ["A", "a", "a ", "ä", "z", "é", "e", "\uffff", "\U00010000", "a%", "a_", "ab"]
+        bench.put_all(names)
+        bench.put("a", bucket="Bucket")
+        ordered = sorted(names, key=str.encode)
+        assert [row.key.name for row in bench.store.list_objects("bucket", "", "", 99)] == ordered
+        for i, name in enumerate(ordered):
+            page = bench.store.list_objects("bucket", "", name, 3)
+            assert [row.key.name for row in page] == ordered[i + 1 : i + 4]
+
+    def test_listing_by_prefix(self, bench: MetadataBench) -> None:
+        names = ["a", "a/", "a/1", "a/2", "a%1", "a0", "b", "\U0010ffff", "\U0010ffff1"]
+        bench.put_all(names)
+        for prefix in ("a", "a/", "a/1", "a%", "\U0010ffff", "c", ""):
+            expected = sorted((name for name in names if name.startswith(prefix)), key=str.encode)
+            found = [row.key.name for row in bench.store.list_objects("bucket", prefix, "", 99)]
+            assert found == expected, prefix
+        assert [row.key.name for row in bench.store.list_objects("bucket", "a/", "a/1", 9)] == ["a/2"]
+        assert bench.store.list_objects("bucket", "a/", "b", 9) == []
+        with pytest.raises(InvalidInput):
+            bench.store.list_objects("bucket", "\ud800", "", 9)
+
+    def test_buckets_are_listed_in_byte_order(self, bench: MetadataBench) -> None:
+        for bucket in ("b", "B", "\uffff", "\U00010000", "c"):
+            bench.put("one", bucket=bucket)
+            bench.put("two", bucket=bucket)
+        assert bench.store.list_buckets("", 99) == ["B", "b", "c", "\uffff", "\U00010000"]
+        assert bench.store.list_buckets("B", 2) == ["b", "c"]
+        bench.store.delete(ObjectKey("c", "one"), 1)
+        bench.store.delete(ObjectKey("c", "two"), 1)
+        assert bench.store.list_buckets("b", 1) == ["\uffff"]
+
+
+class ProducerContract:
+    """due_objects, mark_published, still_landed."""
+
+    def test_due_objects_come_longest_due_first(self, bench: MetadataBench) -> None:
+        for name, due_ms in (("c", 30), ("a", 10), ("b", 20), ("later", 99)):
+            bench.put(name, due_ms=due_ms)
+        bench.packed("packed")
+        bench.put("empty", 0)
+        assert [row.key.name for row in bench.store.due_objects(30, 10)] == ["a", "b", "c"]
+        assert [row.key.name for row in bench.store.due_objects(30, 2)] == ["a", "b"]
+
+    def test_published_objects_are_due_again_later(self, bench: MetadataBench) -> None:
+        rows = [bench.put("a", due_ms=10), bench.put("b", due_ms=10)]
+        for _ in range(2):
+            assert bench.store.mark_published(rows, 50) == 2
+        assert bench.store.due_objects(49, 10) == []
+        again = bench.store.due_objects(50, 10)
+        assert [row.state for row in again] == [ObjectState.QUEUED] * 2
+        assert bench.store.mark_published([], 5) == 0
+
+    def test_only_current_versions_in_the_landing_store_are_marked(self, bench: MetadataBench) -> None:
+        overwritten, deleted, packed, kept = (bench.put(name) for name in "odpk")
+        bench.put("o")
+        bench.delete("d")
+        bench.pack([packed])
+        assert bench.store.mark_published([overwritten, deleted, packed, kept], 5) == 1
+        assert bench.get("o").state is ObjectState.LANDED
+        assert bench.get("p").state is ObjectState.PACKED
+        assert bench.get("k").state is ObjectState.QUEUED
+
+    def test_what_is_still_landed(self, bench: MetadataBench) -> None:
+        overwritten, deleted, packed, kept, queued = (bench.put(name) for name in "odpkq")
+        bench.put("o")
+        bench.delete("d")
+        bench.pack([packed])
+        bench.store.mark_published([queued], 5)
+        asked = [(row.object_id, row.version) for row in (overwritten, deleted, packed, kept, queued)]
+        assert bench.store.still_landed(asked) == set(asked[3:])
+        assert bench.store.still_landed([]) == frozenset()
+
+
+class LeaseContract:
+    """Leases (invariant 8)."""
+
+    def test_a_lease_is_taken_once_expired_or_not(self, bench: MetadataBench) -> None:
+        lease = bench.store.acquire_lease("w", 100, 50)
+        assert (lease.name, lease.expires_ms) == ("w", 150)
+        for now_ms in (100, 151):
+            with pytest.raises(Conflict, match="fenced first"):
+                bench.store.acquire_lease("w", now_ms, 50)
+        with pytest.raises(InvalidInput):
+            bench.store.acquire_lease("", 1, 1)
+
+    def test_epochs_grow_over_all_names(self, bench: MetadataBench) -> None:
+        epochs = []
+        for name in ("a", "b", "a", "c"):
+            lease = bench.lease(name)
+            epochs.append(lease.epoch)
+            bench.store.release_lease(lease)
+        assert epochs == sorted(set(epochs))
+
+    def test_renewing(self, bench: MetadataBench) -> None:
+        lease = bench.store.acquire_lease("w", 100, 50)
+        renewed = bench.store.renew_lease(lease, 200, 50)
+        assert renewed == Lease("w", lease.epoch, 250)
+        assert bench.store.expired_leases(249) == []
+        assert bench.store.expired_leases(250) == [renewed]
+        bench.store.release_lease(renewed)
+        with pytest.raises(LeaseLost):
+            bench.store.renew_lease(renewed, 1, 1)
+        other = bench.store.acquire_lease("w", 1, 1)
+        with pytest.raises(LeaseLost):
+            bench.store.renew_lease(renewed, 1, 1)
+        assert other.epoch > lease.epoch
+
+    def test_releasing_fences_open_blocks(self, bench: MetadataBench) -> None:
+        lease, bystander = bench.lease(), bench.lease()
+        left, sealed, other = bench.block(lease), bench.block(lease), bench.block(bystander)
+        bench.store.seal_block(lease, sealed, 5)
+        for _ in range(2):
+            bench.store.release_lease(lease)
+        assert bench.store.block(left).state is BlockState.FENCED
+        assert bench.store.block(sealed).state is BlockState.SEALED
+        assert bench.store.block(other).state is BlockState.OPEN
+
+    def test_fencing_takes_an_expired_lease_only(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        assert not bench.store.fence_lease(lease, lease.expires_ms - 1)
+        renewed = bench.store.renew_lease(lease, bench.now_ms + 5, TTL_MS)
+        assert not bench.store.fence_lease(lease, lease.expires_ms)
+        assert bench.store.block(block_id).state is BlockState.OPEN
+        assert bench.store.fence_lease(renewed, renewed.expires_ms)
+        assert bench.store.block(block_id).state is BlockState.FENCED
+        assert not bench.store.fence_lease(renewed, renewed.expires_ms)
+        assert bench.store.expired_leases(2**60) == []
+
+
+class CommitContract:
+    """commit_group (invariants 3, 5, 6, 8)."""
+
+    def test_a_group_from_the_landing_store(self, bench: MetadataBench) -> None:
+        rows = [bench.put(name, 500) for name in "abc"]
+        bench.store.mark_published(rows[:1], 5)
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        commit = bench.group(lease, block_id, rows, stripes=2)
+        assert bench.store.commit_group(commit) == {row.object_id for row in rows}
+        for row, move in zip(rows, commit.moves, strict=True):
+            moved = bench.get(row.key.name)
+            assert (moved.state, moved.landing_id) == (ObjectState.PACKED, None)
+            assert moved.extent == Extent(block_id, move.offset, 500)
+            assert (moved.version, moved.crc32c) == (row.version, row.crc32c)
+        block = bench.store.block(block_id)
+        assert (block.stripes, block.live_bytes, block.dead_bytes, block.live_objects) == (2, 1500, 0, 3)
+        assert block.overhead_bytes == 2 * SIZE - 1500
+        assert bench.store.due_objects(2**60, 10) == []
+        bench.check_books()
+
+    def test_landing_copies_of_winners_are_queued(self, bench: MetadataBench) -> None:
+        row = bench.put("n")
+        bench.pack([row])
+        assert row.landing_id is not None
+        assert bench.store.due_deletions(bench.now_ms + 4, 10) == []
+        expected = LandingDeletion(row.landing_id, row.object_id, row.version, False, bench.get("n"))
+        assert bench.store.due_deletions(bench.now_ms + 5, 10) == [expected]
+
+    def test_losers_are_dead_bytes_and_no_error_5(self, bench: MetadataBench) -> None:
+        rows = [bench.put(name, 300) for name in "wodp"]
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        commit = bench.group(lease, block_id, rows)
+        bench.put("o", 300)
+        bench.delete("d")
+        bench.pack([rows[3]])
+        assert bench.store.commit_group(commit) == {rows[0].object_id}
+        block = bench.store.block(block_id)
+        assert (block.live_bytes, block.dead_bytes, block.live_objects) == (300, 900, 1)
+        bench.check_books()
+
+    def test_a_repeated_event_moves_nothing_twice_5(self, bench: MetadataBench) -> None:
+        row = bench.put("n", 300)
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        twice = bench.group(lease, block_id, [row, row])
+        assert bench.store.commit_group(twice) == {row.object_id}
+        moved = bench.get("n")
+        assert moved.extent is not None
+        assert moved.extent.offset == twice.moves[0].offset
+        assert bench.store.commit_group(bench.group(lease, block_id, [row], at=1)) == frozenset()
+        assert bench.get("n") == moved
+        assert bench.store.block(block_id).dead_bytes == 600
+        bench.check_books()
+
+    def test_gc_moves_from_block_to_block_6(self, bench: MetadataBench) -> None:
+        rows = [bench.put(name, 400) for name in "abcd"]
+        first, second = bench.pack(rows[:2]), bench.pack(rows[2:])
+        packed = [bench.get(name) for name in "abcd"]
+        bench.delete("d")
+        lease = bench.lease()
+        target = bench.block(lease, BlockKind.SURVIVOR)
+        won = bench.store.commit_group(bench.group(lease, target, packed))
+        assert won == {row.object_id for row in packed[:3]}
+        assert [bench.store.block(one).dead_bytes for one in (first, second, target)] == [800, 800, 400]
+        assert [bench.store.block(one).live_bytes for one in (first, second, target)] == [0, 0, 1200]
+        assert len(bench.deletions()) == 4, "a move between blocks queues no landing copy"
+        bench.check_books()
+
+    def test_a_move_matches_only_the_place_it_names_5(self, bench: MetadataBench) -> None:
+        row = bench.packed("n", 400)
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        offset = HEADER
+        wrong_block = Move(row.object_id, row.version, new_block_id(), offset, 400)
+        assert row.extent is not None
+        wrong_version = Move(row.object_id, row.version - 1, row.extent.block_id, offset, 400)
+        from_landing = Move(row.object_id, row.version, None, offset, 400)
+        for at, move in enumerate((wrong_block, wrong_version, from_landing)):
+            placed = Move(move.object_id, move.version, move.from_block, at * SIZE + offset, 400)
+            assert bench.store.commit_group(GroupCommit(lease, block_id, at, 1, [placed], 5)) == frozenset()
+        assert bench.get("n") == row
+        assert bench.store.block(block_id).dead_bytes == 1200
+        bench.check_books()
+
+    def test_committing_again_is_a_conflict_and_changes_nothing(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        commit = bench.group(lease, block_id, [bench.put("n")])
+        bench.store.commit_group(commit)
+        before = bench.store.block(block_id)
+        with pytest.raises(Conflict, match="ends at stripe 1"):
+            bench.store.commit_group(commit)
+        assert bench.store.block(block_id) == before
+        ahead = bench.group(lease, block_id, [bench.put("m")], at=3)
+        with pytest.raises(Conflict, match="ends at stripe 1"):
+            bench.store.commit_group(ahead)
+        assert bench.get("m").state is ObjectState.LANDED
+
+    @pytest.mark.parametrize("how", ["lease fenced", "lease released", "block fenced", "another epoch"])
+    def test_a_fenced_writer_commits_nothing_8(self, bench: MetadataBench, how: str) -> None:
+        row = bench.put("n")
+        lease = bench.lease("w")
+        block_id = bench.block(lease)
+        commit = bench.group(lease, block_id, [row])
+        if how == "lease fenced":
+            assert bench.store.fence_lease(lease, lease.expires_ms)
+        elif how == "block fenced":
+            bench.store.fence_block(lease, block_id)
+        else:
+            bench.store.release_lease(lease)
+        if how == "another epoch":
+            commit = bench.group(bench.lease("w"), block_id, [row])
+        with pytest.raises(LeaseLost):
+            bench.store.commit_group(commit)
+        assert bench.get("n") == row
+        assert bench.store.block(block_id).stripes == 0
+
+    def test_a_sealed_block_takes_nothing(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        bench.store.seal_block(lease, block_id, 5)
+        with pytest.raises(Conflict, match="sealed"):
+            bench.store.commit_group(bench.group(lease, block_id, [bench.put("n")]))
+        with pytest.raises(NotFound):
+            bench.store.commit_group(bench.group(lease, new_block_id(), [bench.put("n")]))
+
+    @pytest.mark.parametrize("move", [(HEADER, 0), (-1, 10), (SIZE - 5, 10), (SIZE * 2, 10), (HEADER, SIZE)], ids=str)
+    def test_a_group_that_cannot_be_is_a_bug(self, bench: MetadataBench, move: tuple[int, int]) -> None:
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        with pytest.raises(ValueError, match="outside its group"):
+            bench.store.commit_group(GroupCommit(lease, block_id, 0, 1, [Move(1, 1, None, *move)], 5))
+        with pytest.raises(ValueError, match="do not lie in a block"):
+            bench.store.commit_group(GroupCommit(lease, block_id, 7, 2, [], 5))
+
+    def test_a_move_of_another_size_than_the_row_is_a_bug_3(self, bench: MetadataBench) -> None:
+        row = bench.put("n", 100)
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        wrong = Move(row.object_id, row.version, None, HEADER, 99)
+        with pytest.raises(ValueError, match="has 100 bytes"):
+            bench.store.commit_group(GroupCommit(lease, block_id, 0, 1, [wrong], 5))
+        assert bench.store.block(block_id).stripes == 0
+
+    def test_a_group_of_nothing_is_overhead(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        assert bench.store.commit_group(bench.group(lease, block_id, [])) == frozenset()
+        assert bench.store.block(block_id).overhead_bytes == SIZE
+
+
+class BlockContract:
+    """Blocks (invariants 4, 6, 8)."""
+
+    def test_allocating(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        block_id = bench.block(lease, BlockKind.SURVIVOR)
+        block = bench.store.block(block_id)
+        assert (block.kind, block.state, block.writer) == (BlockKind.SURVIVOR, BlockState.OPEN, lease.name)
+        assert (block.epoch, block.stripes, block.created_ms) == (lease.epoch, 0, bench.now_ms)
+        assert (block.live_bytes, block.dead_bytes, block.overhead_bytes, block.delete_after_ms) == (0, 0, 0, None)
+        assert block.hole_ratio == 1.0
+        bench.store.allocate_block(lease, block_id, BlockKind.SURVIVOR, bench.now_ms)
+        with pytest.raises(Conflict):
+            bench.store.allocate_block(bench.lease(), block_id, BlockKind.SURVIVOR, bench.now_ms)
+        bench.store.release_lease(lease)
+        with pytest.raises(LeaseLost):
+            bench.store.allocate_block(lease, new_block_id(), BlockKind.FRESH, 1)
+
+    def test_sealing(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        block_id, fenced = bench.block(lease), bench.block(lease)
+        for _ in range(2):
+            bench.store.seal_block(lease, block_id, 5)
+        assert bench.store.block(block_id).state is BlockState.SEALED
+        bench.store.fence_block(lease, fenced)
+        with pytest.raises(LeaseLost):
+            bench.store.seal_block(lease, fenced, 5)
+        with pytest.raises(LeaseLost):
+            bench.store.seal_block(bench.lease(), block_id, 5)
+        bench.store.release_lease(lease)
+        with pytest.raises(LeaseLost):
+            bench.store.seal_block(lease, block_id, 5)
+
+    def test_fencing_a_block(self, bench: MetadataBench) -> None:
+        lease, stranger = bench.lease(), bench.lease()
+        block_id, sealed = bench.block(lease), bench.block(lease)
+        bench.store.fence_block(stranger, block_id)
+        assert bench.store.fenced_blocks(9) == []
+        bench.store.seal_block(lease, sealed, 5)
+        for _ in range(2):
+            bench.store.fence_block(lease, block_id)
+            bench.store.fence_block(lease, sealed)
+        assert [block.block_id for block in bench.store.fenced_blocks(9)] == [block_id]
+
+    def test_reconciling_6(self, bench: MetadataBench) -> None:
+        rows = [bench.put(name, 100) for name in "abc"]
+        block_id = bench.pack(rows, seal=False)
+        bench.store.fence_block(self._writer_of(bench), block_id)
+        assert not bench.store.seal_reconciled(block_id, 3, 299, 50, 3, 7)
+        bench.delete("a")
+        assert not bench.store.seal_reconciled(block_id, 3, 300, 50, 3, 7), "an object was deleted meanwhile"
+        assert bench.store.block(block_id).state is BlockState.FENCED
+        with pytest.raises(ValueError, match="do not fit"):
+            bench.store.seal_reconciled(block_id, 0, 200, 150, 2, 7)
+        assert bench.store.seal_reconciled(block_id, 3, 200, 150, 2, 7)
+        block = bench.store.block(block_id)
+        assert (block.state, block.stripes, block.dead_bytes) == (BlockState.SEALED, 3, 150)
+        assert block.overhead_bytes == 3 * SIZE - 350
+        assert not bench.store.seal_reconciled(block_id, 3, 200, 150, 2, 7)
+        bench.check_books()
+
+    @staticmethod
+    def _writer_of(bench: MetadataBench) -> Lease:
+        (block,) = bench.store.list_blocks(None, 9)
+        return Lease(block.writer, block.epoch, 0)
+
+    def test_pages_of_blocks(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        ids = sorted(bench.block(lease) for _ in range(5))
+        assert [block.block_id for block in bench.store.list_blocks(None, 3)] == ids[:3]
+        assert [block.block_id for block in bench.store.list_blocks(ids[2], 3)] == ids[3:]
+        with pytest.raises(NotFound):
+            bench.store.block(new_block_id())
+
+    def test_what_lies_in_a_block(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        rows = [bench.put(name, 100) for name in "abc"]
+        block_id = bench.block(lease)
+        commit = bench.group(lease, block_id, rows[::-1])
+        bench.store.commit_group(commit)
+        placed = bench.store.placed_in(block_id)
+        assert [one.key.name for one in placed] == ["c", "b", "a"]
+        assert [one.extent.offset for one in placed] == [move.offset for move in commit.moves]
+        assert [(one.object_id, one.version, one.crc32c) for one in placed] == [
+            (row.object_id, row.version, row.crc32c) for row in rows[::-1]
+        ]
+        new = bench.large("l", lease)
+        bench.store.record_large(new, lease, 5)
+        (part,) = bench.store.placed_in(new.segments[1].extent.block_id)
+        assert (part.key, part.version, part.extent, part.crc32c) == (new.key, new.version, new.segments[1].extent, 2)
+        assert bench.store.placed_in(new_block_id()) == []
+
+    def test_candidates_are_sealed_and_emptiest_first(self, bench: MetadataBench) -> None:
+        blocks = []
+        for deleted in range(5):
+            names = [f"{deleted}-{i}" for i in range(4)]
+            blocks.append(bench.pack([bench.put(name, 250) for name in names]))
+            for name in names[:deleted]:
+                bench.delete(name)
+        bench.block(bench.lease())
+        found = bench.store.gc_candidates(0.5, 9)
+        assert [block.block_id for block in found] == [blocks[4], blocks[3], blocks[2]]
+        assert [block.hole_ratio for block in found] == [1.0, 0.75, 0.5]
+        assert [block.block_id for block in bench.store.gc_candidates(0.5, 1)] == [blocks[4]]
+        assert len(bench.store.gc_candidates(0.0, 9)) == 5
+        assert len(bench.store.gc_candidates(0.5000001, 9)) == 2
+        empty = bench.lease()
+        empty_id = bench.block(empty)
+        bench.store.seal_block(empty, empty_id, 5)
+        assert empty_id in [block.block_id for block in bench.store.gc_candidates(1.0, 9)]
+
+    def test_hole_ratios_keep_in_step_with_every_change_6(self, bench: MetadataBench) -> None:
+        # Each kind of change, and after each the index must find the block at exactly its ratio and not above.
+        first, second = bench.put("a", 300), bench.put("b", 500)
+        block_id = bench.pack([first, second])
+        self._found_at(bench, block_id, 0.0)
+        bench.put("a", 1)
+        self._found_at(bench, block_id, 0.375)
+        bench.pack([bench.get("b")])
+        self._found_at(bench, block_id, 1.0)
+
+    @staticmethod
+    def _found_at(bench: MetadataBench, block_id: BlockId, ratio: float) -> None:
+        assert bench.store.block(block_id).hole_ratio == ratio
+        assert block_id in [block.block_id for block in bench.store.gc_candidates(ratio, 9)]
+        assert block_id not in [block.block_id for block in bench.store.gc_candidates(ratio + 0.001, 9)]
+
+    def test_only_a_sealed_block_nobody_points_into_is_condemned_4(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        row = bench.put("n")
+        block_id = bench.pack([row])
+        large = bench.large("l", lease, parts=1)
+        bench.store.record_large(large, lease, 5)
+        large_id = large.segments[0].extent.block_id
+        open_id = bench.block(lease)
+        for used in (block_id, large_id, open_id, new_block_id()):
+            assert not bench.store.condemn_block(used, 50)
+        bench.delete("n")
+        bench.delete("l")
+        assert bench.store.condemn_block(block_id, 50)
+        assert bench.store.condemn_block(large_id, 40)
+        assert not bench.store.condemn_block(block_id, 60), "it is not sealed any more"
+        assert bench.store.block(block_id).delete_after_ms == 50
+        assert bench.store.condemned_blocks(39, 9) == []
+        assert [block.block_id for block in bench.store.condemned_blocks(50, 9)] == [large_id, block_id]
+        assert len(bench.store.condemned_blocks(50, 1)) == 1
+        assert bench.store.gc_candidates(0.0, 9) == []
+
+    def test_only_a_condemned_block_is_forgotten_4(self, bench: MetadataBench) -> None:
+        block_id = bench.pack([bench.put("n")])
+        with pytest.raises(Conflict, match="condemned"):
+            bench.store.forget_block(block_id)
+        bench.delete("n")
+        assert bench.store.condemn_block(block_id, 5)
+        for _ in range(2):
+            bench.store.forget_block(block_id)
+        with pytest.raises(NotFound):
+            bench.store.block(block_id)
+
+
+class LandingContract:
+    """The deletion queue (invariant 2)."""
+
+    def test_due_deletions_come_longest_due_first(self, bench: MetadataBench) -> None:
+        ids = [new_landing_id() for _ in range(3)]
+        for landing_id, not_before_ms in zip(ids, (30, 10, 20), strict=True):
+            bench.store.reserve_landing([landing_id], not_before_ms)
+        assert [one.landing_id for one in bench.store.due_deletions(30, 9)] == [ids[1], ids[2], ids[0]]
+        assert [one.landing_id for one in bench.store.due_deletions(30, 1)] == [ids[1]]
+        bench.store.postpone_deletion([ids[1]], 40)
+        bench.store.postpone_deletion([], 40)
+        assert [one.landing_id for one in bench.store.due_deletions(39, 9)] == [ids[2], ids[0]]
+        for _ in range(2):
+            bench.store.forget_landing([ids[2], ids[0]])
+        assert list(bench.deletions()) == [ids[1]]
+
+    def test_the_row_comes_with_it_only_if_of_that_version(self, bench: MetadataBench) -> None:
+        row = bench.put("n")
+        bench.pack([row])
+        assert row.landing_id is not None
+        assert bench.deletions()[row.landing_id].row == bench.get("n")
+        bench.put("n")
+        assert bench.deletions()[row.landing_id].row is None
+
+    def test_a_copy_goes_only_if_its_version_is_packed_where_it_was_verified_2(self, bench: MetadataBench) -> None:
+        row = bench.put("n")
+        block_id = bench.pack([row])
+        assert row.landing_id is not None
+        for elsewhere in (None, new_block_id()):
+            assert bench.store.doom_landing({row.landing_id: elsewhere}) == frozenset()
+        assert not bench.deletions()[row.landing_id].doomed
+        for _ in range(2):
+            assert bench.store.doom_landing({row.landing_id: block_id}) == {row.landing_id}
+        assert bench.deletions()[row.landing_id].doomed
+        assert bench.store.doom_landing({row.landing_id: None}) == {row.landing_id}, "it already is"
+
+    def test_a_copy_verified_in_a_block_gc_has_left_stays_2(self, bench: MetadataBench) -> None:
+        row = bench.put("n")
+        first = bench.pack([row])
+        second = bench.pack([bench.get("n")])
+        assert row.landing_id is not None
+        assert bench.store.doom_landing({row.landing_id: first}) == frozenset()
+        assert bench.store.doom_landing({row.landing_id: second}) == {row.landing_id}
+
+    def test_a_copy_nobody_needs_goes_2(self, bench: MetadataBench) -> None:
+        reserved = new_landing_id()
+        bench.store.reserve_landing([reserved], 5)
+        deleted, overwritten = bench.put("d"), bench.put("o")
+        bench.delete("d")
+        bench.put("o")
+        assert deleted.landing_id is not None
+        assert overwritten.landing_id is not None
+        ids = {reserved, deleted.landing_id, overwritten.landing_id}
+        assert bench.store.doom_landing({**dict.fromkeys(ids), new_landing_id(): None}) == ids
+        assert bench.store.doom_landing({}) == frozenset()
+
+    def test_a_copy_a_row_still_needs_never_goes_2(self, bench: MetadataBench) -> None:
+        row = bench.put("n")
+        assert row.landing_id is not None
+        bench.store.reserve_landing([row.landing_id], 5)
+        assert bench.store.doom_landing({row.landing_id: None}) == frozenset()
+
+    def test_reverting_to_the_landing_copy(self, bench: MetadataBench) -> None:
+        row = bench.put("n", 600)
+        block_id = bench.pack([row])
+        (deletion,) = bench.deletions().values()
+        bench.now_ms += 10
+        assert bench.store.revert_to_landing(deletion, bench.now_ms)
+        assert bench.get("n") == row
+        assert bench.store.due_objects(bench.now_ms, 9) == [row]
+        assert bench.store.due_objects(bench.now_ms - 1, 9) == []
+        assert bench.deletions() == {}
+        block = bench.store.block(block_id)
+        assert (block.live_bytes, block.dead_bytes, block.live_objects) == (0, 600, 0)
+        assert not bench.store.revert_to_landing(deletion, bench.now_ms)
+        assert bench.get("n") == row
+        bench.pack([row])
+        bench.check_books()
+
+    @pytest.mark.parametrize("how", ["doomed", "moved", "overwritten", "deleted"])
+    def test_reverting_is_refused_when_the_row_moved_on(self, bench: MetadataBench, how: str) -> None:
+        row = bench.put("n")
+        block_id = bench.pack([row])
+        (deletion,) = bench.deletions().values()
+        if how == "doomed":
+            bench.store.doom_landing({deletion.landing_id: block_id})
+        elif how == "moved":
+            bench.pack([bench.get("n")])
+        elif how == "overwritten":
+            bench.put("n")
+        else:
+            bench.delete("n")
+        assert not bench.store.revert_to_landing(deletion, bench.now_ms)
+        assert deletion.landing_id in bench.deletions()
+        bench.check_books()
+
+    def test_which_copies_are_known(self, bench: MetadataBench) -> None:
+        reserved, stranger = new_landing_id(), new_landing_id()
+        bench.store.reserve_landing([reserved], 5)
+        landed, packed = bench.put("n"), bench.put("p")
+        bench.pack([packed])
+        assert landed.landing_id is not None
+        assert packed.landing_id is not None
+        known = {reserved, landed.landing_id, packed.landing_id}
+        assert bench.store.landing_known([*known, stranger]) == known
+        assert bench.store.landing_known([]) == frozenset()
+
+
+class FiguresContract:
+    """totals."""
+
+    def test_totals(self, bench: MetadataBench) -> None:
+        assert bench.store.totals().blocks == {}
+        lease = bench.lease()
+        bench.put("l", 10)
+        queued = bench.put("q", 20)
+        bench.store.mark_published([queued], 5)
+        bench.put("e", 0)
+        bench.pack([bench.put("p", 30), bench.put("d", 40)])
+        bench.delete("d")
+        bench.store.record_large(bench.large("big", lease), lease, 5)
+        totals = bench.store.totals()
+        assert totals.blocks == {(BlockKind.FRESH, BlockState.SEALED): 1, (BlockKind.LARGE, BlockState.SEALED): 2}
+        assert (totals.stripes, totals.live_bytes, totals.dead_bytes) == (3, 40_030, 40)
+        assert totals.overhead_bytes == 3 * SIZE - 40_070
+        assert (totals.landed_objects, totals.landed_bytes) == (1, 10)
+        assert (totals.queued_objects, totals.queued_bytes) == (1, 20)
+        assert (totals.packed_objects, totals.landing_deletions, totals.leases) == (1, 2, 2)
+
+
+class MetadataContract(
+    MetadataSuite,
+    GeometryContract,
+    PutContract,
+    LargeContract,
+    LookUpContract,
+    ProducerContract,
+    LeaseContract,
+    CommitContract,
+    BlockContract,
+    LandingContract,
+    FiguresContract,
+):
+    """All of it."""

@@ -1,0 +1,34 @@
+"""The metadata contract on SQLite."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nos_ec.adapters.sql.metadata import open_metadata
+from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.ports.metadata import Metadata
+from nos_ec.testing.metadata_contract import MetadataContract
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated, empty store, to copy."""
+    path = tmp_path_factory.mktemp("template") / "meta.db"
+    migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def store(template: Path, tmp_path: Path) -> Iterator[Metadata]:
+    shutil.copy(template, tmp_path / "meta.db")
+    opened = open_metadata(f"sqlite:///{tmp_path / 'meta.db'}")
+    yield opened
+    opened.close()
+
+
+class TestSqliteMetadata(MetadataContract):
+    """See nos_ec/testing/metadata_contract.py."""
