@@ -2,14 +2,13 @@
 
 Layout of a planned group (offsets from its start, in bytes):
 
-    0                header_length          names_offset + names_room                   stripe_count x stripe_size
+    0                header_length          header_length + names_room                  stripe_count x stripe_size
     | header (pages) | names (zlib), zero-padded | object data and padding, placed chunk by chunk |
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Candidate:
@@ -17,10 +16,11 @@ class Candidate:
 
     size: bytes of the object, at least 1. name_size: bytes its name record takes before compression.
     arrived_ms: when it entered the merge list. payload: whatever the caller needs to find it again; the
-    packer never looks at it. seq: order of arrival, set by the merge list.
+    packer never looks at it. seq: order of arrival, and waiting: whether it is in a merge list; both are set
+    by the merge list alone.
     """
 
-    __slots__ = ("arrived_ms", "name_size", "payload", "seq", "size")
+    __slots__ = ("arrived_ms", "name_size", "payload", "seq", "size", "waiting")
 
     def __init__(self, size: int, name_size: int, payload: object, arrived_ms: int) -> None:
         self.size = size
@@ -28,21 +28,24 @@ class Candidate:
         self.payload = payload
         self.arrived_ms = arrived_ms
         self.seq = -1
+        self.waiting = False
+
+    def __repr__(self) -> str:
+        return f"Candidate(size={self.size}, name_size={self.name_size}, seq={self.seq}, waiting={self.waiting})"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """One object of a plan, at `offset` bytes from the start of the group."""
 
     candidate: Candidate
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPlan:
+class GroupPlan(NamedTuple):
     """A planned stripe group. Placements are in order of offset and never overlap the header, names or each other.
 
     names_room: bytes reserved for the compressed names, right behind the header; they always fit.
+    data_length: bytes of the objects placed.
     """
 
     stripe_count: int
@@ -56,12 +59,15 @@ class MergeList(Protocol):
     """Objects waiting in memory and the policy that packs them. Not thread-safe. No clock of its own."""
 
     def add(self, candidate: Candidate) -> None:
-        """Take a candidate. Raises ValueError when its size is not between 1 and `size_max`."""
+        """Take a candidate. Raises ValueError when its size is not between 1 and `size_max`, its name record is
+        larger than any valid name makes, or it waits in a merge list already."""
         ...
 
-    def plan(self, now_ms: int, *, flush: bool) -> GroupPlan | None:
-        """Take the next group off the list. None means "need more": fewer objects than the window wait, none is
-        past its deadline, and `flush` (pack whatever there is) is not set; or the list is empty."""
+    def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan | None:
+        """Take the next group off the list. None means "add more": too little waits for a group worth writing
+        (fewer objects than the window, or too few bytes to fill a stripe well), none is past its deadline, and
+        `flush` (pack whatever there is) is not set; or the list is empty. A caller that stops adding at a limit
+        of its own must not wait for a group then: the deadline brings it, or `flush` does at once."""
         ...
 
     def next_deadline_ms(self) -> int | None:

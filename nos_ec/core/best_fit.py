@@ -1,0 +1,245 @@
+"""The default packing policy: oldest object first, then best fit, then pairs that close a chunk.
+
+1. A group is planned when enough waits to choose from, or when an object is past its deadline, or on flush.
+2. Its chunks are planned from the last to the first (packer.py says why). Each bin is opened with the oldest
+   object that the group still has a place for, small or large: this is what bounds every wait.
+3. Small objects that have waited longer than twice the window join next, oldest first, as long as they fit.
+4. When small objects are scarce, large ones whose rests fit are chained into the bin, so that the small ones last.
+5. The room that is left goes to the small objects that fill it best (size_classes.py).
+"""
+
+from __future__ import annotations
+
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.packer import NAME_RECORD_MAX, GroupLayout, check_candidate, size_max
+from nos_ec.core.plan import Candidate, GroupPlan
+from nos_ec.core.size_classes import SizeClasses
+
+GROUP_STRIPES = 4
+"""Stripes a group aims for by default: fewer headers, and page roundings, than smaller groups have."""
+
+READY_STRIPES = 24
+"""Stripes, in bytes, that make choice enough as soon as `window` objects wait."""
+
+READY_STRIPES_MIN = 1.2
+"""Stripes, in bytes, that a group is never planned below without need: one stripe, and something to choose from."""
+
+READY_OBJECTS_EXTRA = 64
+"""With fewer bytes than READY_STRIPES, half a window more, but at least so many objects more, are choice enough."""
+
+DEPLETION_MAX = 0.9
+"""Most of the waiting bytes that one group may take without need; the rest is there to choose from."""
+
+SCARCE_FRACTION = 0.3
+"""Share of the window below which small objects are saved: large ones are chained first."""
+
+GAP_FRACTION = 1 / 32
+"""Share of a chunk that may stay empty before a large object is looked for to fill it."""
+
+
+class BestFitMergeList:
+    """MergeList of policy "best".
+
+    window: objects that wait before a group is planned. linger_ms: longest wait when events are rare.
+    group_stripes: stripes a group aims for when that much waits, None for the default. names: whether groups
+    reserve room for names (only figures are ever made without).
+    """
+
+    def __init__(
+        self, geometry: Geometry, window: int, linger_ms: int, group_stripes: int | None = None, names: bool = True
+    ) -> None:
+        self._geometry = geometry
+        self._window = window
+        self._linger_ms = linger_ms
+        self._stripes_aim = min(group_stripes or GROUP_STRIPES, geometry.stripes_per_group_max)
+        self._names = names
+        self._chunk = geometry.chunk_size
+        self._size_max = size_max(geometry)
+        self._arrivals = 0
+        self._waiting = SizeClasses(geometry.chunk_size)
+        self._ready_bytes = READY_STRIPES * geometry.stripe_size
+        self._ready_bytes_min = int(READY_STRIPES_MIN * geometry.stripe_size)
+        # So many objects are choice enough; and an object that has seen so many arrive is overdue.
+        self._ready_count = window + max(window // 2, READY_OBJECTS_EXTRA)
+        self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
+
+    def add(self, candidate: Candidate) -> None:
+        """See MergeList."""
+        size = candidate.size
+        if not 1 <= size <= self._size_max or not 0 <= candidate.name_size <= NAME_RECORD_MAX or candidate.waiting:
+            check_candidate(candidate, self._size_max)
+        candidate.seq = self._arrivals
+        self._arrivals += 1
+        if size <= self._chunk:
+            self._waiting.add_small(candidate)
+        else:
+            self._waiting.add_large(candidate)
+
+    def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan | None:
+        """See MergeList."""
+        oldest = self._oldest()
+        if oldest is None:
+            return None
+        if self._is_ample():
+            return self._plan_ample(oldest)
+        if flush:
+            return self._plan_needed(oldest, [])
+        if oldest.arrived_ms + self._linger_ms <= now_ms:
+            return self._plan_needed(oldest, self._overdue(now_ms))
+        return None
+
+    def next_deadline_ms(self) -> int | None:
+        """See MergeList."""
+        oldest = self._oldest()
+        return None if oldest is None else oldest.arrived_ms + self._linger_ms
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """See MergeList."""
+        return self._waiting.waiting_bytes
+
+    @property
+    def size_max(self) -> int:
+        """See MergeList."""
+        return self._size_max
+
+    def _oldest(self) -> Candidate | None:
+        oldest = _oldest_first(self._waiting.oldest_small(), self._waiting.oldest_large())
+        return oldest[0] if oldest else None
+
+    # --- how large a group ----------------------------------------------------------------------------
+
+    def _is_ample(self) -> bool:
+        count, size = len(self._waiting), self._waiting.waiting_bytes
+        if count < self._window or size < self._ready_bytes_min:
+            return False
+        return size >= self._ready_bytes or count >= self._ready_count
+
+    def _plan_ample(self, oldest: Candidate) -> GroupPlan:
+        affordable = int(self._waiting.waiting_bytes * DEPLETION_MAX) // self._geometry.stripe_size
+        return self._plan_group(oldest, min(self._stripes_aim, affordable), [])
+
+    def _plan_needed(self, oldest: Candidate, overdue: list[Candidate]) -> GroupPlan:
+        """As few stripes as the overdue objects need (on flush, where none are named: all objects)."""
+        size = sum(c.size for c in overdue) or self._waiting.waiting_bytes
+        names_size = sum(c.name_size for c in overdue)
+        layout = GroupLayout(self._geometry, 1, names=self._names)
+        front = layout.front(len(overdue) or len(self._waiting), names_size)
+        return self._plan_group(oldest, min(self._stripes_aim, self._geometry.stripes_for(size + front)), overdue)
+
+    def _overdue(self, now_ms: int) -> list[Candidate]:
+        """The objects past their deadline, oldest first, as far as they may fit in one group."""
+        overdue: list[Candidate] = []
+        room = self._stripes_aim * self._geometry.stripe_size
+        for candidate in self._waiting.by_arrival():
+            if room <= 0 or candidate.arrived_ms + self._linger_ms > now_ms:
+                break
+            overdue.append(candidate)
+            room -= candidate.size
+        return overdue
+
+    # --- what goes in ---------------------------------------------------------------------------------
+
+    def _plan_group(self, oldest: Candidate, stripes: int, overdue: list[Candidate]) -> GroupPlan:
+        layout = GroupLayout(self._geometry, max(1, stripes, self._stripes_for(oldest)), names=self._names)
+        scarce = SCARCE_FRACTION * self._window
+        waiting = self._waiting
+        while layout.chunks_free and self._open_bin(layout):
+            if overdue:
+                self._fill_overdue(layout, overdue)
+            self._fill_long_waiting(layout)
+            if waiting.large_count and waiting.small_count < scarce:
+                self._chain_large(layout)
+            room = self._fill_best(layout)
+            if room > self._gap_max and waiting.large_count and self._chain_large(layout):
+                self._fill_best(layout)
+        return layout.seal()
+
+    def _stripes_for(self, candidate: Candidate) -> int:
+        layout = GroupLayout(self._geometry, 1, names=self._names)
+        return self._geometry.stripes_for(layout.front_size(candidate) + candidate.size)
+
+    def _open_bin(self, layout: GroupLayout) -> bool:
+        """With the oldest object that the group still has a place for."""
+        small, large = self._waiting.oldest_small(), self._waiting.oldest_large()
+        if large is not None and not layout.fits(large):
+            large = self._waiting.oldest_large_within((layout.chunks_free - 1) * self._chunk)
+        for seed in _oldest_first(small, large):
+            if layout.open(seed):
+                self._waiting.take(seed)
+                return True
+        # Only the chunk behind the front is smaller than the others, so that the oldest may not fit there.
+        best = self._waiting.largest_small_within(max(0, layout.small_size_max()))
+        if best is None or not layout.open(best):
+            return False
+        self._waiting.take(best)
+        return True
+
+    def _fill_overdue(self, layout: GroupLayout, overdue: list[Candidate]) -> None:
+        for candidate in overdue:
+            if candidate.waiting:
+                self._place(layout, candidate)
+
+    def _fill_long_waiting(self, layout: GroupLayout) -> None:
+        """Small objects that are overdue by arrivals, oldest first, until one does not fit."""
+        seq_overdue = self._arrivals - self._ready_count
+        oldest = self._waiting.oldest_small()
+        if oldest is None or oldest.seq >= seq_overdue:
+            return
+        allowed = layout.allowance()
+        room, names, taken = allowed.room, allowed.names, 0
+        candidates: list[Candidate] = []
+        while oldest is not None and oldest.seq < seq_overdue and taken < allowed.entries:
+            room -= oldest.size
+            names -= oldest.name_size
+            if room < 0 or names < 0:
+                break
+            self._waiting.take(oldest)
+            candidates.append(oldest)
+            taken += 1
+            oldest = self._waiting.oldest_small()
+        if candidates:
+            layout.extend(candidates, sum(c.size for c in candidates), sum(c.name_size for c in candidates))
+
+    def _place(self, layout: GroupLayout, candidate: Candidate) -> bool:
+        """Add one object to the open bin, if it fits."""
+        if candidate.size > self._chunk:
+            if not layout.chain(candidate):
+                return False
+        else:
+            allowed = layout.allowance()
+            if candidate.size > allowed.room or not allowed.entries or candidate.name_size > allowed.names:
+                return False
+            layout.extend([candidate], candidate.size, candidate.name_size)
+        self._waiting.take(candidate)
+        return True
+
+    def _chain_large(self, layout: GroupLayout) -> bool:
+        """Add the large objects whose rests fill the open bin best; False when none does."""
+        chained = False
+        while True:
+            candidate = self._waiting.large_that_fits(layout.chunks_free - 1, layout.allowance().room)
+            if candidate is None or not self._place(layout, candidate):
+                return chained
+            chained = True
+
+    def _fill_best(self, layout: GroupLayout) -> int:
+        """Add the small objects that fill the open bin best. Returns the bytes of room left."""
+        while True:
+            allowed = layout.allowance()
+            if allowed.room <= 0:
+                return 0
+            taken, size, names_size = self._waiting.fill(allowed.room, allowed.entries, allowed.names)
+            if taken:
+                layout.extend(taken, size, names_size)
+            if not taken or (len(taken) < allowed.entries and names_size + NAME_RECORD_MAX <= allowed.names):
+                return allowed.room - size  # nothing more fits: neither limit stopped the search
+
+
+def _oldest_first(small: Candidate | None, large: Candidate | None) -> tuple[Candidate, ...]:
+    if small is None or large is None:
+        return tuple(c for c in (small, large) if c is not None)
+    return (small, large) if small.seq < large.seq else (large, small)

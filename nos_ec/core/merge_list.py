@@ -1,0 +1,34 @@
+"""The packing policies there are, by name."""
+
+from __future__ import annotations
+
+import random
+
+from nos_ec.core.best_fit import BestFitMergeList
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.nos_policy import NosMergeList
+from nos_ec.core.plan import MergeList
+
+POLICIES = ("best", "nos")
+"""The default comes first."""
+
+__all__ = ["POLICIES", "BestFitMergeList", "NosMergeList", "merge_list"]
+
+
+def merge_list(
+    policy: str, geometry: Geometry, window: int, linger_ms: int, rng: random.Random, *, names: bool = True
+) -> MergeList:
+    """An empty merge list of that policy. `window` counts objects; `rng` is used by "nos" alone.
+
+    Raises InvalidInput for an unknown policy, a window below 1 or a negative linger.
+    """
+    if window < 1:
+        raise InvalidInput(f"window is {window}; give the number of objects to choose from, at least 1")
+    if linger_ms < 0:
+        raise InvalidInput(f"linger is {linger_ms} ms; it cannot be negative")
+    if policy == "best":
+        return BestFitMergeList(geometry, window, linger_ms, names=names)
+    if policy == "nos":
+        return NosMergeList(geometry, window, linger_ms, rng, names=names)
+    raise InvalidInput(f"unknown packing policy {policy!r}; choose one of: {', '.join(POLICIES)}")

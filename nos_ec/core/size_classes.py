@@ -1,0 +1,207 @@
+"""Objects waiting to be packed, by size: what the best-fit policy asks "which object fills this room best?".
+
+An object is `full` whole chunks and a rest of 1 to chunk_size bytes (see packer.py). Those with the same `full`
+make one shelf; a shelf is cut into classes of `grain` bytes of rest, each a FIFO. One int per shelf is the bitmap
+of its classes that hold something, so that the best class for a room is one mask and one bit_length. The shelf of
+small objects (full = 0) keeps a mirrored bitmap as well: shifted over the first, it gives every pair of classes
+that together fill a room, in one operation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from nos_ec.core.plan import Candidate
+
+CLASSES_MAX = 2048
+"""More classes waste fewer bytes at the end of a chunk (about one and a half grains) and make longer bitmaps."""
+
+PAIR_GAP_GRAINS = 16
+"""When the best single object would leave more than this, a pair that leaves less is looked for."""
+
+
+def grain_bits(chunk_size: int) -> int:
+    """log2 of the class width in bytes: 6 (64 bytes) for 128 KiB chunks."""
+    return max(2, ((chunk_size - 1) // CLASSES_MAX).bit_length())
+
+
+class SizeClasses:
+    """Small objects by size, and large ones by number of full chunks and rest, each also in order of arrival."""
+
+    def __init__(self, chunk_size: int) -> None:
+        self.small_count = 0
+        self.large_count = 0
+        self.small_bytes = 0
+        self.large_bytes = 0
+        self._chunk = chunk_size
+        self._bits = grain_bits(chunk_size)
+        self._classes = -(-chunk_size // (1 << self._bits))
+        self._fifos: list[deque[Candidate]] = [deque() for _ in range(self._classes)]
+        self._flags = [1 << i for i in range(self._classes)]
+        self._masks = [(1 << i) - 1 for i in range(self._classes + 1)]
+        self._filled = 0
+        self._mirror = 0
+        self._large: dict[int, dict[int, deque[Candidate]]] = {}
+        self._large_filled: dict[int, int] = {}
+        # In order of arrival. Those taken meanwhile stay until they are at the head.
+        self._small_arrivals: deque[Candidate] = deque()
+        self._large_arrivals: deque[Candidate] = deque()
+
+    def __len__(self) -> int:
+        return self.small_count + self.large_count
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of all that waits."""
+        return self.small_bytes + self.large_bytes
+
+    def add_small(self, candidate: Candidate) -> None:
+        """Put an object of at most a chunk behind those of its class."""
+        index = (candidate.size - 1) >> self._bits
+        fifo = self._fifos[index]
+        if not fifo:
+            self._filled |= self._flags[index]
+            self._mirror |= self._flags[-1 - index]
+        fifo.append(candidate)
+        self._small_arrivals.append(candidate)
+        self.small_count += 1
+        self.small_bytes += candidate.size
+        candidate.waiting = True
+
+    def add_large(self, candidate: Candidate) -> None:
+        """Put an object of more than a chunk behind those of its class."""
+        full, index = self._large_class(candidate)
+        self._large.setdefault(full, {}).setdefault(index, deque()).append(candidate)
+        self._large_filled[full] = self._large_filled.get(full, 0) | self._flags[index]
+        self._large_arrivals.append(candidate)
+        self.large_count += 1
+        self.large_bytes += candidate.size
+        candidate.waiting = True
+
+    def _large_class(self, candidate: Candidate) -> tuple[int, int]:
+        full, rest = divmod(candidate.size - 1, self._chunk)
+        return full, rest >> self._bits
+
+    def oldest_small(self) -> Candidate | None:
+        """The small object that has waited longest."""
+        return _first_waiting(self._small_arrivals)
+
+    def oldest_large(self) -> Candidate | None:
+        """The large object that has waited longest."""
+        return _first_waiting(self._large_arrivals)
+
+    def oldest_large_within(self, size_max: int) -> Candidate | None:
+        """The large object of at most that many bytes that has waited longest."""
+        for candidate in self._large_arrivals:
+            if candidate.size <= size_max and candidate.waiting:
+                return candidate
+        return None
+
+    def largest_small_within(self, size_max: int) -> Candidate | None:
+        """The small object of the largest class whose every object has at most that many bytes."""
+        index = (self._filled & self._masks[min(size_max, self._chunk) >> self._bits]).bit_length() - 1
+        return self._fifos[index][0] if index >= 0 else None
+
+    def by_arrival(self) -> list[Candidate]:
+        """Everything that waits, oldest first."""
+        both = [c for arrivals in (self._small_arrivals, self._large_arrivals) for c in arrivals if c.waiting]
+        return sorted(both, key=lambda c: c.seq)
+
+    def take(self, candidate: Candidate) -> None:
+        """Remove an object chosen by its age."""
+        if candidate.size <= self._chunk:
+            self._take_small(candidate)
+        else:
+            self._take_large(candidate)
+        candidate.waiting = False
+
+    def _take_small(self, candidate: Candidate) -> None:
+        index = (candidate.size - 1) >> self._bits
+        fifo = self._fifos[index]
+        _remove(fifo, candidate)
+        if not fifo:
+            self._filled ^= self._flags[index]
+            self._mirror ^= self._flags[-1 - index]
+        self.small_count -= 1
+        self.small_bytes -= candidate.size
+
+    def _take_large(self, candidate: Candidate) -> None:
+        full, index = self._large_class(candidate)
+        fifo = self._large[full][index]
+        _remove(fifo, candidate)
+        if not fifo:
+            del self._large[full][index]
+            self._large_filled[full] ^= self._flags[index]
+        self.large_count -= 1
+        self.large_bytes -= candidate.size
+
+    def large_that_fits(self, full_max: int, rest_max: int) -> Candidate | None:
+        """The large object with the largest class of rest up to `rest_max` bytes, and of those the one with most
+        full chunks up to `full_max`. It is not removed: `take` does that."""
+        mask = self._masks[min(rest_max, self._chunk) >> self._bits]
+        best, best_index = 0, -1
+        for full, filled in self._large_filled.items():
+            index = (filled & mask).bit_length() - 1
+            if full <= full_max and (index, full) > (best_index, best):
+                best, best_index = full, index
+        return self._large[best][best_index][0] if best_index >= 0 else None
+
+    def fill(self, room: int, entries: int, names: int) -> tuple[list[Candidate], int, int]:
+        """Take the small objects that fill `room` bytes best, at most `entries` of them with at most `names` bytes
+        of name records. Returns them, the sum of their sizes and that of their name records.
+
+        Each time the largest class that fits is served; when that would leave more than PAIR_GAP_GRAINS, the larger
+        class of a pair that leaves less than two grains, and the next turn then finds the other of the pair.
+        A plain loop over local variables: this is where a packer spends its time.
+        """
+        bits, fifos, flags, masks = self._bits, self._fifos, self._flags, self._masks
+        filled, mirror = self._filled, self._mirror
+        plentiful = 2 * self.small_bytes <= self.small_count * self._chunk
+        gap = PAIR_GAP_GRAINS if plentiful else self._classes
+        # Classes i and j with (i + 1) + (j + 1) = units: bit i of `filled`, bit (classes - 1 - j) of `mirror`.
+        shift = self._classes + 1
+        taken: list[Candidate] = []
+        room_left, names_left = room, names
+        while len(taken) < entries:
+            units = room_left >> bits
+            best = (filled & masks[units]).bit_length()
+            if not best:
+                break
+            if units - best > gap:
+                pairs = filled & (mirror >> (shift - units))
+                if pairs:
+                    best = pairs.bit_length()
+            best -= 1
+            fifo = fifos[best]
+            candidate = fifo[0]
+            names_left -= candidate.name_size
+            if names_left < 0:
+                names_left += candidate.name_size
+                break
+            fifo.popleft()
+            if not fifo:
+                filled ^= flags[best]
+                mirror ^= flags[-1 - best]
+            candidate.waiting = False
+            room_left -= candidate.size
+            taken.append(candidate)
+        self._filled, self._mirror = filled, mirror
+        self.small_count -= len(taken)
+        self.small_bytes -= room - room_left
+        return taken, room - room_left, names - names_left
+
+
+def _first_waiting(arrivals: deque[Candidate]) -> Candidate | None:
+    while arrivals:
+        if arrivals[0].waiting:
+            return arrivals[0]
+        arrivals.popleft()
+    return None
+
+
+def _remove(fifo: deque[Candidate], candidate: Candidate) -> None:
+    """The oldest of all is the oldest of its class, so nearly always the head."""
+    if fifo[0] is candidate:
+        fifo.popleft()
+    else:
+        fifo.remove(candidate)
