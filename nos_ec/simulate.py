@@ -1,0 +1,225 @@
+"""How well a policy packs a list of sizes: the figures of docs/PACKING.md and of `nos-ec simulate`.
+
+The merge list is kept topped up ("always backlogged"): whenever it holds fewer objects than the window, or asks for
+more, the next sizes arrive, one a simulated millisecond; then it is asked for a group. When the sizes end, what still
+waits stays out of every figure: a last half-full stripe says nothing of a stream without end. Only when all the sizes
+together did not make a single group are they flushed and counted, `flushed` tells.
+The bound is that of exactly the objects that were packed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from nos_ec.core.bounds import utilisation_max
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.header import NAME_RECORD_FIXED
+from nos_ec.core.merge_list import merge_list
+from nos_ec.core.plan import Candidate, GroupPlan, MergeList
+
+KEY_BYTES = 40
+"""Bytes of bucket and name of every simulated object: a short bucket name and a UUID. Names are counted at the room
+reserved for them, which is for names that do not compress at all."""
+
+LINGER_WINDOWS = {"best": 1 << 40, "nos": 2}
+"""The deadline, in windows of arrivals. "Always backlogged" means that events are never rare, so "best" is given none;
+"nos" needs one, as its 80 % are out of reach for some workloads and it would wait for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """Figures of one run. Ratios are per one, sizes in bytes. See the module docstring for what is counted.
+
+    utilisation: user bytes per byte of stripe, no room for names. utilisation_with_names: likewise, in a second run
+    that reserves it (None when not asked for). bound: what no policy can exceed without names (core/bounds.py).
+    single_chunk_ratio: share of the packed objects of at most a chunk that lie in one chunk; 1.0 if there are none.
+    max_wait_windows: most arrivals seen by an object while it waited, over the window. header_overhead: bytes of
+    headers per byte of stripe. objects_per_s: objects packed per second spent in `add` and `plan`.
+    objects: packed and counted; left_waiting: not packed when the sizes ended; skipped_empty and skipped_large:
+    objects of 0 bytes and of more than size_max, which a store keeps elsewhere and no policy sees.
+    """
+
+    policy: str
+    window: int
+    utilisation: float
+    utilisation_with_names: float | None
+    bound: float
+    single_chunk_ratio: float
+    max_wait_windows: float
+    objects_per_s: float
+    header_overhead: float
+    groups: int
+    stripes: int
+    objects: int
+    user_bytes: int
+    left_waiting: int
+    skipped_empty: int
+    skipped_large: int
+    size_max: int
+    flushed: bool
+
+
+def simulate(
+    sizes: Iterable[int],
+    policy: str,
+    window: int,
+    geometry: Geometry,
+    *,
+    timer: Callable[[], float],
+    seed: int = 0,
+    names: bool = True,
+) -> SimulationResult:
+    """Run `policy` ("best" or "nos") over `sizes` in bytes.
+
+    timer: seconds, such as time.perf_counter. seed: of the random draws of policy "nos". names: whether to run a
+    second time with room for names. Raises InvalidInput for an unknown policy, a bad window, a negative size, or
+    when nothing is left to pack.
+    """
+    packable, skipped_empty, skipped_large, limit = _packable(sizes, policy, window, geometry)
+    plain = _run(packable, policy, window, geometry, timer, seed, names=False)
+    named = _run(packable, policy, window, geometry, timer, seed, names=True) if names else None
+    stripe_bytes = plain.stripes * geometry.stripe_size
+    return SimulationResult(
+        policy=policy,
+        window=window,
+        utilisation=plain.user_bytes / stripe_bytes,
+        utilisation_with_names=None if named is None else named.user_bytes / (named.stripes * geometry.stripe_size),
+        bound=utilisation_max(plain.sizes, geometry),
+        single_chunk_ratio=plain.small_in_one_chunk / plain.small if plain.small else 1.0,
+        max_wait_windows=plain.wait_max / window,
+        objects_per_s=len(plain.sizes) / plain.seconds if plain.seconds > 0 else 0.0,
+        header_overhead=plain.header_bytes / stripe_bytes,
+        groups=plain.groups,
+        stripes=plain.stripes,
+        objects=len(plain.sizes),
+        user_bytes=plain.user_bytes,
+        left_waiting=len(packable) - len(plain.sizes),
+        skipped_empty=skipped_empty,
+        skipped_large=skipped_large,
+        size_max=limit,
+        flushed=plain.flushed,
+    )
+
+
+def read_sizes(path: Path) -> list[int]:
+    """Sizes in bytes from a text file, one decimal integer a line; blank lines and lines that begin with '#' are left
+    out. Raises InvalidInput naming the line that is not a size, or the reason the file cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is not a text file" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise InvalidInput(f"{path}: {reason}; give a text file with one size in bytes per line") from error
+    found = [_parse_size(path, number, line) for number, line in enumerate(text.splitlines(), 1) if _is_data(line)]
+    if not found:
+        raise InvalidInput(f"{path}: no sizes in it; give one size in bytes per line")
+    return found
+
+
+def _is_data(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
+def _parse_size(path: Path, number: int, line: str) -> int:
+    digits = line.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
+        raise InvalidInput(f"{path}, line {number}: {digits[:40]!r} is not a size; write bytes as digits, such as 4096")
+    return int(digits)
+
+
+def _packable(sizes: Iterable[int], policy: str, window: int, geometry: Geometry) -> tuple[list[int], int, int, int]:
+    """Sizes that can be packed, the number of empty and of too large ones, and the limit."""
+    limit = merge_list(policy, geometry, window, 0, random.Random(0)).size_max
+    packable: list[int] = []
+    empty = large = 0
+    for size in sizes:
+        if size < 0:
+            raise InvalidInput(f"object size is {size}; it cannot be negative")
+        if size == 0:
+            empty += 1
+        elif size > limit:
+            large += 1
+        else:
+            packable.append(size)
+    if not packable:
+        raise InvalidInput(f"nothing to pack: give at least one size between 1 and {limit} bytes")
+    return packable, empty, large, limit
+
+
+@dataclass(slots=True)
+class _Figures:
+    geometry: Geometry
+    sizes: list[int] = field(default_factory=list)
+    groups: int = 0
+    stripes: int = 0
+    user_bytes: int = 0
+    header_bytes: int = 0
+    small: int = 0
+    small_in_one_chunk: int = 0
+    wait_max: int = 0
+    seconds: float = 0.0
+    flushed: bool = False
+
+    def count(self, plan: GroupPlan, arrivals: int) -> None:
+        """Add one planned group, after `arrivals` objects had arrived in all."""
+        geometry = self.geometry
+        self.groups += 1
+        self.stripes += plan.stripe_count
+        self.user_bytes += plan.data_length
+        self.header_bytes += plan.header_length
+        for candidate, offset in plan.placements:
+            self.sizes.append(candidate.size)
+            self.wait_max = max(self.wait_max, arrivals - 1 - candidate.seq)
+            if candidate.size <= geometry.chunk_size:
+                self.small += 1
+                self.small_in_one_chunk += geometry.chunks_touched(offset, candidate.size) == 1
+
+
+def _run(
+    sizes: list[int],
+    policy: str,
+    window: int,
+    geometry: Geometry,
+    timer: Callable[[], float],
+    seed: int,
+    *,
+    names: bool,
+) -> _Figures:
+    merge = merge_list(policy, geometry, window, LINGER_WINDOWS[policy] * window, random.Random(seed), names=names)
+    figures = _Figures(geometry)
+    incoming = (Candidate(size, NAME_RECORD_FIXED + KEY_BYTES, None, now) for now, size in enumerate(sizes))
+    arrivals = 0
+    while True:
+        # Candidates are made outside of the measured time: in a service the consumer makes them.
+        batch = list(islice(incoming, max(1, window - len(merge))))
+        if not batch:
+            break
+        arrivals += len(batch)
+        _serve(merge, batch, arrivals, figures, timer)
+    if not figures.groups:
+        figures.flushed = True
+        for plan in _drain(merge, arrivals, flush=True):
+            figures.count(plan, arrivals)
+    return figures
+
+
+def _serve(
+    merge: MergeList, batch: list[Candidate], arrivals: int, figures: _Figures, timer: Callable[[], float]
+) -> None:
+    """Add a batch, take all groups that are ready."""
+    begun = timer()
+    for candidate in batch:
+        merge.add(candidate)
+    plans = list(_drain(merge, arrivals, flush=False))
+    figures.seconds += timer() - begun
+    for plan in plans:
+        figures.count(plan, arrivals)
+
+
+def _drain(merge: MergeList, now_ms: int, *, flush: bool) -> Iterator[GroupPlan]:
+    while (plan := merge.plan(now_ms, flush=flush)) is not None:
+        yield plan

@@ -1,0 +1,111 @@
+"""The bars of docs/PACKING.md, and what the simulation counts."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.packer import size_max
+from nos_ec.core.workloads import WORKLOADS, sizes
+from nos_ec.simulate import SimulationResult, read_sizes, simulate
+
+GEOMETRY = Geometry()
+
+
+def no_clock() -> float:
+    return 0.0
+
+
+def run(workload: str, objects: int, policy: str = "best", window: int = 1000, names: bool = False) -> SimulationResult:
+    drawn = sizes(workload, objects, random.Random(1), size_max(GEOMETRY))
+    return simulate(drawn, policy, window, GEOMETRY, timer=no_clock, names=names)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_bars_of_the_default_policy(workload: str) -> None:
+    result = run(workload, 30_000)
+    bars = {"W1": 0.997, "W2": 0.993, "W3": 0.991, "W7": 0.996}
+    below_bound = {"W4": 0.001, "W5": 0.001, "W6": 0.002}
+    if workload in bars:
+        assert result.utilisation >= bars[workload]
+    else:
+        assert result.utilisation >= result.bound - below_bound[workload]
+    assert result.utilisation <= result.bound
+    assert result.single_chunk_ratio == 1.0
+    assert result.max_wait_windows <= 2.5
+
+
+@pytest.mark.parametrize("workload", ["W1", "W2", "W7"])
+def test_bars_with_a_window_of_30(workload: str) -> None:
+    result = run(workload, 15_000, window=30)
+    assert 0.985 <= result.utilisation <= result.bound
+    assert result.single_chunk_ratio == 1.0
+
+
+@pytest.mark.parametrize("workload", ["W1", "W2", "W3", "W7"])
+def test_published_policy_is_worse_and_valid(workload: str) -> None:
+    result = run(workload, 8_000, policy="nos")
+    assert 0.5 < result.utilisation < run(workload, 8_000).utilisation
+    assert result.single_chunk_ratio == 1.0
+
+
+def test_names_cost_room() -> None:
+    result = run("W2", 8_000, names=True)
+    assert result.utilisation_with_names is not None
+    assert 0.99 < result.utilisation_with_names < result.utilisation
+
+
+def test_every_size_is_accounted_for() -> None:
+    ticks = count()
+    objects = [0, 5_000_000, *([100_000] * 3000), 0]
+    result = simulate(objects, "best", 100, GEOMETRY, timer=lambda: float(next(ticks)))
+    assert (result.skipped_empty, result.skipped_large) == (2, 1)
+    assert result.objects + result.left_waiting == 3000
+    assert result.objects_per_s > 0
+    assert result.user_bytes == result.objects * 100_000
+    assert not result.flushed
+
+
+def test_a_list_too_short_for_a_group_is_flushed() -> None:
+    result = simulate([100_000] * 4, "best", 1000, GEOMETRY, timer=no_clock)
+    assert result.flushed
+    assert (result.objects, result.stripes, result.left_waiting) == (4, 1, 0)
+
+
+def test_nothing_to_pack_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="nothing to pack: give at least one size between 1 and"):
+        simulate([0, 1 << 30], "best", 1000, GEOMETRY, timer=no_clock)
+    with pytest.raises(InvalidInput, match="cannot be negative"):
+        simulate([-5], "best", 1000, GEOMETRY, timer=no_clock)
+    with pytest.raises(InvalidInput, match="unknown packing policy"):
+        simulate([5], "worst", 1000, GEOMETRY, timer=no_clock)
+
+
+def test_read_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "sizes"
+    path.write_text("# bytes\n10\n\n  20 \r\n0\n")
+    assert read_sizes(path) == [10, 20, 0]
+
+
+@pytest.mark.parametrize("line", ["-3", "1.5", "4K", "٣", "9" * 19])
+def test_read_sizes_names_the_bad_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "sizes"
+    path.write_text(f"10\n\n{line}\n", encoding="utf-8")
+    with pytest.raises(InvalidInput, match=r"line 3: .* is not a size; write bytes as digits"):
+        read_sizes(path)
+
+
+def test_read_sizes_of_no_use(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="No such file"):
+        read_sizes(tmp_path / "missing")
+    (tmp_path / "empty").write_text("# nothing\n")
+    with pytest.raises(InvalidInput, match="no sizes in it"):
+        read_sizes(tmp_path / "empty")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidInput, match="not a text file"):
+        read_sizes(tmp_path / "binary")
