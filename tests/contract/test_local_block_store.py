@@ -89,7 +89,7 @@ def _written(store: LocalBlockStore, stripes: int, seed: int = 0) -> tuple[Block
 
 
 def _file(root: Path, block_id: BlockId, shard: int) -> Path:
-    return root / f"shard-{shard:02d}" / block_id.hex()[0] / block_id.hex()
+    return root / f"shard-{shard:02d}" / block_id.hex()[-1] / block_id.hex()
 
 
 def _damage(path: Path, offset: int, length: int = 1) -> None:

@@ -33,7 +33,7 @@ class TestLocalLandingStore(LandingStoreContract):
 
 
 def _file(root: Path, landing_id: LandingId) -> Path:
-    return root / landing_id.hex()[:2] / landing_id.hex()
+    return root / landing_id.hex()[-2:] / landing_id.hex()
 
 
 PUT = """
@@ -61,7 +61,7 @@ def test_a_put_killed_before_its_rename_is_nothing_and_leaks_nothing(root: Path)
         store.put(landing_id, b"again")
     store.delete(landing_id)
     assert store.raw_bytes() == 0
-    assert not any((root / landing_id.hex()[:2]).iterdir())
+    assert not any((root / landing_id.hex()[-2:]).iterdir())
 
 
 def test_a_put_killed_after_its_rename_is_whole(root: Path) -> None:
@@ -113,10 +113,10 @@ def test_a_put_syncs_the_file_then_names_it_then_syncs_the_folder(root: Path, mo
     store = LocalLandingStore(root)
     store.put(landing_id, b"bytes")
     name = landing_id.hex()
-    assert steps == [f"sync {name}.put", "rename", f"sync {name[:2]}"]
+    assert steps == [f"sync {name}.put", "rename", f"sync {name[-2:]}"]
     steps.clear()
     store.delete(landing_id)
-    assert steps == [f"sync {name[:2]}"]
+    assert steps == [f"sync {name[-2:]}"]
 
 
 def test_a_failed_sync_fails_the_put(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

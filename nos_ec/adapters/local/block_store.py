@@ -3,7 +3,7 @@
     root/store.json              format, version and geometry; written last, so a root that has it is complete
     root/locks/00 .. ff          empty; a writer holds an flock on the one its block's id selects
     root/shard-00 .. shard-NN/   one folder per shard: mount disks here
-        0 .. f/                  by the first hexadecimal digit of the block's id
+        0 .. f/                  by the last hexadecimal digit of the block's id: the first ones may be a time
             <block id, hex>      one shard of one block (see shard_file.py)
 
 Invariants kept here:
@@ -248,7 +248,7 @@ class LocalBlockStore:
 
     def _path(self, block_id: BlockId, shard: int) -> Path:
         name = block_id.hex()
-        return self._shard_folder(shard) / name[0] / name
+        return self._shard_folder(shard) / name[-1] / name
 
     def _open_shard(self, block_id: BlockId, shard: int, *, write: bool) -> ShardFile | None:
         """The shard's file; None when its folder is there but the file is not. Raises OSError when the folder

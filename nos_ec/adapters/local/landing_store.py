@@ -134,7 +134,7 @@ class LocalLandingStore:
 
     def _path(self, landing_id: LandingId) -> Path:
         name = landing_id.hex()
-        return self._root / name[:2] / name
+        return self._root / name[-2:] / name
 
     def _temporary(self, landing_id: LandingId) -> Path:
         path = self._path(landing_id)
