@@ -10,7 +10,7 @@ from time import perf_counter
 
 import google_crc32c
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nos_ec.core.errors import Corrupt
@@ -152,6 +152,7 @@ def headers(draw: st.DrawFn) -> GroupHeader:
     )
 
 
+@settings(deadline=None)
 @given(headers())
 def test_round_trip(header: GroupHeader) -> None:
     encoded = encode_header(header)
@@ -160,6 +161,7 @@ def test_round_trip(header: GroupHeader) -> None:
     assert peek_length(encoded[:PAGE], header.block_id, header.group_index) == len(encoded)
 
 
+@settings(deadline=None)
 @given(headers(), st.binary(max_size=100))
 def test_bytes_behind_the_header_are_ignored(header: GroupHeader, rest: bytes) -> None:
     assert decode_header(encode_header(header) + rest, header.block_id, header.group_index) == header
@@ -276,6 +278,7 @@ def _decoded(data: bytes, header: GroupHeader) -> GroupHeader | None:
         return None
 
 
+@settings(deadline=None)
 @given(headers(), st.data())
 def test_damage_is_always_noticed(header: GroupHeader, data: st.DataObject) -> None:
     encoded = bytearray(encode_header(header))
@@ -297,6 +300,7 @@ def test_damage_is_always_noticed(header: GroupHeader, data: st.DataObject) -> N
         assert decoded is None
 
 
+@settings(deadline=None)
 @given(headers(), st.data())
 def test_damage_under_a_right_checksum_gives_a_header_or_corrupt(header: GroupHeader, data: st.DataObject) -> None:
     encoded = bytearray(encode_header(header))
@@ -308,6 +312,7 @@ def test_damage_under_a_right_checksum_gives_a_header_or_corrupt(header: GroupHe
         assert encode_header(decoded) == resealed, "one header has one encoding"
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300) | st.binary(min_size=PAGE, max_size=PAGE + 50))
 def test_any_bytes_give_corrupt(data: bytes) -> None:
     for prefix in (b"", b"NSEC\x01\x00", b"NSEC\x01\x00\x01\x00\x00\x10\x00\x00"):
