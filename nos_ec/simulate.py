@@ -1,7 +1,8 @@
 """How well a policy packs a list of sizes: the figures of docs/PACKING.md and of `nos-ec simulate`.
 
 The merge list is kept topped up ("always backlogged"): whenever it holds fewer objects than the window, or asks for
-more, the next sizes arrive, one a simulated millisecond; then it is asked for a group. When the sizes end, what still
+more, the next sizes arrive (up to the window; past it, a thirty-second of it at a time), one a simulated
+millisecond; then it is asked for a group. When the sizes end, what still
 waits stays out of every figure: a last half-full stripe says nothing of a stream without end. Only when all the sizes
 together did not make a single group are they flushed and counted, `flushed` tells.
 The bound is that of exactly the objects that were packed.
@@ -195,7 +196,7 @@ def _run(
     arrivals = 0
     while True:
         # Candidates are made outside of the measured time: in a service the consumer makes them.
-        batch = list(islice(incoming, max(1, window - len(merge))))
+        batch = list(islice(incoming, max(1, window // 32, window - len(merge))))
         if not batch:
             break
         arrivals += len(batch)

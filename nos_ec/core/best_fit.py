@@ -56,6 +56,8 @@ class BestFitMergeList:
         self._chunk = geometry.chunk_size
         self._size_max = size_max(geometry)
         self._arrivals = 0
+        # When the oldest is due, as of the last look; None after a group was taken, as the oldest is another then.
+        self._due_ms: int | None = None
         self._waiting = SizeClasses(geometry.chunk_size)
         self._ready_bytes = READY_STRIPES * geometry.stripe_size
         self._ready_bytes_min = int(READY_STRIPES_MIN * geometry.stripe_size)
@@ -77,14 +79,17 @@ class BestFitMergeList:
 
     def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan | None:
         """See MergeList."""
+        if self._is_ample():
+            return self._plan_ample()
+        if not flush and self._due_ms is not None and now_ms < self._due_ms:
+            return None
         oldest = self._oldest()
         if oldest is None:
             return None
-        if self._is_ample():
-            return self._plan_ample(oldest)
+        self._due_ms = oldest.arrived_ms + self._linger_ms
         if flush:
             return self._plan_needed(oldest, [])
-        if oldest.arrived_ms + self._linger_ms <= now_ms:
+        if self._due_ms <= now_ms:
             return self._plan_needed(oldest, self._overdue(now_ms))
         return None
 
@@ -113,12 +118,16 @@ class BestFitMergeList:
     # --- how large a group ----------------------------------------------------------------------------
 
     def _is_ample(self) -> bool:
-        count, size = len(self._waiting), self._waiting.waiting_bytes
-        if count < self._window or size < self._ready_bytes_min:
+        waiting = self._waiting
+        count = waiting.small_count + waiting.large_count
+        if count < self._window:
             return False
-        return size >= self._ready_bytes or count >= self._ready_count
+        size = waiting.small_bytes + waiting.large_bytes
+        return size >= self._ready_bytes or (count >= self._ready_count and size >= self._ready_bytes_min)
 
-    def _plan_ample(self, oldest: Candidate) -> GroupPlan:
+    def _plan_ample(self) -> GroupPlan:
+        oldest = self._oldest()
+        assert oldest is not None, "an empty list is not ample"
         affordable = int(self._waiting.waiting_bytes * DEPLETION_MAX) // self._geometry.stripe_size
         return self._plan_group(oldest, min(self._stripes_aim, affordable), [])
 
@@ -145,6 +154,7 @@ class BestFitMergeList:
 
     def _plan_group(self, oldest: Candidate, stripes: int, overdue: list[Candidate]) -> GroupPlan:
         layout = GroupLayout(self._geometry, max(1, stripes, self._stripes_for(oldest)), names=self._names)
+        self._due_ms = None
         scarce = SCARCE_FRACTION * self._window
         waiting = self._waiting
         while layout.chunks_free and self._open_bin(layout):
@@ -190,19 +200,9 @@ class BestFitMergeList:
         if oldest is None or oldest.seq >= seq_overdue:
             return
         allowed = layout.allowance()
-        room, names, taken = allowed.room, allowed.names, 0
-        candidates: list[Candidate] = []
-        while oldest is not None and oldest.seq < seq_overdue and taken < allowed.entries:
-            room -= oldest.size
-            names -= oldest.name_size
-            if room < 0 or names < 0:
-                break
-            self._waiting.take(oldest)
-            candidates.append(oldest)
-            taken += 1
-            oldest = self._waiting.oldest_small()
-        if candidates:
-            layout.extend(candidates, sum(c.size for c in candidates), sum(c.name_size for c in candidates))
+        taken, size, names_size = self._waiting.take_overdue(seq_overdue, allowed.room, allowed.entries, allowed.names)
+        if taken:
+            layout.extend(taken, size, names_size)
 
     def _place(self, layout: GroupLayout, candidate: Candidate) -> bool:
         """Add one object to the open bin, if it fits."""

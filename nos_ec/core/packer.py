@@ -204,12 +204,17 @@ class GroupLayout:
         names_room = names_size_max(self.names_size) if self._names else 0
         front = header + names_room
         moved = self._stripes_unused(front) * self._geometry.k
+        stripe_count = self.stripe_count - moved // self._geometry.k
         placements: list[Placement] = []
+        end = front
         for first, large, small in reversed(self._bins):
             objects = large + small
             start = max((first - moved) * self._chunk, front)
-            placements += map(Placement, objects, accumulate(map(_size_of, objects), initial=start))
-        stripe_count = self.stripe_count - moved // self._geometry.k
+            assert start >= end, "two bins overlap, or the front reaches a bin"
+            offsets = list(accumulate(map(_size_of, objects), initial=start))
+            end = offsets[-1]
+            placements += map(Placement, objects, offsets)
+        assert end <= stripe_count * self._geometry.stripe_size, "a group is longer than its stripes"
         return GroupPlan(stripe_count, header, names_room, tuple(placements), self.data_length)
 
     def _stripes_unused(self, front: int) -> int:

@@ -104,8 +104,9 @@ class SizeClasses:
 
     def by_arrival(self) -> list[Candidate]:
         """Everything that waits, oldest first."""
-        both = [c for arrivals in (self._small_arrivals, self._large_arrivals) for c in arrivals if c.waiting]
-        return sorted(both, key=lambda c: c.seq)
+        # By seq: a candidate that was taken and came back may still be at its old place as well.
+        both = {c.seq: c for arrivals in (self._small_arrivals, self._large_arrivals) for c in arrivals if c.waiting}
+        return [both[seq] for seq in sorted(both)]
 
     def take(self, candidate: Candidate) -> None:
         """Remove an object chosen by its age."""
@@ -145,6 +146,33 @@ class SizeClasses:
             if full <= full_max and (index, full) > (best_index, best):
                 best, best_index = full, index
         return self._large[best][best_index][0] if best_index >= 0 else None
+
+    def take_overdue(self, seq_overdue: int, room: int, entries: int, names: int) -> tuple[list[Candidate], int, int]:
+        """Take small objects that arrived before `seq_overdue`, oldest first, until one does not fit. Limits and
+        result as of `fill`. In a workload of very small objects most leave this way, so this is a plain loop too."""
+        bits, fifos, flags, arrivals = self._bits, self._fifos, self._flags, self._small_arrivals
+        taken: list[Candidate] = []
+        room_left, names_left = room, names
+        while arrivals and len(taken) < entries:
+            candidate = arrivals[0]
+            if candidate.waiting:
+                size, name_size = candidate.size, candidate.name_size
+                if candidate.seq >= seq_overdue or size > room_left or name_size > names_left:
+                    break
+                index = (size - 1) >> bits
+                fifo = fifos[index]
+                _remove(fifo, candidate)
+                if not fifo:
+                    self._filled ^= flags[index]
+                    self._mirror ^= flags[-1 - index]
+                candidate.waiting = False
+                room_left -= size
+                names_left -= name_size
+                taken.append(candidate)
+            arrivals.popleft()
+        self.small_count -= len(taken)
+        self.small_bytes -= room - room_left
+        return taken, room - room_left, names - names_left
 
     def fill(self, room: int, entries: int, names: int) -> tuple[list[Candidate], int, int]:
         """Take the small objects that fill `room` bytes best, at most `entries` of them with at most `names` bytes

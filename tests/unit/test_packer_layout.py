@@ -1,0 +1,154 @@
+"""GroupLayout by itself, driven to its limits: whatever is accepted in whatever order, invariants A to D hold."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nos_ec.core.geometry import PAGE, Geometry
+from nos_ec.core.header import header_length
+from nos_ec.core.merge_list import BestFitMergeList
+from nos_ec.core.packer import NAME_RECORD_MAX, GroupLayout
+from nos_ec.core.plan import Candidate, GroupPlan
+
+CHUNK = 16 * 1024
+SMALL_CHUNKS = Geometry(k=4, m=2, chunk_size=CHUNK)
+
+
+def check_layout(plan: GroupPlan, geometry: Geometry) -> None:
+    end = plan.header_length + plan.names_room
+    assert plan.header_length == header_length(len(plan.placements))
+    for candidate, offset in plan.placements:
+        assert offset >= end, "invariants B and C"
+        end = offset + candidate.size
+        assert geometry.chunks_touched(offset, candidate.size) == -(-candidate.size // geometry.chunk_size)
+    assert end <= plan.stripe_count * geometry.stripe_size
+
+
+def use_up_allowance(layout: GroupLayout, rng: random.Random) -> None:
+    """Spend one of the three limits to the last, and as much of the others as goes with it."""
+    allowed = layout.allowance()
+    spend = rng.choice(["entries", "names", "room"])
+    entries = min(allowed.entries, max(0, allowed.room))
+    if spend == "names":
+        entries = min(entries, max(1, allowed.names // NAME_RECORD_MAX))
+    if spend == "room":
+        entries = min(entries, 3)
+    if entries < 1:
+        return
+    sizes = [1] * entries
+    if spend != "entries":
+        sizes[0] = allowed.room - entries + 1
+    names_each = min(NAME_RECORD_MAX, allowed.names // entries)
+    candidates = [Candidate(size, names_each, None, 0) for size in sizes]
+    layout.extend(candidates, sum(sizes), names_each * entries)
+
+
+@pytest.mark.parametrize("names", [True, False])
+@pytest.mark.parametrize("geometry", [SMALL_CHUNKS, Geometry(k=2, m=1, chunk_size=CHUNK), Geometry(k=8, m=3)])
+def test_full_use_of_every_allowance(geometry: Geometry, names: bool) -> None:
+    chunk = geometry.chunk_size
+    for seed in range(150):
+        rng = random.Random(seed)
+        layout = GroupLayout(geometry, rng.randint(1, geometry.stripes_per_group_max), names=names)
+        planned = False
+        for _ in range(60):
+            size = rng.choice([1, 100, chunk - PAGE, chunk, rng.randint(1, chunk), rng.randint(1, 3 * chunk)])
+            candidate = Candidate(size, rng.choice([5, 44, NAME_RECORD_MAX]), None, 0)
+            if layout.chunks_free and rng.random() < 0.5:
+                planned = layout.open(candidate) or planned
+            elif planned and size > chunk:
+                layout.chain(candidate)
+            if planned:
+                for _ in range(rng.choice([0, 0, 1, 20])):
+                    use_up_allowance(layout, rng)
+        if planned:
+            check_layout(layout.seal(), geometry)
+
+
+def test_front_may_push_small_objects_but_not_a_large_one() -> None:
+    """A large object that starts at chunk 1 keeps the header from growing past chunk 0."""
+    layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
+    assert layout.open(Candidate(2 * CHUNK + 1, 0, None, 0))
+    assert layout.chunks_free == 1
+    entries = 0
+    while (allowed := layout.allowance()).entries and allowed.room > 0:
+        count = min(allowed.entries, allowed.room)
+        layout.extend([Candidate(1, 0, None, 0) for _ in range(count)], count, 0)
+        entries += count
+    assert layout.front_size() == CHUNK, "all of chunk 0, and no more"
+    assert not layout.open(Candidate(1, 0, None, 0)), "nothing is left of it"
+    plan = layout.seal()
+    check_layout(plan, SMALL_CHUNKS)
+    assert plan.placements[0].offset == CHUNK
+
+
+def test_large_object_right_behind_the_front() -> None:
+    """Of k chunks in a single stripe: it starts behind the header, and what follows shares its last chunk."""
+    layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
+    assert not layout.open(Candidate(4 * CHUNK - PAGE + 1, 0, None, 0)), "it would need a fifth chunk"
+    assert layout.open(Candidate(3 * CHUNK + 100, 0, None, 0))
+    assert layout.allowance().room == CHUNK - PAGE - 100
+    layout.extend([Candidate(CHUNK - PAGE - 100, 0, None, 0)], CHUNK - PAGE - 100, 0)
+    plan = layout.seal()
+    assert [offset for _, offset in plan.placements] == [PAGE, PAGE + 3 * CHUNK + 100]
+    check_layout(plan, SMALL_CHUNKS)
+
+
+def test_chained_large_objects_share_a_chunk() -> None:
+    layout = GroupLayout(SMALL_CHUNKS, 2, names=False)
+    assert layout.open(Candidate(2 * CHUNK + 1000, 0, None, 0))
+    assert not layout.chain(Candidate(CHUNK + CHUNK - 999, 0, None, 0)), "the rests sum to a byte over a chunk"
+    assert layout.chain(Candidate(CHUNK + CHUNK - 1000, 0, None, 0))
+    assert layout.allowance().room == 0
+    plan = layout.seal()
+    check_layout(plan, SMALL_CHUNKS)
+    assert plan.stripe_count == 2
+    assert len({offset // CHUNK for _, offset in plan.placements}) == 2
+
+
+def test_stripes_without_data_are_left_out() -> None:
+    layout = GroupLayout(SMALL_CHUNKS, 4, names=False)
+    assert layout.open(Candidate(100, 0, None, 0))
+    assert layout.seal().stripe_count == 1
+
+
+def test_overlaps_are_never_sealed() -> None:
+    """A policy that takes more than its allowance is stopped before anything is written."""
+    layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
+    assert layout.open(Candidate(100, 0, None, 0))
+    layout.extend([Candidate(CHUNK, 0, None, 0)], CHUNK, 0)
+    with pytest.raises(AssertionError, match="longer than its stripes"):
+        layout.seal()
+
+
+@pytest.mark.parametrize("window", [1, 20, 200])
+def test_long_waits_with_all_kinds_of_names(window: int) -> None:
+    """A long stream of tiny objects with long names among others, so that overdue objects meet a tight front."""
+    rng = random.Random(window)
+    merge = BestFitMergeList(SMALL_CHUNKS, window, 1 << 40)
+    packed = 0
+    for i in range(6000):
+        size = rng.choice([1, 1, 1, 900, rng.randint(1, CHUNK), rng.randint(1, 4 * CHUNK)])
+        merge.add(Candidate(size, rng.choice([5, 44, 300, NAME_RECORD_MAX]), None, i))
+        while (plan := merge.plan(i)) is not None:
+            check_layout(plan, SMALL_CHUNKS)
+            packed += len(plan.placements)
+    assert packed + len(merge) == 6000
+    assert packed > 5000
+
+
+def test_an_overdue_object_behind_another_of_its_class() -> None:
+    """The first of the class is 5 bytes too large for the room, the second fits: the right one is taken."""
+    geometry, kib = Geometry(), 1024
+    merge = BestFitMergeList(geometry, 1000, 10, names=False)
+    sizes = [28 * kib - 20, 100 * kib + 25, 100 * kib + 15]
+    for size in sizes:
+        merge.add(Candidate(size, 0, None, 0))
+    plan = merge.plan(10)
+    assert plan is not None
+    check_layout(plan, geometry)
+    chunk_of = {c.size: offset // geometry.chunk_size for c, offset in plan.placements}
+    assert chunk_of[sizes[0]] == chunk_of[sizes[2]] != chunk_of[sizes[1]]
+    assert len(merge) == 0
