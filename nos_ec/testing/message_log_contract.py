@@ -149,6 +149,7 @@ class MessageLogContract:
         partition = got[0].partition
         first.commit({partition: got[3].offset})
         first.commit({partition: got[1].offset})
+        assert first.lag() == 2
         first.close()
         assert [m.value for m in take(log.consumer("g"), 2)] == [b"3", b"4"]
 

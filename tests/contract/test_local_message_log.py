@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -16,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nos_ec.adapters.local import log_file, message_log
@@ -141,8 +142,8 @@ def test_damage_below_the_header_is_corrupt(tmp_path: Path) -> None:
     with open(path, "r+b") as file:
         file.seek(4096)
         file.write(b"\xff" * (path.stat().st_size - 4096))
-    with pytest.raises(Corrupt, match="damaged"):
-        LocalMessageLog(path).publisher().publish([(b"k", b"v")])
+    with pytest.raises(Corrupt, match="damaged"), closing(LocalPublisher(path)) as publisher:
+        publisher.publish([(b"k", b"v")])
 
 
 def test_a_locked_file_is_transient(log: LocalHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,6 +310,141 @@ def test_without_members_nobody_owns_anything() -> None:
     assert share_out({0: 1, 1: None}, []) == {0: None, 1: None}
 
 
+# --- any order of events --------------------------------------------------------------------------
+class Group:
+    """Members of one group on a fake clock, checked after every step against what each of them may believe.
+
+    A member's belief counts while its session cannot have ended: heartbeats are written every third of a session, so
+    for two thirds of one after its last poll.
+    """
+
+    def __init__(self, harness: LocalHarness) -> None:
+        self.harness = harness
+        self.publisher = harness.publisher()
+        self.keys = keys_of_partitions(PARTITIONS)
+        self.published = [0] * PARTITIONS
+        self.committed = [0] * PARTITIONS
+        self.members: dict[int, LocalConsumer] = {}
+        self.polled_ms: dict[int, int] = {}
+        self.next_offsets: dict[int, dict[int, int]] = {}
+
+    def publish(self, partition: int) -> None:
+        batch = [(self.keys[partition], b"v")] * 3
+        self.publisher.publish(batch)
+        self.published[partition] += len(batch)
+
+    def poll(self, slot: int) -> None:
+        if slot not in self.members:
+            self._join(slot)
+        member, now_ms = self.members[slot], self.harness.clock.now_ms()
+        before, was_sure = member.assignment(), self._sure(slot)
+        self._revoke_seen: list[frozenset[int]] = []
+        self._conflict_allowed = not was_sure
+        messages = member.poll(4, 0)
+        self.polled_ms[slot] = now_ms
+        given_up = frozenset().union(*self._revoke_seen)
+        assert before - member.assignment() <= given_up, "nothing is lost without a word"
+        for partition in (member.assignment() - before) | (member.assignment() & given_up):
+            self.next_offsets[slot][partition] = self.committed[partition]
+        for message in messages:
+            assert message.offset == self.next_offsets[slot][message.partition]
+            self.next_offsets[slot][message.partition] += 1
+        self.check()
+
+    def commit(self, slot: int) -> None:
+        if slot in self.members:
+            member = self.members[slot]
+            self._commit(slot, member.assignment(), conflict_allowed=not self._sure(slot))
+
+    def leave(self, slot: int) -> None:
+        if slot in self.members:
+            self.members.pop(slot).close()
+
+    def die(self, slot: int) -> None:
+        """As kill -9 leaves it: the connection is gone and nobody said good-bye."""
+        if slot in self.members:
+            self.members.pop(slot)._connection.close()
+
+    def check(self) -> None:
+        owned = [p for slot in self.members if self._sure(slot) for p in self.members[slot].assignment()]
+        assert len(owned) == len(set(owned)), f"two owners: {sorted(owned)}"
+        rows = self.harness.rows("SELECT committed_offset FROM shares ORDER BY partition")
+        assert not rows or [offset for (offset,) in rows] == self.committed
+
+    def finish(self) -> None:
+        """Everybody leaves; whoever comes next gets exactly what was not committed."""
+        for slot in list(self.members):
+            self.leave(slot)
+        self.harness.clock.advance(2 * SESSION_MS)
+        heir = self.harness.consumer("g")
+        expected = sum(self.published) - sum(self.committed)
+        assert heir.lag() == expected
+        got = take(heir, expected)
+        assert [sum(m.partition == p for m in got) for p in range(PARTITIONS)] == [
+            end - start for end, start in zip(self.published, self.committed, strict=True)
+        ]
+        heir.commit(ends(got))
+        assert heir.lag() == 0
+
+    def _join(self, slot: int) -> None:
+        member = self.members[slot] = self.harness.log.consumer(
+            group="g", member=str(slot), clock=self.harness.clock, session_ms=SESSION_MS
+        )
+        self.next_offsets[slot] = {}
+        self.polled_ms[slot] = self.harness.clock.now_ms()
+
+        def revoked(partitions: frozenset[int]) -> None:
+            self._revoke_seen.append(partitions)
+            if slot % 2:
+                self._commit(slot, partitions, conflict_allowed=self._conflict_allowed)
+
+        member.on_revoke(revoked)
+
+    def _commit(self, slot: int, partitions: frozenset[int], *, conflict_allowed: bool) -> None:
+        offsets = {p: self.next_offsets[slot][p] for p in partitions if p in self.next_offsets[slot]}
+        try:
+            self.members[slot].commit(offsets)
+        except Conflict:
+            assert conflict_allowed, "an owner in good standing was refused"
+            return
+        for partition, offset in offsets.items():
+            self.committed[partition] = max(self.committed[partition], offset)
+
+    def _sure(self, slot: int) -> bool:
+        return self.harness.clock.now_ms() - self.polled_ms[slot] < SESSION_MS * 2 // 3
+
+
+SLOTS = st.integers(0, 3)
+STEPS = st.one_of(
+    st.tuples(st.just("poll"), SLOTS),
+    st.tuples(st.just("poll"), SLOTS),
+    st.tuples(st.just("commit"), SLOTS),
+    st.tuples(st.just("publish"), st.integers(0, PARTITIONS - 1)),
+    st.tuples(st.just("leave"), SLOTS),
+    st.tuples(st.just("die"), SLOTS),
+    st.tuples(st.just("pass"), st.integers(1, 6)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, max_size=60))
+def test_in_any_order_of_events_a_partition_has_one_owner_and_nothing_is_lost(steps: list[tuple[str, int]]) -> None:
+    """Invariant 5: joins, leaves, deaths, silences, publishing and commits in any order."""
+    with tempfile.TemporaryDirectory() as folder:
+        harness = LocalHarness(Path(folder) / "log.sqlite")
+        try:
+            group = Group(harness)
+            for what, argument in steps:
+                if what == "pass":
+                    harness.pass_time(argument * SESSION_MS // 5)
+                else:
+                    getattr(group, what)(argument)
+                group.check()
+            group.finish()
+        finally:
+            harness.close()
+
+
 # --- several processes ----------------------------------------------------------------------------
 _MEMBER = """
     import sys
@@ -343,6 +479,40 @@ def test_partitions_of_a_killed_process_move_after_its_session(tmp_path: Path) -
         assert heir.assignment() == frozenset(range(4))
     assert sorted((m.partition, m.offset) for m in again) == sorted((int(p), int(o)) for p, o in first)
     assert 0.5 < waited_s < 6, f"the partitions moved after {waited_s:.2f} s"
+
+
+_PUBLISHER = """
+    import sys
+    from pathlib import Path
+    from nos_ec.adapters.local.message_log import LocalPublisher
+
+    publisher = LocalPublisher(Path(sys.argv[1]))
+    for batch in range(10**9):
+        publisher.publish([(b"k", b"%d" % (100 * batch + n)) for n in range(100)])
+        print(batch, flush=True)
+"""
+
+
+def test_a_killed_publisher_loses_nothing_it_was_told_is_safe(tmp_path: Path) -> None:
+    """Batches are whole or absent, in order, without gaps in the offsets."""
+    path = tmp_path / "log.sqlite"
+    log = LocalMessageLog.initialise(path, 1)
+    acknowledged = -1
+    command = [sys.executable, "-c", textwrap.dedent(_PUBLISHER), str(path)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as victim:
+        try:
+            assert victim.stdout is not None
+            for _ in range(50):
+                acknowledged = int(victim.stdout.readline())
+        finally:
+            victim.kill()
+        acknowledged = max([acknowledged, *(int(line) for line in victim.stdout.read().split())])
+    with closing(log.consumer(group="g", member="m", clock=FakeClock(), session_ms=SESSION_MS)) as consumer:
+        stored = consumer.lag()
+        got = take(consumer, stored, messages_max=1000)
+    assert stored % 100 == 0
+    assert stored >= 100 * (acknowledged + 1)
+    assert [(m.offset, m.value) for m in got] == [(n, b"%d" % n) for n in range(stored)]
 
 
 def test_threads_publish_and_consume_at_once_and_lose_nothing(tmp_path: Path) -> None:
