@@ -237,6 +237,29 @@ def test_more_damage_than_m_in_one_page_is_corrupt(root: Path, store: LocalBlock
     assert store.read(block_id, SMALL.stripe_size, SMALL.stripe_size) == data[SMALL.stripe_size :]
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_scattered_damage_costs_no_page_that_k_shards_have(root: Path, store: LocalBlockStore, seed: int) -> None:
+    """A range reads exactly when each of its pages is good, or can be had from k shards."""
+    random = Random(seed)
+    block_id, data = _written(store, 2)
+    damaged = {page: set(random.sample(range(11), random.choice([0, 1, 3, 3, 4, 6]))) for page in range(8)}
+    for page, shards in damaged.items():
+        for shard in shards:
+            _damage(_file(root, block_id, shard), DATA_AT + page * PAGE + random.randrange(PAGE))
+    lost = {(page, shard) for page, shards in damaged.items() if len(shards) > 3 for shard in shards if shard < 8}
+    chunk_pages, pages = SMALL.chunk_size // PAGE, len(data) // PAGE
+    place = [(n // (8 * chunk_pages) * chunk_pages + n % chunk_pages, n // chunk_pages % 8) for n in range(pages)]
+    for _ in range(150):
+        first = random.randrange(pages)
+        last = random.choice([first, random.randrange(first, pages)])
+        offset, end = first * PAGE + random.randrange(PAGE), last * PAGE + PAGE
+        if lost.intersection(place[first : last + 1]):
+            with pytest.raises(Corrupt):
+                store.read(block_id, offset, end - offset)
+        else:
+            assert store.read(block_id, offset, end - offset) == data[offset:end]
+
+
 @pytest.mark.parametrize("offset", [PAGE, DATA_AT, DATA_AT + 3 * PAGE])
 @pytest.mark.parametrize("how", ["flip", "zero", "cut", "swap"])
 def test_damage_of_any_kind_on_m_shards(root: Path, store: LocalBlockStore, offset: int, how: str) -> None:

@@ -494,36 +494,44 @@ class _BlockReader:
     # --- degraded reads -------------------------------------------------------------------------------
 
     def _repaired(self, columns: Mapping[int, Pages]) -> dict[int, Pages]:
-        """The same pages with the bad ones decoded, stripe by stripe."""
+        """The same pages with the bad ones decoded. Raises Corrupt, or NotFound when the block is gone."""
         data = {column: bytearray(pages.data) for column, pages in columns.items()}
-        windows: dict[int, list[int]] = {}
-        for pages in columns.values():
-            for page in pages.bad:
-                windows.setdefault(page // self._chunk_pages, []).append(page)
-        for window in windows.values():
-            first, count = min(window), max(window) - min(window) + 1
-            decoded = self._decode(first, count)
+        for window, decoded in self._decoded(columns):
             for column, pages in columns.items():
-                for page in pages.bad.intersection(range(first, first + count)):
-                    start = (page - first) * PAGE
-                    at = (page - pages.first) * PAGE
+                for page in pages.bad.intersection(window):
+                    start, at = (page - window[0]) * PAGE, (page - pages.first) * PAGE
                     data[column][at : at + PAGE] = decoded[column][start : start + PAGE]
         return {column: pages._replace(data=data[column], bad=frozenset()) for column, pages in columns.items()}
 
-    def _decode(self, first: int, count: int) -> list[bytes]:
-        """These pages (of one stripe) of all k data shards: from k shards on which all of them are good, else, if
-        damage is scattered, page by page."""
+    def _decoded(self, columns: Mapping[int, Pages]) -> Iterator[tuple[range, list[bytes]]]:
+        """Page numbers with what they decode to: for each stripe all from its first to its last bad page, if k
+        shards have them, as they do when shards are lost; when damage is scattered, each bad page by itself."""
+        stripes: dict[int, set[int]] = {}
+        for pages in columns.values():
+            for page in pages.bad:
+                stripes.setdefault(page // self._chunk_pages, set()).add(page)
+        for bad in stripes.values():
+            hull = range(min(bad), max(bad) + 1)
+            decoded = self._decode(hull)
+            if decoded is not None:
+                yield hull, decoded
+                continue
+            for page in sorted(bad):
+                decoded = self._decode(range(page, page + 1))
+                if decoded is None:
+                    raise self._lost(page)
+                yield range(page, page + 1), decoded
+
+    def _decode(self, window: range) -> list[bytes] | None:
+        """These pages, which lie in one stripe, of all k data shards; None unless all are good on k shards."""
         parts: dict[int, bytes] = {}
         for shard in self._store._shards:
-            part = self._good_part(shard, first, count)
+            part = self._good_part(shard, window.start, len(window))
             if part is not None:
                 parts[shard] = part
             if len(parts) == self._geometry.k:
-                return self._store._coder.decode(count * PAGE, parts)
-        if count == 1:
-            raise self._lost(first)
-        pages = [self._decode(first + i, 1) for i in range(count)]
-        return [b"".join(page[column] for page in pages) for column in range(self._geometry.k)]
+                return self._store._coder.decode(len(window) * PAGE, parts)
+        return None
 
     def _good_part(self, shard: int, first: int, count: int) -> bytes | None:
         for pages in self._pages.get(shard, []):
