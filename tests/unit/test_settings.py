@@ -47,7 +47,9 @@ def test_file_then_environment(file: Path) -> None:
 
 
 def test_variables_that_are_no_settings_are_left_alone() -> None:
-    assert check_settings(None, {"NOS_EC_CONFIG": "x.toml", "NOS_EC_KILL_AT": "put.landed"}) == []
+    assert (
+        check_settings(None, {"NOS_EC_CONFIG": "x.toml", "NOS_EC_KILL_AT": "put.landed", "NOS_EC_DEV_PORT": "1"}) == []
+    )
 
 
 def test_a_relative_root_in_a_file_starts_at_the_file(file: Path) -> None:
