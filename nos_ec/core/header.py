@@ -30,11 +30,12 @@ A header is the preamble, the entries, then zeros up to a multiple of PAGE. Inte
          0     1  bytes of the bucket's name
          1     2  bytes of the object's name
          3     1  kind: 0 a whole object, 1 a part of a large one
-         4    16  for a part only: its offset in the object (u64), size of the object (u64)
+         4    16  for a part only: its offset in the object (u64), size of the object (u64) [3]
                   then bucket and name, UTF-8
 
 [1] With group_index it makes bytes copied from elsewhere, or user data that imitates a header, fail.
 [2] The first and the last 8 bytes of the digest, each read as a big-endian number and stored little-endian.
+[3] 0 in all parts but the last: a stream's size is known at its end only.
 
 Invariants kept here (numbers of docs/INVARIANTS.md):
   7  what `encode_header` and `encode_names` accept, the decoders give back equal; whatever else they are
@@ -135,7 +136,7 @@ class GroupHeader:
 
 class NameRecord(NamedTuple):
     """The name of one entry. `part` is (offset of this part in the object, size of the whole object), in bytes,
-    for a part of a large object; None for a whole one."""
+    for a part of a large object (size 0 in all parts but the last); None for a whole one."""
 
     bucket: str
     name: str
@@ -368,7 +369,7 @@ def _encode_name(record: NameRecord) -> bytes:
     if record.part is None:
         return _NAME.pack(len(bucket), len(name), _KIND_WHOLE) + bucket + name
     offset, object_size = record.part
-    if not 0 <= offset < object_size < 1 << 64:
+    if not (0 <= offset < 1 << 64 and (object_size == 0 or offset < object_size < 1 << 64)):
         raise ValueError(f"name record: no part at {offset} of an object of {object_size} bytes")
     return _NAME.pack(len(bucket), len(name), _KIND_PART) + _PART.pack(offset, object_size) + bucket + name
 
@@ -384,7 +385,7 @@ def _decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
             position += _PART.size
     except struct.error as error:
         raise Corrupt("names: record cut short") from error
-    if kind not in (_KIND_WHOLE, _KIND_PART) or (part and part[0] >= part[1]):
+    if kind not in (_KIND_WHOLE, _KIND_PART) or (part and 0 < part[1] <= part[0]):
         raise Corrupt(f"names: no such kind of record or part of an object (kind {kind})")
     middle, end = position + bucket_length, position + bucket_length + name_length
     if not (bucket_length and 1 <= name_length <= NAME_BYTES_MAX and end <= len(raw)):

@@ -60,6 +60,11 @@ class Store:
         self._new_landing_id = new_landing_id
         self._options = options
 
+    @property
+    def packed_size_max(self) -> int:
+        """Bytes of the largest object that is packed; larger ones get blocks of their own."""
+        return self._options.packed_size_max
+
     # --- writing ----------------------------------------------------------------------------------
     def put(self, key: ObjectKey, stream: ByteStream) -> ObjectRow:
         """Store an object; durable on return. Overwrites. Memory: at most one block, whatever the object's size.

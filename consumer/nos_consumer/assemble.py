@@ -1,0 +1,61 @@
+"""Builds a consumer from an open system."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nos_consumer.service import ConsumerOptions, ConsumerService
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.merge_list import merge_list
+from nos_ec.core.plan import MergeList
+from nos_ec.engine.lanes import Lanes
+from nos_ec.wiring import System
+
+BACKLOG_WINDOWS = 4
+"""The merge list takes this many windows before polling pauses: enough that lanes never wait for a poll."""
+
+
+@contextmanager
+def consumer_service(system: System) -> Iterator[ConsumerService]:
+    """A consumer that holds a writer lease and is a member of the group; both are given up at the end.
+
+    Leaving finishes the groups in flight, seals their blocks and commits their offsets.
+    """
+    settings = system.settings.consumer
+    member = system.member_name("consumer")
+    rng = random.Random(member)
+
+    def new_merge_list() -> MergeList:
+        return merge_list(settings.policy, system.geometry, settings.window_objects, settings.linger_ms, rng)
+
+    options = ConsumerOptions(
+        poll_messages_max=settings.poll_messages_max,
+        waiting_objects_max=BACKLOG_WINDOWS * settings.window_objects,
+        waiting_bytes_max=settings.merge_list_bytes_max,
+        idle_wait_ms=settings.idle_wait_ms,
+        drain_idle_ms=2 * system.settings.log.session_ms,
+    )
+    with system.lease(member, settings.lease_ttl_ms) as held:
+        lanes = Lanes([system.writer(held.lease, BlockKind.FRESH) for _ in range(settings.lanes)])
+        log = system.log_consumer(member)
+        service = ConsumerService(log, system.metadata, lanes, new_merge_list, system.clock, options)
+        try:
+            yield service
+        finally:
+            service.close()
+
+
+@contextmanager
+def housekeeping_thread(system: System) -> Iterator[None]:
+    """Housekeeping on a thread of its own for as long as the block lasts."""
+    stop = threading.Event()
+    thread = threading.Thread(target=system.housekeeping().run, args=(stop,), name="housekeeping", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

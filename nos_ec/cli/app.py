@@ -1,0 +1,72 @@
+"""The command line: commands, global options, exit codes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from nos_ec import __version__
+from nos_ec.cli import config, demo, objects, services, simulate, status
+from nos_ec.cli.context import Context, log_for_people
+from nos_ec.cli.errors import EXIT_USAGE, report
+from nos_ec.core.errors import NosError
+
+app = typer.Typer(
+    name="nos-ec",
+    help="Packs small objects into full erasure-coded stripes and reclaims the holes deletes leave.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    ctx: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="TOML file. Default: $NOS_EC_CONFIG, then ./nos-ec.toml, then defaults."),
+    ] = None,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Global options."""
+    if version:
+        typer.echo(f"nos-ec {__version__}")
+        raise typer.Exit
+    log_for_people()
+    ctx.obj = Context(config)
+
+
+objects.register(app)
+services.register(app)
+status.register(app)
+simulate.register(app)
+config.register(app)
+demo.register(app)
+
+
+def main() -> None:
+    """Entry point of `nos-ec`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; returns its exit code."""
+    try:
+        result = app(args=arguments, prog_name="nos-ec", standalone_mode=False)
+    except NosError as error:
+        return report(error, as_json="--json" in arguments)
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except BrokenPipeError:
+        # Whoever read our output has gone; nothing is left to say, and no trace back helps.
+        sys.stderr.close()
+        return 141
+    return result if isinstance(result, int) else 0

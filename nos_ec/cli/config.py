@@ -1,0 +1,39 @@
+"""config check, config show."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import typer
+
+from nos_ec.cli.context import AsJson, context
+from nos_ec.cli.output import emit, facts, out
+from nos_ec.core.errors import ConfigError
+from nos_ec.settings import check_settings
+
+config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    config_app.command("check")(check)
+    config_app.command("show")(show)
+    app.add_typer(config_app, name="config")
+
+
+def check(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Name every wrong key or value of the file and the environment."""
+    file = context(ctx).config_file()
+    problems = [str(problem) for problem in check_settings(file, os.environ)]
+    data = {"file": str(file) if file else None, "problems": problems}
+    emit(data, as_json, lambda: out.print("\n".join(problems) or "the configuration is fine", markup=False))
+    if problems:
+        raise ConfigError(f"{len(problems)} problem(s) in the configuration")
+
+
+def show(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """The settings in force, defaults included."""
+    data: dict[str, Any] = context(ctx).settings().model_dump(mode="json")
+    flat = {f"{section}.{key}": value for section, fields in data.items() for key, value in fields.items()}
+    emit(data, as_json, lambda: facts("settings", flat))

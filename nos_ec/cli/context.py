@@ -1,0 +1,105 @@
+"""What every command is given: the settings, and the store behind them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.ids import ObjectKey
+from nos_ec.settings import Settings, load_settings
+from nos_ec.wiring import System, open_system
+
+CONFIG_VARIABLE = "NOS_EC_CONFIG"
+DEFAULT_CONFIG = Path("nos-ec.toml")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; errors as JSON on stderr.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """config: the file that was asked for, if any."""
+
+    config: Path | None
+
+    def config_file(self) -> Path | None:
+        """The file to read: --config, else $NOS_EC_CONFIG, else ./nos-ec.toml if there is one."""
+        if self.config is not None:
+            return self.config
+        if named := os.environ.get(CONFIG_VARIABLE):
+            return Path(named)
+        return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
+
+    def settings(self) -> Settings:
+        """The settings. Raises ConfigError that names everything that is wrong with them."""
+        return load_settings(self.config_file(), os.environ)
+
+    def system(self) -> System:
+        """The open store. Raises ConfigError, Transient."""
+        return open_system(self.settings())
+
+
+def context(ctx: typer.Context) -> Context:
+    """The Context that the root command made."""
+    found = ctx.find_object(Context)
+    assert found is not None
+    return found
+
+
+def parse_object(text: str) -> ObjectKey:
+    """'bucket/name' as a key; the name may contain further slashes. Raises InvalidInput."""
+    bucket, slash, name = text.partition("/")
+    if not slash:
+        raise InvalidInput(f"{text!r}: give an object as BUCKET/NAME")
+    return ObjectKey(bucket, name)
+
+
+def log_for_people() -> None:
+    """Warnings and errors on stderr, readable."""
+    _configure(logging.WARNING, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
+
+
+def log_for_daemons(settings: Settings) -> None:
+    """The configured level and format on stderr."""
+    level = logging.getLevelNamesMapping()[settings.logging.level.upper()]
+    if settings.logging.format == "json":
+        _configure(level, structlog.processors.JSONRenderer())
+    else:
+        _configure(level, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
+
+
+def _configure(level: int, renderer: structlog.typing.Processor) -> None:
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set. A second signal ends the process at once, as by default."""
+    stop = threading.Event()
+
+    def handle(number: int, _frame: object) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return stop

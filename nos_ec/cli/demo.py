@@ -1,0 +1,104 @@
+"""demo."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+from rich.panel import Panel
+from rich.table import Table
+
+from nos_ec.cli.context import AsJson, context
+from nos_ec.cli.output import emit, out, progress, size_text
+from nos_ec.core.errors import Corrupt
+from nos_ec.demo import REPLICAS, Demo, DemoOptions, Report
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(demo)
+
+
+def demo(
+    ctx: typer.Context,
+    source: Annotated[Path, typer.Option(help="Folder whose files are stored.")] = Path("/usr/share"),
+    limit_bytes: Annotated[int, typer.Option(min=1, help="Take at most so many bytes.")] = 512 << 20,
+    limit_objects: Annotated[int, typer.Option(min=1, help="Take at most so many files.")] = 1_000_000,
+    delete_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the objects deleted before GC.")
+    ] = 0.85,
+    sample_objects: Annotated[int, typer.Option(min=1, help="Objects read with lost shards.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Of every random choice.")] = 1,
+    root: Annotated[
+        Path | None, typer.Option(help="Empty folder for the demo's store. Default: a temporary one.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the store there afterwards.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the whole main job on a real folder and show what it saves. Ends with 6 if a single byte differs."""
+    settings = context(ctx).settings()
+    with progress() as bar:
+        tasks: dict[str, Any] = {}
+
+        def tick(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step, total=total)
+            bar.update(tasks[step], completed=done, total=total)
+
+        place = root or Path(tempfile.mkdtemp(prefix="nos-ec-demo-"))
+        options = DemoOptions(source, limit_bytes, limit_objects, delete_share, sample_objects, seed, place, keep)
+        report = Demo(settings, options, perf_counter, tick).run()
+    data = {
+        "source": report.source,
+        "objects": report.objects,
+        "bytes": report.bytes,
+        "skipped_files": report.skipped_files,
+        **report.figures,
+        "verify": asdict(report.verify),
+        "seconds": report.seconds,
+    }
+    emit(data, as_json, lambda: _print(report))
+    if report.verify.mismatches:
+        raise Corrupt(f"{report.verify.mismatches} reads differ, first {report.verify.first_mismatch}")
+
+
+def _print(report: Report) -> None:
+    figures, verify = report.figures, report.verify
+    gc, small, lost = figures["gc"], figures["small_get"], figures["lost_shards"]
+    out.print(
+        Panel.fit(f"[bold]{report.objects:,}[/] objects, [bold]{size_text(report.bytes)}[/] from {report.source}")
+    )
+    space = Table(title="Space", title_justify="left")
+    for column in ("", "nos_ec", "compare"):
+        space.add_column(column, justify="left" if not column else "right")
+    raw = figures["raw_bytes_per_user_byte"]
+    space.add_row("raw bytes per user byte", f"[bold green]{raw:.3f}[/]", f"{REPLICAS}.000  three replicas")
+    space.add_row(
+        "stripe utilisation", f"[bold green]{figures['utilisation']:.2%}[/]", f"{figures['bound']:.2%}  proven bound"
+    )
+    space.add_row("", "", f"{figures['utilisation_nos_policy']:.2%}  published policy, same sizes")
+    out.print(space)
+    reads = Table(title="Reads", title_justify="left", show_header=False)
+    reads.add_row("small objects inside one chunk", f"{figures['single_chunk_ratio']:.2%}")
+    reads.add_row("shard reads per small GET", f"[bold green]{small['shard_reads_mean']:.3f}[/]")
+    reads.add_row("shard bytes per user byte, small GETs", f"{small['shard_bytes_per_user_byte']:.2f}")
+    reads.add_row(f"with shards {lost['shards']} lost", f"{lost['reads']} reads, {lost['degraded_reads']} decoded")
+    reads.add_row("compared to the files", f"{verify.reads:,} reads, {size_text(verify.bytes)}")
+    colour = "red" if verify.mismatches else "green"
+    reads.add_row("mismatches", f"[bold {colour}]{verify.mismatches}[/]")
+    out.print(reads)
+    collection = Table(title="GC", title_justify="left", show_header=False)
+    collection.add_row("objects deleted", f"{figures['deleted_objects']:,}")
+    collection.add_row("blocks examined, deleted", f"{gc['blocks_examined']}, {gc['blocks_deleted']}")
+    collection.add_row(
+        "read to decide", f"{size_text(gc['header_bytes_read'])} of {size_text(gc['block_bytes_examined'])}"
+    )
+    collection.add_row("live bytes rewritten", size_text(gc["bytes_moved"]))
+    collection.add_row("reclaimed", f"[bold green]{size_text(gc['bytes_reclaimed'])}[/] in data space")
+    collection.add_row("utilisation", f"{gc['utilisation_before']:.2%} -> {gc['utilisation_after']:.2%}")
+    out.print(collection)
+    out.print("Seconds: " + ", ".join(f"{step} {seconds:.1f}" for step, seconds in report.seconds.items()))

@@ -1,0 +1,51 @@
+"""Exit codes, and the errors they stand for (docs/CLI.md lists them)."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from nos_ec.cli.output import err
+from nos_ec.core.errors import (
+    ConfigError,
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    LeaseLost,
+    NosError,
+    NoSpace,
+    NotFound,
+    Transient,
+)
+
+EXIT_BUG = 1
+EXIT_USAGE = 2
+
+_EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
+    (InvalidInput, EXIT_USAGE),
+    (ConfigError, 3),
+    (NotFound, 4),
+    (LeaseLost, 9),
+    (Conflict, 5),
+    (Corrupt, 6),
+    (NoSpace, 8),
+    (Transient, 7),
+)
+"""In order: a class stands before the one it derives from."""
+
+
+def exit_code(error: NosError) -> int:
+    """The documented exit code of an error."""
+    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), EXIT_BUG)
+
+
+def report(error: NosError, as_json: bool) -> int:
+    """Say on stderr what went wrong; returns the exit code."""
+    code = exit_code(error)
+    if as_json:
+        detail = {"error": type(error).__name__, "message": str(error), "exit_code": code}
+        sys.stderr.write(json.dumps(detail, ensure_ascii=False) + "\n")
+    else:
+        err.print("[bold red]error:[/] ", end="")
+        err.print(str(error), markup=False)
+    return code

@@ -1,0 +1,223 @@
+"""put, get, rm, ls, stat."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from nos_ec.cli.context import AsJson, context, parse_object
+from nos_ec.cli.output import emit, err, facts, out, progress, size_text
+from nos_ec.core.errors import InvalidInput, NotFound
+from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.store import Store
+from nos_ec.engine.tree import load_tree
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.wiring import System
+
+Object = Annotated[str, typer.Argument(help="BUCKET/NAME; the name may contain slashes.")]
+
+_PAGE = 1000
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (put, get, rm, ls, stat):
+        app.command()(command)
+
+
+def put(
+    ctx: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="With --recursive: BUCKET[/PREFIX].")],
+    source: Annotated[Path, typer.Argument(help="File, '-' for stdin; a folder with --recursive.")],
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Put every file below a folder.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Store a file (or stdin) as an object. Overwrites. Durable when the command returns."""
+    if recursive:
+        _put_tree(ctx, target, source, as_json)
+        return
+    key = parse_object(target)
+    with context(ctx).system() as system, _open_source(source) as stream:
+        row = system.store().put(key, stream)
+    emit(_row_data(row), as_json, lambda: out.print(f"{row.key}  {size_text(row.size)}", markup=False))
+
+
+def _put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> None:
+    bucket, _, prefix = target.partition("/")
+    if not folder.is_dir():
+        raise InvalidInput(f"{folder} is not a folder; without --recursive a single file is stored")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    pairs = ((ObjectKey(bucket, prefix + path.relative_to(folder).as_posix()), path) for path in files)
+    with context(ctx).system() as system, progress() as bar:
+        task = bar.add_task("put", total=len(files))
+        loaded = load_tree(system.store(), pairs, system.pool, on_file=lambda: bar.advance(task))
+    data = {"objects": loaded.objects, "bytes": loaded.bytes}
+    emit(data, as_json, lambda: out.print(f"{loaded.objects} objects, {size_text(loaded.bytes)}"))
+
+
+def get(
+    ctx: typer.Context,
+    name: Object,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; '-' for stdout.")] = Path("-"),
+    byte_range: Annotated[
+        str | None, typer.Option("--range", help="FIRST-LAST (inclusive), FIRST- or -COUNT, as in HTTP.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read an object, whole or a range of it. The CRC of whole reads is checked before anything is kept."""
+    if as_json and output == Path("-"):
+        raise InvalidInput("--json needs --output FILE: stdout cannot carry both the object and the report")
+    key = parse_object(name)
+    with context(ctx).system() as system:
+        row, pieces = _open_object(system.store(), key, byte_range)
+        written = _write_out(output, pieces)
+    if output != Path("-"):
+        data = {**_row_data(row), "bytes_written": written, "output": str(output)}
+        emit(data, as_json, lambda: err.print(f"{size_text(written)} written to {output}", markup=False))
+
+
+def rm(
+    ctx: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="BUCKET/NAME...")],
+    as_json: AsJson = False,
+) -> None:
+    """Delete objects. Those that do not exist are named, the others are deleted all the same."""
+    keys = [parse_object(name) for name in names]
+    deleted: list[str] = []
+    missing: list[str] = []
+    with context(ctx).system() as system:
+        store = system.store()
+        for key in keys:
+            try:
+                store.delete(key)
+                deleted.append(str(key))
+            except NotFound:
+                missing.append(str(key))
+    emit({"deleted": deleted, "missing": missing}, as_json, lambda: out.print("\n".join(deleted), markup=False))
+    if missing:
+        raise NotFound(f"no such object: {', '.join(missing)}")
+
+
+def ls(
+    ctx: typer.Context,
+    where: Annotated[str, typer.Argument(metavar="[BUCKET[/PREFIX]]")] = "",
+    after: Annotated[str, typer.Option(help="Start after this name.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most so many lines.")] = _PAGE,
+    as_json: AsJson = False,
+) -> None:
+    """List buckets, or the objects of a bucket, in byte order of their names."""
+    bucket, _, prefix = where.partition("/")
+    with context(ctx).system() as system:
+        store = system.store()
+        if not bucket:
+            buckets = store.list_buckets(after, limit)
+            emit({"buckets": buckets}, as_json, lambda: _lines(buckets))
+            return
+        rows = _paged(store, bucket, prefix, after, limit)
+    data = {
+        "objects": [_row_data(row) for row in rows],
+        "next_after": rows[-1].key.name if len(rows) == limit else None,
+    }
+    emit(data, as_json, lambda: _lines(f"{row.size:>12}  {row.state.value:<7} {row.key}" for row in rows))
+
+
+def stat(ctx: typer.Context, name: Object, as_json: AsJson = False) -> None:
+    """Where an object is and what is known of it."""
+    with context(ctx).system() as system:
+        row = system.metadata.get(parse_object(name))
+        data = {**_row_data(row), "location": _location(system, row)}
+    human = {**data, "size": f"{row.size} ({size_text(row.size)})"}
+    emit(data, as_json, lambda: facts(str(row.key), human))
+
+
+def _location(system: System, row: ObjectRow) -> dict[str, Any]:
+    if row.extent is not None:
+        extent = row.extent
+        return {
+            "block": extent.block_id.hex(),
+            "offset": extent.offset,
+            "length": extent.length,
+            "chunks": system.geometry.chunks_touched(extent.offset, extent.length),
+        }
+    if row.landing_id is not None:
+        return {"landing": row.landing_id.hex()}
+    segments = system.metadata.segments(row.object_id, row.version)
+    return {"segments": [{"block": s.extent.block_id.hex(), "length": s.extent.length} for s in segments]}
+
+
+def _row_data(row: ObjectRow) -> dict[str, Any]:
+    return {
+        "bucket": row.key.bucket,
+        "name": row.key.name,
+        "version": row.version,
+        "size": row.size,
+        "crc32c": f"{row.crc32c:08x}",
+        "md5": row.md5.hex(),
+        "state": row.state.value,
+        "created_ms": row.created_ms,
+    }
+
+
+def _paged(store: Store, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
+    rows: list[ObjectRow] = []
+    while len(rows) < limit:
+        page = store.list_objects(bucket, prefix, after, min(_PAGE, limit - len(rows)))
+        if not page:
+            break
+        rows += page
+        after = page[-1].key.name
+    return rows
+
+
+def _open_object(store: Store, key: ObjectKey, byte_range: str | None) -> tuple[ObjectRow, Iterator[bytes]]:
+    if byte_range is None:
+        return store.open(key)
+    first, dash, last = byte_range.partition("-")
+    if (
+        not dash
+        or not (first or last)
+        or not all(part == "" or (part.isascii() and part.isdigit()) for part in (first, last))
+    ):
+        raise InvalidInput(f"--range {byte_range!r}: use FIRST-LAST, FIRST- or -COUNT with whole numbers")
+    if not first:
+        size = store.head(key).size
+        count = min(int(last), size)
+        return store.open_range(key, size - count, count)
+    if last and int(last) < int(first):
+        raise InvalidInput(f"--range {byte_range!r}: LAST is before FIRST")
+    length = int(last) - int(first) + 1 if last else 1 << 62
+    return store.open_range(key, int(first), length)
+
+
+def _open_source(source: Path) -> BinaryIO:
+    if source == Path("-"):
+        return sys.stdin.buffer
+    try:
+        return source.open("rb")
+    except OSError as error:
+        raise InvalidInput(f"{source}: {error.strerror}") from error
+
+
+def _write_out(output: Path, pieces: Iterable[bytes]) -> int:
+    """Write to stdout, or to a file that appears only when it is complete."""
+    if output == Path("-"):
+        return sum(sys.stdout.buffer.write(piece) for piece in pieces)
+    draft = output.with_name(f".{output.name}.part")
+    try:
+        with draft.open("wb") as file:
+            written = sum(file.write(piece) for piece in pieces)
+        draft.replace(output)
+    except OSError as error:
+        raise InvalidInput(f"{output} cannot be written: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return written
+
+
+def _lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        out.print(line, markup=False)

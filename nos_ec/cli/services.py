@@ -1,0 +1,145 @@
+"""init, producer, consumer, gc plan, gc run."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from nos_consumer.assemble import consumer_service, housekeeping_thread
+from nos_ec.cli.context import AsJson, context, log_for_daemons, stop_on_signals
+from nos_ec.cli.output import emit, facts, out, size_text
+from nos_ec.engine.collector import CollectionPlan, CollectionResult
+from nos_ec.wiring import initialise, open_system
+from nos_gc.assemble import gc_service
+from nos_producer.assemble import producer_service
+
+Once = Annotated[bool, typer.Option("--once", help="Do all there is to do, then exit.")]
+
+gc_app = typer.Typer(help="Reclaim blocks that are mostly holes.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (init, producer, consumer):
+        app.command()(command)
+    gc_app.command("plan")(gc_plan)
+    gc_app.command("run")(gc_run)
+    app.add_typer(gc_app, name="gc")
+
+
+def init(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Create the store that the configuration describes, or bring its schema up to date. Safe to repeat."""
+    settings = context(ctx).settings()
+    initialise(settings)
+    geometry = settings.geometry.value()
+    data = {"root": str(settings.store.root), "geometry": asdict(geometry), "partitions": settings.log.partitions}
+    emit(data, as_json, lambda: out.print(f"store ready in {settings.store.root}", markup=False))
+
+
+def producer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) -> None:
+    """Publish landed objects to the message log. Runs until SIGTERM, or with --once until nothing is due."""
+    settings = context(ctx).settings()
+    log_for_daemons(settings)
+    stop = stop_on_signals()
+    with open_system(settings) as system, producer_service(system) as service:
+        if not once:
+            service.run(stop)
+            return
+        published = service.drain()
+    emit({"published": published}, as_json, lambda: out.print(f"{published} objects published"))
+
+
+def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) -> None:
+    """Pack published objects into stripes. Runs until SIGTERM, or with --once until the group has no lag.
+
+    Also seals the blocks of dead writers and deletes landing copies whose time has come.
+    """
+    settings = context(ctx).settings()
+    log_for_daemons(settings)
+    stop = stop_on_signals()
+    with open_system(settings) as system:
+        system.housekeeping().run_once()
+        with nullcontext() if once else housekeeping_thread(system), consumer_service(system) as service:
+            if once:
+                service.drain()
+            else:
+                service.run(stop)
+        if once:
+            system.housekeeping().run_once()
+    counters = asdict(service.counters)
+    emit(counters, as_json, lambda: facts("consumer", counters))
+
+
+def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Show which blocks a run would collect and what it would rewrite. Reads headers only; changes nothing."""
+    with context(ctx).system() as system:
+        plan = gc_service(system).plan()
+    _show_plan(plan, as_json)
+
+
+def gc_run(
+    ctx: typer.Context,
+    apply: Annotated[bool, typer.Option("--apply", help="Really do it; without it the plan is shown.")] = False,
+    once: Annotated[bool, typer.Option("--once/--loop", help="One run (for cron), or a run every gc.wait_ms.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Rewrite what lives in blocks that are mostly holes, then delete those blocks after their grace."""
+    if not apply:
+        gc_plan(ctx, as_json)
+        if not as_json:
+            out.print("nothing was changed; add --apply to do it")
+        return
+    settings = context(ctx).settings()
+    log_for_daemons(settings)
+    stop = stop_on_signals()
+    with open_system(settings) as system:
+        service = gc_service(system)
+        if not once:
+            service.run(stop, settings.gc.wait_ms)
+            return
+        result = service.run_once()
+    _show_result(result, as_json)
+
+
+def _show_plan(plan: CollectionPlan, as_json: bool) -> None:
+    victims = {decision.block.block_id for decision in plan.victims}
+    blocks = [
+        {
+            "block": decision.block.block_id.hex(),
+            "hole_ratio": round(decision.block.hole_ratio, 4),
+            "size_bytes": decision.size_bytes,
+            "live_objects": len(decision.live),
+            "live_bytes": decision.block.live_bytes,
+            "unconfirmed": decision.unconfirmed,
+            "header_bytes_read": decision.header_bytes_read,
+            "collect": decision.block.block_id in victims,
+        }
+        for decision in plan.decisions
+    ]
+    data: dict[str, Any] = {
+        "blocks": blocks,
+        "bytes_to_rewrite": sum(decision.block.live_bytes for decision in plan.victims),
+        "bytes_to_reclaim": sum(decision.size_bytes for decision in plan.victims),
+        "header_bytes_read": sum(decision.header_bytes_read for decision in plan.decisions),
+        "block_bytes_examined": sum(decision.size_bytes for decision in plan.decisions),
+    }
+
+    def human() -> None:
+        for block in blocks:
+            mark = "collect" if block["collect"] else "keep   "
+            out.print(f"{mark} {block['block']}  holes {block['hole_ratio']:.1%}  live {block['live_objects']} objects")
+        out.print(
+            f"{len(victims)} blocks: {size_text(data['bytes_to_reclaim'])} to reclaim,"
+            f" {size_text(data['bytes_to_rewrite'])} to rewrite; decided from"
+            f" {size_text(data['header_bytes_read'])} of headers"
+        )
+
+    emit(data, as_json, human)
+
+
+def _show_result(result: CollectionResult, as_json: bool) -> None:
+    data = asdict(result)
+    emit(data, as_json, lambda: facts("gc run", data))

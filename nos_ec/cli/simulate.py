@@ -1,0 +1,52 @@
+"""simulate."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import typer
+
+from nos_ec.cli.context import AsJson, context
+from nos_ec.cli.output import emit, facts
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.packer import size_max
+from nos_ec.core.workloads import WORKLOADS, sizes
+from nos_ec.simulate import read_sizes, simulate
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("simulate")(simulate_command)
+
+
+def simulate_command(
+    ctx: typer.Context,
+    workload: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(WORKLOADS)}; docs/PACKING.md describes them.")
+    ] = None,
+    sizes_file: Annotated[
+        Path | None, typer.Option("--sizes", help="File with one object size in bytes a line.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="best, or nos (the published one).")] = "best",
+    window: Annotated[int, typer.Option(min=1, help="Objects to choose from.")] = 1000,
+    objects: Annotated[int, typer.Option(min=1, help="Objects to draw from the workload.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="Of every random draw.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Pack sizes without storing anything, and set the utilisation beside the proven upper bound."""
+    if (workload is None) == (sizes_file is None):
+        raise InvalidInput("give either --workload or --sizes")
+    geometry = context(ctx).settings().geometry.value()
+    if workload is not None:
+        drawn: Iterable[int] = sizes(workload, objects, random.Random(seed), size_max(geometry))
+    else:
+        assert sizes_file is not None
+        drawn = read_sizes(sizes_file)
+    result = simulate(drawn, policy, window, geometry, timer=perf_counter, seed=seed)
+    data = {"workload": workload, "sizes": str(sizes_file) if sizes_file else None, "seed": seed, **asdict(result)}
+    emit(data, as_json, lambda: facts(f"simulate {workload or sizes_file}", data))

@@ -1,0 +1,84 @@
+"""status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from nos_ec.cli.context import AsJson, context
+from nos_ec.cli.output import emit, facts, size_text
+from nos_ec.ports.metadata import Totals
+from nos_ec.wiring import System
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(status)
+
+
+def status(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Utilisation and its parts, blocks by state, and what still waits in the landing store."""
+    with context(ctx).system() as system:
+        data = status_data(system)
+    emit(data, as_json, lambda: _print(data))
+
+
+def status_data(system: System) -> dict[str, Any]:
+    """What `status` prints. Sizes in bytes; utilisation is null while nothing is packed."""
+    totals = system.metadata.totals()
+    raw_bytes = system.blocks.raw_bytes() + system.landing.raw_bytes()
+    user_bytes = totals.live_bytes + totals.landed_bytes + totals.queued_bytes
+    return {
+        "utilisation": _ratio(totals.live_bytes, _size(totals, system)),
+        "hole_ratio": _ratio(totals.dead_bytes, totals.live_bytes + totals.dead_bytes),
+        "overhead_ratio": _ratio(totals.overhead_bytes, _size(totals, system)),
+        "raw_bytes": raw_bytes,
+        "raw_bytes_per_user_byte": _ratio(raw_bytes, user_bytes),
+        "stripes": totals.stripes,
+        "live_bytes": totals.live_bytes,
+        "dead_bytes": totals.dead_bytes,
+        "overhead_bytes": totals.overhead_bytes,
+        "packed_objects": totals.packed_objects,
+        "landed_objects": totals.landed_objects,
+        "landed_bytes": totals.landed_bytes,
+        "queued_objects": totals.queued_objects,
+        "queued_bytes": totals.queued_bytes,
+        "landing_deletions": totals.landing_deletions,
+        "leases": totals.leases,
+        "blocks": [
+            {"kind": kind.value, "state": state.value, "count": count}
+            for (kind, state), count in sorted(totals.blocks.items())
+        ],
+        "free_bytes": system.blocks.free_bytes(),
+    }
+
+
+def _size(totals: Totals, system: System) -> int:
+    return totals.stripes * system.geometry.stripe_size
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 6) if whole else None
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2%}"
+
+
+def _print(data: dict[str, Any]) -> None:
+    raw = data["raw_bytes_per_user_byte"]
+    rows = {
+        "utilisation": f"{_percent(data['utilisation'])}  (live bytes of {data['stripes']} stripes)",
+        "holes": f"{_percent(data['hole_ratio'])}  {size_text(data['dead_bytes'])} dead",
+        "header, names, padding": f"{_percent(data['overhead_ratio'])}  {size_text(data['overhead_bytes'])}",
+        "raw bytes per user byte": "-" if raw is None else f"{raw:.3f}  ({size_text(data['raw_bytes'])} on all shards)",
+        "in stripes": f"{data['packed_objects']} objects and parts, {size_text(data['live_bytes'])}",
+        "landed, to be published": f"{data['landed_objects']} objects, {size_text(data['landed_bytes'])}",
+        "published, to be packed": f"{data['queued_objects']} objects, {size_text(data['queued_bytes'])}",
+        "landing copies to delete": data["landing_deletions"],
+        "leases held": data["leases"],
+        "blocks": ", ".join(f"{b['count']} {b['kind']} {b['state']}" for b in data["blocks"]) or "-",
+        "free": size_text(data["free_bytes"]),
+    }
+    facts("status", rows)

@@ -1,0 +1,379 @@
+"""The whole main job on a real folder, measured: what `nos-ec demo` runs.
+
+PUT every file -> producer and consumer until drained -> read everything back from the stripes -> delete a share ->
+GC -> read every survivor -> lose shards -> read a sample. All bytes are compared to the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nos_consumer.assemble import consumer_service
+from nos_ec.core.errors import InvalidInput, NosError, NoSpace
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.packer import size_max
+from nos_ec.engine.collector import CollectionResult
+from nos_ec.engine.store import Store
+from nos_ec.engine.tree import load_tree
+from nos_ec.ports.block_store import ReadCounters
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.settings import Settings
+from nos_ec.simulate import simulate
+from nos_ec.wiring import System, initialise, open_system
+from nos_gc.assemble import gc_service
+from nos_producer.assemble import producer_service
+
+SPACE_FACTOR = 3
+"""Landing copies (1x), stripes with coding chunks (1.4x), survivors before their old blocks go: 3x is enough."""
+
+REPLICAS = 3
+"""What the pool this saves space against keeps of every byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """source: folder to read; its first path component below is the bucket. limit_*: cap on what is taken.
+    delete_share: share of the objects deleted before GC. sample_objects: objects read with lost shards.
+    root: where the store is made (and removed again unless keep)."""
+
+    source: Path
+    limit_bytes: int
+    limit_objects: int
+    delete_share: float
+    sample_objects: int
+    seed: int
+    root: Path
+    keep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file that was PUT, and what it was then."""
+
+    key: ObjectKey
+    path: Path
+    size: int
+
+
+@dataclass(slots=True)
+class Verification:
+    """Reads compared to the files. changed: files that are no longer what was PUT, so that nothing can be said."""
+
+    reads: int = 0
+    bytes: int = 0
+    mismatches: int = 0
+    changed: int = 0
+    first_mismatch: str | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything the demo found, filled step by step."""
+
+    source: str
+    objects: int = 0
+    bytes: int = 0
+    skipped_files: int = 0
+    figures: dict[str, Any] = field(default_factory=dict)
+    verify: Verification = field(default_factory=Verification)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+Tick = Callable[[str, int, int], None]
+"""Progress: (step, done, total)."""
+
+
+class Demo:
+    """One run. `timer` gives seconds from any fixed point (a monotonic clock)."""
+
+    def __init__(self, settings: Settings, options: DemoOptions, timer: Callable[[], float], tick: Tick) -> None:
+        self._options = options
+        self._timer = timer
+        self._tick = tick
+        self._rng = random.Random(options.seed)
+        self._settings = _demo_settings(settings, options.root)
+        self.report = Report(source=str(options.source))
+
+    def run(self) -> Report:
+        """Run all steps. Raises InvalidInput for a source that cannot be used, NoSpace before anything is written."""
+        with self._step("scan"):
+            files = self._scan()
+        self._check_space(sum(file.size for file in files))
+        initialise(self._settings)
+        try:
+            with open_system(self._settings) as system:
+                self._run(system, files)
+        finally:
+            if not self._options.keep:
+                shutil.rmtree(self._options.root, ignore_errors=True)
+        return self.report
+
+    def _run(self, system: System, files: list[SourceFile]) -> None:
+        store = system.store()
+        with self._step("put"):
+            self._put(system, store, files)
+        with self._step("pack"):
+            self._pack(system)
+        rows = [store.head(file.key) for file in files]
+        self._measure_packing(system, rows)
+        with self._step("read all"):
+            self._read_all(system, store, files)
+        with self._step("delete"):
+            survivors = self._delete(store, files)
+        with self._step("gc"):
+            self._collect(system)
+        with self._step("read survivors"):
+            self._verify("read survivors", store, survivors)
+        with self._step("read with lost shards"):
+            self._read_degraded(system, store, survivors)
+
+    # --- steps ------------------------------------------------------------------------------------
+    def _scan(self) -> list[SourceFile]:
+        files: list[SourceFile] = []
+        for path in _regular_files(self._options.source):
+            file = _source_file(self._options.source, path)
+            if file is None:
+                self.report.skipped_files += 1
+            else:
+                files.append(file)
+        # Real arrivals are not sorted by folder; a seeded order also makes a capped run a fair sample.
+        self._rng.shuffle(files)
+        taken: list[SourceFile] = []
+        size = 0
+        for file in files[: self._options.limit_objects]:
+            if size + file.size <= self._options.limit_bytes:
+                taken.append(file)
+                size += file.size
+        if not taken:
+            raise InvalidInput(
+                f"{self._options.source} has no readable file within the limits; choose another --source"
+            )
+        return taken
+
+    def _check_space(self, size: int) -> None:
+        root = self._options.root
+        if root.exists() and any(root.iterdir()):
+            raise InvalidInput(f"{root} is not empty; the demo makes a store of its own: give another --root")
+        root.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(root).free
+        if free < size * SPACE_FACTOR:
+            raise NoSpace(
+                f"{free} bytes free in {root}, {size * SPACE_FACTOR} needed: lower --limit-bytes or give another --root"
+            )
+
+    def _put(self, system: System, store: Store, files: Sequence[SourceFile]) -> None:
+        done = 0
+
+        def on_file() -> None:
+            nonlocal done
+            done += 1
+            self._tick("put", done, len(files))
+
+        loaded = load_tree(store, [(file.key, file.path) for file in files], system.pool, on_file)
+        self.report.objects = loaded.objects
+        self.report.bytes = loaded.bytes
+
+    def _pack(self, system: System) -> None:
+        with producer_service(system) as producer:
+            published = producer.drain()
+        with consumer_service(system) as consumer:
+            consumer.drain()
+        self._tick("pack", 1, 2)
+        # The landing copies go now, so that every reading from here on is from packed stripes.
+        reaped = system.housekeeping().run_once().reaper
+        self._tick("pack", 2, 2)
+        self.report.figures["published"] = published
+        self.report.figures["consumer"] = asdict(consumer.counters)
+        self.report.figures["landing_copies_deleted"] = reaped.deleted
+
+    def _read_all(self, system: System, store: Store, files: Sequence[SourceFile]) -> None:
+        """Small objects first, so that their shard reads can be told apart."""
+        chunk_size = system.geometry.chunk_size
+        small = [file for file in files if 0 < file.size <= chunk_size]
+        others = [file for file in files if not 0 < file.size <= chunk_size]
+        before = system.blocks.counters()
+        self._verify("read all", store, small)
+        after = system.blocks.counters()
+        self.report.figures["small_get"] = _read_cost(before, after, small)
+        self._verify("read all", store, others)
+
+    def _delete(self, store: Store, files: Sequence[SourceFile]) -> list[SourceFile]:
+        survivors = []
+        for done, file in enumerate(files, 1):
+            if self._rng.random() < self._options.delete_share:
+                store.delete(file.key)
+            else:
+                survivors.append(file)
+            self._tick("delete", done, len(files))
+        self.report.figures["deleted_objects"] = len(files) - len(survivors)
+        return survivors
+
+    def _collect(self, system: System) -> None:
+        before = system.metadata.totals()
+        raw_before = system.blocks.raw_bytes()
+        result = gc_service(system).run_once()
+        after = system.metadata.totals()
+        self.report.figures["gc"] = {
+            **_gc_figures(result),
+            "stripes_before": before.stripes,
+            "stripes_after": after.stripes,
+            "raw_bytes_before": raw_before,
+            "raw_bytes_after": system.blocks.raw_bytes(),
+            "utilisation_before": _ratio(before.live_bytes, before.stripes * system.geometry.stripe_size),
+            "utilisation_after": _ratio(after.live_bytes, after.stripes * system.geometry.stripe_size),
+        }
+
+    def _read_degraded(self, system: System, store: Store, survivors: Sequence[SourceFile]) -> None:
+        shards = sorted(self._rng.sample(range(system.geometry.k + system.geometry.m), system.geometry.m))
+        for shard in shards:
+            folder = self._settings.store.root / "blocks" / f"shard-{shard:02}"
+            folder.rename(folder.with_name(folder.name + ".lost"))
+        sample = self._rng.sample(list(survivors), min(self._options.sample_objects, len(survivors)))
+        before = system.blocks.counters()
+        self._verify("read with lost shards", store, sample)
+        degraded = system.blocks.counters().degraded_reads - before.degraded_reads
+        self.report.figures["lost_shards"] = {"shards": shards, "reads": len(sample), "degraded_reads": degraded}
+
+    # --- measuring --------------------------------------------------------------------------------
+    def _measure_packing(self, system: System, rows: Sequence[ObjectRow]) -> None:
+        geometry = system.geometry
+        packed = [row for row in rows if row.state is ObjectState.PACKED and row.extent is not None]
+        totals = system.metadata.totals()
+        large_stripes = sum(_large_stripes(system, row) for row in rows if row.state is ObjectState.LARGE)
+        packed_stripes = totals.stripes - large_stripes
+        packed_bytes = sum(row.size for row in packed)
+        small = [row for row in packed if row.size <= geometry.chunk_size]
+        in_one = [row for row in small if row.extent and geometry.chunks_touched(row.extent.offset, row.size) == 1]
+        raw_bytes = system.blocks.raw_bytes() + system.landing.raw_bytes()
+        user_bytes = sum(row.size for row in rows)
+        sizes = [row.size for row in packed]
+        name_sizes = [len(row.key.bucket.encode()) + len(row.key.name.encode()) for row in packed]
+        self.report.figures.update(
+            objects_by_state={state.value: sum(row.state is state for row in rows) for state in ObjectState},
+            packed_bytes=packed_bytes,
+            packed_stripes=packed_stripes,
+            large_stripes=large_stripes,
+            utilisation=_ratio(packed_bytes, packed_stripes * geometry.stripe_size),
+            utilisation_with_large_objects=_ratio(totals.live_bytes, totals.stripes * geometry.stripe_size),
+            single_chunk_ratio=_ratio(len(in_one), len(small)),
+            raw_bytes=raw_bytes,
+            raw_bytes_per_user_byte=_ratio(raw_bytes, user_bytes),
+            replicas=REPLICAS,
+            mean_name_bytes=_ratio(sum(name_sizes), len(name_sizes)),
+            **self._compare_policies(sizes),
+        )
+
+    def _compare_policies(self, sizes: Sequence[int]) -> dict[str, Any]:
+        """The proven bound and the published policy on the very sizes that were packed, in their order."""
+        window = self._settings.consumer.window_objects
+        geometry = self._settings.geometry.value()
+        usable = [size for size in sizes if size <= size_max(geometry)]
+        published = simulate(usable, "nos", window, geometry, timer=self._timer, seed=self._options.seed, names=False)
+        return {"bound": round(published.bound, 6), "utilisation_nos_policy": round(published.utilisation, 6)}
+
+    def _verify(self, step: str, store: Store, files: Sequence[SourceFile]) -> None:
+        verify = self.report.verify
+        for done, file in enumerate(files, 1):
+            problem = _difference(store, file)
+            verify.reads += 1
+            verify.bytes += file.size
+            if problem == "changed":
+                verify.changed += 1
+            elif problem is not None:
+                verify.mismatches += 1
+                verify.first_mismatch = verify.first_mismatch or f"{file.key}: {problem}"
+            self._tick(step, done, len(files))
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        start = self._timer()
+        yield
+        self.report.seconds[name] = round(self._timer() - start, 3)
+
+
+def _demo_settings(settings: Settings, root: Path) -> Settings:
+    """The settings in force, on a store of the demo's own, with graces of zero so that one run shows everything."""
+    return settings.model_copy(
+        update={
+            "store": settings.store.model_copy(update={"root": root, "metadata_url": None}),
+            "put": settings.put.model_copy(update={"min_age_ms": 0}),
+            "reaper": settings.reaper.model_copy(update={"landing_grace_ms": 0}),
+            "gc": settings.gc.model_copy(update={"block_grace_ms": 0}),
+        }
+    )
+
+
+def _regular_files(source: Path) -> Iterator[Path]:
+    if not source.is_dir():
+        raise InvalidInput(f"--source {source} is not a folder")
+    for folder, folders, names in os.walk(source):
+        folders.sort()
+        for name in sorted(names):
+            yield Path(folder, name)
+
+
+def _source_file(source: Path, path: Path) -> SourceFile | None:
+    """The file as an object, or None when it cannot be one: no regular file, unreadable, or not a valid name."""
+    try:
+        if path.is_symlink() or not path.is_file() or not os.access(path, os.R_OK):
+            return None
+        parts = path.relative_to(source).parts
+        bucket, name = (
+            (parts[0], "/".join(parts[1:])) if len(parts) > 1 else (source.resolve().name or "root", parts[0])
+        )
+        return SourceFile(ObjectKey(bucket, name), path, path.stat().st_size)
+    except (OSError, InvalidInput):
+        return None
+
+
+def _difference(store: Store, file: SourceFile) -> str | None:
+    """None when the object equals the file; "changed" when the file is not what was PUT any more."""
+    try:
+        with file.path.open("rb") as stream:
+            row, pieces = store.open(file.key)
+            same = all(piece == stream.read(len(piece)) for piece in pieces) and not stream.read(1)
+        if same:
+            return None
+        return "bytes differ" if _md5(file.path) == row.md5 else "changed"
+    except OSError:
+        return "changed"
+    except NosError as error:
+        return str(error)
+
+
+def _md5(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).digest()
+
+
+def _large_stripes(system: System, row: ObjectRow) -> int:
+    segments = system.metadata.segments(row.object_id, row.version)
+    return sum(system.metadata.block(segment.extent.block_id).stripes for segment in segments)
+
+
+def _read_cost(before: ReadCounters, after: ReadCounters, files: Sequence[SourceFile]) -> dict[str, Any]:
+    return {
+        "objects": len(files),
+        "shard_reads_mean": _ratio(after.shard_reads - before.shard_reads, len(files)),
+        "shard_bytes_per_user_byte": _ratio(after.shard_bytes - before.shard_bytes, sum(file.size for file in files)),
+        "degraded_reads": after.degraded_reads - before.degraded_reads,
+    }
+
+
+def _gc_figures(result: CollectionResult) -> dict[str, Any]:
+    figures = asdict(result)
+    figures["header_share"] = _ratio(result.header_bytes_read, result.block_bytes_examined)
+    return figures
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 6) if whole else None

@@ -1,0 +1,60 @@
+"""The books of a whole store, checked against what is really there. Cost grows with the store: for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nos_ec.core.ids import BlockId
+from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.reclaim import account_block
+from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.recovery import live_entries
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.metadata import BlockRow, Metadata
+
+
+def all_blocks(metadata: Metadata) -> Iterator[BlockRow]:
+    """Every block row."""
+    after: BlockId | None = None
+    while page := metadata.list_blocks(after, 500):
+        yield from page
+        after = page[-1].block_id
+
+
+def problems(metadata: Metadata, blocks: BlockStore, landing: LandingStore) -> list[str]:
+    """Everything that does not add up; an empty list for a store whose books balance (invariants 3, 6, 7)."""
+    found: list[str] = []
+    rows = {row.block_id: row for row in all_blocks(metadata)}
+    stored = set(blocks.list_blocks())
+    found += [f"block {block_id.hex()} has no row" for block_id in stored - rows.keys()]
+    for row in rows.values():
+        found += _block_problems(metadata, blocks, row, row.block_id in stored)
+    copies = list(landing.list_ids())
+    known = metadata.landing_known(copies)
+    found += [f"landing copy {copy.hex()} belongs to nothing" for copy in copies if copy not in known]
+    return found
+
+
+def _block_problems(metadata: Metadata, blocks: BlockStore, row: BlockRow, stored: bool) -> Iterator[str]:
+    name = f"block {row.block_id.hex()} ({row.kind.value}, {row.state.value})"
+    geometry = blocks.geometry
+    size = row.stripes * geometry.stripe_size
+    if row.live_bytes + row.dead_bytes + row.overhead_bytes != size:
+        yield f"{name}: live {row.live_bytes} + dead {row.dead_bytes} + overhead {row.overhead_bytes} is not {size}"
+    placed = metadata.placed_in(row.block_id)
+    if not stored:
+        if placed or row.state is BlockState.SEALED:
+            yield f"{name}: not in the store, and {len(placed)} rows point to it"
+        return
+    if row.state is BlockState.SEALED and blocks.stripes(row.block_id) != row.stripes:
+        yield f"{name}: {blocks.stripes(row.block_id)} stripes in the store, {row.stripes} in the row"
+        return
+    scan = scan_headers(blocks, row.block_id, row.stripes)
+    account = account_block(geometry, row.stripes, scan.headers, scan.damaged_stripes, live_entries(placed))
+    booked = (row.live_bytes, row.dead_bytes, row.overhead_bytes, row.live_objects)
+    counted = (account.live_bytes, account.dead_bytes, account.overhead_bytes, account.live_objects)
+    if booked != counted:
+        yield f"{name}: the row says (live, dead, overhead, objects) {booked}, headers and rows say {counted}"
+    if account.unconfirmed:
+        yield f"{name}: {len(account.unconfirmed)} live rows that no header confirms"

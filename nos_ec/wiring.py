@@ -1,0 +1,171 @@
+"""Chooses the adapters that the settings ask for. The only module that knows both engine and adapters."""
+
+from __future__ import annotations
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.adapters.local.landing_store import LocalLandingStore
+from nos_ec.adapters.local.message_log import LocalMessageLog
+from nos_ec.adapters.sql.metadata import open_metadata
+from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.core.errors import ConfigError
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.packer import size_max
+from nos_ec.engine.housekeeping import Housekeeping
+from nos_ec.engine.large import LargeObjects
+from nos_ec.engine.leases import HeldLease
+from nos_ec.engine.packable import SourceReader
+from nos_ec.engine.reaper import Reaper
+from nos_ec.engine.recovery import Recovery
+from nos_ec.engine.store import PutOptions, Store
+from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.message_log import MessageConsumer, MessagePublisher
+from nos_ec.ports.metadata import Lease, Metadata
+from nos_ec.settings import Settings
+
+
+def initialise(settings: Settings) -> None:
+    """Create (or complete) the store that the settings describe: schema, folders, message log. Idempotent.
+
+    Raises ConfigError when a store of another geometry, partition count or schema is there already.
+    """
+    geometry = settings.geometry.value()
+    root = settings.store.root
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"store.root {root} cannot be created: {error.strerror}") from error
+    migrate(settings.store.url())
+    metadata = open_metadata(settings.store.url())
+    try:
+        metadata.bind_geometry(geometry)
+    finally:
+        metadata.close()
+    LocalBlockStore.initialise(root / "blocks", geometry)
+    LocalLandingStore.initialise(root / "landing")
+    LocalMessageLog.initialise(root / "log.db", settings.log.partitions)
+
+
+@dataclass(slots=True)
+class System:
+    """An open store: its adapters, and makers of what the services are built from. A context manager."""
+
+    settings: Settings
+    clock: Clock
+    metadata: Metadata
+    landing: LandingStore
+    blocks: BlockStore
+    _log: LocalMessageLog
+    _pool: ThreadPoolExecutor
+    _stack: ExitStack
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def geometry(self) -> Geometry:
+        """Geometry of the store."""
+        return self.blocks.geometry
+
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads for reading sources and writing landing copies."""
+        return self._pool
+
+    # --- the object store -------------------------------------------------------------------------
+    def store(self) -> Store:
+        """PUT, GET, DELETE, LIST."""
+        put = self.settings.put
+        options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry))
+        large = LargeObjects(self.metadata, self.blocks, self.clock, self.new_block_id, put.lease_ttl_ms)
+        return Store(self.metadata, self.landing, self.blocks, large, self.clock, self.new_landing_id, options)
+
+    # --- writers ----------------------------------------------------------------------------------
+    def lease(self, name: str, ttl_ms: int) -> HeldLease:
+        """A lease to be held by a `with`."""
+        return HeldLease(self.metadata, self.clock, name, ttl_ms)
+
+    def writer(self, lease: Lease, kind: BlockKind) -> StripeWriter:
+        """A lane of writing. Only fresh objects must leave GC's reserve alone; only GC moves last copies."""
+        fresh = kind is BlockKind.FRESH
+        options = WriterOptions(
+            kind=kind,
+            reserve_bytes=self.settings.gc.reserve_bytes if fresh else 0,
+            landing_grace_ms=self.settings.reaper.landing_grace_ms,
+            read_back=not fresh,
+        )
+        sources = SourceReader(self.landing, self.blocks, self._pool, self.settings.consumer.read_threads)
+        return StripeWriter(self.metadata, self.blocks, sources, self.clock, lease, self.new_block_id, options)
+
+    def housekeeping(self) -> Housekeeping:
+        """Recovery and reaper."""
+        reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, self.settings.reaper.batch_objects)
+        recovery = Recovery(self.metadata, self.blocks, self.clock)
+        return Housekeeping(recovery, reaper, self.clock, self.settings.reaper.wait_ms)
+
+    # --- the message log --------------------------------------------------------------------------
+    def publisher(self) -> MessagePublisher:
+        """The producing side of the message log."""
+        return self._log.publisher()
+
+    def log_consumer(self, member: str) -> MessageConsumer:
+        """A member of the configured group."""
+        settings = self.settings
+        return self._log.consumer(
+            group=settings.consumer.group, member=member, clock=self.clock, session_ms=settings.log.session_ms
+        )
+
+    # --- ids --------------------------------------------------------------------------------------
+    def new_block_id(self) -> BlockId:
+        """A new block id."""
+        return BlockId(self._new_id())
+
+    def new_landing_id(self) -> LandingId:
+        """A new landing id."""
+        return LandingId(self._new_id())
+
+    def member_name(self, service: str) -> str:
+        """A name for a process of a service, unique for ever and readable to an operator."""
+        return f"{service}-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+
+    def _new_id(self) -> bytes:
+        """16 bytes: 48 bits of Unix milliseconds, so that ids of one time lie together in an index, and 80 random
+        bits (the layout of a ULID)."""
+        return self.clock.now_ms().to_bytes(6, "big") + os.urandom(10)
+
+
+def open_system(settings: Settings) -> System:
+    """Open an initialised store. Raises ConfigError when it is missing or does not match, Transient when a server of
+    it cannot be reached."""
+    geometry = settings.geometry.value()
+    root = settings.store.root
+    with ExitStack() as stack:
+        blocks = LocalBlockStore(root / "blocks", geometry)
+        stack.callback(blocks.close)
+        landing = LocalLandingStore(root / "landing")
+        stack.callback(landing.close)
+        metadata = open_metadata(settings.store.url())
+        stack.callback(metadata.close)
+        metadata.bind_geometry(geometry)
+        log = LocalMessageLog.initialise(root / "log.db", settings.log.partitions)
+        pool = ThreadPoolExecutor(settings.consumer.read_threads, thread_name_prefix="read")
+        stack.callback(pool.shutdown)
+        return System(settings, SystemClock(), metadata, landing, blocks, log, pool, stack.pop_all())

@@ -1,0 +1,169 @@
+"""A store of small stripes in a temporary folder, and ways to run the services on it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from nos_consumer.assemble import consumer_service
+from nos_ec.core.errors import NotFound
+from nos_ec.core.ids import ObjectKey
+from nos_ec.settings import Settings
+from nos_ec.testing.audit import problems
+from nos_ec.wiring import System, initialise, open_system
+from nos_gc.assemble import gc_service
+from nos_producer.assemble import producer_service
+
+CHUNK = 16 * 1024
+STRIPE = 8 * CHUNK
+
+CONFIG = """
+[store]
+root = "store"
+[geometry]
+chunk_size = 16384
+stripes_per_block = 8
+[put]
+reservation_ms = 1000
+lease_ttl_ms = 1000
+[producer]
+republish_ms = 300000
+[consumer]
+window_objects = 50
+lease_ttl_ms = 1000
+idle_wait_ms = 20
+[reaper]
+landing_grace_ms = 0
+[gc]
+block_grace_ms = 0
+reserve_bytes = 0
+[log]
+partitions = 3
+session_ms = 1000
+"""
+
+
+class Bench:
+    """A store with a dict beside it that knows what was acknowledged."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "nos-ec.toml"
+        self.config.write_text(CONFIG)
+        self.acknowledged: dict[ObjectKey, bytes] = {}
+        self.rng = random.Random(7)
+
+    def settings(self) -> Settings:
+        from nos_ec.settings import load_settings
+
+        return load_settings(self.config, {})
+
+    def open(self) -> System:
+        return open_system(self.settings())
+
+    # --- clients ----------------------------------------------------------------------------------
+    def data(self, size: int) -> bytes:
+        return self.rng.randbytes(size)
+
+    def put(self, system: System, name: str, data: bytes, bucket: str = "b") -> ObjectKey:
+        key = ObjectKey(bucket, name)
+        system.store().put(key, BytesIO(data))
+        self.acknowledged[key] = data
+        return key
+
+    def put_some(self, system: System, count: int, size_max: int = 2 * CHUNK, prefix: str = "o") -> list[ObjectKey]:
+        """`count` objects in a few buckets, acknowledged in batches."""
+        new = {
+            ObjectKey(f"bucket-{index % 5}", f"{prefix}/{index:05}"): self.data(self.rng.randint(1, size_max))
+            for index in range(count)
+        }
+        pairs = list(new.items())
+        for first in range(0, count, 100):
+            system.store().put_many(pairs[first : first + 100])
+        self.acknowledged.update(new)
+        return list(new)
+
+    def delete(self, system: System, key: ObjectKey) -> None:
+        system.store().delete(key)
+        del self.acknowledged[key]
+
+    # --- services ---------------------------------------------------------------------------------
+    def produce(self, system: System) -> int:
+        with producer_service(system) as producer:
+            return producer.drain()
+
+    def consume(self, system: System) -> None:
+        with consumer_service(system) as consumer:
+            consumer.drain()
+
+    def pack(self, system: System) -> None:
+        self.produce(system)
+        self.consume(system)
+        system.housekeeping().run_once()
+
+    def run(
+        self, *arguments: str, kill_at: str | None = None, stdin: bytes = b"", timeout: float = 60
+    ) -> subprocess.CompletedProcess[bytes]:
+        """The real command in a process of its own."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
+        if kill_at:
+            environment["NOS_EC_KILL_AT"] = kill_at
+        command = [sys.executable, "-m", "nos_ec", "--config", str(self.config), *arguments]
+        return subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=timeout, check=False)
+
+    # --- checks -----------------------------------------------------------------------------------
+    def settle(self, system: System) -> None:
+        """Let every service do what there is to do, as it would in time."""
+        system.housekeeping().run_once()
+        self.pack(system)
+        for _ in range(3):
+            result = gc_service(system).run_once()
+            if not result.blocks_condemned and not result.blocks_deleted:
+                break
+
+    def assert_readable(self, system: System) -> None:
+        """Invariant 1: every acknowledged object reads back; nothing else is there."""
+        store = system.store()
+        for key, data in self.acknowledged.items():
+            assert hashlib.sha256(store.get(key)).digest() == hashlib.sha256(data).digest(), str(key)
+        listed = {
+            row.key for bucket in store.list_buckets("", 1000) for row in store.list_objects(bucket, "", "", 1_000_000)
+        }
+        assert listed == set(self.acknowledged)
+
+    def assert_absent(self, system: System, key: ObjectKey) -> None:
+        with pytest.raises(NotFound):
+            system.store().head(key)
+
+    def assert_balanced(self, system: System) -> None:
+        """Invariant 6, and no leak of blocks or landing copies."""
+        assert problems(system.metadata, system.blocks, system.landing) == []
+
+    def assert_at_rest(self, system: System) -> None:
+        """Balanced, and nothing is left to do: no lease, no queue, no landing copy, no dead block."""
+        self.assert_balanced(system)
+        totals = system.metadata.totals()
+        assert (totals.leases, totals.landing_deletions, totals.landed_objects, totals.queued_objects) == (0, 0, 0, 0)
+        assert list(system.landing.list_ids()) == []
+        assert {state.value for _, state in totals.blocks} <= {"sealed"}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    made = Bench(tmp_path)
+    initialise(made.settings())
+    return made
+
+
+@pytest.fixture
+def system(bench: Bench) -> Iterator[System]:
+    with bench.open() as opened:
+        yield opened

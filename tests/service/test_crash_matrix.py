@@ -1,0 +1,236 @@
+"""kill -9 at every named step of every write path, then a restart: nothing is lost, nothing leaks.
+
+A case runs one real command in a process of its own with NOS_EC_KILL_AT set; a command that does not die of it
+fails the test. Afterwards the services run as they would after a restart, and the store must hold every
+acknowledged object, have balanced books (invariant 6) and nothing left over.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from nos_ec.core.ids import ObjectKey
+
+from .conftest import CHUNK, STRIPE, Bench
+
+LEASE_TTL_S = 1.05
+"""A little more than lease_ttl_ms of the test configuration: after it a dead writer can be fenced."""
+
+CONSUMER_POINTS = [
+    "writer.allocated",
+    "block_store.shard_created",
+    "writer.created",
+    "writer.before_append",
+    "block_store.shard_written",
+    "writer.appended",
+    "writer.appended:3",
+    "metadata.commit_group.before_commit",
+    "metadata.commit_group.before_commit:2",
+    "writer.committed",
+    "writer.committed:3",
+    "consumer.before_offsets",
+    "consumer.offsets_committed",
+    "block_store.shard_sealed",
+    "writer.store_sealed",
+    "writer.sealed",
+    "reaper.doomed",
+    "reaper.deleted",
+    "reaper.deleted:20",
+]
+PRODUCER_POINTS = ["producer.published", "producer.marked"]
+PUT_POINTS = [
+    "put.reserved",
+    "landing_store.written",
+    "landing_store.renamed",
+    "put.landed",
+    "metadata.record_puts.before_commit",
+    "put.recorded",
+]
+LARGE_POINTS = [
+    "large.allocated",
+    "block_store.shard_written",
+    "large.appended",
+    "large.appended:2",
+    "large.written",
+    "large.recorded",
+]
+GC_POINTS = [
+    "writer.allocated",
+    "writer.created",
+    "writer.before_append",
+    "block_store.shard_written",
+    "writer.appended",
+    "metadata.commit_group.before_commit",
+    "writer.committed",
+    "gc.rewritten",
+    "gc.condemned",
+    "gc.condemned:3",
+    "block_store.shard_deleted",
+    "gc.block_deleted",
+    "gc.block_deleted:2",
+    "gc.block_forgotten",
+]
+RECOVERY_POINTS = ["recovery.fenced", "recovery.store_sealed", "recovery.sealed"]
+OTHER_POINTS = ["delete.done", "reaper.reverted"]
+
+
+def kill(bench: Bench, point: str, *arguments: str, stdin: bytes = b"") -> None:
+    """Run a command that must die at `point`."""
+    done = bench.run(*arguments, kill_at=point, stdin=stdin)
+    assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.returncode} {done.stderr.decode()[-2000:]}"
+
+
+def assert_recovers(bench: Bench, *, readable_at_once: bool = True) -> None:
+    """What a restart of all services makes of the store."""
+    time.sleep(LEASE_TTL_S)
+    with bench.open() as system:
+        if readable_at_once:
+            bench.assert_readable(system)
+        bench.settle(system)
+        time.sleep(LEASE_TTL_S)  # reservations of dead PUTs
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)
+
+
+@pytest.mark.parametrize("point", CONSUMER_POINTS)
+def test_consumer_killed(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        keys = bench.put_some(system, 220)
+        bench.produce(system)
+        for key in keys[::9]:
+            bench.delete(system, key)
+    kill(bench, point, "consumer", "--once")
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", PRODUCER_POINTS)
+def test_producer_killed(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 60)
+    kill(bench, point, "producer", "--once")
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
+@pytest.mark.parametrize("point", PUT_POINTS)
+def test_put_killed(bench: Bench, point: str, existing: bool) -> None:
+    key = ObjectKey("b", "victim")
+    new = bench.data(CHUNK)
+    if existing:
+        with bench.open() as system:
+            bench.put(system, "victim", bench.data(2 * CHUNK))
+            bench.pack(system)
+    kill(bench, point, "put", str(key), "-", stdin=new)
+    _adopt_unacknowledged(bench, key, new)
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
+@pytest.mark.parametrize("point", LARGE_POINTS)
+def test_large_put_killed(bench: Bench, point: str, existing: bool) -> None:
+    key = ObjectKey("b", "victim")
+    new = bench.data(20 * STRIPE)
+    if existing:
+        with bench.open() as system:
+            bench.put(system, "victim", bench.data(9 * STRIPE))
+    kill(bench, point, "put", str(key), "-", stdin=new)
+    _adopt_unacknowledged(bench, key, new)
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", GC_POINTS)
+def test_gc_killed(bench: Bench, point: str) -> None:
+    _packed_with_holes(bench)
+    kill(bench, point, "gc", "run", "--apply")
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", RECOVERY_POINTS)
+def test_recovery_killed(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 220)
+        bench.produce(system)
+    kill(bench, "writer.appended:2", "consumer", "--once")
+    time.sleep(LEASE_TTL_S)
+    kill(bench, point, "gc", "run", "--apply")
+    assert_recovers(bench)
+
+
+def test_delete_killed(bench: Bench) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        key = bench.put(system, "victim", bench.data(100))
+        bench.pack(system)
+    kill(bench, "delete.done", "rm", str(key))
+    del bench.acknowledged[key]
+    assert_recovers(bench)
+
+
+def test_reaper_killed_after_reverting(bench: Bench) -> None:
+    """Packed bytes that fail verification go back to their landing copy, also when the reaper dies right then."""
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        bench.produce(system)
+        bench.consume(system)
+        _damage_shards(bench)
+    kill(bench, "reaper.reverted", "gc", "run", "--apply")
+    assert_recovers(bench, readable_at_once=False)
+
+
+def test_every_kill_point_is_in_the_matrix() -> None:
+    """A kill point somebody adds has to be added here as well."""
+    root = Path(__file__).parents[2]
+    named = {
+        name
+        for folder in ("nos_ec", "producer", "consumer", "gc")
+        for path in (root / folder).rglob("*.py")
+        for name in re.findall(r'kill_point\("([a-z_.]+)"\)', path.read_text())
+    }
+    matrix = {
+        point.partition(":")[0]
+        for points in (
+            CONSUMER_POINTS,
+            PRODUCER_POINTS,
+            PUT_POINTS,
+            LARGE_POINTS,
+            GC_POINTS,
+            RECOVERY_POINTS,
+            OTHER_POINTS,
+        )
+        for point in points
+    }
+    assert named == matrix
+
+
+def _adopt_unacknowledged(bench: Bench, key: ObjectKey, new: bytes) -> None:
+    """A PUT that died before it answered may or may not have happened; either is right, anything between is not."""
+    with bench.open() as system:
+        rows = system.store().list_objects(key.bucket, key.name, "", 1)
+        found = system.store().get(key) if rows else None
+    assert found in (new, bench.acknowledged.get(key))
+    if found is not None:
+        bench.acknowledged[key] = found
+
+
+def _packed_with_holes(bench: Bench) -> None:
+    with bench.open() as system:
+        keys = bench.put_some(system, 400)
+        bench.pack(system)
+        for index, key in enumerate(keys):
+            if index % 8:
+                bench.delete(system, key)
+
+
+def _damage_shards(bench: Bench) -> None:
+    """Overwrite bytes on all shards but the one that holds the headers: beyond what coding can mend."""
+    for path in (bench.folder / "store" / "blocks").rglob("shard-*/**/*"):
+        if path.is_file() and "shard-00" not in path.parts and path.stat().st_size > 3 * CHUNK:
+            data = bytearray(path.read_bytes())
+            data[CHUNK // 2 : CHUNK // 2 + 512] = bytes(512)
+            path.write_bytes(data)

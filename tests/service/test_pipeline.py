@@ -1,0 +1,384 @@
+"""PUT -> producer -> consumer -> GET -> DELETE -> GC, in one process, through the real wiring."""
+
+from __future__ import annotations
+
+import threading
+import time
+from io import BytesIO
+
+import pytest
+
+from nos_consumer.assemble import consumer_service, housekeeping_thread
+from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound
+from nos_ec.core.header import header_length
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.core.packer import size_max
+from nos_ec.engine.header_scan import scan_headers
+from nos_ec.testing.audit import all_blocks
+from nos_ec.wiring import System
+from nos_gc.assemble import gc_service
+from nos_gc.service import LEASE_NAME
+
+from .conftest import CHUNK, STRIPE, Bench
+
+
+def test_objects_are_packed_read_deleted_and_collected(bench: Bench, system: System) -> None:
+    keys = bench.put_some(system, 400)
+    bench.assert_readable(system)
+    assert bench.produce(system) == 400
+    bench.consume(system)
+    bench.assert_readable(system)
+    assert len(list(system.landing.list_ids())) == 400, "landing copies stay until the reaper has verified the stripes"
+    system.housekeeping().run_once()
+    assert list(system.landing.list_ids()) == []
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+    stripes = system.metadata.totals().stripes
+    for key in keys[: 400 * 9 // 10]:
+        bench.delete(system, key)
+    bench.assert_balanced(system)
+    result = gc_service(system).run_once()
+    assert result.blocks_deleted > 0
+    assert result.unreadable == []
+    assert system.metadata.totals().stripes < stripes / 3
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        0,
+        1,
+        CHUNK - 4096,
+        CHUNK - 1,
+        CHUNK,
+        CHUNK + 1,
+        7 * CHUNK,
+        7 * CHUNK + 1,
+        STRIPE,
+        4 * STRIPE - 4096,
+        4 * STRIPE,
+        4 * STRIPE + 1,
+        8 * STRIPE,
+        20 * STRIPE + 5,
+    ],
+)
+def test_every_boundary_size_reads_back(bench: Bench, system: System, size: int) -> None:
+    key = bench.put(system, "it", bench.data(size))
+    bench.assert_readable(system)
+    bench.pack(system)
+    bench.assert_readable(system)
+    row = system.store().head(key)
+    packed_size_max = size_max(system.geometry)
+    expected = ObjectState.EMPTY if size == 0 else ObjectState.PACKED if size <= packed_size_max else ObjectState.LARGE
+    assert row.state is expected
+    if row.state is ObjectState.PACKED and size <= CHUNK:
+        assert row.extent is not None
+        assert system.geometry.chunks_touched(row.extent.offset, size) == 1
+    bench.assert_at_rest(system)
+    bench.delete(system, key)
+    bench.settle(system)
+    assert list(system.blocks.list_blocks()) == [], "deleting the only object leaves no block"
+
+
+def test_the_largest_packable_object_and_the_next(bench: Bench, system: System) -> None:
+    limit = size_max(system.geometry)
+    a = bench.put(system, "a" * 1024, bench.data(limit))
+    b = bench.put(system, "b", bench.data(limit + 1))
+    bench.pack(system)
+    assert system.store().head(a).state is ObjectState.PACKED
+    assert system.store().head(b).state is ObjectState.LARGE
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
+@pytest.mark.parametrize("first", [0, 100, CHUNK, 5 * STRIPE])
+@pytest.mark.parametrize("second", [0, 101, CHUNK, 9 * STRIPE])
+@pytest.mark.parametrize("packed", [False, True])
+def test_overwriting(bench: Bench, system: System, first: int, second: int, packed: bool) -> None:
+    key = bench.put(system, "it", bench.data(first))
+    if packed:
+        bench.pack(system)
+    version = system.store().head(key).version
+    bench.put(system, "it", bench.data(second))
+    assert system.store().head(key).version > version
+    bench.assert_readable(system)
+    bench.settle(system)
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
+def test_ranges(bench: Bench, system: System) -> None:
+    keys = [bench.put(system, f"{size}", bench.data(size)) for size in (0, 10, 3 * CHUNK, 20 * STRIPE)]
+    for packed in (False, True):
+        if packed:
+            bench.pack(system)
+        for key in keys:
+            data = bench.acknowledged[key]
+            for offset in {0, len(data) // 3, max(0, len(data) - 1), len(data)}:
+                for length in (0, 1, CHUNK, len(data) + 1):
+                    _, pieces = system.store().open_range(key, offset, length)
+                    assert b"".join(pieces) == data[offset : offset + length], (key.name, offset, length, packed)
+            with pytest.raises(InvalidInput):
+                system.store().open_range(key, len(data) + 1, 1)
+            with pytest.raises(InvalidInput):
+                system.store().open_range(key, -1, 1)
+
+
+def test_a_small_get_reads_one_shard(bench: Bench, system: System) -> None:
+    keys = bench.put_some(system, 200, size_max=CHUNK)
+    bench.pack(system)
+    before = system.blocks.counters()
+    for key in keys:
+        assert system.store().get(key) == bench.acknowledged[key]
+    after = system.blocks.counters()
+    assert after.shard_reads - before.shard_reads == len(keys)
+    assert after.degraded_reads == before.degraded_reads
+
+
+def test_events_delivered_twice_and_stale_events_move_nothing(bench: Bench, system: System) -> None:
+    """Invariant 5."""
+    keys = bench.put_some(system, 100)
+    bench.produce(system)
+    rows = [system.store().head(key) for key in keys]
+    assert system.metadata.mark_published(rows, 0) == 100  # due at once, as if the events had been lost
+    assert bench.produce(system) == 100
+    bench.delete(system, keys[0])
+    bench.put(system, keys[1].name, bench.data(77), bucket=keys[1].bucket)
+    bench.consume(system)
+    live = system.metadata.totals().live_bytes
+    bench.settle(system)
+    assert live > 0
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
+def test_a_lost_event_is_published_again(bench: Bench, system: System) -> None:
+    key = bench.put(system, "it", bench.data(10))
+    row = system.store().head(key)
+    assert system.metadata.mark_published([row], system.clock.now_ms() + 50) == 1  # published, as far as the row knows
+    assert bench.produce(system) == 0
+    time.sleep(0.06)
+    assert bench.produce(system) == 1
+    bench.consume(system)
+    assert system.store().head(key).state is ObjectState.PACKED
+
+
+def test_a_poison_message_is_passed_over(bench: Bench, system: System) -> None:
+    publisher = system.publisher()
+    publisher.publish([(b"bucket-1", b"no json"), (b"bucket-1", b'{"v":99}')])
+    publisher.close()
+    bench.put_some(system, 30)
+    bench.produce(system)
+    with consumer_service(system) as consumer:
+        consumer.drain()
+    assert consumer.counters.poison == 2
+    assert consumer.counters.packed == 30
+    bench.assert_readable(system)
+
+
+def test_a_damaged_landing_copy_is_left_out_and_said(bench: Bench, system: System) -> None:
+    """Its room becomes padding; the others are packed; its row stays in the landing store."""
+    keys = bench.put_some(system, 60)
+    victim = system.store().head(keys[5])
+    assert victim.landing_id is not None
+    paths = [p for p in (bench.folder / "store" / "landing").rglob("*") if victim.landing_id.hex() in p.name]
+    assert len(paths) == 1
+    paths[0].write_bytes(b"x" * victim.size)
+    bench.produce(system)
+    with consumer_service(system) as consumer:
+        consumer.drain()
+    assert consumer.counters.failed == 1
+    assert consumer.counters.packed == 59
+    assert system.store().head(keys[5]).state is ObjectState.QUEUED
+    with pytest.raises(Corrupt):
+        system.store().get(keys[5])
+    bench.acknowledged.pop(keys[5])
+    bench.assert_balanced(system)
+    for key, data in bench.acknowledged.items():
+        assert system.store().get(key) == data
+
+
+def test_a_plan_that_lost_most_of_its_bytes_is_made_again(bench: Bench, system: System) -> None:
+    keys = bench.put_some(system, 40)
+    for key in keys[:30]:
+        row = system.store().head(key)
+        assert row.landing_id is not None
+        system.landing.delete(row.landing_id)
+        bench.acknowledged.pop(key)
+    bench.produce(system)
+    with consumer_service(system) as consumer:
+        consumer.drain()
+    assert (consumer.counters.failed, consumer.counters.packed) == (30, 10)
+    for key, data in bench.acknowledged.items():
+        assert system.store().get(key) == data
+    bench.assert_balanced(system)
+
+
+def test_packed_bytes_that_fail_verification_go_back_to_the_landing_copy(bench: Bench, system: System) -> None:
+    """Invariant 2: the reaper reads back before it deletes; what does not match is packed again."""
+    keys = bench.put_some(system, 60)
+    bench.produce(system)
+    bench.consume(system)
+    victim = next(iter(all_blocks(system.metadata))).block_id
+    for path in (bench.folder / "store" / "blocks").rglob(f"*{victim.hex()}*"):
+        if path.is_file() and path.stat().st_size > CHUNK:
+            data = bytearray(path.read_bytes())
+            data[CHUNK // 4 : CHUNK // 2] = bytes(CHUNK // 4)
+            path.write_bytes(data)
+    reaped = system.housekeeping().run_once().reaper
+    assert reaped.reverted > 0
+    bench.assert_readable(system)
+    bench.settle(system)
+    bench.assert_readable(system)
+    assert len(keys) == len(bench.acknowledged)
+
+
+def test_gc_plan_reads_headers_only_and_changes_nothing(bench: Bench, system: System) -> None:
+    keys = bench.put_some(system, 400)
+    bench.pack(system)
+    for key in keys[:360]:
+        bench.delete(system, key)
+    totals = system.metadata.totals()
+    before = system.blocks.counters()
+    plan = gc_service(system).plan()
+    after = system.blocks.counters()
+    assert plan.victims
+    read = sum(decision.header_bytes_read for decision in plan.decisions)
+    assert after.shard_bytes - before.shard_bytes == read, "nothing but headers is read"
+    examined = sum(decision.size_bytes for decision in plan.decisions)
+    assert read <= examined / 30
+    assert system.metadata.totals() == totals
+
+
+def test_survivors_are_kept_apart(bench: Bench, system: System) -> None:
+    keys = bench.put_some(system, 400)
+    bench.pack(system)
+    for key in keys[:340]:
+        bench.delete(system, key)
+    gc_service(system).run_once()
+    kinds = {
+        system.metadata.block(row.extent.block_id).kind
+        for key in keys[340:]
+        if (row := system.store().head(key)).extent
+    }
+    assert BlockKind.SURVIVOR in kinds
+    bench.assert_readable(system)
+
+
+def test_an_unreadable_live_object_keeps_its_block(bench: Bench, system: System) -> None:
+    """Invariant 10: unreadable is never dead."""
+    keys = bench.put_some(system, 200, size_max=CHUNK)
+    bench.pack(system)
+    victim = system.store().head(keys[3])
+    assert victim.extent is not None
+    block_id = victim.extent.block_id
+    for key in keys:
+        row = system.store().head(key)
+        if key != keys[3] and row.extent is not None and row.extent.block_id == block_id:
+            bench.delete(system, key)
+    for path in (bench.folder / "store" / "blocks").rglob(f"*{block_id.hex()}*"):
+        if path.is_file() and path.stat().st_size > CHUNK:
+            data = bytearray(path.read_bytes())
+            data[2048:] = bytes(len(data) - 2048)
+            path.write_bytes(data)
+    result = gc_service(system).run_once()
+    assert len(result.unreadable) == 1
+    assert str(keys[3]) in result.unreadable[0]
+    assert system.metadata.block(block_id).state is BlockState.SEALED
+    with pytest.raises(Corrupt):
+        system.store().get(keys[3])
+
+
+def test_one_gc_at_a_time(system: System) -> None:
+    with system.lease(LEASE_NAME, 10_000), pytest.raises(Conflict):
+        gc_service(system).run_once()
+
+
+def test_readers_during_everything(bench: Bench, system: System) -> None:
+    """Invariants 1 and 4: gets never fail and never lie while objects are packed, reaped, moved and deleted."""
+    keys = bench.put_some(system, 300)
+    stable = keys[::10]
+    stop = threading.Event()
+    wrong: list[str] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            wrong.extend(str(key) for key in stable if system.store().get(key) != bench.acknowledged[key])
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        bench.pack(system)
+        for key in keys:
+            if key not in stable:
+                bench.delete(system, key)
+        gc_service(system).run_once()
+        gc_service(system).run_once()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    bench.assert_readable(system)
+
+
+def test_the_header_names_what_the_group_holds(bench: Bench, system: System) -> None:
+    """Invariant 7: keys, versions, offsets, lengths and names of a block are in the block itself."""
+    keys = bench.put_some(system, 80)
+    bench.pack(system)
+    found = {}
+    for block in all_blocks(system.metadata):
+        scan = scan_headers(system.blocks, block.block_id, block.stripes)
+        assert scan.damaged_stripes == ()
+        for header in scan.headers:
+            assert header.header_length == header_length(len(header.entries))
+            for entry in header.entries:
+                found[entry.key_md5] = (entry.object_version, entry.length, entry.crc32c)
+    for key in keys:
+        row = system.store().head(key)
+        assert found[key.md5] == (row.version, row.size, row.crc32c)
+
+
+def test_a_linger_deadline_packs_rare_events(bench: Bench) -> None:
+    bench.config.write_text(
+        bench.config.read_text().replace("window_objects = 50", "window_objects = 50\nlinger_ms = 200")
+    )
+    with bench.open() as system:
+        key = bench.put(system, "rare", bench.data(5))
+        bench.produce(system)
+        stop = threading.Event()
+        with consumer_service(system) as consumer, housekeeping_thread(system):
+            thread = threading.Thread(target=consumer.run, args=(stop,))
+            thread.start()
+            deadline = time.monotonic() + 10
+            while system.store().head(key).state is not ObjectState.PACKED and time.monotonic() < deadline:
+                time.sleep(0.05)
+            stop.set()
+            thread.join()
+        assert system.store().head(key).state is ObjectState.PACKED
+        bench.assert_readable(system)
+
+
+def test_a_read_of_an_object_that_vanishes_says_not_found(bench: Bench, system: System) -> None:
+    key = bench.put(system, "it", b"x")
+    bench.delete(system, key)
+    with pytest.raises(NotFound):
+        system.store().get(key)
+    with pytest.raises(NotFound):
+        system.store().delete(key)
+
+
+def test_a_short_stream_is_read_to_its_end(bench: Bench, system: System) -> None:
+    class Trickle(BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return super().read(min(7, size or 7))
+
+    data = bench.data(1000)
+    key = ObjectKey("b", "trickle")
+    system.store().put(key, Trickle(data))
+    assert system.store().get(key) == data
