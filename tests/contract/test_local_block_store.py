@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
@@ -413,6 +414,58 @@ def test_an_append_killed_between_shards(root: Path, store: LocalBlockStore, nth
             store.read(block_id, len(data), SMALL.stripe_size)
 
 
+APPENDER = """
+import os, sys
+from pathlib import Path
+from random import Random
+from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.core.errors import Conflict
+from nos_ec.core.geometry import Geometry
+geometry = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=1024, stripes_per_group_max=4)
+store = LocalBlockStore(Path(sys.argv[1]), geometry)
+block_id = bytes.fromhex(sys.argv[2])
+for stripe in range(0, 1024, 2):
+    data = b"".join(Random(stripe + i).randbytes(geometry.stripe_size) for i in (0, 1))
+    try:
+        store.append(block_id, stripe, data)
+    except Conflict:
+        sys.exit(0)
+    os.write(1, b"%d\\n" % (stripe + 2))
+sys.exit(1)
+"""
+LONG = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=1024, stripes_per_group_max=4)
+
+
+@pytest.mark.parametrize("end", ["seal", "kill 3", "kill 10", "kill 11", "kill 12"])
+def test_an_appending_process_is_sealed_or_killed_at_any_moment(tmp_path: Path, end: str) -> None:
+    """Whatever it was told is there; what it was not told is there in whole stripes or not at all."""
+    root, block_id = tmp_path / "store", new_block_id()
+    LocalBlockStore.initialise(root, LONG)
+    store = LocalBlockStore(root, LONG)
+    store.create(block_id)
+    command = [sys.executable, "-c", APPENDER, str(root), block_id.hex()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as appender:
+        assert appender.stdout
+        told = [int(appender.stdout.readline()) for _ in range(3)]
+        if end == "seal":
+            stripes = store.seal(block_id)
+        else:
+            time.sleep(int(end.removeprefix("kill ")) / 1000)
+            appender.kill()
+        told += [int(line) for line in appender.stdout]
+    if end == "seal":
+        assert appender.returncode == 0, "the append after the seal was refused"
+        assert stripes == told[-1]
+    else:
+        assert appender.returncode == -signal.SIGKILL
+        stripes = store.seal(block_id)
+        assert told[-1] <= stripes <= told[-1] + 2
+    for stripe in range(stripes):
+        expected = Random(stripe).randbytes(LONG.stripe_size)
+        assert store.read(block_id, stripe * LONG.stripe_size, LONG.stripe_size) == expected
+    store.close()
+
+
 @pytest.mark.parametrize("nth", [1, 5])
 def test_a_create_killed_between_shards(root: Path, store: LocalBlockStore, nth: int) -> None:
     block_id = new_block_id()
@@ -660,6 +713,16 @@ def test_a_store_half_initialised_is_not_a_store(root: Path) -> None:
         LocalBlockStore(root, SMALL)
     LocalBlockStore.initialise(root, SMALL)
     LocalBlockStore(root, SMALL).close()
+
+
+def test_a_geometry_that_was_lost_is_not_made_up(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 1)
+    content = (root / "store.json").read_bytes()
+    (root / "store.json").unlink()
+    with pytest.raises(ConfigError, match="restore the file"):
+        LocalBlockStore.initialise(root, SMALL)
+    (root / "store.json").write_bytes(content)
+    assert LocalBlockStore(root, SMALL).read(block_id, 0, len(data)) == data
 
 
 def test_initialising_again_changes_nothing(root: Path, store: LocalBlockStore) -> None:

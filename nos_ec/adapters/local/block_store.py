@@ -82,10 +82,14 @@ class LocalBlockStore:
     def initialise(cls, root: Path, geometry: Geometry) -> None:
         """Make the folders of a store, durably. Idempotent: makes what is missing, also after a shard was replaced.
 
-        Raises ConfigError when a store of another geometry is there, NoSpace, Transient.
+        Raises ConfigError when a store of another or unknown geometry is there, NoSpace, Transient.
         """
         if (root / _STORE_FILE).exists():
             _check_store(root, geometry)
+        elif any(root.glob(f"shard-*/[{_FAN_OUT}]/*")):
+            raise ConfigError(
+                f"{root} holds blocks, but {_STORE_FILE} is lost, and with it their geometry: restore the file"
+            )
         with translated(f"block store {root}"):
             for shard in range(geometry.k + geometry.m):
                 make_folders(root / f"shard-{shard:02d}", _FAN_OUT)
