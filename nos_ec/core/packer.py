@@ -16,9 +16,9 @@ bytes in a chunk ends `before + rest` bytes into its last, which is at most chun
 the last chunk. So packing large and small objects together is bin packing of rests.
 
 The front is at the start of the group and grows with each object. Therefore bins are planned from the last chunk
-to the first, and offsets are fixed when the last object is known. A bin of only small objects may be pushed back
-by the front into the room that it has left; so may a bin that starts at chunk 0. Any other bin with a large
-object must not be reached by the front, as the object would then touch one chunk more.
+to the first, and offsets are fixed when the last object is known. The front may reach into the bin nearest to it, as
+far as that has room left: it pushes everything in the bin back, as one more rest in the sum would. So the bin that
+starts at chunk 0 is a bin as any other, and an object that takes all chunks of the group starts right behind the front.
 """
 
 from __future__ import annotations
@@ -124,10 +124,8 @@ class GroupLayout:
         first = self.chunks_free - 1 - full
         if first < 0:
             return False
-        pushed = self.front_size(candidate) - first * chunk
-        if pushed <= 0:
-            return True
-        return (full == 0 or first == 0) and pushed + candidate.size - full * chunk <= chunk
+        pushed = max(0, self.front_size(candidate) - first * chunk)
+        return pushed + candidate.size - full * chunk <= chunk
 
     def small_size_max(self) -> int:
         """Bytes of the largest small object that `open` would take, if its name record is no larger than average."""
@@ -159,8 +157,6 @@ class GroupLayout:
         first = self._first - full
         if first < 0 or rests + max(0, self.front_size(candidate) - first * chunk) > chunk:
             return False
-        if first > 0 and self.front_size(candidate) > first * chunk:
-            return False
         _, large, small = self._bins[-1]
         self._bins[-1] = (first, [*large, candidate], small)
         self._first = self.chunks_free = first
@@ -184,9 +180,6 @@ class GroupLayout:
         names = -(-self.names_size // self.count) * min(entries, NAMES_AHEAD)
         front = header + names_size_max(self.names_size + names) if self._names else header
         pushed = max(0, front - start)
-        rigid = bool(self._bins[-1][1]) and self._first > 0
-        if pushed and rigid:
-            return Allowance(0, 0, 0)
         return Allowance(self._chunk - self._rests - pushed, entries, names if self._names else 1 << 60)
 
     def extend(self, candidates: list[Candidate], size: int, names_size: int) -> None:
@@ -219,9 +212,7 @@ class GroupLayout:
 
     def _stripes_unused(self, front: int) -> int:
         """Stripes by which every bin can move towards the start of the group and stay behind the front."""
-        rigid = bool(self._bins[-1][1])
-        slack = 0 if rigid else self._chunk - self._rests
-        lowest = self._first * self._chunk + slack
+        lowest = (self._first + 1) * self._chunk - self._rests
         return max(0, lowest - front) // self._geometry.stripe_size
 
     def candidates(self) -> list[Candidate]:

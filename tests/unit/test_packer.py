@@ -183,7 +183,7 @@ def test_a_candidate_may_come_back_after_its_plan_was_dropped(policy: str) -> No
     candidates = [Candidate(100 + i, 44, i, 0) for i in range(5)]
     for candidate in candidates:
         merge.add(candidate)
-    drain(merge)
+    assert merge.plan(0, flush=True) is not None
     for candidate in reversed(candidates):
         merge.add(candidate)
     (plan,) = drain(merge)
