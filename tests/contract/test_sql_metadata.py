@@ -12,6 +12,8 @@ from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.ports.metadata import Metadata
 from nos_ec.testing.metadata_contract import MetadataContract
+from nos_ec.testing.metadata_races import MetadataRaces
+from nos_ec.testing.sql_plans import SqlPlans
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +30,14 @@ def store(template: Path, tmp_path: Path) -> Iterator[Metadata]:
     opened = open_metadata(f"sqlite:///{tmp_path / 'meta.db'}")
     yield opened
     opened.close()
+
+
+class TestSqliteRaces(MetadataRaces):
+    """See nos_ec/testing/metadata_races.py."""
+
+
+class TestSqlitePlans(SqlPlans):
+    """See nos_ec/testing/sql_plans.py."""
 
 
 class TestSqliteMetadata(MetadataContract):

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Float, and_, bindparam, delete, exists, insert, select, union_all, update
 
 from nos_ec.adapters.sql import leases
-from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, id_rows
+from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, by_index, id_rows
 from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, SEGMENTS
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound
 from nos_ec.core.geometry import Geometry
@@ -20,15 +20,11 @@ _PPM = 1_000_000
 
 BY_ID = select(*BLOCK_COLUMNS).where(_B.block_id == bindparam("block_id"))
 
-FENCED = (
-    select(*BLOCK_COLUMNS)
-    .where(_B.state == BlockState.FENCED)
-    .order_by(_B.created_ms, _B.block_id)
-    .limit(bindparam("rows_max"))
-)
+# In an order that the index on (state, hole_ppm) has, so that no planner prefers to sort the whole table.
+FENCED = select(*BLOCK_COLUMNS).where(_B.state == BlockState.FENCED).order_by(_B.hole_ppm).limit(bindparam("rows_max"))
 # `hole_ppm` is rounded and finds the rows by index; the second condition is the exact one.
 CANDIDATES = (
-    select(*BLOCK_COLUMNS)
+    by_index(select(*BLOCK_COLUMNS), BLOCKS, "blocks_by_holes")
     .where(
         _B.state == BlockState.SEALED,
         _B.hole_ppm >= bindparam("ppm_min"),
@@ -38,7 +34,7 @@ CANDIDATES = (
     .limit(bindparam("rows_max"))
 )
 CONDEMNED = (
-    select(*BLOCK_COLUMNS)
+    by_index(select(*BLOCK_COLUMNS), BLOCKS, "blocks_by_grace")
     .where(_B.state == BlockState.CONDEMNED, _B.delete_after_ms <= bindparam("now_ms"))
     .order_by(_B.delete_after_ms)
     .limit(bindparam("rows_max"))

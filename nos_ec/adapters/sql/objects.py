@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import BindParameter, Connection, LargeBinary, bindparam, delete, func, select, update
 
 from nos_ec.adapters.sql.release import release
-from nos_ec.adapters.sql.rows import OBJECT_COLUMNS, OBJECT_IDS, object_row
+from nos_ec.adapters.sql.rows import OBJECT_COLUMNS, OBJECT_IDS, by_index, object_row
 from nos_ec.adapters.sql.schema import OBJECTS, SEGMENTS, utf8
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
@@ -19,7 +19,7 @@ _O, _S = OBJECTS.c, SEGMENTS.c
 BY_KEY = select(*OBJECT_COLUMNS).where(_O.bucket == bindparam("bucket"), _O.name == bindparam("name"))
 
 DUE = (
-    select(*OBJECT_COLUMNS)
+    by_index(select(*OBJECT_COLUMNS), OBJECTS, "objects_by_due")
     .where(_O.due_ms <= bindparam("now_ms"))
     .order_by(_O.due_ms, _O.object_id)
     .limit(bindparam("rows_max"))
@@ -99,10 +99,9 @@ def remove(connection: Connection, key: ObjectKey, now_ms: int) -> ObjectRow:
 
 def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
     """See `Metadata.list_objects`. A range of (bucket, name), whatever the prefix: never a scan of the bucket."""
-    start, end = utf8(prefix), prefix_end(utf8(prefix))
-    found = select(*OBJECT_COLUMNS).where(_O.bucket == bucket, _O.name > _bytes("after", utf8(after)))
-    if start:
-        found = found.where(_O.name >= _bytes("start", start))
+    found = by_index(select(*OBJECT_COLUMNS), OBJECTS, "objects_by_key").where(_O.bucket == bucket)
+    start, past, end = utf8(prefix), utf8(after), prefix_end(utf8(prefix))
+    found = found.where(_O.name >= _bytes("start", start) if start > past else _O.name > _bytes("after", past))
     if end is not None:
         found = found.where(_O.name < _bytes("end", end))
     return [object_row(row) for row in connection.execute(found.order_by(_O.bucket, _O.name).limit(limit))]

@@ -1,0 +1,185 @@
+"""Races on a metadata store: two threads at once, and only outcomes that some order of the two explains.
+
+Derive from `MetadataRaces` and give a fixture `store`, as for the contract. A race has no fixed winner, so each is run
+several times; what is asserted holds whoever wins.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from nos_ec.core.errors import Conflict, LeaseLost, NotFound, Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import BlockState, ObjectState
+from nos_ec.testing.metadata_bench import MetadataBench
+from nos_ec.testing.metadata_contract import MetadataSuite
+
+ROUNDS = 12
+JOIN_S = 60
+
+
+def race(*calls: Callable[[], Any]) -> list[Any]:
+    """Run the calls at once, each in its thread; their results, or the exceptions they ended with."""
+    gate = threading.Barrier(len(calls))
+    results: list[Any] = [None] * len(calls)
+
+    def run(i: int) -> None:
+        gate.wait(JOIN_S)
+        try:
+            results[i] = calls[i]()
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(JOIN_S)
+        assert not thread.is_alive(), "a call hangs"
+    return results
+
+
+class MetadataRaces(MetadataSuite):
+    """Races by two threads; and many threads at once."""
+
+    @pytest.mark.parametrize("source", ["landing", "block"])
+    def test_delete_against_commit_5_6(self, bench: MetadataBench, source: str) -> None:
+        lease = bench.lease()
+        for i in range(ROUNDS):
+            row = bench.put(f"n{i}") if source == "landing" else bench.packed(f"n{i}")
+            block_id = bench.block(lease)
+            commit = bench.group(lease, block_id, [row])
+            won, deleted = race(partial(bench.store.commit_group, commit), partial(bench.delete, row.key.name))
+            assert won in (frozenset(), {row.object_id})
+            assert deleted.state is (ObjectState.PACKED if won or source == "block" else ObjectState.LANDED)
+            block = bench.store.block(block_id)
+            assert (block.live_bytes, block.dead_bytes) == (0, row.size)
+            with pytest.raises(NotFound):
+                bench.get(row.key.name)
+        assert len(bench.deletions()) == ROUNDS, "each landing copy is queued once, whoever won"
+        bench.check_books()
+
+    def test_overwrite_against_commit_5_6(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        for i in range(ROUNDS):
+            row = bench.put(f"n{i}")
+            commit = bench.group(lease, bench.block(lease), [row])
+            new = bench.new(f"n{i}", 77)
+            won, recorded = race(
+                partial(bench.store.commit_group, commit),
+                partial(bench.store.record_puts, [new], bench.now_ms),
+            )
+            assert won in (frozenset(), {row.object_id})
+            assert bench.get(f"n{i}") == recorded[0]
+            assert (recorded[0].state, recorded[0].size) == (ObjectState.LANDED, 77)
+            assert row.landing_id in bench.deletions()
+        bench.check_books()
+
+    def test_fence_against_commit_8(self, bench: MetadataBench) -> None:
+        for i in range(ROUNDS):
+            row = bench.put(f"n{i}")
+            lease = bench.lease()
+            block_id = bench.block(lease)
+            commit = bench.group(lease, block_id, [row])
+            won, fenced = race(
+                partial(bench.store.commit_group, commit),
+                partial(bench.store.fence_lease, lease, lease.expires_ms),
+            )
+            block = bench.store.block(block_id)
+            assert fenced is True
+            assert block.state is BlockState.FENCED
+            if isinstance(won, LeaseLost):
+                assert (block.stripes, bench.get(f"n{i}")) == (0, row)
+            else:
+                assert won == {row.object_id}
+                assert (block.stripes, bench.get(f"n{i}").state) == (1, ObjectState.PACKED)
+        bench.check_books()
+
+    def test_doom_against_record_puts_2(self, bench: MetadataBench) -> None:
+        for i in range(ROUNDS):
+            new = bench.new(f"n{i}")
+            landing_id = new.landing_id
+            assert landing_id is not None
+            recorded, doomed = race(
+                partial(bench.store.record_puts, [new], bench.now_ms),
+                partial(bench.store.doom_landing, {landing_id: None}),
+            )
+            if doomed:
+                assert isinstance(recorded, Transient)
+                with pytest.raises(NotFound):
+                    bench.get(f"n{i}")
+            else:
+                assert recorded == [bench.get(f"n{i}")]
+                assert landing_id not in bench.deletions()
+
+    def test_doom_against_revert_2(self, bench: MetadataBench) -> None:
+        for i in range(ROUNDS):
+            row = bench.put(f"n{i}")
+            block_id = bench.pack([row])
+            assert row.landing_id is not None
+            deletion = bench.deletions()[row.landing_id]
+            reverted, doomed = race(
+                partial(bench.store.revert_to_landing, deletion, bench.now_ms),
+                partial(bench.store.doom_landing, {row.landing_id: block_id}),
+            )
+            assert reverted is not bool(doomed), "exactly one of them happened"
+            assert bench.get(f"n{i}").state is (ObjectState.LANDED if reverted else ObjectState.PACKED)
+        bench.check_books()
+
+    def test_two_commits_of_one_object_5(self, bench: MetadataBench) -> None:
+        leases = [bench.lease(), bench.lease()]
+        for i in range(ROUNDS):
+            row = bench.put(f"n{i}")
+            commits = [bench.group(lease, bench.block(lease), [row]) for lease in leases]
+            won = race(*(partial(bench.store.commit_group, commit) for commit in commits))
+            assert sorted(won, key=len) == [frozenset(), {row.object_id}]
+        bench.check_books()
+
+    def test_one_group_committed_twice(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        for i in range(ROUNDS):
+            row = bench.put(f"n{i}")
+            commit = bench.group(lease, bench.block(lease), [row])
+            outcomes = race(*[partial(bench.store.commit_group, commit)] * 2)
+            assert sum(outcome == {row.object_id} for outcome in outcomes) == 1
+            assert sum(isinstance(outcome, Conflict) for outcome in outcomes) == 1
+        bench.check_books()
+
+    def test_two_puts_of_a_new_key(self, bench: MetadataBench) -> None:
+        for i in range(ROUNDS):
+            new = [bench.new(f"n{i}", 10), bench.new(f"n{i}", 20)]
+            recorded = race(*(partial(bench.store.record_puts, [one], bench.now_ms) for one in new))
+            rows = [row for (row,) in recorded]
+            assert sorted(row.version for row in rows) == [bench.now_ms * 1000, bench.now_ms * 1000 + 1]
+            assert bench.get(f"n{i}") == max(rows, key=lambda row: row.version)
+
+    def test_two_writers_of_one_name(self, bench: MetadataBench) -> None:
+        for i in range(ROUNDS):
+            outcomes = race(*[partial(bench.lease, f"w{i}")] * 2)
+            assert sum(isinstance(outcome, Conflict) for outcome in outcomes) == 1
+
+    def test_many_threads_keep_the_books_6(self, bench: MetadataBench) -> None:
+        names = [f"n{i}" for i in range(8)]
+
+        def work(seed: int) -> None:
+            lease = bench.lease(f"busy-{seed}")
+            for turn in range(6):
+                rows = [bench.put(name, 100 + seed) for name in names[seed % 2 :: 2]]
+                bench.store.commit_group(bench.group(lease, bench.block(lease), rows))
+                current = [row for row in bench.store.list_objects("bucket", "", "", 99) if row.state.in_landing]
+                bench.store.commit_group(bench.group(lease, bench.block(lease), current))
+                packed = [row for row in bench.store.list_objects("bucket", "", "", 99) if row.extent]
+                bench.store.commit_group(bench.group(lease, bench.block(lease), packed))
+                try:
+                    bench.store.delete(ObjectKey("bucket", names[(seed + turn) % len(names)]), bench.now_ms)
+                except NotFound:
+                    continue
+
+        outcomes = race(*(partial(work, seed) for seed in range(4)))
+        assert outcomes == [None] * 4
+        bench.check_books()

@@ -1,0 +1,192 @@
+"""Every hot query of the SQL metadata store uses an index; a commit takes as many statements for 2000 objects as for 1.
+
+The statements are caught as they run and explained with the same parameters, so what is checked is what is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event
+
+from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.core.ids import ObjectKey
+from nos_ec.ports.metadata import Metadata, ObjectRow
+from nos_ec.testing.metadata_bench import MetadataBench
+
+HOT_TABLES = {"objects", "segments", "blocks", "landing_deletions"}
+OBJECTS = 3000
+BLOCKS = 60
+LARGE = 150
+
+Statement = tuple[str, Any]
+
+
+@contextmanager
+def caught(engine: Engine) -> Iterator[list[Statement]]:
+    """The statements that run while it is open, with their parameters; BEGIN is not one of them."""
+    statements: list[Statement] = []
+
+    def catch(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
+        if not statement.startswith("BEGIN"):
+            statements.append((statement, parameters[0] if many else parameters))
+
+    event.listen(engine, "before_cursor_execute", catch)
+    try:
+        yield statements
+    finally:
+        event.remove(engine, "before_cursor_execute", catch)
+
+
+def scans(connection: Connection, statement: str, parameters: Any) -> list[str]:
+    """Lines of the plan that read a hot table from end to end, be it the table or an index of it."""
+    explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
+    rows = connection.exec_driver_sql(explain + statement, parameters).mappings().all()
+    if connection.dialect.name == "sqlite":
+        return [
+            row["detail"]
+            for row in rows
+            if row["detail"].split()[0] == "SCAN" and row["detail"].split()[1] in HOT_TABLES
+        ]
+    # An INSERT has a line for the table it adds to, whose type means nothing.
+    read = [row for row in rows if row["select_type"] != "INSERT" and row["table"] in HOT_TABLES]
+    return [str(dict(row)) for row in read if row["type"] in ("ALL", "index", None)]
+
+
+class SqlPlans:
+    """Give a fixture `store`, an empty SqlMetadata."""
+
+    @pytest.fixture
+    def bench(self, store: SqlMetadata) -> MetadataBench:
+        """The store under test with shorthands around it."""
+        return MetadataBench(store)
+
+    def test_no_hot_query_scans_a_table(self, store: SqlMetadata, bench: MetadataBench) -> None:
+        _populate(bench)
+        engine = store._engine
+        _analyze(engine)
+        for name, call in _hot_calls(bench).items():
+            with caught(engine) as statements:
+                call()
+            assert statements, name
+            with engine.connect() as connection:
+                found = [
+                    line
+                    for one in statements
+                    if not one[0].startswith("INSERT INTO objects")
+                    for line in scans(connection, *one)
+                ]
+            assert found == [], f"{name}: {found} {statements}"
+
+    def test_a_scan_is_noticed(self, store: SqlMetadata, bench: MetadataBench) -> None:
+        bench.put("n")
+        with store._engine.connect() as connection:
+            assert scans(connection, "SELECT * FROM objects WHERE size > 5", ()) != []
+            assert scans(connection, "UPDATE blocks SET sealed_ms = 5 WHERE created_ms > 5", ()) != []
+
+    def test_a_commit_takes_as_many_statements_for_2000_objects_as_for_one(
+        self, store: SqlMetadata, bench: MetadataBench
+    ) -> None:
+        lease = bench.lease()
+        counts = []
+        for size in (1, 2000):
+            rows = bench.put_all([f"{size}-{i}" for i in range(size)], 10)
+            commits = [bench.group(lease, bench.block(lease), rows)]
+            with caught(store._engine) as statements:
+                assert len(store.commit_group(commits[0])) == size
+            counts.append(len(statements))
+            packed = [store.get(row.key) for row in rows]
+            again = bench.group(lease, bench.block(lease), packed)
+            with caught(store._engine) as statements:
+                assert len(store.commit_group(again)) == size
+            counts.append(len(statements))
+        assert counts[:2] == counts[2:]
+        assert max(counts) <= 8
+        bench.check_books()
+
+    def test_a_batch_takes_as_many_statements_for_200_objects_as_for_one(
+        self, store: SqlMetadata, bench: MetadataBench
+    ) -> None:
+        counts = []
+        for size in (1, 200):
+            for _ in range(2):
+                with caught(store._engine) as statements:
+                    bench.put_all([f"{size}-{i}" for i in range(size)], 10)
+                counts.append(len(statements))
+        assert counts[:2] == counts[2:]
+
+
+def _populate(bench: MetadataBench) -> None:
+    lease = bench.lease()
+    per_block = OBJECTS // 2 // BLOCKS
+    rows = bench.put_all([f"n{i:05}" for i in range(OBJECTS)], 100)
+    for i in range(BLOCKS):
+        block_id = bench.block(lease)
+        bench.store.commit_group(bench.group(lease, block_id, rows[i * per_block : (i + 1) * per_block]))
+        if i % 10:
+            bench.store.seal_block(lease, block_id, bench.now_ms)
+        if i % 10 == 1:
+            bench.store.fence_block(lease, block_id)
+    for i in range(LARGE):
+        bench.store.record_large(bench.large(f"large{i}", lease), lease, bench.now_ms)
+    for row in rows[per_block : 2 * per_block]:
+        bench.store.delete(row.key, bench.now_ms)
+    for i in range(30):
+        bench.lease(f"idle-{i}")
+
+
+def _analyze(engine: Engine) -> None:
+    with engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            connection.exec_driver_sql("ANALYZE")
+        else:
+            connection.exec_driver_sql(f"ANALYZE TABLE {', '.join(sorted(HOT_TABLES))}")
+        connection.commit()
+
+
+def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
+    store: Metadata = bench.store
+    lease = bench.lease()
+    landed = [row for row in store.due_objects(2**60, 500) if row.state.in_landing]
+    block = next(block for block in store.list_blocks(None, 9999) if block.live_objects > 5)
+    placed = [store.get(one.key) for one in store.placed_in(block.block_id)]
+    deletions = [one for one in store.due_deletions(2**60, 300) if one.row]
+    target, second = bench.block(lease), bench.block(lease)
+    empty = next(block for block in store.list_blocks(None, 9999) if block.stripes and not block.live_objects)
+    ids = [one.landing_id for one in deletions]
+    large = store.get(ObjectKey("bucket", "large7"))
+
+    def put(rows: list[ObjectRow]) -> object:
+        return bench.put_all([row.key.name for row in rows], 50)
+
+    return {
+        "get": lambda: store.get(landed[0].key),
+        "list_objects": lambda: store.list_objects("bucket", "n01", "n0100", 50),
+        "list_buckets": lambda: store.list_buckets("", 50),
+        "segments": lambda: store.segments(large.object_id, large.version),
+        "due_objects": lambda: store.due_objects(bench.now_ms, 100),
+        "mark_published": lambda: store.mark_published(landed[:200], bench.now_ms + 9),
+        "still_landed": lambda: store.still_landed([(row.object_id, row.version) for row in landed]),
+        "commit_group from the landing store": lambda: store.commit_group(bench.group(lease, target, landed[:150])),
+        "commit_group from blocks": lambda: store.commit_group(bench.group(lease, second, placed)),
+        "placed_in": lambda: store.placed_in(target),
+        "gc_candidates": lambda: store.gc_candidates(0.9, 10),
+        "fenced_blocks": lambda: store.fenced_blocks(10),
+        "condemn_block": lambda: store.condemn_block(empty.block_id, 5),
+        "condemned_blocks": lambda: store.condemned_blocks(bench.now_ms, 10),
+        "release_lease": lambda: store.release_lease(bench.lease()),
+        "expired_leases": lambda: store.expired_leases(5),
+        "due_deletions": lambda: store.due_deletions(bench.now_ms + 9, 100),
+        "postpone_deletion": lambda: store.postpone_deletion(ids[:50], bench.now_ms),
+        "landing_known": lambda: store.landing_known(ids),
+        "doom_landing": lambda: store.doom_landing({one.landing_id: block.block_id for one in deletions[:100]}),
+        "forget_landing": lambda: store.forget_landing(ids[100:200]),
+        "record_puts of new objects": lambda: bench.put_all([f"new{i}" for i in range(100)], 50),
+        "record_puts of landed objects": lambda: put(landed[200:300]),
+        "record_puts of packed objects": lambda: put(placed),
+        "record_puts of a large object": lambda: put([large]),
+        "delete": lambda: bench.delete("large8"),
+    }

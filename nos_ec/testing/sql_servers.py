@@ -1,0 +1,30 @@
+"""An empty store on a real SQL server for each test, without creating the tables each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import delete
+
+from nos_ec.adapters.sql.engine import make_engine
+from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
+from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.schema import COUNTERS, METADATA
+
+
+@contextmanager
+def empty_store(url: str) -> Iterator[SqlMetadata]:
+    """The store at `url`, migrated, with every row of an earlier test removed."""
+    migrate(url)
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        for table in METADATA.sorted_tables:
+            if table is not COUNTERS:
+                connection.execute(delete(table))
+    engine.dispose()
+    store = open_metadata(url)
+    try:
+        yield store
+    finally:
+        store.close()

@@ -1,0 +1,33 @@
+"""The metadata contract, races and query plans on a real MySQL server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.testing.metadata_contract import MetadataContract
+from nos_ec.testing.metadata_races import MetadataRaces
+from nos_ec.testing.sql_plans import SqlPlans
+from nos_ec.testing.sql_servers import empty_store
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def store(mysql_url: str) -> Iterator[SqlMetadata]:
+    with empty_store(mysql_url) as opened:
+        yield opened
+
+
+class TestMySQLMetadata(MetadataContract):
+    """See nos_ec/testing/metadata_contract.py."""
+
+
+class TestMySQLRaces(MetadataRaces):
+    """See nos_ec/testing/metadata_races.py."""
+
+
+class TestMySQLPlans(SqlPlans):
+    """See nos_ec/testing/sql_plans.py."""
