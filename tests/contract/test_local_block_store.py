@@ -303,6 +303,28 @@ def test_a_read_error_is_a_lost_shard_but_a_lack_of_files_is_not(
         store.read(block_id, 0, len(data))
 
 
+@pytest.mark.parametrize("broken_from", [0, PAGE, DATA_AT])
+def test_a_disk_that_opens_files_but_cannot_read_them_is_a_lost_shard(
+    store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch, broken_from: int
+) -> None:
+    block_id, data = _written(store, 2)
+    real_pread, broken = os.pread, {"shard-02"}
+
+    def failing_pread(fd: int, length: int, offset: int) -> bytes:
+        path = str(Path(f"/proc/self/fd/{fd}").readlink())
+        if offset >= broken_from and any(shard in path for shard in broken):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real_pread(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", failing_pread)
+    assert store.read(block_id, 0, len(data)) == data
+    assert store.stripes(block_id) == 2
+    assert store.seal(block_id) == 2
+    broken |= {"shard-00", "shard-03", "shard-10"}
+    with pytest.raises(Corrupt, match=r"not there: .*shard-00.*shard-10"):
+        store.read(block_id, 0, len(data))
+
+
 def test_degraded_reads_by_many_threads(root: Path, store: LocalBlockStore) -> None:
     block_id, data = _written(store, 4)
     _unmount(root, 0, 4, 9)
