@@ -29,9 +29,10 @@ from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry
 
 ENV_PREFIX = "NOS_EC_"
-ENV_OTHERS = ("NOS_EC_CONFIG", "NOS_EC_KILL_AT", "NOS_EC_DEV_")
-"""Variables with our prefix that are no settings: which file to read, where a crash test kills the process, and
-(all that begin so) what the development scripts in deploy/ are told."""
+ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_KILL_AT"})
+"""Variables with our prefix that are no settings: which file to read, and where a crash test kills the process."""
+ENV_DEV_PREFIX = "NOS_EC_DEV_"
+"""Begins what the development scripts in deploy/ are told."""
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -241,9 +242,6 @@ class GcSettings(_Section):
         le=1 << 50,
         description="Free space that only GC may use, so that it can always make progress. At least a few blocks.",
     )
-    wait_ms: Count = Field(
-        _HOUR, ge=_SECOND, le=30 * _DAY, description="Milliseconds between runs of `gc run --loop`. cron needs no loop."
-    )
     blocks_max_per_run: Count = Field(
         default=1000, ge=1, le=1_000_000, description="Blocks collected in one run, at most."
     )
@@ -368,7 +366,7 @@ def _parse(path: Path, problems: list[str]) -> dict[str, Any]:
 def _from_env(env: Mapping[str, str], problems: list[str]) -> _Given:
     known = {_variable(*name.split(".")): name.split(".") for name in _all_keys()}
     for variable in sorted(env):
-        if not variable.startswith(ENV_PREFIX) or variable.startswith(ENV_OTHERS):
+        if not variable.startswith(ENV_PREFIX) or variable in ENV_OTHERS or variable.startswith(ENV_DEV_PREFIX):
             continue
         if variable not in known:
             problems.append(f"environment variable {variable}: no such setting{_hint(variable, list(known))}")
