@@ -27,6 +27,9 @@ READY_STRIPES_MIN = 1.2
 READY_OBJECTS_EXTRA = 64
 """With fewer bytes than READY_STRIPES, half a window more, but at least so many objects more, are choice enough."""
 
+OVERDUE_WINDOWS = 2
+"""Small objects that would have waited for more windows of arrivals by the next group come before those that fit."""
+
 DEPLETION_MAX = 0.9
 """Most of the waiting bytes that one group may take without need; the rest is there to choose from."""
 
@@ -61,7 +64,6 @@ class BestFitMergeList:
         self._waiting = SizeClasses(geometry.chunk_size)
         self._ready_bytes = READY_STRIPES * geometry.stripe_size
         self._ready_bytes_min = int(READY_STRIPES_MIN * geometry.stripe_size)
-        # So many objects are choice enough; and an object that has seen so many arrive is overdue.
         self._ready_count = window + max(window // 2, READY_OBJECTS_EXTRA)
         self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
 
@@ -153,14 +155,16 @@ class BestFitMergeList:
     # --- what goes in ---------------------------------------------------------------------------------
 
     def _plan_group(self, oldest: Candidate, stripes: int, overdue: list[Candidate]) -> GroupPlan:
-        layout = GroupLayout(self._geometry, max(1, stripes, self._stripes_for(oldest)), names=self._names)
+        stripes = max(1, stripes, self._stripes_for(oldest))
+        layout = GroupLayout(self._geometry, stripes, names=self._names)
+        seq_overdue = self._seq_overdue(stripes)
         self._due_ms = None
         scarce = SCARCE_FRACTION * self._window
         waiting = self._waiting
         while layout.chunks_free and self._open_bin(layout):
             if overdue:
                 self._fill_overdue(layout, overdue)
-            self._fill_long_waiting(layout)
+            self._fill_long_waiting(layout, seq_overdue)
             if waiting.large_count and waiting.small_count < scarce:
                 self._chain_large(layout)
             room = self._fill_best(layout)
@@ -193,9 +197,15 @@ class BestFitMergeList:
             if candidate.waiting:
                 self._place(layout, candidate)
 
-    def _fill_long_waiting(self, layout: GroupLayout) -> None:
+    def _seq_overdue(self, stripes: int) -> int:
+        """Objects that arrived before this one are overdue by arrivals. It is not later than it must be: objects
+        taken out of turn fit badly, and measured over 100,000 objects the list then clogs with large ones."""
+        objects_per_group = stripes * self._geometry.stripe_size * len(self._waiting) // self._waiting.waiting_bytes
+        wait_max = OVERDUE_WINDOWS * self._window
+        return self._arrivals - max(self._window, self._ready_count - self._window, wait_max - objects_per_group)
+
+    def _fill_long_waiting(self, layout: GroupLayout, seq_overdue: int) -> None:
         """Small objects that are overdue by arrivals, oldest first, until one does not fit."""
-        seq_overdue = self._arrivals - self._ready_count
         oldest = self._waiting.oldest_small()
         if oldest is None or oldest.seq >= seq_overdue:
             return
