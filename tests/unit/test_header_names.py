@@ -47,11 +47,7 @@ def test_golden() -> None:
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 u63 = st.integers(0, (1 << 63) - 1)
-parts = (
-    st.none()
-    | st.tuples(u63, st.just(0))
-    | st.tuples(u63, u63).map(lambda pair: (pair[0], pair[0] + pair[1] + 1))
-)
+parts = st.none() | st.tuples(u63, st.just(0)) | st.tuples(u63, u63).map(lambda pair: (pair[0], pair[0] + pair[1] + 1))
 records = st.builds(NameRecord, texts, texts, parts)
 
 
