@@ -90,12 +90,12 @@ class SizeClasses:
         """The large object that has waited longest."""
         return _first_waiting(self._large_arrivals)
 
-    def oldest_large_within(self, size_max: int) -> Candidate | None:
-        """The large object of at most that many bytes that has waited longest."""
-        for candidate in self._large_arrivals:
-            if candidate.size <= size_max and candidate.waiting:
-                return candidate
-        return None
+    def oldest_large_within(self, full_max: int) -> Candidate | None:
+        """The large object of at most that many full chunks, and a rest, that has waited longest."""
+        if not any(filled and full <= full_max for full, filled in self._large_filled.items()):
+            return None
+        size_max = (full_max + 1) * self._chunk
+        return next((c for c in self._large_arrivals if c.size <= size_max and c.waiting), None)
 
     def largest_small_within(self, size_max: int) -> Candidate | None:
         """The small object of the largest class whose every object has at most that many bytes."""
@@ -184,6 +184,8 @@ class SizeClasses:
         """
         bits, fifos, flags, masks = self._bits, self._fifos, self._flags, self._masks
         filled, mirror = self._filled, self._mirror
+        # While the mean is over half a chunk, smaller objects are too few to be spent in pairs: large ones would be
+        # left without a mate.
         plentiful = 2 * self.small_bytes <= self.small_count * self._chunk
         gap = PAIR_GAP_GRAINS if plentiful else self._classes
         # Classes i and j with (i + 1) + (j + 1) = units: bit i of `filled`, bit (classes - 1 - j) of `mirror`.
