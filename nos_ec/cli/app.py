@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from nos_ec import __version__
 from nos_ec.cli import config, demo, objects, services, simulate, status
 from nos_ec.cli.context import Context, log_for_people
-from nos_ec.cli.errors import EXIT_USAGE, report
+from nos_ec.cli.errors import EXIT_BUG, report
 from nos_ec.core.errors import NosError
 
 app = typer.Typer(
@@ -57,16 +56,9 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command; returns its exit code."""
     try:
-        result = app(args=arguments, prog_name="nos-ec", standalone_mode=False)
+        app(args=arguments, prog_name="nos-ec")
     except NosError as error:
         return report(error, as_json="--json" in arguments)
-    except click.exceptions.Abort:
-        return 130
-    except click.ClickException as error:
-        error.show()
-        return EXIT_USAGE
-    except BrokenPipeError:
-        # Whoever read our output has gone; nothing is left to say, and no trace back helps.
-        sys.stderr.close()
-        return 141
-    return result if isinstance(result, int) else 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else EXIT_BUG
+    return 0

@@ -7,7 +7,8 @@ from typing import Any
 import typer
 
 from nos_ec.cli.context import AsJson, context
-from nos_ec.cli.output import emit, facts, size_text
+from nos_ec.cli.output import emit, err, facts, size_text
+from nos_ec.core.errors import Transient
 from nos_ec.ports.metadata import Totals
 from nos_ec.wiring import System
 
@@ -50,8 +51,17 @@ def status_data(system: System) -> dict[str, Any]:
             {"kind": kind.value, "state": state.value, "count": count}
             for (kind, state), count in sorted(totals.blocks.items())
         ],
-        "free_bytes": system.blocks.free_bytes(),
+        "free_bytes": _free_bytes(system),
     }
+
+
+def _free_bytes(system: System) -> int | None:
+    """None while nothing can be written, because a shard is not there; the rest of the status still holds."""
+    try:
+        return system.blocks.free_bytes()
+    except Transient as error:
+        err.print(f"warning: {error}", markup=False)
+        return None
 
 
 def _size(totals: Totals, system: System) -> int:
@@ -79,6 +89,6 @@ def _print(data: dict[str, Any]) -> None:
         "landing copies to delete": data["landing_deletions"],
         "leases held": data["leases"],
         "blocks": ", ".join(f"{b['count']} {b['kind']} {b['state']}" for b in data["blocks"]) or "-",
-        "free": size_text(data["free_bytes"]),
+        "free": "-" if data["free_bytes"] is None else size_text(data["free_bytes"]),
     }
     facts("status", rows)

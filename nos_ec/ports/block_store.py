@@ -95,7 +95,10 @@ class BlockStore(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """User bytes (after coding overhead) that can still be appended, a lower-bound estimate."""
+        """User bytes (after coding overhead) that can still be appended, a lower-bound estimate.
+
+        Raises Transient when that cannot be told because a shard needed for writing is not there.
+        """
         ...
 
     def raw_bytes(self) -> int:

@@ -209,15 +209,15 @@ class LocalBlockStore:
                     yield BlockId(block_id)
 
     def free_bytes(self) -> int:
-        """Whole stripes that fit the fullest disk. Folders on one filesystem share its room. 0 with a shard lost."""
+        """Whole stripes that fit the fullest disk. Folders on one filesystem share its room."""
         rooms: dict[int, list[int]] = {}
-        try:
-            for shard in self._shards:
-                folder = self._folders.folder(shard) / FAN_OUT[0]
+        for shard in self._shards:
+            folder = self._folders.folder(shard) / FAN_OUT[0]
+            try:
                 room = os.statvfs(folder)
                 rooms.setdefault(folder.stat().st_dev, []).append(room.f_bavail * room.f_frsize)
-        except OSError:
-            return 0
+            except OSError as error:
+                self._folders.refuse_unreachable({shard: error})
         shard_room = min(min(room) // len(room) for room in rooms.values())
         full_shard = self._layout.size(self._geometry.stripes_per_block)
         blocks, rest = divmod(shard_room, full_shard)

@@ -1,0 +1,372 @@
+"""The command line as a user meets it: output, errors that say what to do, exit codes (docs/CLI.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nos_ec.cli.app import run
+from nos_ec.core.errors import Corrupt
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.wiring import System
+
+from .conftest import CHUNK, STRIPE, Bench
+
+
+class Cli:
+    """Runs commands in this process."""
+
+    def __init__(self, bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+        self._bench = bench
+        self._capfd = capfd
+
+    def __call__(self, *arguments: str, exits: int = 0) -> Any:
+        """Run with --json; returns what it printed, or the error it reported."""
+        self._capfd.readouterr()
+        code = run(["--config", str(self._bench.config), *arguments, "--json"])
+        out, err = self._capfd.readouterr()
+        assert code == exits, f"exit {code}: {out} {err}"
+        return json.loads((err if exits else out).splitlines()[-1])
+
+    def text(self, *arguments: str) -> str:
+        """Run without --json; returns stdout."""
+        self._capfd.readouterr()
+        assert run(["--config", str(self._bench.config), *arguments]) == 0
+        return self._capfd.readouterr().out
+
+
+@pytest.fixture
+def cli(bench: Bench, capfd: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(bench, capfd)
+
+
+@pytest.fixture
+def file(tmp_path: Path, bench: Bench) -> Path:
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(bench.data(3 * CHUNK))
+    return path
+
+
+def test_the_whole_life_of_an_object(cli: Cli, file: Path, tmp_path: Path) -> None:
+    put = cli("put", "photos/2026/a.jpg", str(file))
+    assert (put["bucket"], put["name"], put["size"], put["state"]) == ("photos", "2026/a.jpg", 3 * CHUNK, "landed")
+    assert "landing" in cli("stat", "photos/2026/a.jpg")["location"]
+    assert cli("producer", "--once") == {"published": 1}
+    assert cli("consumer", "--once")["packed"] == 1
+    stat = cli("stat", "photos/2026/a.jpg")
+    assert stat["state"] == "packed"
+    assert stat["location"]["chunks"] == 3
+    assert cli("ls")["buckets"] == ["photos"]
+    assert [o["name"] for o in cli("ls", "photos/2026")["objects"]] == ["2026/a.jpg"]
+    copy = tmp_path / "copy.jpg"
+    assert cli("get", "photos/2026/a.jpg", "-o", str(copy))["bytes_written"] == 3 * CHUNK
+    assert copy.read_bytes() == file.read_bytes()
+    cli("get", "photos/2026/a.jpg", "-o", str(copy), "--range", "10-19")
+    assert copy.read_bytes() == file.read_bytes()[10:20]
+    cli("get", "photos/2026/a.jpg", "-o", str(copy), "--range", "-5")
+    assert copy.read_bytes() == file.read_bytes()[-5:]
+    status = cli("status")
+    assert status["packed_objects"] == 1
+    assert 0 < status["utilisation"] < 1
+    assert cli("rm", "photos/2026/a.jpg") == {"deleted": ["photos/2026/a.jpg"], "missing": []}
+    assert cli("gc", "plan")["blocks"][0]["hole_ratio"] == 1.0
+    assert cli("gc", "run")["blocks"], "without --apply a run is only a plan"
+    assert cli("gc", "run", "--apply")["blocks_deleted"] == 1
+    assert cli("status")["stripes"] == 0
+
+
+def test_people_get_text(cli: Cli, file: Path) -> None:
+    assert "photos/a" in cli.text("put", "photos/a", str(file))
+    assert "photos" in cli.text("ls")
+    assert "photos/a" in cli.text("ls", "photos")
+    assert "utilisation" in cli.text("status")
+    assert "0 blocks" in cli.text("gc", "plan")
+    assert "add --apply" in cli.text("gc", "run")
+    assert "the configuration is fine" in cli.text("config", "check")
+    assert "consumer.window_objects" in cli.text("config", "show")
+
+
+def test_recursive_put(cli: Cli, tmp_path: Path, bench: Bench, system: System) -> None:
+    tree = tmp_path / "tree"
+    sizes = {"a": 0, "b/c": 10, "b/d": CHUNK, "e/f/g": 5 * STRIPE}
+    for name, size in sizes.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes(bench.data(size))
+    (tree / "link").symlink_to("a")
+    assert cli("put", "-r", "docs/in/", str(tree)) == {"objects": 4, "bytes": sum(sizes.values())}
+    assert {o["name"]: o["size"] for o in cli("ls", "docs")["objects"]} == {f"in/{k}": v for k, v in sizes.items()}
+    for row in system.store().list_objects("docs", "", "", 10):
+        assert system.store().get(row.key) == (tree / row.key.name.removeprefix("in/")).read_bytes()
+
+
+def test_listing_pages(cli: Cli, bench: Bench, system: System) -> None:
+    for index in range(5):
+        bench.put(system, f"{index}", b"x")
+    page = cli("ls", "b", "--limit", "2")
+    assert ([o["name"] for o in page["objects"]], page["next_after"]) == (["0", "1"], "1")
+    rest = cli("ls", "b", "--after", "1")
+    assert ([o["name"] for o in rest["objects"]], rest["next_after"]) == (["2", "3", "4"], None)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("bucket", "BUCKET/NAME"),
+        ("bucket/", "empty"),
+        ("/name", "bucket is empty"),
+        ("b/" + "x" * 1025, "1025 bytes"),
+        ("b/" + "ä" * 513, "1026 bytes"),
+        ("b/a\0b", "NUL"),
+        ("b/../etc/passwd", "'..'"),
+        ("b/a/./b", "'.'"),
+        ("../name", "bucket '..'"),
+        ("b/\udcff", "UTF-8"),
+        ("x" * 256 + "/a", "256 bytes"),
+    ],
+)
+def test_bad_names_are_refused(cli: Cli, file: Path, name: str, says: str, system: System) -> None:
+    """At the edge, with a sentence that says what is wrong; nothing is stored."""
+    for arguments in (("put", name, str(file)), ("get", name, "-o", "x"), ("rm", name), ("stat", name)):
+        error = cli(*arguments, exits=2)
+        assert error["error"] == "InvalidInput"
+        assert says in error["message"]
+    assert list(system.landing.list_ids()) == []
+
+
+def test_good_odd_names(bench: Bench, system: System) -> None:
+    for name in (
+        "ä" * 512,
+        "a//b",
+        "/lead",
+        "trail/",
+        "..a",
+        "a..",
+        "...",
+        " ",
+        "%",
+        "_",
+        "'\";--",
+        "\U0001f600",
+        "a\nb",
+    ):
+        bench.put(system, name, name.encode())
+    bench.pack(system)
+    bench.assert_readable(system)
+    assert [row.key.name for row in system.store().list_objects("b", "%", "", 10)] == ["%"]
+    assert [row.key.name for row in system.store().list_objects("b", "_", "", 10)] == ["_"]
+
+
+def test_errors_say_what_to_do(cli: Cli, tmp_path: Path, file: Path) -> None:
+    assert "not exist" in (error := cli("get", "b/no", "-o", "x", exits=4))["message"] or "b/no" in error["message"]
+    assert cli("rm", "b/no", exits=4)["error"] == "NotFound"
+    assert str(tmp_path / "none") in cli("put", "b/a", str(tmp_path / "none"), exits=2)["message"]
+    assert "not a folder" in cli("put", "-r", "b", str(file), exits=2)["message"]
+    assert "--output" in cli("get", "b/a", exits=2)["message"]
+    cli("put", "b/a", str(file))
+    assert "FIRST-LAST" in cli("get", "b/a", "-o", str(tmp_path / "x"), "--range", "a-b", exits=2)["message"]
+    assert "before FIRST" in cli("get", "b/a", "-o", str(tmp_path / "x"), "--range", "5-4", exits=2)["message"]
+    past = cli("get", "b/a", "-o", str(tmp_path / "x"), "--range", f"{10 * CHUNK}-", exits=2)
+    assert "within" in past["message"]
+    assert not (tmp_path / "x").exists()
+    assert cli("simulate", exits=2)["error"] == "InvalidInput"
+    assert "W1" in cli("simulate", "--workload", "W9", exits=2)["message"]
+
+
+def test_usage_errors_exit_2(bench: Bench) -> None:
+    assert run(["no-such-command"]) == 2
+    assert run(["ls", "--limit", "0"]) == 2
+
+
+def test_a_store_that_is_not_initialised(cli: Cli, bench: Bench) -> None:
+    bench.config.write_text(bench.config.read_text().replace('"store"', '"elsewhere"'))
+    error = cli("status", exits=3)
+    assert "nos-ec init" in error["message"]
+    cli("init")
+    assert cli("status")["stripes"] == 0
+    cli("init")
+
+
+def test_another_geometry_is_refused(cli: Cli, bench: Bench, system: System) -> None:
+    bench.put_some(system, 10)
+    text = bench.config.read_text()
+    for wrong in ("chunk_size = 32768", "chunk_size = 16384\nk = 4"):
+        bench.config.write_text(text.replace("chunk_size = 16384", wrong))
+        for command in (("init",), ("status",), ("consumer", "--once")):
+            assert "geometry" in cli(*command, exits=3)["message"].lower()
+    bench.config.write_text(text)
+    bench.assert_readable(system)
+
+
+def test_every_wrong_key_and_value_is_named(cli: Cli, bench: Bench) -> None:
+    bench.config.write_text("[consumer]\nwindw_objects = 5\nlanes = 0\n[geometri]\nk = 8\n")
+    message = cli("status", exits=3)["message"]
+    for place in ("windw_objects", "window_objects", "consumer.lanes", "geometri", "geometry"):
+        assert place in message
+
+
+def test_config_check_lists_problems(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    bench.config.write_text("[consumer]\nlanes = 0\n[nope]\n")
+    assert run(["--config", str(bench.config), "config", "check", "--json"]) == 3
+    problems = json.loads(capfd.readouterr().out)["problems"]
+    assert len(problems) == 2
+
+
+def test_simulate(cli: Cli, tmp_path: Path) -> None:
+    result = cli("simulate", "--workload", "W2", "--objects", "5000", "--window", "100")
+    for figure in (
+        "utilisation",
+        "bound",
+        "single_chunk_ratio",
+        "max_wait_windows",
+        "objects_per_s",
+        "header_overhead",
+    ):
+        assert result[figure] > 0
+    assert result["utilisation"] <= result["bound"] <= 1
+    path = tmp_path / "sizes"
+    path.write_text("100\n4000\n\n700\n" * 300)
+    assert cli("simulate", "--sizes", str(path), "--policy", "nos")["policy"] == "nos"
+    path.write_text("100\nx\n")
+    assert "line 2" in cli("simulate", "--sizes", str(path), exits=2)["message"]
+
+
+def test_demo(cli: Cli, tmp_path: Path, bench: Bench) -> None:
+    """The whole demo on a folder of this test, small stripes and all; no byte may differ."""
+    source = tmp_path / "source"
+    for index in range(300):
+        path = source / f"d{index % 4}" / f"f{index}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bench.data(bench.rng.randint(0, 2 * CHUNK)))
+    (source / "top").write_bytes(bench.data(6 * STRIPE))
+    (source / os.fsdecode(b"bad\xff")).write_bytes(b"x")
+    root = tmp_path / "demo"
+    report = cli("demo", "--source", str(source), "--root", str(root))
+    assert report["objects"] == 301
+    assert report["skipped_files"] == 1
+    assert report["verify"]["mismatches"] == 0
+    assert report["small_get"]["shard_reads_mean"] == 1.0
+    assert report["utilisation"] <= report["bound"]
+    assert report["single_chunk_ratio"] == 1.0
+    assert report["gc"]["header_bytes_read"] <= report["gc"]["block_bytes_examined"] / 30
+    assert report["gc"]["bytes_reclaimed"] > 0
+    assert report["lost_shards"]["degraded_reads"] > 0
+    assert not root.exists()
+    assert "not empty" in cli("demo", "--source", str(source), "--root", str(source), exits=2)["message"]
+    assert "not a folder" in cli("demo", "--source", str(tmp_path / "none"), exits=2)["message"]
+
+
+def test_unreadable_shards(cli: Cli, bench: Bench, system: System) -> None:
+    """Reads survive m lost shards, and say which bytes are gone when one more is lost."""
+    bench.put_some(system, 60)
+    bench.pack(system)
+    blocks = bench.folder / "store" / "blocks"
+    for shard in (0, 4, 9):
+        (blocks / f"shard-{shard:02}").rename(blocks / f"gone-{shard:02}")
+    with bench.open() as reopened:
+        for key, data in bench.acknowledged.items():
+            assert reopened.store().get(key) == data
+        (blocks / "shard-05").rename(blocks / "gone-05")
+        lost = [key for key in bench.acknowledged if _is_lost(reopened, key)]
+        assert 0 < len(lost) < len(bench.acknowledged)
+        (blocks / "gone-05").rename(blocks / "shard-05")
+        for key, data in bench.acknowledged.items():
+            assert reopened.store().get(key) == data
+
+
+def _is_lost(system: System, key: ObjectKey) -> bool:
+    try:
+        system.store().get(key)
+    except Corrupt:
+        return True
+    return False
+
+
+def test_writing_with_a_shard_folder_missing_loses_nothing(cli: Cli, bench: Bench, system: System) -> None:
+    bench.put_some(system, 60)
+    bench.produce(system)
+    blocks = bench.folder / "store" / "blocks"
+    (blocks / "shard-03").rename(blocks / "gone-03")
+    error = cli("consumer", "--once", exits=7)
+    assert "shard-03" in error["message"]
+    bench.assert_readable(system)
+    (blocks / "gone-03").rename(blocks / "shard-03")
+    cli("consumer", "--once")
+    bench.settle(system)
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
+@pytest.mark.parametrize("service", ["producer", "consumer", "gc"])
+def test_sigterm_stops_a_daemon_and_loses_nothing(bench: Bench, system: System, service: str) -> None:
+    """Graceful stop: exit 0, no lease left behind, nothing open, the work goes on where it was left."""
+    bench.put_some(system, 300)
+    if service != "producer":
+        bench.produce(system)
+    arguments = ["gc", "run", "--apply", "--loop"] if service == "gc" else [service]
+    command = [sys.executable, "-m", "nos_ec", "--config", str(bench.config), *arguments]
+    daemon = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        if service == "gc":
+            assert daemon.stderr is not None
+            assert b"collected" in daemon.stderr.readline()
+        else:
+            _wait_for_work(system)
+        daemon.send_signal(signal.SIGTERM)
+        _, err = daemon.communicate(timeout=20)
+    finally:
+        daemon.kill()
+        daemon.wait()
+    assert daemon.returncode == 0, err.decode()
+    assert system.metadata.totals().leases == 0
+    assert system.metadata.fenced_blocks(10) == []
+    bench.assert_balanced(system)
+    bench.settle(system)
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
+def _wait_for_work(system: System) -> None:
+    """Until the daemon is in full flow (bounded): something was published, or some of it packed."""
+    before = system.metadata.totals()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        totals = system.metadata.totals()
+        if (totals.queued_objects, totals.packed_objects) != (before.queued_objects, before.packed_objects):
+            break
+        time.sleep(0.02)
+
+
+def test_daemon_packs_what_arrives(bench: Bench, system: System) -> None:
+    """Producer and consumer as daemons, a client beside them; the rest is packed by the deadline."""
+    bench.config.write_text(
+        bench.config.read_text().replace("window_objects = 50", "window_objects = 50\nlinger_ms = 300")
+    )
+    commands = [
+        [sys.executable, "-m", "nos_ec", "--config", str(bench.config), name] for name in ("producer", "consumer")
+    ]
+    daemons = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for command in commands]
+    try:
+        for round_ in range(3):
+            bench.put_some(system, 60, prefix=f"round-{round_}")
+        deadline = time.monotonic() + 30
+        while system.metadata.totals().packed_objects < 180 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        states = {system.store().head(key).state for key in bench.acknowledged}
+        assert states == {ObjectState.PACKED}
+        bench.assert_readable(system)
+    finally:
+        for daemon in daemons:
+            daemon.terminate()
+        codes = [daemon.wait(timeout=20) for daemon in daemons]
+    assert codes == [0, 0]
+    bench.settle(system)
+    bench.assert_at_rest(system)
