@@ -455,6 +455,18 @@ class CommitContract:
         assert bench.store.block(block_id).dead_bytes == 600
         bench.check_books()
 
+    def test_of_two_versions_in_a_group_the_current_one_wins_5(self, bench: MetadataBench) -> None:
+        old, new = bench.put("n", 300), bench.put("n", 400)
+        lease = bench.lease()
+        for order in ([old, new], [new, old]):
+            block_id = bench.block(lease)
+            current = bench.get("n")
+            commit = bench.group(lease, block_id, [current if row is new else row for row in order])
+            assert bench.store.commit_group(commit) == {new.object_id}
+            block = bench.store.block(block_id)
+            assert (block.live_bytes, block.dead_bytes) == (400, 300)
+        bench.check_books()
+
     def test_gc_moves_from_block_to_block_6(self, bench: MetadataBench) -> None:
         rows = [bench.put(name, 400) for name in "abcd"]
         first, second = bench.pack(rows[:2]), bench.pack(rows[2:])

@@ -6,7 +6,7 @@ blocks, deletes take a row and then blocks; what can still deadlock is run again
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import Connection, LargeBinary, and_, bindparam, null, or_, select, update
 
@@ -22,12 +22,12 @@ from nos_ec.core.lifecycle import BlockState, ObjectEvent, ObjectState, advance_
 from nos_ec.ports.metadata import BlockRow, GroupCommit, Move
 
 _O, _B = OBJECTS.c, BLOCKS.c
-_MOVES = JsonRows("moves", optional="from_block", object_id=0, version=0, from_block=ID_BYTES, block_offset=0)
+_MOVES = JsonRows("moves", optional="from_block", object_id=0, version=0, from_block=ID_BYTES, block_offset=0, number=0)
 _FROM_LANDING = sorted(state for state in object_sources(ObjectEvent.PACK) if state.in_landing)
 _PACKED = advance_object(ObjectState.PACKED, ObjectEvent.PACK)
 
 MATCH_MOVES = (
-    select(_O.object_id, _O.size, _O.landing_id)
+    select(_MOVES["number"], _O.size, _O.landing_id)
     .join_from(_MOVES.table, OBJECTS, _O.object_id == _MOVES["object_id"])
     .where(
         _O.version == _MOVES["version"],
@@ -56,14 +56,13 @@ def commit_group(connection: Connection, geometry: Geometry, commit: GroupCommit
     _check(geometry, commit)
     leases.require(connection, commit.lease)
     _check_block(blocks.lock(connection, commit.block_id), commit)
-    moves = _first_of_each(commit.moves)
-    landing_ids = _winners(connection, moves)
-    winners = [moves[object_id] for object_id in landing_ids]
+    found = _match(connection, _without_repeats(commit.moves))
+    winners = [move for move, _ in found]
     _move(connection, commit.block_id, winners)
-    _release_old_places(connection, winners, landing_ids, commit.landing_not_before_ms)
+    _release_old_places(connection, found, commit.landing_not_before_ms)
     _count(connection, geometry, commit, winners)
     kill_point("metadata.commit_group.before_commit")
-    return frozenset(landing_ids)
+    return frozenset(move.object_id for move in winners)
 
 
 def _check(geometry: Geometry, commit: GroupCommit) -> None:
@@ -91,22 +90,25 @@ def _check_block(block: BlockRow | None, commit: GroupCommit) -> None:
         raise Conflict(f"block {name} ends at stripe {block.stripes}, not at {commit.at_stripe}")
 
 
-def _first_of_each(moves: Sequence[Move]) -> dict[int, Move]:
-    """Moves by object, in order of object. An object that is twice in a group can win once: its first copy does."""
-    by_object: dict[int, Move] = {}
+def _without_repeats(moves: Sequence[Move]) -> list[Move]:
+    """Moves in order of object. Of one that is twice in a group the first copy can win, and the other one cannot.
+
+    A group may well hold two versions of an object, or one taken from two places: at most one of them matches its row.
+    """
+    first: dict[tuple[int, int, BlockId | None], Move] = {}
     for move in moves:
-        by_object.setdefault(move.object_id, move)
-    return dict(sorted(by_object.items()))
+        first.setdefault((move.object_id, move.version, move.from_block), move)
+    return sorted(first.values(), key=lambda move: (move.object_id, move.version))
 
 
-def _winners(connection: Connection, moves: dict[int, Move]) -> dict[int, LandingId | None]:
-    """Objects whose row still matches, with their landing copies; the rows are locked."""
-    found: dict[int, LandingId | None] = {}
-    for object_id, size, landing_id in connection.execute(MATCH_MOVES, _dump(moves.values())):
-        if size != moves[object_id].length:
-            raise ValueError(f"object {object_id} has {size} bytes, its move {moves[object_id].length}")
-        found[object_id] = landing_id
-    return dict(sorted(found.items()))
+def _match(connection: Connection, moves: Sequence[Move]) -> list[tuple[Move, LandingId | None]]:
+    """The moves whose row still matches, with its landing copy; the rows are locked."""
+    found: list[tuple[Move, LandingId | None]] = []
+    for number, size, landing_id in connection.execute(MATCH_MOVES, _dump(moves)):
+        if size != moves[number].length:
+            raise ValueError(f"object {moves[number].object_id} has {size} bytes, its move {moves[number].length}")
+        found.append((moves[number], landing_id))
+    return sorted(found, key=lambda pair: pair[0].object_id)
 
 
 def _move(connection: Connection, block_id: BlockId, winners: Sequence[Move]) -> None:
@@ -114,24 +116,19 @@ def _move(connection: Connection, block_id: BlockId, winners: Sequence[Move]) ->
     assert moved == len(winners), f"{len(winners)} rows were locked but {moved} were moved"
 
 
-def _dump(moves: Iterable[Move]) -> dict[str, str]:
-    return _MOVES.dump((move.object_id, move.version, move.from_block, move.offset) for move in moves)
+def _dump(moves: Sequence[Move]) -> dict[str, str]:
+    return _MOVES.dump(
+        (move.object_id, move.version, move.from_block, move.offset, number) for number, move in enumerate(moves)
+    )
 
 
 def _release_old_places(
-    connection: Connection,
-    winners: Sequence[Move],
-    landing_ids: dict[int, LandingId | None],
-    not_before_ms: int,
+    connection: Connection, found: Sequence[tuple[Move, LandingId | None]], not_before_ms: int
 ) -> None:
-    copies = [
-        (landing_id, move.object_id, move.version)
-        for move in winners
-        if (landing_id := landing_ids[move.object_id]) is not None
-    ]
+    copies = [(landing_id, move.object_id, move.version) for move, landing_id in found if landing_id is not None]
     queue_copies(connection, copies, not_before_ms)
     burial = Burial()
-    for move in winners:
+    for move, _ in found:
         if move.from_block is not None:
             burial.add(move.from_block, move.length)
     burial.apply(connection)

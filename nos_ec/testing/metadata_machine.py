@@ -1,0 +1,191 @@
+"""A Hypothesis state machine: a metadata store against a dict, with the books of every block checked after each step.
+
+Subclass it, or call `metadata_machine`, with a function that gives a fresh store for each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from nos_ec.core.errors import LeaseLost, NotFound
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow
+from nos_ec.testing.metadata_bench import GEOMETRY, MetadataBench
+
+NAMES = st.sampled_from(["a", "b", "c", "d", "e", "é", "a/b"])
+SIZES = st.integers(min_value=0, max_value=5000)
+PICKS = st.lists(NAMES, max_size=5)
+
+
+@dataclass
+class Expected:
+    """What the model knows of an object."""
+
+    version: int
+    size: int
+    large: bool
+
+
+class MetadataMachine(RuleBasedStateMachine):
+    """The rules. `make_store` is set by the subclass."""
+
+    make_store: Callable[[], Metadata]
+
+    @initialize()
+    def open(self) -> None:
+        """A fresh store with one writer."""
+        self.bench = MetadataBench(type(self).make_store())
+        self.store = self.bench.store
+        self.model: dict[str, Expected] = {}
+        self.seen: list[ObjectRow] = []
+        self.copies: set[LandingId] = set()
+        self.lease: Lease = self.bench.lease()
+
+    @rule(name=NAMES, size=SIZES)
+    def put(self, name: str, size: int) -> None:
+        """PUT, over whatever is there."""
+        row = self.bench.put(name, size)
+        assert row.version > (self.model[name].version if name in self.model else 0)
+        self.model[name] = Expected(row.version, size, large=False)
+        self.seen.append(row)
+        if row.landing_id is not None:
+            self.copies.add(row.landing_id)
+
+    @rule(names=st.lists(NAMES, min_size=1, max_size=8))
+    def put_batch(self, names: list[str]) -> None:
+        """PUT several at once, some of them twice."""
+        for name, row in zip(names, self.bench.put_all(names, 321), strict=True):
+            self.model[name] = Expected(row.version, 321, large=False)
+            self.seen.append(row)
+            assert row.landing_id is not None
+            self.copies.add(row.landing_id)
+
+    @rule(name=NAMES, stale=st.booleans())
+    def put_large(self, name: str, stale: bool) -> None:
+        """PUT a large object, possibly one that another PUT has overtaken."""
+        new: NewLargeObject = self.bench.large(name, self.lease, version=1 if stale else 0)
+        wins = name not in self.model or not stale
+        assert self.store.record_large(new, self.lease, self.bench.now_ms) is wins
+        if wins:
+            self.model[name] = Expected(new.version, new.size, large=True)
+
+    @rule(name=NAMES)
+    def delete(self, name: str) -> None:
+        """DELETE, of what may not be there."""
+        if name in self.model:
+            assert self.bench.delete(name).version == self.model.pop(name).version
+        else:
+            with pytest.raises(NotFound):
+                self.bench.delete(name)
+
+    @rule(
+        names=PICKS, stale=st.lists(st.integers(min_value=0, max_value=99), max_size=3), kind=st.sampled_from(BlockKind)
+    )
+    def commit(self, names: list[str], stale: list[int], kind: BlockKind) -> None:
+        """Commit a group of current rows, repeated ones and rows seen long ago."""
+        rows = [self.bench.get(name) for name in names if name in self.model]
+        rows += [self.seen[i % len(self.seen)] for i in stale if self.seen]
+        rows = [row for row in rows if row.size and row.state is not ObjectState.LARGE]
+        block_id = self.bench.block(self.lease, kind)
+        before = {(row.object_id, row.version): row.extent for row in self._rows()}
+        won = self.store.commit_group(self.bench.group(self.lease, block_id, rows, stripes=2))
+        may_win = {row.object_id for row in rows if before.get((row.object_id, row.version), ...) == row.extent}
+        assert won == may_win
+        for row in self._rows():
+            assert (row.extent is not None and row.extent.block_id == block_id) is (row.object_id in won)
+        self.seen += self._rows()
+
+    @rule(seal=st.booleans())
+    def finish_blocks(self, seal: bool) -> None:
+        """Seal or fence every open block of the writer, and reconcile the fenced ones."""
+        for block in self.store.list_blocks(None, 999):
+            if block.state is BlockState.OPEN and seal:
+                self.store.seal_block(self.lease, block.block_id, self.bench.now_ms)
+            elif block.state is BlockState.OPEN:
+                self.store.fence_block(self.lease, block.block_id)
+        self._reconcile()
+
+    @rule()
+    def lose_the_lease(self) -> None:
+        """The writer dies: it is fenced, can do nothing any more, and its blocks are reconciled."""
+        block_id = self.bench.block(self.lease)
+        assert self.store.fence_lease(self.lease, self.lease.expires_ms)
+        with pytest.raises(LeaseLost):
+            self.store.commit_group(self.bench.group(self.lease, block_id, []))
+        self.lease = self.bench.lease()
+        self._reconcile()
+
+    @rule(verified=st.booleans(), revert=st.booleans())
+    def reap(self, verified: bool, revert: bool) -> None:
+        """Look after due landing copies as the reaper does: doom and forget them, or revert."""
+        for deletion in self.bench.deletions().values():
+            extent = deletion.row.extent if deletion.row else None
+            if revert:
+                self.store.revert_to_landing(deletion, self.bench.now_ms)
+                continue
+            where: BlockId | None = extent.block_id if extent and verified else None
+            doomed = self.store.doom_landing({deletion.landing_id: where})
+            assert bool(doomed) is (deletion.row is None or (extent is not None and verified))
+            self.store.forget_landing(list(doomed))
+            self.copies -= doomed
+
+    @rule()
+    def collect(self) -> None:
+        """Condemn and forget what GC may: exactly the sealed blocks nobody points into."""
+        for block in self.store.gc_candidates(0.0, 999):
+            free = not self.store.placed_in(block.block_id)
+            assert self.store.condemn_block(block.block_id, self.bench.now_ms) is free
+        for block in self.store.condemned_blocks(self.bench.now_ms, 999):
+            self.store.forget_block(block.block_id)
+
+    @precondition(lambda self: self.model)
+    @rule(forward_ms=st.integers(min_value=0, max_value=10))
+    def publish(self, forward_ms: int) -> None:
+        """Time passes and the producer publishes what is due."""
+        self.bench.now_ms += forward_ms
+        due = self.store.due_objects(self.bench.now_ms, 99)
+        assert self.store.mark_published(due, self.bench.now_ms + 5) == len(due)
+
+    @invariant()
+    def objects_are_the_models(self) -> None:
+        """Every object is there in its version and size, and no other is."""
+        rows = {row.key.name: row for row in self._rows()}
+        assert {name: (row.version, row.size) for name, row in rows.items()} == {
+            name: (expected.version, expected.size) for name, expected in self.model.items()
+        }
+        for name, row in rows.items():
+            assert self.store.get(ObjectKey("bucket", name)) == row
+            assert (row.state is ObjectState.LARGE) is self.model[name].large
+
+    @invariant()
+    def books_are_right_3_6(self) -> None:
+        """Invariants 3 and 6."""
+        self.bench.check_books()
+        totals = self.store.totals()
+        size = totals.stripes * GEOMETRY.stripe_size
+        assert totals.live_bytes + totals.dead_bytes + totals.overhead_bytes == size
+
+    @invariant()
+    def no_copy_is_lost_or_leaked_2(self) -> None:
+        """A copy that was not deleted is known to a row or to the queue; a row's copy was not deleted."""
+        assert self.store.landing_known(list(self.copies)) == self.copies
+        assert {row.landing_id for row in self._rows() if row.landing_id} <= self.copies
+
+    def teardown(self) -> None:
+        """Close the store of this run."""
+        if hasattr(self, "store"):
+            self.store.close()
+
+    def _rows(self) -> list[ObjectRow]:
+        return self.store.list_objects("bucket", "", "", 999)
+
+    def _reconcile(self) -> None:
+        for block in self.store.fenced_blocks(999):
+            found = (block.stripes + 1, block.live_bytes, block.dead_bytes + 11, block.live_objects)
+            assert self.store.seal_reconciled(block.block_id, *found, self.bench.now_ms)
