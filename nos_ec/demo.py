@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nos_consumer.assemble import consumer_service
+from nos_consumer.assemble import drain
 from nos_ec.core.errors import InvalidInput, NosError, NoSpace
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
@@ -185,15 +185,13 @@ class Demo:
     def _pack(self, system: System) -> None:
         with producer_service(system) as producer:
             published = producer.drain()
-        with consumer_service(system) as consumer:
-            consumer.drain()
         self._tick("pack", 1, 2)
-        # The landing copies go now, so that every reading from here on is from packed stripes.
-        reaped = system.housekeeping().run_once().reaper
+        # With a grace of zero the landing copies go at once: every reading from here on is from packed stripes.
+        counters = drain(system)
         self._tick("pack", 2, 2)
         self.report.figures["published"] = published
-        self.report.figures["consumer"] = asdict(consumer.counters)
-        self.report.figures["landing_copies_deleted"] = reaped.deleted
+        self.report.figures["consumer"] = asdict(counters)
+        self.report.figures["landing_copies_left"] = system.metadata.totals().landing_deletions
 
     def _read_all(self, system: System, store: Store, files: Sequence[SourceFile]) -> None:
         """Small objects first, so that their shard reads can be told apart."""

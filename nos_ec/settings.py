@@ -240,7 +240,8 @@ class GcSettings(_Section):
         default=256 << 20,
         ge=0,
         le=1 << 50,
-        description="Free space that only GC may use, so that it can always make progress. At least a few blocks.",
+        description="Free space that only GC may use, so that it can always make progress: packing stops above it, and"
+        " PUT above twice as much, so that landed objects can always be packed. At least a few blocks.",
     )
     blocks_max_per_run: Count = Field(
         default=1000, ge=1, le=1_000_000, description="Blocks collected in one run, at most."

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.adapters.local.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.adapters.sql.metadata import open_metadata
@@ -27,6 +28,7 @@ from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.packable import SourceReader
 from nos_ec.engine.reaper import Reaper
 from nos_ec.engine.recovery import Recovery
+from nos_ec.engine.room import PACKING_RESERVES, PUT_RESERVES
 from nos_ec.engine.store import PutOptions, Store
 from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
 from nos_ec.ports.block_store import BlockStore
@@ -45,7 +47,7 @@ def initialise(settings: Settings) -> None:
     geometry = settings.geometry.value()
     root = settings.store.root
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
     except OSError as error:
         raise ConfigError(f"store.root {root} cannot be created: {error.strerror}") from error
     migrate(settings.store.url())
@@ -94,8 +96,9 @@ class System:
     def store(self) -> Store:
         """PUT, GET, DELETE, LIST."""
         put = self.settings.put
-        options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry))
-        large = LargeObjects(self.metadata, self.blocks, self.clock, self.new_block_id, put.lease_ttl_ms)
+        reserve = PUT_RESERVES * self.settings.gc.reserve_bytes
+        options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry), reserve)
+        large = LargeObjects(self.metadata, self.blocks, self.clock, self.new_block_id, put.lease_ttl_ms, reserve)
         return Store(self.metadata, self.landing, self.blocks, large, self.clock, self.new_landing_id, options)
 
     # --- writers ----------------------------------------------------------------------------------
@@ -108,7 +111,7 @@ class System:
         fresh = kind is BlockKind.FRESH
         options = WriterOptions(
             kind=kind,
-            reserve_bytes=self.settings.gc.reserve_bytes if fresh else 0,
+            reserve_bytes=PACKING_RESERVES * self.settings.gc.reserve_bytes if fresh else 0,
             landing_grace_ms=self.settings.reaper.landing_grace_ms,
             read_back=not fresh,
         )

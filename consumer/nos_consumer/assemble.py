@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nos_consumer.service import ConsumerOptions, ConsumerService
+from nos_consumer.service import ConsumerCounters, ConsumerOptions, ConsumerService
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.merge_list import merge_list
 from nos_ec.core.plan import MergeList
@@ -46,6 +46,19 @@ def consumer_service(system: System) -> Iterator[ConsumerService]:
             yield service
         finally:
             service.close()
+
+
+def drain(system: System) -> ConsumerCounters:
+    """Pack all there is, with housekeeping before and after it (and in between when space runs out).
+
+    Raises what `ConsumerService.drain` raises.
+    """
+    housekeeping = system.housekeeping()
+    housekeeping.run_once()
+    with consumer_service(system) as service:
+        service.drain(make_room=lambda: housekeeping.run_once().reaper.deleted > 0)
+    housekeeping.run_once()
+    return service.counters
 
 
 @contextmanager

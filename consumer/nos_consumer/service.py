@@ -101,18 +101,21 @@ class ConsumerService:
                 _log.warning("trying again", error=str(error))
                 self._clock.wait(stop, BACKOFF_MS)
 
-    def drain(self) -> None:
+    def drain(self, make_room: Callable[[], bool]) -> None:
         """Pack everything there is, also what would not fill a stripe, until the group has no lag.
 
-        Raises NoSpace or Transient when writing keeps failing; nothing is lost then, the log still has it. Ends
-        early when nothing has moved for drain_idle_ms: the rest belongs to other members.
+        `make_room` is asked when there is no space: true when it freed some (landing copies of what is packed
+        already). Raises NoSpace or Transient when writing keeps failing; nothing is lost then, the log still has
+        it. Ends early when nothing has moved for drain_idle_ms: the rest belongs to other members.
         """
         idle_since_ms = self._clock.now_ms()
         while True:
             if self.turn(flush=True):
                 idle_since_ms = self._clock.now_ms()
             if self._last_cause is not None and self._failures_in_row >= DRAIN_FAILURES_MAX:
-                raise self._last_cause
+                if not isinstance(self._last_cause, NoSpace) or not make_room():
+                    raise self._last_cause
+                self._failures_in_row = 0
             if self._known:
                 continue
             if self._log.lag() == 0 or self._clock.now_ms() - idle_since_ms >= self._options.drain_idle_ms:
@@ -136,7 +139,7 @@ class ConsumerService:
         self._commit_offsets()
         messages = self._poll()
         self._take(messages)
-        planned = self._plan(flush=flush and not messages and not self._paused)
+        planned = self._plan(flush=flush and not messages and not self._paused) or self._plan_one_when_stuck()
         return bool(results or messages or planned)
 
     # --- messages ---------------------------------------------------------------------------------
@@ -146,9 +149,12 @@ class ConsumerService:
             len(self._merge_list) >= self._options.waiting_objects_max
             or self._merge_list.waiting_bytes >= self._options.waiting_bytes_max
         )
-        if full != self._paused:
-            (self._log.pause if full else self._log.resume)(self._log.assignment())
-            self._paused = full
+        if full:
+            # At every poll: a rebalance may have brought partitions that are not paused yet.
+            self._log.pause(self._log.assignment())
+        elif self._paused:
+            self._log.resume(self._log.assignment())
+        self._paused = full
         return self._log.poll(self._options.poll_messages_max, self._poll_wait_ms())
 
     def _poll_wait_ms(self) -> int:
@@ -214,6 +220,15 @@ class ConsumerService:
             self._lanes.submit(plan)
             planned = True
         return planned
+
+    def _plan_one_when_stuck(self) -> bool:
+        """The merge list is full by its limits but wants more for a perfect group: take the group there is."""
+        if not self._paused or self._lanes.pending or self._clock.now_ms() < self._backoff_until_ms:
+            return False
+        plan = self._merge_list.plan(self._clock.now_ms(), flush=True)
+        if plan is not None:
+            self._lanes.submit(plan)
+        return plan is not None
 
     def _settle(self, results: Sequence[WriteResult]) -> None:
         for result in results:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from nos_consumer.assemble import consumer_service, housekeeping_thread
+from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_ec.cli.context import AsJson, context, log_for_daemons, stop_on_signals
 from nos_ec.cli.output import emit, facts, out, size_text
 from nos_ec.engine.collector import CollectionPlan, CollectionResult
@@ -61,15 +60,12 @@ def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
     log_for_daemons(settings)
     stop = stop_on_signals()
     with open_system(settings) as system:
-        system.housekeeping().run_once()
-        with nullcontext() if once else housekeeping_thread(system), consumer_service(system) as service:
-            if once:
-                service.drain()
-            else:
-                service.run(stop)
         if once:
-            system.housekeeping().run_once()
-    counters = asdict(service.counters)
+            counters = asdict(drain(system))
+        else:
+            with housekeeping_thread(system), consumer_service(system) as service:
+                service.run(stop)
+            counters = asdict(service.counters)
     emit(counters, as_json, lambda: facts("consumer", counters))
 
 

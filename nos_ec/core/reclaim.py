@@ -1,7 +1,7 @@
 """Which bytes of a block are live, dead or overhead, and which blocks are worth collecting. Pure.
 
-    6  live + dead + overhead = size, computed from headers and rows alone
-   10  what cannot be read is never treated as dead while a row says it is live
+ 6  live + dead + overhead = size, computed from headers and rows alone
+10  what cannot be read is never treated as dead while a row says it is live
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ W5    nearly a chunk               uniform in [100K, 124K]: likewise
 W6    tiny                         uniform in [0.2K, 4K]
 W7    images                       70 % uniform in [4K, 60K], 30 % in (60K, 600K]
 
-Sizes are those of the issue for 128 KiB chunks and groups of 4 MiB. Drawing W2 again above a chunk leaves a mean
+Sizes are meant for 128 KiB chunks and groups of 4 MiB. Drawing W2 again above a chunk leaves a mean
 of about 22.4K. In W1 the last interval ends at `size_max`, the largest object that is packed at all: what is larger
 is stored elsewhere.
 """

@@ -19,6 +19,7 @@ from nos_ec.core.lifecycle import BlockKind
 from nos_ec.engine.group_bytes import GroupItem, GroupPlace, assemble
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.packable import crc_checked
+from nos_ec.engine.room import require_room
 from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
@@ -35,12 +36,14 @@ class LargeObjects:
         clock: Clock,
         new_block_id: Callable[[], BlockId],
         lease_ttl_ms: int,
+        reserve_bytes: int,
     ) -> None:
         self._metadata = metadata
         self._blocks = blocks
         self._clock = clock
         self._new_block_id = new_block_id
         self._lease_ttl_ms = lease_ttl_ms
+        self._reserve_bytes = reserve_bytes
 
     def put(self, key: ObjectKey, head: bytes, rest: ByteStream) -> ObjectRow:
         """Store `head` followed by all of `rest`. Durable on return.
@@ -105,6 +108,7 @@ class LargeObjects:
         geometry = self._blocks.geometry
         front = self._front(key)
         stripes = geometry.stripes_for(front + len(piece))
+        require_room(self._blocks, stripes * geometry.stripe_size, self._reserve_bytes)
         block_id = self._new_block_id()
         now_ms = self._clock.now_ms()
         crc32c = google_crc32c.value(piece)

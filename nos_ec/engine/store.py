@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import google_crc32c
 
-from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
+from nos_ec.core.errors import Corrupt, InvalidInput, NoSpace, NotFound
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
@@ -32,11 +32,13 @@ READ_TRIES = 3
 @dataclass(frozen=True, slots=True)
 class PutOptions:
     """min_age_ms: how old an object must be before the producer publishes it. reservation_ms: how long a PUT may
-    take before its landing copy counts as abandoned. packed_size_max: larger objects go to blocks of their own."""
+    take before its landing copy counts as abandoned. packed_size_max: larger objects go to blocks of their own.
+    reserve_bytes: free space that PUTs leave to packing and GC, so that a full store can still be made emptier."""
 
     min_age_ms: int
     reservation_ms: int
     packed_size_max: int
+    reserve_bytes: int
 
 
 class Store:
@@ -91,6 +93,7 @@ class Store:
         new = [self._new_object(key, data, now_ms) for key, data in objects]
         copies = [(o.landing_id, data) for o, (_, data) in zip(new, objects, strict=True) if o.landing_id is not None]
         if copies:
+            self._refuse_when_full(sum(len(data) for _, data in copies))
             self._metadata.reserve_landing(
                 [landing_id for landing_id, _ in copies], now_ms + self._options.reservation_ms
             )
@@ -164,6 +167,14 @@ class Store:
             landing_id=self._new_landing_id() if data else None,
             due_ms=now_ms + self._options.min_age_ms,
         )
+
+    def _refuse_when_full(self, size: int) -> None:
+        free = self._landing.free_bytes()
+        if free - size < self._options.reserve_bytes:
+            raise NoSpace(
+                f"landing store: {free} bytes free, {size} asked for and {self._options.reserve_bytes} kept for packing"
+                " and GC; delete objects and run GC, or add space"
+            )
 
     def _read_small(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, bytes]:
         """Read from wherever the row says; when it is gone from there, look the row up again (invariant 4)."""

@@ -22,6 +22,7 @@ from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.plan import GroupPlan
 from nos_ec.engine.group_bytes import GroupItem, GroupPlace, assemble
 from nos_ec.engine.packable import Packable, SourceReader
+from nos_ec.engine.room import require_room
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import GroupCommit, Lease, Metadata, Move
@@ -171,10 +172,7 @@ class StripeWriter:
         return self._open
 
     def _allocate(self) -> _OpenBlock:
-        free = self._blocks.free_bytes()
-        needed = self._blocks.geometry.group_size_max + self._options.reserve_bytes
-        if free < needed:
-            raise NoSpace(f"block store: {free} bytes free, {needed} needed (GC's reserve included)")
+        require_room(self._blocks, self._blocks.geometry.group_size_max, self._options.reserve_bytes)
         block_id = self._new_block_id()
         self._metadata.allocate_block(self._lease, block_id, self._options.kind, self._clock.now_ms())
         kill_point("writer.allocated")

@@ -35,6 +35,10 @@ class LandingStore(Protocol):
         """Every copy that exists, in no particular order."""
         ...
 
+    def free_bytes(self) -> int:
+        """Bytes of further copies that fit, an estimate. Cheap: every PUT asks."""
+        ...
+
     def raw_bytes(self) -> int:
         """Bytes allocated for all copies."""
         ...

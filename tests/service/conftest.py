@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nos_consumer.assemble import consumer_service
+from nos_consumer.assemble import consumer_service, drain
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import Settings
@@ -101,13 +101,13 @@ class Bench:
             return producer.drain()
 
     def consume(self, system: System) -> None:
+        """Pack without housekeeping: landing copies stay."""
         with consumer_service(system) as consumer:
-            consumer.drain()
+            consumer.drain(make_room=lambda: False)
 
     def pack(self, system: System) -> None:
         self.produce(system)
-        self.consume(system)
-        system.housekeeping().run_once()
+        drain(system)
 
     def run(
         self, *arguments: str, kill_at: str | None = None, stdin: bytes = b"", timeout: float = 60

@@ -174,7 +174,7 @@ def test_a_poison_message_is_passed_over(bench: Bench, system: System) -> None:
     bench.put_some(system, 30)
     bench.produce(system)
     with consumer_service(system) as consumer:
-        consumer.drain()
+        consumer.drain(make_room=lambda: False)
     assert consumer.counters.poison == 2
     assert consumer.counters.packed == 30
     bench.assert_readable(system)
@@ -190,7 +190,7 @@ def test_a_damaged_landing_copy_is_left_out_and_said(bench: Bench, system: Syste
     paths[0].write_bytes(b"x" * victim.size)
     bench.produce(system)
     with consumer_service(system) as consumer:
-        consumer.drain()
+        consumer.drain(make_room=lambda: False)
     assert consumer.counters.failed == 1
     assert consumer.counters.packed == 59
     assert system.store().head(keys[5]).state is ObjectState.QUEUED
@@ -211,7 +211,7 @@ def test_a_plan_that_lost_most_of_its_bytes_is_made_again(bench: Bench, system: 
         bench.acknowledged.pop(key)
     bench.produce(system)
     with consumer_service(system) as consumer:
-        consumer.drain()
+        consumer.drain(make_room=lambda: False)
     assert (consumer.counters.failed, consumer.counters.packed) == (30, 10)
     for key, data in bench.acknowledged.items():
         assert system.store().get(key) == data

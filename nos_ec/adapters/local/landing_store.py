@@ -121,6 +121,12 @@ class LocalLandingStore:
                 if len(landing_id) == 16:
                     yield LandingId(landing_id)
 
+    def free_bytes(self) -> int:
+        """Free room of the file system."""
+        with translated(f"landing store {self._root}"):
+            room = os.statvfs(self._root)
+        return room.f_bavail * room.f_frsize
+
     def raw_bytes(self) -> int:
         """Bytes allocated, puts in flight included. Looks at each file, so puts need to keep no account."""
         total = 0

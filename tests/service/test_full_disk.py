@@ -1,0 +1,145 @@
+"""A disk that fills up: clear errors, nothing acknowledged is lost, and it all goes on once there is room again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nos_consumer.assemble import consumer_service
+from nos_ec.core.errors import NoSpace
+from nos_ec.core.ids import ObjectKey
+from nos_ec.wiring import System, initialise
+from nos_gc.assemble import gc_service
+
+from .conftest import CHUNK, STRIPE, Bench
+
+RESERVE_MIB = 4
+
+
+class SmallDisk:
+    """A tmpfs whose size can be changed while it is in use."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def resize(self, size_mib: int) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size_mib}m", str(self.folder)], check=True)
+
+    def fill(self) -> None:
+        """Take all the room there is."""
+        with (self.folder / "ballast").open("wb", buffering=0) as ballast:
+            for size in (1 << 20, 1 << 12):
+                try:
+                    while True:
+                        ballast.write(bytes(size))
+                except OSError:
+                    continue
+
+    def free(self) -> None:
+        (self.folder / "ballast").unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        reason = f"a small disk cannot be mounted: {mounted.stderr.decode().strip()}; run as root"
+        pytest.fail(reason) if os.environ.get("REQUIRE_REAL") == "1" else pytest.skip(reason)
+    yield SmallDisk(folder)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def full_bench(disk: SmallDisk) -> Bench:
+    bench = Bench(disk.folder)
+    bench.config.write_text(
+        bench.config.read_text().replace("reserve_bytes = 0", f'reserve_bytes = "{RESERVE_MIB}MiB"')
+    )
+    initialise(bench.settings())
+    return bench
+
+
+def test_puts_until_the_disk_is_full(full_bench: Bench, disk: SmallDisk) -> None:
+    """Every PUT that was acknowledged is there; the one that was not left nothing; deleting makes it go on."""
+    bench = full_bench
+    disk.resize(24)
+    with bench.open() as system:
+        refused = _put_until_refused(bench, system)
+        bench.assert_readable(system)
+        bench.assert_absent(system, refused)
+        assert bench.run("put", "b/more", "-", stdin=bytes(8 * CHUNK)).returncode == 8
+        for key in list(bench.acknowledged)[::2]:
+            bench.delete(system, key)
+        bench.settle(system)
+        bench.put(system, "after", b"deleting and packing have made room")
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)
+
+
+def test_a_large_put_on_a_full_disk(full_bench: Bench, disk: SmallDisk) -> None:
+    bench = full_bench
+    disk.resize(24)
+    with bench.open() as system:
+        done = bench.run("put", "b/large", "-", stdin=bench.data(120 * STRIPE))
+        assert done.returncode == 8, done.stderr
+        bench.assert_absent(system, ObjectKey("b", "large"))
+        bench.settle(system)
+        assert list(system.blocks.list_blocks()) == [], "what was written of it has been collected"
+        bench.assert_at_rest(system)
+
+
+def test_packing_on_a_full_disk(full_bench: Bench, disk: SmallDisk) -> None:
+    """The consumer says so and commits no offset; with room again the same events are packed."""
+    bench = full_bench
+    with bench.open() as system:
+        bench.put_some(system, 300)
+        bench.produce(system)
+        disk.fill()
+        with pytest.raises(NoSpace), consumer_service(system) as consumer:
+            consumer.drain(make_room=lambda: False)
+        bench.assert_readable(system)
+        disk.free()
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_balanced(system)
+
+
+def test_gc_makes_room_from_its_reserve(full_bench: Bench, disk: SmallDisk) -> None:
+    """Invariant 10: packing stops above the reserve, and GC, which may use it, frees the rest."""
+    bench = full_bench
+    with bench.open() as system:
+        keys = bench.put_some(system, 900)
+        bench.pack(system)
+        for key in keys[: len(keys) * 7 // 8]:
+            bench.delete(system, key)
+        bench.put_some(system, 60, prefix="new")
+        bench.produce(system)
+        used_mib = _used_mib(disk.folder)
+        disk.resize(used_mib + RESERVE_MIB + 2)
+        with pytest.raises(NoSpace, match="reserve"), consumer_service(system) as consumer:
+            consumer.drain(make_room=lambda: False)
+        assert gc_service(system).run_once().blocks_deleted > 0
+        bench.consume(system)
+        bench.assert_readable(system)
+        bench.assert_balanced(system)
+
+
+def _put_until_refused(bench: Bench, system: System) -> ObjectKey:
+    for index in range(10_000):
+        try:
+            bench.put(system, f"{index:05}", bench.data(4 * CHUNK))
+        except NoSpace:
+            return ObjectKey("b", f"{index:05}")
+    raise AssertionError("the disk never filled up")
+
+
+def _used_mib(folder: Path) -> int:
+    stat = os.statvfs(folder)
+    return (stat.f_blocks - stat.f_bfree) * stat.f_frsize // (1 << 20)
