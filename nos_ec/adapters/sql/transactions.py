@@ -80,7 +80,11 @@ class Transactions:
                     transaction.commit()
                     return result
                 except BaseException:
-                    if transaction.is_active:
+                    if committing:
+                        # A COMMIT that fails may leave the transaction open (SQLite, when its disk is full): the next
+                        # user of the connection would be inside it. Closing it is the one sure end.
+                        connection.invalidate()
+                    elif transaction.is_active:
                         transaction.rollback()
                     raise
         except (DBAPIError, PoolTimeout) as error:

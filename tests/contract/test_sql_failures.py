@@ -1,0 +1,224 @@
+"""What a SQL store does when things fail: retries are bounded, nothing is half done, errors say what to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pymysql  # type: ignore[import-untyped]
+import pytest
+from sqlalchemy import URL, Connection, make_url
+from sqlalchemy.exc import OperationalError
+
+from nos_ec.adapters.sql import transactions
+from nos_ec.adapters.sql.engine import make_engine
+from nos_ec.adapters.sql.failures import Failure, translate
+from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
+from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.transactions import ATTEMPTS_MAX, Transactions
+from nos_ec.core.errors import ConfigError, NosError, NoSpace, Transient
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.testing.metadata_bench import MetadataBench
+
+MYSQL = make_url("mysql+pymysql://user:hush@db.example:3307/nos_ec")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path / 'meta.db'}"
+    migrate(url)
+    return url
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SqlMetadata]:
+    store = open_metadata(url)
+    yield store
+    store.close()
+
+
+def _mysql_error(code: int, text: str = "broken") -> OperationalError:
+    return OperationalError("SELECT 1", None, pymysql.err.OperationalError(code, text))
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "expected", "again", "undone"),
+    [
+        (1213, "Deadlock found", Transient, True, True),
+        (1205, "Lock wait timeout exceeded", Transient, True, True),
+        (2006, "server has gone away", Transient, True, False),
+        (2013, "Lost connection during query", Transient, True, False),
+        (2003, "Can't connect", Transient, True, False),
+        (1062, "Duplicate entry", Transient, True, False),
+        (1040, "Too many connections", Transient, True, False),
+        (1290, "running with --read-only", Transient, False, False),
+        (1021, "Disk full", NoSpace, False, False),
+        (1114, "The table is full", NoSpace, False, False),
+        (1030, "Got error 28 'No space left on device' (errno: 28)", NoSpace, False, False),
+        (1045, "Access denied", ConfigError, False, False),
+        (1049, "Unknown database", ConfigError, False, False),
+        (1146, "Table doesn't exist", ConfigError, False, False),
+    ],
+)
+def test_what_server_errors_mean(code: int, text: str, expected: type[NosError], again: bool, undone: bool) -> None:
+    failure = translate(_mysql_error(code, text), MYSQL)
+    assert failure is not None
+    assert type(failure.error) is expected
+    assert (failure.again, failure.undone) == (again, undone)
+    assert "db.example:3307" in str(failure.error)
+    assert "hush" not in str(failure.error)
+
+
+def test_an_error_that_is_our_bug_is_not_dressed_up() -> None:
+    assert translate(_mysql_error(1064, "You have an error in your SQL syntax"), MYSQL) is None
+    assert translate(ValueError("x"), MYSQL) is None
+
+
+class Flaky:
+    """Work that fails with the given error a number of times, then says how often it ran."""
+
+    def __init__(self, error: Exception, times: int) -> None:
+        self.error = error
+        self.left = times
+        self.runs = 0
+
+    def __call__(self, _connection: Connection) -> int:
+        self.runs += 1
+        if self.left:
+            self.left -= 1
+            raise self.error
+        return self.runs
+
+
+@pytest.fixture
+def deadlocks(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Transactions]:
+    monkeypatch.setattr(transactions, "BACKOFF_FIRST_S", 0.0)
+    engine = make_engine(url)
+    yield Transactions(engine)
+    engine.dispose()
+
+
+def test_a_deadlock_is_run_again_but_not_for_ever(deadlocks: Transactions) -> None:
+    assert deadlocks.write(Flaky(_mysql_error(1213), 2)) == 3
+    for_ever = Flaky(_mysql_error(1213), 999)
+    with pytest.raises(Transient, match="1213"):
+        deadlocks.write(for_ever)
+    assert for_ever.runs == ATTEMPTS_MAX
+
+
+def test_what_may_not_be_run_again_is_not(deadlocks: Transactions) -> None:
+    for error, expected in ((_mysql_error(1021), NoSpace), (_mysql_error(1064), OperationalError)):
+        work = Flaky(error, 1)
+        with pytest.raises(expected):
+            deadlocks.write(work)
+        assert work.runs == 1
+
+
+@pytest.mark.parametrize(("code", "runs"), [(2013, 1), (1213, 2)], ids=["lost: outcome unknown", "deadlock: undone"])
+def test_a_commit_that_fails_is_run_again_only_if_undone(
+    deadlocks: Transactions, monkeypatch: pytest.MonkeyPatch, code: int, runs: int
+) -> None:
+    failing = [_mysql_error(code)]
+    commit = Connection._commit_impl
+
+    def fail_once(self: Connection) -> None:
+        if failing:
+            raise failing.pop()
+        commit(self)
+
+    monkeypatch.setattr(Connection, "_commit_impl", fail_once)
+    work = Flaky(ValueError("never"), 0)
+    if code == 2013:
+        with pytest.raises(Transient, match="connection was lost"):
+            deadlocks.write(work)
+    else:
+        assert deadlocks.write(work) == runs
+    assert work.runs == runs
+
+
+def test_a_locked_file_is_transient_after_the_wait(url: str, tmp_path: Path) -> None:
+    store = SqlMetadata(make_engine(url, sqlite_busy_ms=50))
+    bench = MetadataBench(store)
+    other = sqlite3.connect(tmp_path / "meta.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Transient, match="another process writes"):
+        bench.put("n", 0)
+    assert store.list_buckets("", 5) == [], "reading does not wait for a writer"
+    other.execute("ROLLBACK")
+    other.close()
+    bench.put("n", 0)
+    store.close()
+
+
+def test_a_full_disk_is_no_space_and_changes_nothing(store: SqlMetadata) -> None:
+    bench = MetadataBench(store)
+    row = bench.put("n")
+    with store._engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+    for _ in range(2):
+        with store._engine.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(NoSpace, match="make room"):
+            bench.put_all([f"{i}" * 100 for i in range(1000)])
+    assert store.list_objects("bucket", "", "", 9) == [row]
+    assert bench.delete("n") == row
+
+
+_KILLED = """
+import sys
+from nos_ec.adapters.sql.metadata import open_metadata
+from nos_ec.testing.metadata_bench import MetadataBench
+bench = MetadataBench(open_metadata(sys.argv[1]))
+row = bench.put("n")
+lease = bench.lease("w")
+bench.store.commit_group(bench.group(lease, bench.block(lease), [row]))
+print("survived")
+"""
+
+
+@pytest.mark.parametrize("point", ["metadata.record_puts.before_commit", "metadata.commit_group.before_commit", ""])
+def test_killed_before_the_commit_nothing_happened(url: str, store: SqlMetadata, point: str) -> None:
+    environment = os.environ | {"NOS_EC_KILL_AT": point}
+    ran = subprocess.run([sys.executable, "-c", _KILLED, url], env=environment, capture_output=True, text=True)
+    assert ran.returncode == (-signal.SIGKILL if point else 0), ran.stderr
+    bench = MetadataBench(store)
+    rows = store.list_objects("bucket", "", "", 9)
+    if "record_puts" in point:
+        assert rows == []
+        assert len(bench.deletions()) == 1, "the reservation outlives the PUT, so nothing leaks"
+    else:
+        assert [row.state for row in rows] == [ObjectState.LANDED if point else ObjectState.PACKED]
+        assert [block.stripes for block in store.list_blocks(None, 9)] == [0 if point else 1]
+    bench.check_books()
+
+
+_WRITER = """
+import sys
+from nos_ec.adapters.sql.metadata import open_metadata
+from nos_ec.testing.metadata_bench import MetadataBench
+bench = MetadataBench(open_metadata(sys.argv[1]))
+lease = bench.lease(sys.argv[2])
+for i in range(15):
+    rows = [bench.put(name) for name in "abc"]
+    bench.store.commit_group(bench.group(lease, bench.block(lease), rows))
+"""
+
+
+def test_several_processes_keep_the_books_6(url: str, store: SqlMetadata) -> None:
+    bench = MetadataBench(store)
+    writers = [subprocess.Popen([sys.executable, "-c", _WRITER, url, f"w{i}"]) for i in range(3)]
+    assert [writer.wait(120) for writer in writers] == [0, 0, 0]
+    assert sum(block.stripes for block in store.list_blocks(None, 999)) == 45
+    assert sum(block.live_objects for block in store.list_blocks(None, 999)) <= 3
+    bench.check_books()
+
+
+def test_places_are_named_without_secrets() -> None:
+    failure = translate(_mysql_error(1213), URL.create("mysql+pymysql", "u", "hush", None, None, "d"))
+    assert isinstance(failure, Failure)
+    assert "127.0.0.1:3306" in str(failure.error)
