@@ -1,0 +1,80 @@
+"""Connections and locks of real servers that fail under the metadata store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, text
+
+from nos_ec.adapters.sql import engine as engine_module
+from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
+from nos_ec.adapters.sql.schema import METADATA
+from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.testing.metadata_bench import MetadataBench
+from nos_ec.testing.sql_servers import empty_store
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(params=["mariadb", "mysql"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SqlMetadata]:
+    with empty_store(url) as opened:
+        yield opened
+
+
+def test_killed_connections_are_replaced(url: str, store: SqlMetadata) -> None:
+    bench = MetadataBench(store)
+    row = bench.put("n")
+    admin = create_engine(url)
+    calls: list[Callable[[], ObjectRow]] = [partial(bench.get, "n"), partial(bench.put, "m")]
+    for call in calls:
+        with admin.connect() as connection:
+            others = text("SELECT id FROM information_schema.processlist WHERE db = 'nos_ec' AND id <> CONNECTION_ID()")
+            victims = list(connection.scalars(others))
+            assert victims, "the store keeps a connection open"
+            for victim in victims:
+                connection.exec_driver_sql(f"KILL {victim}")
+        call()
+    admin.dispose()
+    assert bench.get("n") == row
+
+
+def test_a_lock_that_is_never_given_up_is_transient(
+    url: str, monkeypatch: pytest.MonkeyPatch, store: SqlMetadata
+) -> None:
+    row = MetadataBench(store).put("n")
+    quick = engine_module._MYSQL_SETUP.replace(f"= {engine_module.MYSQL_LOCK_WAIT_S}", "= 1", 1)
+    monkeypatch.setattr(engine_module, "_MYSQL_SETUP", quick)
+    impatient = open_metadata(url)
+    other = create_engine(url)
+    with other.connect() as holder:
+        holder.exec_driver_sql("SELECT * FROM objects FOR UPDATE")
+        with pytest.raises(Transient, match="1205"):
+            impatient.delete(row.key, 5)
+        assert impatient.get(row.key) == row, "reading does not wait"
+        holder.rollback()
+    assert impatient.delete(row.key, 5) == row
+    impatient.close()
+    other.dispose()
+
+
+def test_a_wrong_password_and_a_missing_database_are_configuration(url: str) -> None:
+    with pytest.raises(ConfigError, match="user and password"):
+        open_metadata(url.replace("root@", "root:wrong@"))
+    with pytest.raises(ConfigError, match="CREATE DATABASE"):
+        open_metadata(url.replace("/nos_ec", "/nowhere"))
+
+
+def test_the_migration_makes_what_the_schema_says(store: SqlMetadata) -> None:
+    with store._engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
