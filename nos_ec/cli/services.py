@@ -101,13 +101,13 @@ def gc_run(
 
 
 def _show_plan(plan: CollectionPlan, as_json: bool) -> None:
-    victims = {decision.block.block_id for decision in plan.victims}
+    victims = {block.block_id for block in plan.victims}
     blocks = [
         {
             "block": decision.block.block_id.hex(),
             "hole_ratio": round(decision.block.hole_ratio, 4),
             "size_bytes": decision.size_bytes,
-            "live_objects": len(decision.live),
+            "live_objects": decision.live_objects,
             "live_bytes": decision.block.live_bytes,
             "unconfirmed": decision.unconfirmed,
             "header_bytes_read": decision.header_bytes_read,
@@ -117,8 +117,8 @@ def _show_plan(plan: CollectionPlan, as_json: bool) -> None:
     ]
     data: dict[str, Any] = {
         "blocks": blocks,
-        "bytes_to_rewrite": sum(decision.block.live_bytes for decision in plan.victims),
-        "bytes_to_reclaim": sum(decision.size_bytes for decision in plan.victims),
+        "bytes_to_rewrite": sum(block.live_bytes for block in plan.victims),
+        "bytes_to_reclaim": sum(d.size_bytes for d in plan.decisions if d.block.block_id in victims),
         "header_bytes_read": sum(decision.header_bytes_read for decision in plan.decisions),
         "block_bytes_examined": sum(decision.size_bytes for decision in plan.decisions),
     }

@@ -7,16 +7,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
+from nos_ec.core.errors import NotFound
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.plan import MergeList
 from nos_ec.core.reclaim import Victim, account_block, pays
-from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.header_scan import HeaderScan, scan_headers
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.recovery import live_entries
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
@@ -29,13 +30,13 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BlockDecision:
-    """What GC decided about one block, and what deciding cost.
+    """What GC found in one block, and what finding it cost.
 
-    `live` is what has to be rewritten before the block can go. `unconfirmed` of them are known from rows only.
+    live_objects have to be rewritten before the block can go; `unconfirmed` of them are known from rows only.
     """
 
     block: BlockRow
-    live: Sequence[Placed]
+    live_objects: int
     unconfirmed: int
     header_bytes_read: int
 
@@ -47,15 +48,10 @@ class BlockDecision:
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
-    """The blocks to collect. `pays` is false when rewriting would give nothing back; then only empty ones go."""
+    """The candidates, and those of them a run would collect. When rewriting gives nothing back, only empty ones go."""
 
     decisions: Sequence[BlockDecision]
-    pays: bool
-
-    @property
-    def victims(self) -> Sequence[BlockDecision]:
-        """The blocks a run would empty."""
-        return self.decisions if self.pays else [decision for decision in self.decisions if not decision.live]
+    victims: Sequence[BlockRow]
 
 
 @dataclass(slots=True)
@@ -103,11 +99,8 @@ class Collector:
 
     def plan(self) -> CollectionPlan:
         """Choose blocks by hole ratio and read their headers. Changes nothing."""
-        candidates = self._metadata.gc_candidates(self._options.hole_ratio_min, self._options.blocks_max)
-        decisions = [self._decide(block) for block in candidates]
-        with_live = [decision.block for decision in decisions if decision.live]
-        victims = [Victim(block.stripes, block.live_bytes, block.dead_bytes) for block in with_live]
-        return CollectionPlan(decisions, pays(victims))
+        candidates = self._candidates()
+        return CollectionPlan([self._decide(block)[0] for block in candidates], _worth_collecting(candidates))
 
     def run(self, writer: StripeWriter) -> CollectionResult:
         """Delete what earlier runs condemned, then collect once. The writer must be a SURVIVOR one, open until here.
@@ -116,15 +109,11 @@ class Collector:
         """
         result = CollectionResult()
         self.delete_condemned(result)
-        plan = self.plan()
-        for decision in plan.decisions:
-            result.blocks_examined += 1
-            result.block_bytes_examined += decision.size_bytes
-            result.header_bytes_read += decision.header_bytes_read
-        self._rewrite(plan.victims, writer, result)
+        victims = _worth_collecting(self._candidates())
+        self._rewrite(victims, writer, result)
         writer.close()
-        for decision in plan.victims:
-            self._condemn(decision, result)
+        for block in victims:
+            self._condemn(block, result)
         self.delete_condemned(result)
         return result
 
@@ -140,13 +129,17 @@ class Collector:
                 result.bytes_reclaimed += block.stripes * self._blocks.geometry.stripe_size
 
     # --- deciding ---------------------------------------------------------------------------------
-    def _decide(self, block: BlockRow) -> BlockDecision:
+    def _candidates(self) -> list[BlockRow]:
+        return self._metadata.gc_candidates(self._options.hole_ratio_min, self._options.blocks_max)
+
+    def _decide(self, block: BlockRow) -> tuple[BlockDecision, list[Placed]]:
         """Headers name what was written, rows say what of it lives: an entry lives only when a row has its key,
         version and extent. A row that no header confirms is moved all the same, and said aloud."""
         if block.kind is BlockKind.LARGE:
             # It holds one part of one object and is all live or all dead: its row says which.
-            return BlockDecision(block, self._metadata.placed_in(block.block_id), 0, 0)
-        scan = scan_headers(self._blocks, block.block_id, block.stripes)
+            placed = self._metadata.placed_in(block.block_id)
+            return BlockDecision(block, len(placed), 0, 0), placed
+        scan = self._scan(block)
         placed = self._metadata.placed_in(block.block_id)
         account = account_block(
             self._blocks.geometry, block.stripes, scan.headers, scan.damaged_stripes, live_entries(placed)
@@ -157,14 +150,28 @@ class Collector:
                 block=block.block_id.hex(),
                 objects=len(account.unconfirmed),
             )
-        return BlockDecision(block, placed, len(account.unconfirmed), scan.bytes_read)
+        return BlockDecision(block, len(placed), len(account.unconfirmed), scan.bytes_read), placed
+
+    def _scan(self, block: BlockRow) -> HeaderScan:
+        """The headers; none at all for a block that the store lost, which the reads of its live objects then tell."""
+        try:
+            return scan_headers(self._blocks, block.block_id, block.stripes)
+        except NotFound:
+            _log.error("block is not in the block store", block=block.block_id.hex())
+            return HeaderScan((), tuple(range(block.stripes)), 0)
 
     # --- doing ------------------------------------------------------------------------------------
-    def _rewrite(self, victims: Sequence[BlockDecision], writer: StripeWriter, result: CollectionResult) -> None:
+    def _rewrite(self, victims: Sequence[BlockRow], writer: StripeWriter, result: CollectionResult) -> None:
+        """Move what lives out of the victims. In memory: what the merge list holds and one block's rows."""
         merge_list = self._new_merge_list()
-        now_ms = self._clock.now_ms()
-        for packable in _survivors(victims):
-            merge_list.add(packable.candidate(now_ms))
+        for block in victims:
+            decision, live = self._decide(block)
+            result.blocks_examined += 1
+            result.block_bytes_examined += decision.size_bytes
+            result.header_bytes_read += decision.header_bytes_read
+            now_ms = self._clock.now_ms()
+            for placed in live:
+                merge_list.add(_survivor(placed).candidate(now_ms))
             self._write_ready(merge_list, writer, result, flush=False)
         self._write_ready(merge_list, writer, result, flush=True)
 
@@ -188,21 +195,26 @@ class Collector:
             _log.error("live object cannot be read; its block stays", error=str(failure.error))
             result.unreadable.append(f"{failure.packable.key}: {failure.error}")
 
-    def _condemn(self, decision: BlockDecision, result: CollectionResult) -> None:
+    def _condemn(self, block: BlockRow, result: CollectionResult) -> None:
         delete_after_ms = self._clock.now_ms() + self._options.block_grace_ms
-        if self._metadata.condemn_block(decision.block.block_id, delete_after_ms):
+        if self._metadata.condemn_block(block.block_id, delete_after_ms):
             result.blocks_condemned += 1
             kill_point("gc.condemned")
 
 
-def _survivors(victims: Sequence[BlockDecision]) -> Iterator[Packable]:
-    for decision in victims:
-        for placed in decision.live:
-            yield Packable(
-                object_id=placed.object_id,
-                key=placed.key,
-                version=placed.version,
-                size=placed.extent.length,
-                crc32c=placed.crc32c,
-                source=placed.extent,
-            )
+def _worth_collecting(candidates: Sequence[BlockRow]) -> list[BlockRow]:
+    with_live = [block for block in candidates if block.live_objects]
+    if pays([Victim(block.stripes, block.live_bytes, block.dead_bytes) for block in with_live]):
+        return list(candidates)
+    return [block for block in candidates if not block.live_objects]
+
+
+def _survivor(placed: Placed) -> Packable:
+    return Packable(
+        object_id=placed.object_id,
+        key=placed.key,
+        version=placed.version,
+        size=placed.extent.length,
+        crc32c=placed.crc32c,
+        source=placed.extent,
+    )

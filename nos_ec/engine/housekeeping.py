@@ -7,7 +7,7 @@ from threading import Event
 
 import structlog
 
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import NosError
 from nos_ec.engine.reaper import Reaper, ReapResult
 from nos_ec.engine.recovery import Recovery, RecoveryResult
 from nos_ec.ports.clock import Clock
@@ -41,6 +41,6 @@ class Housekeeping:
         while not stop.is_set():
             try:
                 self.run_once()
-            except Transient as error:
-                _log.warning("housekeeping failed, trying again", error=str(error))
+            except NosError as error:
+                _log.error("housekeeping failed, trying again", error=str(error))
             self._clock.wait(stop, self._wait_ms)

@@ -293,6 +293,26 @@ def test_an_unreadable_live_object_keeps_its_block(bench: Bench, system: System)
         system.store().get(keys[3])
 
 
+def test_a_block_that_the_store_lost_does_not_stop_gc(bench: Bench, system: System) -> None:
+    keys = bench.put_some(system, 400)
+    bench.pack(system)
+    lost = system.store().head(keys[0]).extent
+    assert lost is not None
+    for index, key in enumerate(keys):
+        if index % 10:
+            bench.delete(system, key)
+    system.blocks.delete(lost.block_id)
+    result = gc_service(system).run_once()
+    assert result.unreadable
+    assert result.blocks_deleted > 0
+    assert system.metadata.block(lost.block_id).state is BlockState.SEALED, "rows still point into it"
+    gone = {placed.key for placed in system.metadata.placed_in(lost.block_id)}
+    assert len(gone) == len(result.unreadable)
+    for key, data in bench.acknowledged.items():
+        if key not in gone:
+            assert system.store().get(key) == data
+
+
 def test_one_gc_at_a_time(system: System) -> None:
     with system.lease(LEASE_NAME, 10_000), pytest.raises(Conflict):
         gc_service(system).run_once()
