@@ -229,6 +229,14 @@ class Metadata(Protocol):
         """Remove the object and release its bytes as `record_puts` does. Raises NotFound."""
         ...
 
+    def delete_many(self, keys: Sequence[ObjectKey], now_ms: int) -> list[ObjectRow]:
+        """Remove several objects as `delete` does, all in one transaction of O(1) statements.
+
+        Returns the rows there were, in the order of `keys`; a key without an object is no error, and one that is
+        there twice counts once. Called again after a Transient it returns only what was still there.
+        """
+        ...
+
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """Objects of a bucket whose name starts with `prefix` and is greater than `after`, by UTF-8 byte order."""
         ...

@@ -262,6 +262,32 @@ class LookUpContract:
         with pytest.raises(NotFound):
             bench.get("p")
 
+    def test_deleting_many_does_what_deleting_each_does_6(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        landed, packed, empty = bench.put("n"), bench.packed("p"), bench.put("e", 0)
+        bench.store.record_large(bench.large("l", lease), lease, bench.now_ms)
+        large, kept = bench.get("l"), bench.packed("kept")
+        names = ["l", "nothing", "p", "e", "n", "p", "nothing"]
+        keys = [ObjectKey("bucket", name) for name in names]
+        assert bench.store.delete_many(keys, bench.now_ms) == [large, packed, empty, landed]
+        assert bench.store.list_objects("bucket", "", "", 99) == [kept]
+        assert bench.store.segments(large.object_id, large.version) == []
+        assert landed.landing_id in bench.deletions()
+        assert sum(block.live_objects for block in bench.store.list_blocks(None, 99)) == 1
+        bench.check_books()
+        assert bench.store.delete_many(keys, bench.now_ms) == [], "again, as after a Transient"
+        assert bench.store.delete_many([], bench.now_ms) == []
+
+    def test_a_thousand_objects_of_many_blocks_go_at_once_6(self, bench: MetadataBench) -> None:
+        rows = bench.put_all([f"{i:04}" for i in range(1000)], 10)
+        for first in range(0, 900, 100):
+            bench.pack(rows[first : first + 100])
+        keys = [row.key for row in reversed(rows)]
+        assert [row.key for row in bench.store.delete_many(keys, bench.now_ms)] == keys
+        assert bench.store.list_objects("bucket", "", "", 9) == []
+        assert [block.dead_bytes for block in bench.store.list_blocks(None, 99)] == [1000] * 9
+        bench.check_books()
+
     def test_an_object_id_is_never_used_twice(self, bench: MetadataBench) -> None:
         first = bench.put("n")
         bench.delete("n")

@@ -84,6 +84,13 @@ class MetadataMachine(RuleBasedStateMachine):
             with pytest.raises(NotFound):
                 self.bench.delete(name)
 
+    @rule(names=PICKS)
+    def delete_batch(self, names: list[str]) -> None:
+        """DELETE several at once, some of them not there, some twice."""
+        rows = self.store.delete_many([ObjectKey("bucket", name) for name in names], self.bench.now_ms)
+        there = [name for name in dict.fromkeys(names) if name in self.model]
+        assert [(row.key.name, row.version) for row in rows] == [(n, self.model.pop(n).version) for n in there]
+
     @rule(
         names=PICKS, stale=st.lists(st.integers(min_value=0, max_value=99), max_size=3), kind=st.sampled_from(BlockKind)
     )

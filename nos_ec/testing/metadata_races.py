@@ -64,6 +64,25 @@ class MetadataRaces(MetadataSuite):
         assert len(bench.deletions()) == ROUNDS, "each landing copy is queued once, whoever won"
         bench.check_books()
 
+    def test_deleting_many_against_commit_and_delete_5_6(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        for i in range(ROUNDS):
+            rows = bench.put_all([f"n{i}-{j}" for j in range(50)], 10)
+            block_id = bench.block(lease)
+            commit = bench.group(lease, block_id, rows)
+            keys = [row.key for row in reversed(rows)]
+            won, *deleted = race(
+                partial(bench.store.commit_group, commit),
+                partial(bench.store.delete_many, keys, bench.now_ms),
+                partial(bench.store.delete_many, keys[::2], bench.now_ms),
+            )
+            assert won <= {row.object_id for row in rows}
+            assert sorted(row.key for part in deleted for row in part) == sorted(keys), "each is deleted once"
+            block = bench.store.block(block_id)
+            assert (block.live_bytes, block.dead_bytes) == (0, 500)
+        assert len(bench.deletions()) == 50 * ROUNDS, "each landing copy is queued once, whoever won"
+        bench.check_books()
+
     def test_overwrite_against_commit_5_6(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         for i in range(ROUNDS):

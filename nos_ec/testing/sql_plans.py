@@ -114,9 +114,13 @@ class SqlPlans:
         for size in (1, 200):
             for _ in range(2):
                 with caught(store._engine) as statements:
-                    bench.put_all([f"{size}-{i}" for i in range(size)], 10)
+                    rows = bench.put_all([f"{size}-{i}" for i in range(size)], 10)
                 counts.append(len(statements))
-        assert counts[:2] == counts[2:]
+            bench.pack(rows[: size // 2 + 1])
+            with caught(store._engine) as statements:
+                assert len(store.delete_many([row.key for row in rows], bench.now_ms)) == size
+            counts.append(len(statements) + (size == 1))  # one object is packed, so that no copy is queued
+        assert counts[:3] == counts[3:]
 
 
 def _populate(bench: MetadataBench) -> None:
@@ -158,6 +162,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
     empty = next(block for block in store.list_blocks(None, 9999) if block.stripes and not block.live_objects)
     ids = [one.landing_id for one in deletions]
     large = store.get(ObjectKey("bucket", "large7"))
+    rest = landed[300:400]
 
     def put(rows: list[ObjectRow]) -> object:
         return bench.put_all([row.key.name for row in rows], 50)
@@ -189,4 +194,5 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "record_puts of packed objects": lambda: put(placed),
         "record_puts of a large object": lambda: put([large]),
         "delete": lambda: bench.delete("large8"),
+        "delete_many": lambda: store.delete_many([row.key for row in (*rest, large)], bench.now_ms),
     }

@@ -84,6 +84,10 @@ class SqlMetadata:
         """See the port."""
         return self._write(objects.remove, key, now_ms)
 
+    def delete_many(self, keys: Sequence[ObjectKey], now_ms: int) -> list[ObjectRow]:
+        """See the port."""
+        return self._write(objects.remove_listed, keys, now_ms) if keys else []
+
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """See the port."""
         return self._read(objects.list_objects, bucket, prefix, after, limit)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import BindParameter, Connection, LargeBinary, bindparam, delete, func, select, update
 
 from nos_ec.adapters.sql.release import release
-from nos_ec.adapters.sql.rows import OBJECT_COLUMNS, OBJECT_IDS, by_index, object_row
+from nos_ec.adapters.sql.rows import KEYS, OBJECT_COLUMNS, OBJECT_IDS, by_index, delete_listed, key_rows, object_row
 from nos_ec.adapters.sql.schema import OBJECTS, SEGMENTS, utf8
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
@@ -17,6 +17,11 @@ from nos_ec.ports.metadata import ObjectRow, Segment
 _O, _S = OBJECTS.c, SEGMENTS.c
 
 BY_KEY = select(*OBJECT_COLUMNS).where(_O.bucket == bindparam("bucket"), _O.name == bindparam("name"))
+LOCK_KEYS = (
+    select(*OBJECT_COLUMNS)
+    .join_from(KEYS.table, OBJECTS, (_O.bucket == KEYS["bucket"]) & (_O.name == KEYS["name"]))
+    .with_for_update(of=OBJECTS)
+)
 
 DUE = (
     by_index(select(*OBJECT_COLUMNS), OBJECTS, "objects_by_due")
@@ -60,6 +65,12 @@ def lock(connection: Connection, key: ObjectKey) -> ObjectRow | None:
     return None if row is None else object_row(row)
 
 
+def lock_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
+    """The current versions of those of the keys that have one, locked until the transaction ends. One statement."""
+    rows = [object_row(row) for row in connection.execute(LOCK_KEYS, key_rows(keys))]
+    return {row.key: row for row in rows}
+
+
 def get(connection: Connection, key: ObjectKey) -> ObjectRow:
     """See `Metadata.get`."""
     row = find(connection, key)
@@ -95,6 +106,17 @@ def remove(connection: Connection, key: ObjectKey, now_ms: int) -> ObjectRow:
     release(connection, [row], now_ms)
     connection.execute(delete(OBJECTS).where(_O.object_id == row.object_id))
     return row
+
+
+def remove_listed(connection: Connection, keys: Sequence[ObjectKey], now_ms: int) -> list[ObjectRow]:
+    """See `Metadata.delete_many`."""
+    found = lock_listed(connection, set(keys))
+    rows = [found[key] for key in dict.fromkeys(keys) if key in found]
+    if rows:
+        release(connection, rows, now_ms)
+        listed = OBJECT_IDS.dump(sorted((row.object_id, row.version) for row in rows))
+        connection.execute(delete_listed(connection, OBJECTS, _O.object_id, OBJECT_IDS, "object_id"), listed)
+    return rows
 
 
 def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:

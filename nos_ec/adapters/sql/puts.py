@@ -14,15 +14,7 @@ from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, se
 from nos_ec.adapters.sql import blocks, leases, objects
 from nos_ec.adapters.sql.json_rows import JsonRows
 from nos_ec.adapters.sql.release import release
-from nos_ec.adapters.sql.rows import (
-    IDS,
-    KEYS,
-    OBJECT_COLUMNS,
-    delete_listed,
-    id_rows,
-    key_rows,
-    object_row,
-)
+from nos_ec.adapters.sql.rows import IDS, delete_listed, id_rows
 from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry
@@ -36,11 +28,6 @@ _NEW = JsonRows(
     "new", optional="landing_id", object_id=0, version=0, size=0, crc32c=0, md5=ID_BYTES, landing_id=ID_BYTES, due_ms=0
 )
 
-LOCK_KEYS = (
-    select(*OBJECT_COLUMNS)
-    .join_from(KEYS.table, OBJECTS, (_O.bucket == KEYS["bucket"]) & (_O.name == KEYS["name"]))
-    .with_for_update(of=OBJECTS)
-)
 LOCK_ENTRIES = (
     select(_D.landing_id, _D.object_id, _D.version, _D.doomed)
     .join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
@@ -121,20 +108,15 @@ def _turns(new: Sequence[NewObject]) -> Iterator[list[int]]:
 def _record_turn(
     connection: Connection, new: Sequence[NewObject], entries: Mapping[LandingId, Entry], now_ms: int
 ) -> dict[ObjectKey, ObjectRow]:
-    keys = key_rows(one.key for one in new)
-    current = _lock_keys(connection, keys)
+    keys = [one.key for one in new]
+    current = objects.lock_listed(connection, keys)
     earlier = {one.key: row for one in new if (row := _recorded_before(one, current.get(one.key), entries)) is not None}
     fresh = [one for one in new if one.key not in earlier]
     release(connection, [current[one.key] for one in fresh if one.key in current], now_ms)
     _overwrite(connection, [one for one in fresh if one.key in current], current, now_ms)
     _insert(connection, [one for one in fresh if one.key not in current], now_ms)
     _claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
-    return _lock_keys(connection, keys) | earlier
-
-
-def _lock_keys(connection: Connection, keys: dict[str, str]) -> dict[ObjectKey, ObjectRow]:
-    rows = [object_row(row) for row in connection.execute(LOCK_KEYS, keys)]
-    return {row.key: row for row in rows}
+    return objects.lock_listed(connection, keys) | earlier
 
 
 def _recorded_before(one: NewObject, current: ObjectRow | None, entries: Mapping[LandingId, Entry]) -> ObjectRow | None:
