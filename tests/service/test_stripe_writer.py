@@ -1,0 +1,250 @@
+"""The commit protocol of one writer when something fails in the middle of it (invariants 3, 5, 8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from nos_ec.core.errors import Conflict, LeaseLost, NoSpace, Transient
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.core.merge_list import BestFitMergeList
+from nos_ec.core.plan import GroupPlan
+from nos_ec.engine.packable import Packable, SourceReader
+from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
+from nos_ec.ports.metadata import Lease
+from nos_ec.testing.audit import all_blocks
+from nos_ec.testing.faulty import Faults, faulty
+from nos_ec.wiring import System
+
+from .conftest import CHUNK, Bench
+
+TTL_MS = 60_000
+
+
+class Writer:
+    """A StripeWriter on faulty ports, and plans for it."""
+
+    def __init__(self, bench: Bench, system: System) -> None:
+        self.bench = bench
+        self.system = system
+        self.metadata = Faults()
+        self.blocks = Faults()
+        self.landing = Faults()
+        self.lease = system.metadata.acquire_lease("writer", system.clock.now_ms(), TTL_MS)
+        self.writer = self.make(self.lease)
+
+    def make(self, lease: Lease) -> StripeWriter:
+        metadata = faulty(self.system.metadata, self.metadata)
+        blocks = faulty(self.system.blocks, self.blocks)
+        sources = SourceReader(faulty(self.system.landing, self.landing), blocks, self.system.pool, 2)
+        options = WriterOptions(BlockKind.FRESH, reserve_bytes=0, landing_grace_ms=0, read_back=True)
+        return StripeWriter(metadata, blocks, sources, _NoWait(), lease, self.system.new_block_id, options)
+
+    def plan(self, count: int, prefix: str = "o") -> GroupPlan:
+        merge_list = BestFitMergeList(self.system.geometry, 1000, 0)
+        for key in self.bench.put_some(self.system, count, size_max=CHUNK // 2, prefix=prefix):
+            row = self.system.store().head(key)
+            assert row.landing_id is not None
+            packable = Packable(row.object_id, key, row.version, row.size, row.crc32c, row.landing_id)
+            merge_list.add(packable.candidate(0))
+        plan = merge_list.plan(0, flush=True)
+        assert plan is not None
+        assert len(plan.placements) == count
+        return plan
+
+    def release(self) -> None:
+        self.writer.close()
+        self.system.metadata.release_lease(self.lease)
+
+
+class _NoWait:
+    """Retries follow at once; the time is no matter here."""
+
+    def now_ms(self) -> int:
+        return 1_700_000_000_000
+
+    def wait(self, stop: object, wait_ms: int) -> bool:
+        return False
+
+
+@pytest.fixture
+def writer(bench: Bench, system: System) -> Writer:
+    return Writer(bench, system)
+
+
+def _finish(writer: Writer) -> None:
+    """After whatever happened: release, settle, and everything must be there and in balance."""
+    writer.release()
+    writer.bench.settle(writer.system)
+    writer.bench.assert_readable(writer.system)
+    writer.bench.assert_balanced(writer.system)
+
+
+def test_a_group_is_written(writer: Writer) -> None:
+    result = writer.writer.write(writer.plan(20))
+    assert len(result.packed) == 20
+    assert (result.superseded, result.failed, result.retry, result.cause) == ([], [], [], None)
+    writer.bench.assert_readable(writer.system)
+    _finish(writer)
+
+
+def test_a_commit_that_failed_is_tried_again(writer: Writer) -> None:
+    writer.metadata.before["commit_group"] = [Transient("deadlock"), Transient("deadlock")]
+    assert len(writer.writer.write(writer.plan(20)).packed) == 20
+    assert writer.metadata.calls["commit_group"] == 3
+    _finish(writer)
+
+
+def test_a_commit_whose_answer_was_lost_is_found_out(writer: Writer) -> None:
+    writer.metadata.after["commit_group"] = [Transient("connection lost")]
+    result = writer.writer.write(writer.plan(20))
+    assert len(result.packed) == 20, "it had been committed; nothing may be written again"
+    assert writer.system.metadata.totals().dead_bytes == 0
+    _finish(writer)
+
+
+def test_a_commit_that_keeps_failing_gives_the_block_up(writer: Writer) -> None:
+    writer.metadata.before["commit_group"] = [Transient("down")] * 5
+    plan = writer.plan(20)
+    result = writer.writer.write(plan)
+    assert len(result.retry) == 20
+    assert isinstance(result.cause, Transient)
+    (block,) = all_blocks(writer.system.metadata)
+    assert block.state is BlockState.FENCED
+    again = writer.writer.write(plan)
+    assert len(again.packed) == 20
+    assert len(list(all_blocks(writer.system.metadata))) == 2, "never appended to the first one again"
+    _finish(writer)
+
+
+@pytest.mark.parametrize("error", [Transient("time-out"), Conflict("sealed"), NoSpace("full")])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_append_that_failed_gives_the_block_up(writer: Writer, error: Exception, when: str) -> None:
+    """Whether it happened or not: the bytes are never relied on, the group is written to a new block."""
+    assert len(writer.writer.write(writer.plan(10, "first")).packed) == 10
+    getattr(writer.blocks, when)["append"] = [error]
+    plan = writer.plan(20, "second")
+    result = writer.writer.write(plan)
+    assert len(result.retry) == 20
+    assert result.cause is error
+    assert len(writer.writer.write(plan).packed) == 20
+    states = sorted(block.state.value for block in all_blocks(writer.system.metadata))
+    assert states == ["fenced", "open"]
+    _finish(writer)
+
+
+@pytest.mark.parametrize("method", ["create", "seal"])
+def test_a_store_that_fails_to_create_or_seal(writer: Writer, method: str) -> None:
+    for round_ in range(4):
+        writer.blocks.after[method] = [Transient("lost")]
+        plan = writer.plan(12, f"round-{round_}")
+        for _ in range(3):
+            if writer.writer.write(plan).packed:
+                break
+        else:
+            raise AssertionError("never written")
+    _finish(writer)
+
+
+def test_read_back_that_differs_commits_nothing(writer: Writer) -> None:
+    writer.blocks.before["read"] = [Transient("cannot read")]
+    result = writer.writer.write(writer.plan(10))
+    assert len(result.retry) == 10
+    assert writer.system.metadata.totals().packed_objects == 0
+    _finish(writer)
+
+
+def test_a_fenced_writer_commits_nothing(writer: Writer) -> None:
+    """Invariant 8: a zombie that wakes up after its lease was revoked."""
+    assert len(writer.writer.write(writer.plan(10, "first")).packed) == 10
+    plan = writer.plan(10, "second")
+    assert writer.system.metadata.fence_lease(writer.lease, writer.lease.expires_ms + 1)
+    with pytest.raises(LeaseLost):
+        writer.writer.write(plan)
+    rows = [writer.system.store().head(key) for key in writer.bench.acknowledged if key.name.startswith("second")]
+    assert {row.state for row in rows} == {ObjectState.LANDED}
+    _finish(writer)
+
+
+def test_a_writer_fenced_between_append_and_commit(writer: Writer) -> None:
+    plan = writer.plan(10)
+
+    def fence(method: str) -> None:
+        if method == "commit_group":
+            assert writer.system.metadata.fence_lease(writer.lease, writer.lease.expires_ms + 1)
+            writer.system.housekeeping().run_once()  # recovery seals the block under the writer's feet
+
+    writer.metadata.hook = fence
+    with pytest.raises(LeaseLost):
+        writer.writer.write(plan)
+    writer.metadata.hook = lambda _method: None
+    (block,) = all_blocks(writer.system.metadata)
+    assert (block.state, block.live_bytes) == (BlockState.SEALED, 0)
+    assert block.dead_bytes == plan.data_length
+    _finish(writer)
+
+
+@pytest.mark.parametrize("change", ["delete", "overwrite"])
+def test_objects_that_change_while_they_are_packed(writer: Writer, change: str) -> None:
+    """Invariant 5: the compare-and-set loses, which leaves a hole and is no error."""
+    plan = writer.plan(10)
+    victim = sorted(writer.bench.acknowledged)[0]
+
+    def interfere(method: str) -> None:
+        if method == "append":
+            if change == "delete":
+                writer.bench.delete(writer.system, victim)
+            else:
+                writer.bench.put(writer.system, victim.name, b"newer", bucket=victim.bucket)
+
+    writer.blocks.hook = interfere
+    result = writer.writer.write(plan)
+    assert [packable.key for packable in result.superseded] == [victim]
+    assert len(result.packed) == 9
+    assert writer.system.metadata.totals().dead_bytes > 0
+    _finish(writer)
+
+
+def test_a_source_that_cannot_be_read_now_is_retried(writer: Writer) -> None:
+    plan = writer.plan(20)
+    writer.landing.before["read"] = [Transient("away")]
+    result = writer.writer.write(plan)
+    assert (len(result.packed), len(result.retry)) == (19, 1)
+    assert isinstance(result.cause, Transient)
+    _finish(writer)
+
+
+def test_no_room_for_a_block(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(writer.system.blocks), "free_bytes", lambda _self: 0)
+    result = writer.writer.write(writer.plan(5))
+    assert isinstance(result.cause, NoSpace)
+    assert len(result.retry) == 5
+    assert list(all_blocks(writer.system.metadata)) == []
+    monkeypatch.undo()
+    _finish(writer)
+
+
+def test_closing_seals(writer: Writer) -> None:
+    writer.writer.write(writer.plan(5))
+    writer.writer.close()
+    (block,) = all_blocks(writer.system.metadata)
+    assert block.state is BlockState.SEALED
+    writer.writer.close()
+    _finish(writer)
+
+
+def test_closing_when_the_store_is_away_leaves_the_block_to_recovery(writer: Writer) -> None:
+    writer.writer.write(writer.plan(5))
+    writer.blocks.before["seal"] = [Transient("away")]
+    writer.writer.close()
+    _finish(writer)
+    assert {block.state for block in all_blocks(writer.system.metadata)} == {BlockState.SEALED}
+
+
+def test_groups_fill_a_block_to_its_last_stripe(writer: Writer) -> None:
+    sizes = [writer.writer.write(writer.plan(20, f"round-{round_}")).stripe_count for round_ in range(12)]
+    per_block = writer.system.geometry.stripes_per_block
+    blocks = list(all_blocks(writer.system.metadata))
+    assert sum(block.stripes for block in blocks) == sum(sizes)
+    assert all(block.stripes <= per_block for block in blocks)
+    assert all(block.stripes > per_block - max(sizes) for block in blocks[:-1])
+    _finish(writer)

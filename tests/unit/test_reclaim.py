@@ -1,0 +1,99 @@
+"""The books of a block (invariants 6 and 10), and whether a collection pays."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.header import Entry, GroupHeader
+from nos_ec.core.ids import BlockId
+from nos_ec.core.reclaim import LiveEntry, Victim, account_block, pays
+
+GEOMETRY = Geometry()
+STRIPE = GEOMETRY.stripe_size
+
+
+def _header(group_index: int, stripe_count: int, lengths: list[int]) -> GroupHeader:
+    offset = 4096
+    entries = []
+    for number, length in enumerate(lengths):
+        entries.append(Entry(bytes([group_index, number] * 8), 1, offset, length, 0))
+        offset += length
+    return GroupHeader(
+        BlockId(bytes(16)),
+        group_index,
+        stripe_count,
+        1,
+        0,
+        GEOMETRY.chunk_size,
+        8,
+        3,
+        sum(lengths),
+        tuple(entries),
+        0,
+        0,
+        0,
+    )
+
+
+def _live(header: GroupHeader, number: int) -> LiveEntry:
+    entry = header.entries[number]
+    return LiveEntry(entry.key_md5, 1, header.group_index * STRIPE + entry.offset, entry.length)
+
+
+def test_rows_decide_what_lives_and_headers_what_was_written() -> None:
+    header = _header(0, 2, [1000, 2000, 3000])
+    account = account_block(GEOMETRY, 2, [header], [], [_live(header, 1)])
+    assert (account.live_bytes, account.dead_bytes, account.live_objects) == (2000, 4000, 1)
+    assert account.overhead_bytes == 2 * STRIPE - 6000
+    assert account.unconfirmed == ()
+
+
+def test_a_damaged_stripe_is_dead_but_not_what_rows_say_lives_in_it() -> None:
+    header = _header(0, 1, [1000])
+    lives_in_damage = LiveEntry(bytes(16), 1, STRIPE + 8192, 500)
+    account = account_block(GEOMETRY, 2, [header], [1], [_live(header, 0), lives_in_damage])
+    assert account.live_bytes == 1500
+    assert account.dead_bytes == STRIPE - 500
+    assert account.unconfirmed == (lives_in_damage,)
+
+
+def test_another_version_or_place_does_not_confirm() -> None:
+    header = _header(0, 1, [1000])
+    good = _live(header, 0)
+    wrong = [
+        LiveEntry(good.key_md5, 2, good.offset, good.length),
+        LiveEntry(good.key_md5, 1, good.offset + 1, good.length),
+        LiveEntry(good.key_md5, 1, good.offset, good.length - 1),
+        LiveEntry(b"x" * 16, 1, good.offset, good.length),
+    ]
+    for entry in wrong:
+        assert account_block(GEOMETRY, 1, [header], [], [entry]).unconfirmed == (entry,)
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(1, 100_000), max_size=8), st.booleans()), max_size=20),
+    st.randoms(use_true_random=False),
+)
+def test_the_books_always_balance(groups: list[tuple[list[int], bool]], rng: object) -> None:
+    headers, damaged, live = [], [], []
+    for index, (lengths, readable) in enumerate(groups):
+        header = _header(index, 1, lengths)
+        live += [_live(header, number) for number in range(0, len(lengths), 2)]
+        if readable:
+            headers.append(header)
+        else:
+            damaged.append(index)
+    account = account_block(GEOMETRY, len(groups), headers, damaged, live)
+    assert account.live_bytes + account.dead_bytes + account.overhead_bytes == len(groups) * STRIPE
+    assert min(account.live_bytes, account.dead_bytes, account.overhead_bytes) >= 0
+    assert account.live_bytes == sum(entry.length for entry in live)
+
+
+def test_a_collection_pays_when_it_gives_stripes_back() -> None:
+    assert pays([])
+    assert pays([Victim(1, 0, 100)])
+    assert not pays([Victim(1, 20, 80)]), "one stripe would become one stripe"
+    assert pays([Victim(1, 20, 80)] * 2)
+    assert not pays([Victim(32, 100, 0)])
