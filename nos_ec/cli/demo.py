@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -49,7 +50,7 @@ def demo(
                 tasks[step] = bar.add_task(step, total=total)
             bar.update(tasks[step], completed=done, total=total)
 
-        place = root or Path(tempfile.mkdtemp(prefix="nos-ec-demo-"))
+        place = root or Path(tempfile.gettempdir(), f"nos-ec-demo-{os.getpid()}")
         options = DemoOptions(source, limit_bytes, limit_objects, delete_share, sample_objects, seed, place, keep)
         report = Demo(settings, options, perf_counter, tick).run()
     data = {
