@@ -86,17 +86,11 @@ def rm(
     as_json: AsJson = False,
 ) -> None:
     """Delete objects. Those that do not exist are named, the others are deleted all the same."""
-    keys = [parse_object(name) for name in names]
-    deleted: list[str] = []
-    missing: list[str] = []
+    keys = list(dict.fromkeys(parse_object(name) for name in names))
     with context(ctx).system() as system:
-        store = system.store()
-        for key in keys:
-            try:
-                store.delete(key)
-                deleted.append(str(key))
-            except NotFound:
-                missing.append(str(key))
+        found = {row.key for row in system.store().delete_many(keys)}
+    deleted = [str(key) for key in keys if key in found]
+    missing = [str(key) for key in keys if key not in found]
     emit({"deleted": deleted, "missing": missing}, as_json, lambda: out.print("\n".join(deleted), markup=False))
     if missing:
         raise NotFound(f"no such object: {', '.join(missing)}")

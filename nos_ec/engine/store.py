@@ -25,6 +25,9 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Metadata, NewObject, ObjectRow
 
+DELETE_BATCH_OBJECTS = 1000
+"""Objects deleted by one transaction: one sync for all of them, and no transaction that others wait for long."""
+
 READ_TRIES = 3
 """A row can be moved twice while it is being read only by two whole packings within one read."""
 
@@ -110,6 +113,18 @@ class Store:
         row = self._metadata.delete(key, self._clock.now_ms())
         kill_point("delete.done")
         return row
+
+    def delete_many(self, keys: Sequence[ObjectKey]) -> list[ObjectRow]:
+        """Delete several objects, durably, a transaction for each DELETE_BATCH_OBJECTS of them.
+
+        Returns the rows they had, in the order of `keys`; keys without an object are passed over. Raises Transient:
+        the batches before are deleted then, and calling again is safe.
+        """
+        rows: list[ObjectRow] = []
+        for first in range(0, len(keys), DELETE_BATCH_OBJECTS):
+            rows += self._metadata.delete_many(keys[first : first + DELETE_BATCH_OBJECTS], self._clock.now_ms())
+            kill_point("delete.done")
+        return rows
 
     # --- reading ----------------------------------------------------------------------------------
     def head(self, key: ObjectKey) -> ObjectRow:

@@ -84,6 +84,15 @@ def test_the_whole_life_of_an_object(cli: Cli, file: Path, tmp_path: Path) -> No
     assert cli("status")["stripes"] == 0
 
 
+def test_rm_deletes_what_there_is_and_names_the_rest(bench: Bench, cli: Cli) -> None:
+    with bench.open() as system:
+        for name in ("a", "b", "c"):
+            bench.put(system, name, b"x")
+    found = cli("rm", "b/c", "b/none", "b/a", "b/c", exits=4)
+    assert found["message"] == "no such object: b/none"
+    assert [o["name"] for o in cli("ls", "b")["objects"]] == ["b"]
+
+
 def test_people_get_text(cli: Cli, file: Path) -> None:
     assert "photos/a" in cli.text("put", "photos/a", str(file))
     assert "photos" in cli.text("ls")

@@ -162,13 +162,16 @@ def test_recovery_killed(bench: Bench, point: str) -> None:
     assert_recovers(bench)
 
 
-def test_delete_killed(bench: Bench) -> None:
+@pytest.mark.parametrize("victims", [1, 30])
+def test_delete_killed(bench: Bench, victims: int) -> None:
     with bench.open() as system:
-        bench.put_some(system, 60)
-        key = bench.put(system, "victim", bench.data(100))
+        keys = bench.put_some(system, 60)
         bench.pack(system)
-    kill(bench, "delete.done", "rm", str(key))
-    del bench.acknowledged[key]
+        keys += bench.put_some(system, 20, prefix="landed")
+    chosen = keys[-victims:]
+    kill(bench, "delete.done", "rm", *map(str, chosen))
+    for key in chosen:
+        del bench.acknowledged[key]
     assert_recovers(bench)
 
 
