@@ -13,6 +13,7 @@ import structlog
 from nos_ec.core.errors import Conflict, NotFound, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.lifecycle import BlockState
 from nos_ec.core.reclaim import BlockAccount, LiveEntry, account_block
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.block_store import BlockStore
@@ -60,14 +61,17 @@ class Recovery:
         return RecoveryResult(fenced, sealed)
 
     def _reconcile(self, block: BlockRow) -> bool:
-        """Seal one block with its true books. False when it has to wait for the next run."""
+        """Seal one block with its true books. False when it has to wait for the next run, or was somebody else's."""
         try:
             stripes = self._seal(block.block_id)
+            scan = scan_headers(self._blocks, block.block_id, stripes)
         except Transient as error:
             _log.warning("block waits for recovery", block=block.block_id.hex(), error=str(error))
             return False
+        except NotFound:
+            _log.info("block reconciled and collected by others meanwhile", block=block.block_id.hex())
+            return False
         kill_point("recovery.store_sealed")
-        scan = scan_headers(self._blocks, block.block_id, stripes)
         for _ in range(RECONCILE_TRIES):
             placed = self._metadata.placed_in(block.block_id)
             live = live_entries(placed)
@@ -87,16 +91,31 @@ class Recovery:
         return False
 
     def _seal(self, block_id: BlockId) -> int:
+        """Seal it in the store. Raises NotFound when it is gone because others reconciled and collected it."""
         try:
             return self._blocks.seal(block_id)
         except NotFound:
-            # Its writer died, or is about to come back, between the row and the block. Taking the name for
-            # good keeps a block from appearing that no row refers to.
-            try:
-                self._blocks.create(block_id)
-            except Conflict:
-                _log.info("block appeared meanwhile", block=block_id.hex())
+            if self._state(block_id) is not BlockState.FENCED:
+                raise
+        # Its writer died, or is about to come back, between the row and the block. Taking the name for good keeps a
+        # block from appearing that no row refers to.
+        try:
+            self._blocks.create(block_id)
+        except Conflict:
+            _log.info("block appeared meanwhile", block=block_id.hex())
             return self._blocks.seal(block_id)
+        stripes = self._blocks.seal(block_id)
+        if self._state(block_id) not in (BlockState.FENCED, BlockState.SEALED):
+            # Others did all that, and GC deleted the block, before it was made here: nobody would delete it again.
+            self._blocks.delete(block_id)
+            raise NotFound(f"block {block_id.hex()} was collected")
+        return stripes
+
+    def _state(self, block_id: BlockId) -> BlockState | None:
+        try:
+            return self._metadata.block(block_id).state
+        except NotFound:
+            return None
 
     def _warn(self, block: BlockRow, stripes: int, account: BlockAccount) -> None:
         if account.unconfirmed:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import google_crc32c
 
-from nos_ec.core.errors import Corrupt, InvalidInput, NoSpace, NotFound
+from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NoSpace, NotFound, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
@@ -28,8 +28,8 @@ from nos_ec.ports.metadata import Metadata, NewObject, ObjectRow
 DELETE_BATCH_OBJECTS = 1000
 """Objects deleted by one transaction: one sync for all of them, and no transaction that others wait for long."""
 
-READ_TRIES = 3
-"""A row can be moved twice while it is being read only by two whole packings within one read."""
+READ_TRIES = 10
+"""A row moves while it is being read only when it is packed, collected or overwritten within that one read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,24 +132,26 @@ class Store:
         return self._metadata.get(key)
 
     def get(self, key: ObjectKey) -> bytes:
-        """A whole object in memory; for objects that may be large use `open`."""
-        _, pieces = self.open(key)
-        return b"".join(pieces)
+        """A whole object in memory; for objects that may be large use `open`. Raises NotFound, Corrupt, Transient."""
+        for _ in range(READ_TRIES):
+            try:
+                _, pieces = self.open(key)
+                return b"".join(pieces)
+            except Conflict:
+                continue  # a large one was overwritten or deleted halfway: begin again with what there is now
+        raise _too_restless(key)
 
     def open(self, key: ObjectKey) -> tuple[ObjectRow, Iterator[bytes]]:
         """The current version and its bytes, in pieces of at most a block, each checked against its CRC32C.
 
-        Small objects have been read and checked when this returns; pieces of large ones are read as they are
-        asked for. Raises NotFound, Corrupt, Transient.
+        Small objects, and the first piece of large ones, have been read and checked when this returns; further
+        pieces are read as they are asked for, and asking raises Conflict when the version was deleted or overwritten
+        meanwhile, so that its blocks are gone. Raises NotFound, Corrupt, Transient.
         """
-        row = self._metadata.get(key)
-        if row.state is ObjectState.LARGE:
-            return row, self._large.read(row, 0, row.size)
-        row, data = self._read_small(row, 0, None)
-        return row, iter([data] if data else [])
+        return self._read(self._metadata.get(key), 0, None)
 
     def open_range(self, key: ObjectKey, offset: int, length: int) -> tuple[ObjectRow, Iterator[bytes]]:
-        """Bytes [offset, offset + length) cut at the object's end. Reads no more than the range from the store.
+        """Bytes [offset, offset + length) cut at the object's end, as `open` does. Reads no more than the range.
 
         The CRC covers whole objects, so a range is protected by the block store's own checksums alone. Raises
         InvalidInput when offset or length is negative or the range starts past the end, NotFound, Corrupt,
@@ -158,11 +160,7 @@ class Store:
         row = self._metadata.get(key)
         if offset < 0 or length < 0 or offset > row.size:
             raise InvalidInput(f"range {offset}+{length} of {key}: it must start within its {row.size} bytes")
-        length = min(length, row.size - offset)
-        if row.state is ObjectState.LARGE:
-            return row, self._large.read(row, offset, length)
-        row, data = self._read_small(row, offset, length)
-        return row, iter([data] if data else [])
+        return self._read(row, offset, length)
 
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """One page of a bucket, in UTF-8 byte order of names, after the name `after`."""
@@ -191,26 +189,47 @@ class Store:
                 " and GC; delete objects and run GC, or add space"
             )
 
-    def _read_small(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, bytes]:
+    def _read(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
         """Read from wherever the row says; when it is gone from there, look the row up again (invariant 4)."""
         for _ in range(READ_TRIES):
             try:
-                return row, self._read_at(row, offset, length)
+                return row, self._pieces(row, offset, length)
             except NotFound:
                 seen, row = row, self._metadata.get(row.key)
                 if row == seen:
                     raise Corrupt(f"{row.key} v{row.version}: its {row.state.value} bytes are missing") from None
-                if row.version != seen.version and length is not None:
-                    # A range of the version the caller saw cannot be continued in another one.
-                    length = max(0, min(length, row.size - offset))
-                if row.state is ObjectState.LARGE:
-                    pieces = self._large.read(row, offset, row.size if length is None else length)
-                    return row, b"".join(pieces)
-        raise Corrupt(f"{row.key}: moved {READ_TRIES} times while it was being read; try again")
+        raise _too_restless(row.key)
 
-    def _read_at(self, row: ObjectRow, offset: int, length: int | None) -> bytes:
+    def _pieces(self, row: ObjectRow, offset: int, length: int | None) -> Iterator[bytes]:
+        """The range, whose start may lie past the end of a version that came later than the caller's look."""
+        if row.state is not ObjectState.LARGE:
+            data = self._read_small(row, offset, length)
+            return iter([data] if data else [])
+        rest = row.size - offset
+        pieces = self._large.read(row, offset, max(0, rest if length is None else min(length, rest)))
+        first = next(pieces, b"")
+        return self._continued(row, first, pieces) if first else iter([])
+
+    def _continued(self, row: ObjectRow, first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+        yield first
+        try:
+            yield from rest
+        except NotFound as error:
+            if self._is_current(row):
+                raise Corrupt(f"{row.key} v{row.version}: a part of it is missing: {error}") from error
+            raise Conflict(
+                f"{row.key} v{row.version}: deleted or overwritten while it was being read; read it again"
+            ) from error
+
+    def _is_current(self, row: ObjectRow) -> bool:
+        try:
+            return self._metadata.get(row.key) == row
+        except NotFound:
+            return False
+
+    def _read_small(self, row: ObjectRow, offset: int, length: int | None) -> bytes:
         whole = length is None
-        count = row.size if length is None else length
+        count = row.size if length is None else max(0, min(length, row.size - offset))
         if count == 0:
             return b""
         if row.extent is not None:
@@ -222,3 +241,7 @@ class Store:
         else:
             data = self._landing.read_range(row.landing_id, offset, count)
         return crc_checked(data, row.size, row.crc32c, f"{row.key} v{row.version}") if whole else data
+
+
+def _too_restless(key: ObjectKey) -> Transient:
+    return Transient(f"{key}: changed {READ_TRIES} times while it was being read; try again")

@@ -1,0 +1,136 @@
+"""Steps of two processes in the one order that hurts, made to happen: what the chaos test only meets by luck."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from nos_ec.core.errors import Conflict, NotFound
+from nos_ec.core.ids import BlockId
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.metadata import Metadata
+from nos_ec.wiring import System
+
+from .conftest import CHUNK, STRIPE, Bench
+
+
+class Meanwhile:
+    """A port behind which something happens once, before or after the first call of one method."""
+
+    def __init__(self, port: object, method: str, act: Callable[[], object], *, before: bool = False) -> None:
+        self._port = port
+        self._method = method
+        self._before = before
+        self._act: Callable[[], object] | None = act
+
+    @property
+    def happened(self) -> bool:
+        return self._act is None
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._port, name)
+        if name != self._method:
+            return real
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._before:
+                self._happen()
+            try:
+                return real(*args, **kwargs)
+            finally:
+                self._happen()
+
+        return call
+
+    def _happen(self) -> None:
+        act, self._act = self._act, None
+        if act is not None:
+            act()
+
+
+def metadata_meanwhile(system: System, method: str, act: Callable[[], object], *, before: bool = False) -> Meanwhile:
+    """From here on the system's metadata is one behind which `act` happens."""
+    made = Meanwhile(system.metadata, method, act, before=before)
+    system.metadata = cast(Metadata, made)
+    return made
+
+
+# --- readers -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("size", [100, 3 * CHUNK, 9 * STRIPE], ids=["small", "packed", "large"])
+@pytest.mark.parametrize("was", [100, 9 * STRIPE], ids=["was-small", "was-large"])
+def test_an_object_overwritten_under_a_reader_is_read_again(bench: Bench, system: System, was: int, size: int) -> None:
+    """Between the look at the row and the read the object is overwritten, and its old blocks are collected."""
+    key = bench.put(system, "o", bench.data(was))
+    bench.pack(system)
+
+    def overwrite() -> None:
+        with bench.open() as other:
+            bench.put(other, "o", bench.data(size))
+            bench.settle(other)
+
+    meanwhile = metadata_meanwhile(system, "get", overwrite)
+    assert system.store().get(key) == bench.acknowledged[key]
+    assert meanwhile.happened
+
+
+def test_a_large_object_overwritten_halfway_through_a_read(bench: Bench, system: System) -> None:
+    """What was handed out cannot be taken back: `open` says so, `get` begins again."""
+    key = bench.put(system, "o", bench.data(20 * STRIPE))
+    _, pieces = system.store().open(key)
+    first = next(pieces)
+    assert bench.acknowledged[key].startswith(first)
+    bench.put(system, "o", bench.data(20 * STRIPE))
+    bench.settle(system)
+    with pytest.raises(Conflict, match="read it again"):
+        next(pieces)
+    assert system.store().get(key) == bench.acknowledged[key]
+
+
+def test_a_deleted_object_is_not_found_halfway_through_a_get(bench: Bench, system: System) -> None:
+    key = bench.put(system, "o", bench.data(20 * STRIPE))
+
+    def delete() -> None:
+        with bench.open() as other:
+            bench.delete(other, key)
+            bench.settle(other)
+
+    meanwhile = metadata_meanwhile(system, "segments", delete)
+    with pytest.raises(NotFound):
+        system.store().get(key)
+    assert meanwhile.happened
+
+
+# --- recovery ----------------------------------------------------------------------------------------
+def _fence_a_block_that_was_never_created(bench: Bench, system: System) -> BlockId:
+    """As a writer leaves it that dies between the row and the block."""
+    block_id = system.new_block_id()
+    with system.lease("dead writer", 60_000) as held:
+        system.metadata.allocate_block(held.lease, block_id, BlockKind.FRESH, system.clock.now_ms())
+    assert [row.block_id for row in system.metadata.fenced_blocks(10)] == [block_id]
+    return block_id
+
+
+def _recover_and_collect(bench: Bench) -> None:
+    with bench.open() as other:
+        bench.settle(other)
+
+
+@pytest.mark.parametrize("method", ["fenced_blocks", "block"])
+def test_a_slow_recovery_does_not_bring_a_collected_block_back(bench: Bench, system: System, method: str) -> None:
+    """Another recovery seals the block, and GC deletes it and its row, while this one is about to make it."""
+    _fence_a_block_that_was_never_created(bench, system)
+    meanwhile = metadata_meanwhile(system, method, lambda: _recover_and_collect(bench))
+    system.housekeeping().run_once()
+    assert meanwhile.happened
+    assert list(system.blocks.list_blocks()) == []
+    bench.assert_at_rest(system)
+
+
+def test_a_block_collected_while_recovery_reads_it(bench: Bench, system: System) -> None:
+    system.blocks.create(_fence_a_block_that_was_never_created(bench, system))
+    system.blocks = cast(BlockStore, Meanwhile(system.blocks, "seal", lambda: _recover_and_collect(bench)))
+    system.housekeeping().run_once()
+    bench.assert_at_rest(system)
