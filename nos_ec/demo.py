@@ -190,10 +190,8 @@ class Demo:
     def _pack(self, system: System) -> None:
         with producer_service(system) as producer:
             published = producer.drain()
-        self._tick("pack", 1, 2)
         # With a grace of zero the landing copies go at once: every reading from here on is from packed stripes.
-        counters = drain(system)
-        self._tick("pack", 2, 2)
+        counters = drain(system, lambda counters: self._tick("pack", counters.packed, published))
         self.report.figures["published"] = published
         self.report.figures["consumer"] = asdict(counters)
         self.report.figures["landing_copies_left"] = system.metadata.totals().landing_deletions

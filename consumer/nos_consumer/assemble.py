@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from nos_consumer.service import ConsumerCounters, ConsumerOptions, ConsumerService
@@ -48,15 +48,15 @@ def consumer_service(system: System) -> Iterator[ConsumerService]:
             service.close()
 
 
-def drain(system: System) -> ConsumerCounters:
+def drain(system: System, watch: Callable[[ConsumerCounters], object] = lambda counters: None) -> ConsumerCounters:
     """Pack all there is, with housekeeping before and after it (and in between when space runs out).
 
-    Raises what `ConsumerService.drain` raises.
+    `watch` sees the counters from time to time. Raises what `ConsumerService.drain` raises.
     """
     housekeeping = system.housekeeping()
     housekeeping.run_once()
     with consumer_service(system) as service:
-        service.drain(make_room=lambda: housekeeping.run_once().reaper.deleted > 0)
+        service.drain(lambda: housekeeping.run_once().reaper.deleted > 0, watch)
     housekeeping.run_once()
     return service.counters
 

@@ -101,17 +101,20 @@ class ConsumerService:
                 _log.warning("trying again", error=str(error))
                 self._clock.wait(stop, BACKOFF_MS)
 
-    def drain(self, make_room: Callable[[], bool]) -> None:
+    def drain(
+        self, make_room: Callable[[], bool], watch: Callable[[ConsumerCounters], object] = lambda counters: None
+    ) -> None:
         """Pack everything there is, also what would not fill a stripe, until the group has no lag.
 
         `make_room` is asked when there is no space: true when it freed some (landing copies of what is packed
-        already). Raises NoSpace or Transient when writing keeps failing; nothing is lost then, the log still has
+        already). `watch` sees the counters after every turn. Raises NoSpace or Transient when writing keeps failing; nothing is lost then, the log still has
         it. Ends early when nothing has moved for drain_idle_ms: the rest belongs to other members.
         """
         idle_since_ms = self._clock.now_ms()
         while True:
             if self.turn(flush=True):
                 idle_since_ms = self._clock.now_ms()
+            watch(self.counters)
             if self._last_cause is not None and self._failures_in_row >= DRAIN_FAILURES_MAX:
                 if not isinstance(self._last_cause, NoSpace) or not make_room():
                     raise self._last_cause

@@ -9,7 +9,7 @@ import typer
 
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_ec.cli.context import AsJson, context, log_for_daemons, stop_on_signals
-from nos_ec.cli.output import emit, facts, out, size_text
+from nos_ec.cli.output import emit, facts, out, progress, size_text
 from nos_ec.engine.collector import CollectionPlan, CollectionResult
 from nos_ec.wiring import initialise, open_system
 from nos_gc.assemble import gc_service
@@ -61,7 +61,9 @@ def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
     stop = stop_on_signals()
     with open_system(settings) as system:
         if once:
-            counters = asdict(drain(system))
+            with progress() as bar:
+                task = bar.add_task("pack", total=system.metadata.totals().queued_objects)
+                counters = asdict(drain(system, lambda counters: bar.update(task, completed=counters.packed)))
         else:
             with housekeeping_thread(system), consumer_service(system) as service:
                 service.run(stop)
