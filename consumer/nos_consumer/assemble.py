@@ -48,7 +48,7 @@ def consumer_service(system: System) -> Iterator[ConsumerService]:
             service.close()
 
 
-def drain(system: System, watch: Callable[[ConsumerCounters], object] = lambda counters: None) -> ConsumerCounters:
+def drain(system: System, watch: Callable[[ConsumerCounters], object] = lambda _: None) -> ConsumerCounters:
     """Pack all there is, with housekeeping before and after it (and in between when space runs out).
 
     `watch` sees the counters from time to time. Raises what `ConsumerService.drain` raises.

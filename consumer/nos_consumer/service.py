@@ -102,13 +102,14 @@ class ConsumerService:
                 self._clock.wait(stop, BACKOFF_MS)
 
     def drain(
-        self, make_room: Callable[[], bool], watch: Callable[[ConsumerCounters], object] = lambda counters: None
+        self, make_room: Callable[[], bool], watch: Callable[[ConsumerCounters], object] = lambda _: None
     ) -> None:
         """Pack everything there is, also what would not fill a stripe, until the group has no lag.
 
         `make_room` is asked when there is no space: true when it freed some (landing copies of what is packed
-        already). `watch` sees the counters after every turn. Raises NoSpace or Transient when writing keeps failing; nothing is lost then, the log still has
-        it. Ends early when nothing has moved for drain_idle_ms: the rest belongs to other members.
+        already). `watch` sees the counters after every turn. Raises NoSpace or Transient when writing keeps failing;
+        nothing is lost then, the log still has it. Ends early when nothing has moved for drain_idle_ms: the rest
+        belongs to other members.
         """
         idle_since_ms = self._clock.now_ms()
         while True:
