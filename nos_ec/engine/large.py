@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 
 import google_crc32c
 
-from nos_ec.core.errors import Conflict, NotFound
+from nos_ec.core.errors import Conflict, NosError, NotFound
 from nos_ec.core.header import header_length, name_record_size, names_size_max
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.engine.group_bytes import GroupItem, GroupPlace, assemble
+from nos_ec.engine.late_blocks import remove_late_block
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.room import require_room
@@ -54,9 +55,15 @@ class LargeObjects:
         name = f"put-{self._new_block_id().hex()}"
         with HeldLease(self._metadata, self._clock, name, self._lease_ttl_ms) as held:
             version = self._metadata.next_version(key, self._clock.now_ms())
-            new = self._write(key, version, head, rest, held.lease)
-            kill_point("large.written")
-            self._metadata.record_large(new, held.lease, self._clock.now_ms())
+            made: list[BlockId] = []
+            try:
+                new = self._write(key, version, head, rest, held.lease, made)
+                kill_point("large.written")
+                self._metadata.record_large(new, held.lease, self._clock.now_ms())
+            except NosError:
+                for block_id in made:
+                    remove_late_block(self._metadata, self._blocks, block_id)
+                raise
         kill_point("large.recorded")
         return self._recorded(new)
 
@@ -67,7 +74,10 @@ class LargeObjects:
         except NotFound:
             raise Conflict(f"{new.key}: deleted by somebody else while it was being stored") from None
 
-    def _write(self, key: ObjectKey, version: int, head: bytes, rest: ByteStream, lease: Lease) -> NewLargeObject:
+    def _write(
+        self, key: ObjectKey, version: int, head: bytes, rest: ByteStream, lease: Lease, made: list[BlockId]
+    ) -> NewLargeObject:
+        """Write all parts. `made` is given the ids of the blocks as they are allocated, also when this fails."""
         md5 = hashlib.md5(usedforsecurity=False)
         crc32c = 0
         size = 0
@@ -78,7 +88,7 @@ class LargeObjects:
             crc32c = google_crc32c.extend(crc32c, piece)
             # A stream's size is known at its end only: the last part carries it, the others say 0.
             part = (size, size + len(piece) if last else 0)
-            segment, stripes = self._write_block(key, version, piece, part, lease)
+            segment, stripes = self._write_block(key, version, piece, part, lease, made)
             size += len(piece)
             segments.append(segment)
             block_stripes.append(stripes)
@@ -103,7 +113,13 @@ class LargeObjects:
             head = head[capacity:]
 
     def _write_block(
-        self, key: ObjectKey, version: int, piece: bytes, part: tuple[int, int], lease: Lease
+        self,
+        key: ObjectKey,
+        version: int,
+        piece: bytes,
+        part: tuple[int, int],
+        lease: Lease,
+        made: list[BlockId],
     ) -> tuple[Segment, int]:
         geometry = self._blocks.geometry
         front = self._front(key)
@@ -115,6 +131,7 @@ class LargeObjects:
         item = GroupItem(key, version, front, piece, crc32c, part=part)
         data = assemble(geometry, GroupPlace(block_id, 0, stripes, lease.epoch, now_ms), [item])
         self._metadata.allocate_block(lease, block_id, BlockKind.LARGE, now_ms)
+        made.append(block_id)
         kill_point("large.allocated")
         self._blocks.create(block_id)
         self._blocks.append(block_id, 0, data)

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import google_crc32c
+import structlog
 
-from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NoSpace, NotFound, Transient
+from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
@@ -27,6 +28,8 @@ from nos_ec.ports.metadata import Metadata, NewObject, ObjectRow
 
 DELETE_BATCH_OBJECTS = 1000
 """Objects deleted by one transaction: one sync for all of them, and no transaction that others wait for long."""
+
+_log = structlog.get_logger(__name__)
 
 READ_TRIES = 10
 """A row moves while it is being read only when it is packed, collected or overwritten within that one read."""
@@ -95,16 +98,20 @@ class Store:
         now_ms = self._clock.now_ms()
         new = [self._new_object(key, data, now_ms) for key, data in objects]
         copies = [(o.landing_id, data) for o, (_, data) in zip(new, objects, strict=True) if o.landing_id is not None]
-        if copies:
-            self._refuse_when_full(sum(len(data) for _, data in copies))
-            self._metadata.reserve_landing(
-                [landing_id for landing_id, _ in copies], now_ms + self._options.reservation_ms
-            )
-            kill_point("put.reserved")
+        if not copies:
+            return self._metadata.record_puts(new, self._clock.now_ms())
+        self._refuse_when_full(sum(len(data) for _, data in copies))
+        landing_ids = [landing_id for landing_id, _ in copies]
+        self._metadata.reserve_landing(landing_ids, now_ms + self._options.reservation_ms)
+        kill_point("put.reserved")
+        try:
             run = map if pool is None else pool.map
             for _ in run(lambda copy: self._landing.put(*copy), copies):
                 kill_point("put.landed")
-        rows = self._metadata.record_puts(new, self._clock.now_ms())
+            rows = self._metadata.record_puts(new, self._clock.now_ms())
+        except NosError:
+            self._remove_late_copies(landing_ids)
+            raise
         kill_point("put.recorded")
         return rows
 
@@ -180,6 +187,20 @@ class Store:
             landing_id=self._new_landing_id() if data else None,
             due_ms=now_ms + self._options.min_age_ms,
         )
+
+    def _remove_late_copies(self, landing_ids: Sequence[LandingId]) -> None:
+        """Delete copies that were written after their reservation was over and reaped: nobody else knows them.
+
+        An id without a reservation can never be recorded, so this is safe also when the outcome of recording is
+        unknown. Never raises: the failure that led here is the one to be told.
+        """
+        try:
+            known = self._metadata.landing_known(landing_ids)
+            for landing_id in landing_ids:
+                if landing_id not in known:
+                    self._landing.delete(landing_id)
+        except NosError as error:
+            _log.warning("landing copies of a failed PUT not looked after", error=str(error))
 
     def _refuse_when_full(self, size: int) -> None:
         free = self._landing.free_bytes()

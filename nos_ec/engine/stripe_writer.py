@@ -21,6 +21,7 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.plan import GroupPlan
 from nos_ec.engine.group_bytes import GroupItem, GroupPlace, assemble
+from nos_ec.engine.late_blocks import remove_late_block
 from nos_ec.engine.packable import Packable, SourceReader
 from nos_ec.engine.room import require_room
 from nos_ec.ports.block_store import BlockStore
@@ -200,6 +201,8 @@ class StripeWriter:
         except Transient as error:
             # It stays OPEN under our lease; giving the lease up, or losing it, fences it.
             _log.warning("block not fenced yet", block=block_id.hex(), error=str(error))
+            return
+        remove_late_block(self._metadata, self._blocks, block_id)
 
     # --- the protocol -----------------------------------------------------------------------------
     def _append_and_commit(

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any, cast
 
 import pytest
 
-from nos_ec.core.errors import Conflict, NotFound
-from nos_ec.core.ids import BlockId
+from nos_ec.core.errors import Conflict, LeaseLost, NotFound, Transient
+from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.metadata import Metadata
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.metadata import Lease, Metadata
 from nos_ec.wiring import System
+from nos_gc.assemble import gc_service
 
 from .conftest import CHUNK, STRIPE, Bench
+
+LEASE_S = 1.1
+"""A little more than a lease, a session and a reservation of the test configuration."""
 
 
 class Meanwhile:
@@ -56,6 +63,24 @@ def metadata_meanwhile(system: System, method: str, act: Callable[[], object], *
     made = Meanwhile(system.metadata, method, act, before=before)
     system.metadata = cast(Metadata, made)
     return made
+
+
+class NoRenewal:
+    """Metadata of a process that is stopped: its leases are not renewed."""
+
+    def __init__(self, port: Metadata) -> None:
+        self._port = port
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+    def renew_lease(self, lease: Lease, now_ms: int, ttl_ms: int) -> Lease:
+        return lease
+
+
+def blocks_meanwhile(system: System, method: str, act: Callable[[], object]) -> BlockStore:
+    """The system's block store; `act` happens before the first call of the method."""
+    return cast(BlockStore, Meanwhile(system.blocks, method, act, before=True))
 
 
 # --- readers -----------------------------------------------------------------------------------------
@@ -133,4 +158,49 @@ def test_a_block_collected_while_recovery_reads_it(bench: Bench, system: System)
     system.blocks.create(_fence_a_block_that_was_never_created(bench, system))
     system.blocks = cast(BlockStore, Meanwhile(system.blocks, "seal", lambda: _recover_and_collect(bench)))
     system.housekeeping().run_once()
+    bench.assert_at_rest(system)
+
+
+# --- writers that sleep too long ---------------------------------------------------------------------
+def _sleep_through_everything(bench: Bench) -> None:
+    """What the others do while a writer sleeps: fence it, recover its blocks, collect them."""
+    time.sleep(LEASE_S)
+    with bench.open() as other:
+        other.housekeeping().run_once()
+        gc_service(other).run_once()
+
+
+def test_a_consumer_that_slept_through_its_fencing_leaves_no_block(bench: Bench, system: System) -> None:
+    """Between the row of its block and the block; without renewal, as when the whole process is stopped."""
+    bench.put_some(system, 60)
+    bench.produce(system)
+    system.metadata = cast(Metadata, NoRenewal(system.metadata))
+    system.blocks = blocks_meanwhile(system, "create", lambda: _sleep_through_everything(bench))
+    with pytest.raises(LeaseLost):
+        bench.consume(system)
+    with bench.open() as other:
+        bench.settle(other)
+        bench.assert_readable(other)
+        bench.assert_at_rest(other)
+
+
+def test_a_large_put_that_slept_through_its_fencing_leaves_no_block(bench: Bench, system: System) -> None:
+    old = bench.put(system, "o", bench.data(9 * STRIPE))
+    system.metadata = cast(Metadata, NoRenewal(system.metadata))
+    system.blocks = blocks_meanwhile(system, "create", lambda: _sleep_through_everything(bench))
+    with pytest.raises(LeaseLost):
+        system.store().put(old, BytesIO(bench.data(20 * STRIPE)))
+    with bench.open() as other:
+        bench.settle(other)
+        bench.assert_readable(other)
+        bench.assert_at_rest(other)
+
+
+def test_a_put_that_slept_through_its_reservation_leaves_no_copy(bench: Bench, system: System) -> None:
+    system.landing = cast(
+        LandingStore, Meanwhile(system.landing, "put", lambda: _sleep_through_everything(bench), before=True)
+    )
+    with pytest.raises(Transient, match="PUT it again"):
+        system.store().put(ObjectKey("b", "o"), BytesIO(b"x" * 100))
+    assert list(system.landing.list_ids()) == []
     bench.assert_at_rest(system)

@@ -1,0 +1,32 @@
+"""Blocks made too late: by a writer that slept while it was fenced, recovered and collected.
+
+4  a block whose row is gone is referred to by nothing, and will not be again: block ids are never used twice
+8  what the late writer wrote cannot be committed; here is why it does not stay behind either
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from nos_ec.core.errors import NosError, NotFound
+from nos_ec.core.ids import BlockId
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.metadata import Metadata
+
+_log = structlog.get_logger(__name__)
+
+
+def remove_late_block(metadata: Metadata, blocks: BlockStore, block_id: BlockId) -> None:
+    """Delete a block of this writer if its row is gone: GC has deleted it before it was made, and will not again.
+
+    To be called by the writer after any failure. Never raises: the failure that led here is the one to be told.
+    """
+    try:
+        metadata.block(block_id)
+    except NotFound:
+        try:
+            blocks.delete(block_id)
+        except NosError as error:
+            _log.error("block without a row not deleted", block=block_id.hex(), error=str(error))
+    except NosError as error:
+        _log.warning("block left to recovery", block=block_id.hex(), error=str(error))
