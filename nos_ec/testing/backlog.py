@@ -1,0 +1,170 @@
+"""A large backlog, made quickly: rows by bulk insert, landing copies as plain files, events in large batches.
+
+What it makes is what as many PUTs and a producer would have made; only how is different: nothing is synced file by
+file, and object ids are chosen here. For measuring on the embedded store, never for data that anybody needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import google_crc32c
+from sqlalchemy import func, insert, select
+
+from nos_ec.adapters.sql.engine import make_engine
+from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.core.messages import encode_pack_request
+from nos_ec.ports.message_log import MessagePublisher
+
+BATCH_OBJECTS = 10_000
+BUCKETS = 64
+"""Enough that every partition of the log gets some."""
+
+_FIRST_OFFSET = 256 << 10
+"""Where the objects of a made-up block begin: behind any header that its entries could have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """One landed object: its row's fields and its bytes."""
+
+    object_id: int
+    key: ObjectKey
+    landing_id: LandingId
+    data: bytes
+
+
+class Backlog:
+    """Fills an initialised embedded store. Sizes are in bytes, uniform between the two limits."""
+
+    def __init__(self, metadata_url: str, landing_root: Path, now_ms: int, seed: int = 1) -> None:
+        self._engine = make_engine(metadata_url)
+        self._landing_root = landing_root
+        self._now_ms = now_ms
+        self._rng = random.Random(seed)
+
+    def close(self) -> None:
+        """Let go of the metadata store."""
+        self._engine.dispose()
+
+    def land(self, count: int, size_min: int, size_max: int, publisher: MessagePublisher | None) -> int:
+        """`count` landed objects with their copies; returns their bytes.
+
+        With a publisher they are QUEUED and their events are in its log, without one they are due now.
+        """
+        total = 0
+        objects = self._objects(count, size_min, size_max)
+        while batch := list(islice(objects, BATCH_OBJECTS)):
+            for one in batch:
+                name = one.landing_id.hex()
+                (self._landing_root / name[-2:] / name).write_bytes(one.data)
+                total += len(one.data)
+            state = ObjectState.LANDED if publisher is None else ObjectState.QUEUED
+            with self._engine.begin() as connection:
+                connection.execute(insert(OBJECTS), [self._row(one, state) for one in batch])
+            if publisher is not None:
+                publisher.publish([self._event(one) for one in batch])
+        return total
+
+    def add_packed(self, count: int, size: int, geometry: Geometry) -> int:
+        """`count` rows of objects that are packed, and their blocks' rows, without any bytes; returns the blocks.
+
+        For measuring what a full store costs those that look things up in it. Nothing can read these objects.
+        """
+        per_block = (geometry.block_size - _FIRST_OFFSET) // size
+        numbers = range(0, count, per_block)
+        for first in numbers:
+            self._add_packed_block(min(per_block, count - first), size, geometry)
+        return len(numbers)
+
+    # --- parts ------------------------------------------------------------------------------------
+    def _objects(self, count: int, size_min: int, size_max: int) -> Iterator[Landed]:
+        rng = self._rng
+        for object_id in self._ids(count):
+            yield Landed(
+                object_id,
+                self._key(object_id),
+                LandingId(self._now_ms.to_bytes(6, "big") + rng.randbytes(10)),
+                rng.randbytes(rng.randint(size_min, size_max)),
+            )
+
+    def _ids(self, count: int) -> range:
+        with self._engine.connect() as connection:
+            first = (connection.execute(select(func.max(OBJECTS.c.object_id))).scalar() or 0) + 1
+        return range(first, first + count)
+
+    def _key(self, object_id: int) -> ObjectKey:
+        return ObjectKey(f"bucket-{object_id % BUCKETS:03}", f"{self._rng.randrange(1 << 64):016x}/{object_id:09}.dat")
+
+    def _row(self, one: Landed, state: ObjectState) -> dict[str, object]:
+        return self._fields(one.object_id, one.key, len(one.data)) | {
+            "crc32c": google_crc32c.value(one.data),
+            "md5": hashlib.md5(one.data, usedforsecurity=False).digest(),
+            "state": state,
+            "landing_id": one.landing_id,
+            "block_id": None,
+            "block_offset": None,
+            "due_ms": self._now_ms,
+        }
+
+    def _fields(self, object_id: int, key: ObjectKey, size: int) -> dict[str, object]:
+        return {
+            "object_id": object_id,
+            "bucket": key.bucket,
+            "name": key.name,
+            "version": self._now_ms * 1000,
+            "size": size,
+            "created_ms": self._now_ms,
+        }
+
+    def _event(self, one: Landed) -> tuple[bytes, bytes]:
+        value = encode_pack_request(
+            object_id=one.object_id,
+            key=one.key,
+            version=self._now_ms * 1000,
+            size=len(one.data),
+            crc32c=google_crc32c.value(one.data),
+            landing_id=one.landing_id,
+        )
+        return one.key.bucket.encode(), value
+
+    def _add_packed_block(self, count: int, size: int, geometry: Geometry) -> None:
+        block_id = BlockId(self._now_ms.to_bytes(6, "big") + self._rng.randbytes(10))
+        rows = [
+            self._fields(object_id, self._key(object_id), size)
+            | {
+                "crc32c": 0,
+                "md5": bytes(16),
+                "state": ObjectState.PACKED,
+                "landing_id": None,
+                "block_id": block_id,
+                "block_offset": _FIRST_OFFSET + number * size,
+                "due_ms": None,
+            }
+            for number, object_id in enumerate(self._ids(count))
+        ]
+        books = {
+            "block_id": block_id,
+            "kind": BlockKind.FRESH,
+            "state": BlockState.SEALED,
+            "writer": "backlog",
+            "epoch": 0,
+            "stripes": geometry.stripes_per_block,
+            "live_bytes": count * size,
+            "dead_bytes": 0,
+            "overhead_bytes": geometry.block_size - count * size,
+            "live_objects": count,
+            "created_ms": self._now_ms,
+            "sealed_ms": self._now_ms,
+        }
+        with self._engine.begin() as connection:
+            connection.execute(insert(OBJECTS), rows)
+            connection.execute(insert(BLOCKS), [books])
