@@ -84,6 +84,8 @@ class ConsumerService:
         self._tracker = OffsetTracker()
         self._known: dict[tuple[int, int], Packable] = {}
         """(object id, version) of what waits in the merge list or is in flight."""
+        self._unchecked: list[tuple[Message, PackRequest]] = []
+        """Taken from the log, but not looked up yet: the metadata store did not answer. One poll's worth at most."""
         self._backoff_until_ms = 0
         self._failures_in_row = 0
         self._last_cause: NosError | None = None
@@ -141,8 +143,10 @@ class ConsumerService:
         results = self._lanes.collect(wait_ms=BUSY_WAIT_MS if self._paused else 0)
         self._settle(results)
         self._commit_offsets()
+        self._check_taken()
         messages = self._poll()
         self._take(messages)
+        self._check_taken()
         planned = self._plan(flush=flush and not messages and not self._paused) or self._plan_one_when_stuck()
         return bool(results or messages or planned)
 
@@ -173,8 +177,7 @@ class ConsumerService:
         return max(0, min(self._options.idle_wait_ms, max(deadline_ms, self._backoff_until_ms) - now_ms))
 
     def _take(self, messages: Sequence[Message]) -> None:
-        """Put the messages' objects on the merge list; what needs no packing is done at once."""
-        requests: list[tuple[Message, PackRequest]] = []
+        """Note what the log handed out; it does not hand it out again."""
         for message in messages:
             if not self._tracker.taken(message.partition, message.offset):
                 continue
@@ -183,10 +186,15 @@ class ConsumerService:
             if request is None:
                 self._tracker.done(message.partition, message.offset)
             else:
-                requests.append((message, request))
-        if not requests:
+                self._unchecked.append((message, request))
+
+    def _check_taken(self) -> None:
+        """Put what was taken on the merge list; what needs no packing is done at once. Raises Transient: then it is
+        still to be checked, before anything more is polled."""
+        if not self._unchecked:
             return
-        landed = self._metadata.still_landed([(r.object_id, r.version) for _, r in requests])
+        landed = self._metadata.still_landed([(r.object_id, r.version) for _, r in self._unchecked])
+        requests, self._unchecked = self._unchecked, []
         now_ms = self._clock.now_ms()
         for message, request in requests:
             identity = (request.object_id, request.version)
@@ -286,10 +294,17 @@ class ConsumerService:
 
     def _revoked(self, partitions: frozenset[int]) -> None:
         """Finish what is in flight, commit, and forget what waits of these partitions: the new owner gets it."""
-        while self._lanes.pending:
-            self._settle(self._lanes.collect(wait_ms=BUSY_WAIT_MS))
-        self._commit_offsets()
+        try:
+            while self._lanes.pending:
+                self._settle(self._lanes.collect(wait_ms=BUSY_WAIT_MS))
+            self._commit_offsets()
+        finally:
+            # They are given up in any case: offsets of theirs would make every later commit fail.
+            self._forget(partitions)
+
+    def _forget(self, partitions: frozenset[int]) -> None:
         self._tracker.drop(partitions)
+        self._unchecked = [taken for taken in self._unchecked if taken[0].partition not in partitions]
         kept = [p for p in self._known.values() if not any(partition in partitions for partition, _ in p.tickets)]
         self._known.clear()
         self._merge_list = self._new_merge_list()

@@ -1,0 +1,151 @@
+"""A consumer whose metadata store or message log fails for a moment, at the moments that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from threading import Event
+from typing import Any, cast
+
+import pytest
+
+from nos_consumer.assemble import consumer_service
+from nos_consumer.service import ConsumerService
+from nos_ec.core.errors import Conflict, Transient
+from nos_ec.core.ids import BlockId
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.message_log import MessageConsumer
+from nos_ec.ports.metadata import Metadata
+from nos_ec.wiring import System
+
+from .conftest import Bench
+
+
+class FailsFirst:
+    """A port one method of which raises Transient the first `count` times."""
+
+    def __init__(self, port: object, method: str, count: int) -> None:
+        self._port = port
+        self._method = method
+        self.left = count
+
+    def __getattr__(self, name: str) -> Any:
+        real: Callable[..., Any] = getattr(self._port, name)
+        if name != self._method:
+            return real
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.left:
+                self.left -= 1
+                raise Transient(f"{name} failed for a moment")
+            return real(*args, **kwargs)
+
+        return call
+
+
+class FailsInRevocation:
+    """A message log whose commits fail while partitions are being given up. `begun` is set when that begins."""
+
+    def __init__(self, port: MessageConsumer) -> None:
+        self._port = port
+        self._revoking = False
+        self.begun = Event()
+        self.failed = 0
+        self.refused = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+    def on_revoke(self, callback: Callable[[frozenset[int]], None]) -> None:
+        def revoked(partitions: frozenset[int]) -> None:
+            self._revoking = True
+            self.begun.set()
+            try:
+                callback(partitions)
+            finally:
+                self._revoking = False
+
+        self._port.on_revoke(revoked)
+
+    def commit(self, offsets: Mapping[int, int]) -> None:
+        if self._revoking and not self.failed:
+            self.failed += 1
+            raise Transient("commit failed for a moment")
+        try:
+            self._port.commit(offsets)
+        except Conflict:
+            self.refused += 1
+            raise
+
+
+class WaitsToAppend:
+    """A block store that appends nothing before `go` is set."""
+
+    def __init__(self, port: BlockStore, go: Event) -> None:
+        self._port = port
+        self._go = go
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+    def append(self, block_id: BlockId, at_stripe: int, data: bytes) -> None:
+        assert self._go.wait(20)
+        self._port.append(block_id, at_stripe, data)
+
+
+def _turn_until_still(service: ConsumerService) -> None:
+    """As a daemon does: a turn that fails is followed by the next one."""
+    still = 0
+    while still < 20:
+        try:
+            still = 0 if service.turn(flush=True) else still + 1
+        except Transient:
+            still = 0
+
+
+def test_messages_are_not_forgotten_when_they_cannot_be_looked_up(bench: Bench, system: System) -> None:
+    """Polled already, so the log will not hand them out again: forgotten, they would hold their offsets for ever."""
+    bench.put_some(system, 120)
+    bench.produce(system)
+    failing = FailsFirst(system.metadata, "still_landed", 3)
+    system.metadata = cast(Metadata, failing)
+    with consumer_service(system) as service:
+        _turn_until_still(service)
+        assert failing.left == 0
+        assert service.counters.packed == 120
+        assert service.counters.messages == 120
+        watcher = system.log_consumer("watcher")
+        assert watcher.lag() == 0
+        watcher.close()
+
+
+def test_a_failed_revocation_does_not_stop_later_commits(
+    bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partitions are gone in any case; offsets of theirs must not spoil the commits of those that stay."""
+    bench.put_some(system, 120)
+    bench.produce(system)
+    first = FailsInRevocation(system.log_consumer("first"))
+    second = system.log_consumer("second")
+    watcher = system.log_consumer("watcher")
+    system.blocks = cast(BlockStore, WaitsToAppend(system.blocks, first.begun))
+    monkeypatch.setattr(System, "log_consumer", lambda self, member: first)
+    with consumer_service(system) as service:
+        service.turn(flush=True)
+        service.turn(flush=True)
+        second.poll(1, 0)
+        _turn_until_still(service)
+        assert first.failed == 1
+        assert 0 < len(first.assignment()) < system.settings.log.partitions
+        bench.put_some(system, 120, prefix="later")
+        bench.produce(system)
+        _turn_until_still(service)
+        assert first.refused == 0, "it commits offsets of partitions that it gave up"
+        second.close()
+        _turn_until_still(service)
+        assert watcher.lag() == 0
+    watcher.close()
+    with bench.open() as other:
+        monkeypatch.undo()
+        bench.settle(other)
+        bench.assert_readable(other)
+        bench.assert_at_rest(other)
