@@ -100,15 +100,12 @@ class Reaper:
 
     def _delete(self, doomed: Sequence[LandingId]) -> frozenset[LandingId]:
         kill_point("reaper.doomed")
-        deleted = []
-        for landing_id in doomed:
-            try:
-                self._landing.delete(landing_id)
-            except Transient as error:
-                _log.warning("landing copy not deleted", landing_id=landing_id.hex(), error=str(error))
-                continue
-            kill_point("reaper.deleted")
-            deleted.append(landing_id)
+        failed = self._landing.delete_many(doomed)
+        kill_point("reaper.deleted")
+        if failed:
+            landing_id, error = next(iter(failed.items()))
+            _log.warning("landing copies not deleted", count=len(failed), first=landing_id.hex(), error=str(error))
+        deleted = [landing_id for landing_id in doomed if landing_id not in failed]
         if deleted:
             self._metadata.forget_landing(deleted)
         return frozenset(deleted)

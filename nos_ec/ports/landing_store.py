@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+from nos_ec.core.errors import Transient
 from nos_ec.core.ids import LandingId
 
 
@@ -29,6 +30,13 @@ class LandingStore(Protocol):
 
     def delete(self, landing_id: LandingId) -> None:
         """Delete a copy. Idempotent: an absent copy is no error. Raises Transient."""
+        ...
+
+    def delete_many(self, landing_ids: Sequence[LandingId]) -> Mapping[LandingId, Transient]:
+        """Delete several copies at the cost of fewer synced writes than `delete` of each.
+
+        Returns those that may still be there, each with the reason; all others are gone, durably. Idempotent.
+        """
         ...
 
     def list_ids(self) -> Iterator[LandingId]:

@@ -111,6 +111,17 @@ class LandingStoreContract:
         store.delete(new_landing_id())
         assert store.read(kept) == b"kept"
 
+    def test_delete_many(self, store: LandingStore, other: LandingStore) -> None:
+        ids = [new_landing_id() for _ in range(30)]
+        for landing_id in ids:
+            store.put(landing_id, b"copy")
+        gone, kept = ids[:20], ids[20:]
+        for _ in range(2):
+            assert other.delete_many([*gone, new_landing_id()]) == {}
+            assert sorted(store.list_ids()) == sorted(kept)
+        assert store.delete_many([]) == {}
+        assert all(store.read(landing_id) == b"copy" for landing_id in kept)
+
     def test_threads_put_read_and_delete(self, store: LandingStore) -> None:
         def work(seed: int) -> list[LandingId]:
             random, kept = Random(seed), []

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -119,6 +119,48 @@ def test_a_put_syncs_the_file_then_names_it_then_syncs_the_folder(root: Path, mo
     assert steps == [f"sync {name[-2:]}"]
 
 
+def _ids_in(folder: int, count: int) -> list[LandingId]:
+    return [LandingId(new_landing_id()[:-1] + bytes([folder])) for _ in range(count)]
+
+
+def test_deleting_many_syncs_each_folder_once_behind_its_last_copy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, steps = LocalLandingStore(root), []
+    ids = [*_ids_in(0xAB, 3), *_ids_in(0xCD, 2)]
+    for landing_id in ids:
+        store.put(landing_id, b"bytes")
+    fsync = os.fsync
+
+    def traced(fd: int) -> None:
+        folder = Path(f"/proc/self/fd/{fd}").readlink()
+        steps.append((folder.name, len(list(folder.iterdir()))))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", traced)
+    assert store.delete_many([ids[0], ids[3], *ids[1:]]) == {}
+    assert steps == [("ab", 0), ("cd", 0)]
+
+
+def test_deleting_many_tells_which_copies_may_still_be_there(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalLandingStore(root)
+    unsynced, stuck, gone = _ids_in(0xAB, 2), _ids_in(0xCD, 1), _ids_in(0xCD, 2)
+    for landing_id in (*unsynced, *gone):
+        store.put(landing_id, b"bytes")
+    _file(root, stuck[0]).mkdir()
+    fsync = os.fsync
+
+    def failing(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().name == "ab":
+            raise OSError(5, "Input/output error")
+        fsync(fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing)
+        failed = store.delete_many([*unsynced, *stuck, *gone])
+    assert failed.keys() == {*unsynced, *stuck}
+    assert all("Input/output error" in str(failed[landing_id]) for landing_id in unsynced)
+    assert store.delete_many([*unsynced, *gone]) == {}, "trying again is safe"
+
+
 def test_a_failed_sync_fails_the_put(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(fd: int) -> None:
         raise OSError(5, "Input/output error")
@@ -161,11 +203,17 @@ def test_a_folder_that_is_not_there_is_not_a_missing_copy(root: Path) -> None:
         lambda: store.read_range(landing_id, 0, 1),
         lambda: store.put(new_landing_id(), b""),
         lambda: store.delete(landing_id),
+        lambda: _raise_any(store.delete_many([landing_id])),
         lambda: list(store.list_ids()),
         store.raw_bytes,
     ):
         with pytest.raises(Transient, match="disk"):
             ask()
+
+
+def _raise_any(failed: Mapping[LandingId, Transient]) -> None:
+    for error in failed.values():
+        raise error
 
 
 def test_foreign_files_are_not_listed(root: Path) -> None:

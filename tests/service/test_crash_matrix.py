@@ -40,7 +40,8 @@ CONSUMER_POINTS = [
     "writer.sealed",
     "reaper.doomed",
     "reaper.deleted",
-    "reaper.deleted:20",
+    "landing_store.unlinked",
+    "landing_store.unlinked:20",
 ]
 PRODUCER_POINTS = ["producer.published", "producer.marked"]
 PUT_POINTS = [

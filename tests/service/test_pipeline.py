@@ -237,6 +237,22 @@ def test_packed_bytes_that_fail_verification_go_back_to_the_landing_copy(bench: 
     assert len(keys) == len(bench.acknowledged)
 
 
+def test_a_landing_copy_that_cannot_be_deleted_does_not_keep_the_others(bench: Bench, system: System) -> None:
+    keys = bench.put_some(system, 60)
+    stuck = system.store().head(keys[7]).landing_id
+    assert stuck is not None
+    bench.produce(system)
+    bench.consume(system)
+    copy = bench.folder / "store" / "landing" / stuck.hex()[-2:] / stuck.hex()
+    copy.unlink()
+    copy.mkdir()
+    reaped = system.housekeeping().run_once().reaper
+    assert (reaped.deleted, reaped.postponed) == (59, 1)
+    assert list(system.landing.list_ids()) == [stuck]
+    assert system.metadata.totals().landing_deletions == 1
+    bench.assert_readable(system)
+
+
 def test_gc_plan_reads_headers_only_and_changes_nothing(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 400)
     bench.pack(system)

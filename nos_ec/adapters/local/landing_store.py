@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,15 +103,44 @@ class LocalLandingStore:
     def delete(self, landing_id: LandingId) -> None:
         """Delete a copy and what a killed put left of it.
 
-        The temporary name goes first: a put in flight then either cannot rename any more, or has renamed already
-        and its copy goes next. The folder is synced even if nothing was there, as an earlier call may have been
-        killed before it came to that.
+        The folder is synced even if nothing was there, as an earlier call may have been killed before it came to
+        that.
         """
-        path = self._path(landing_id)
-        with translated(f"landing store {path.parent}"):
-            self._temporary(landing_id).unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
-            sync_folder(path.parent)
+        folder = self._path(landing_id).parent
+        with translated(f"landing store {folder}"):
+            self._unlink(landing_id)
+            sync_folder(folder)
+
+    def delete_many(self, landing_ids: Sequence[LandingId]) -> dict[LandingId, Transient]:
+        """Delete copies with one sync of each folder that has some of them."""
+        by_folder: dict[Path, list[LandingId]] = {}
+        for landing_id in landing_ids:
+            by_folder.setdefault(self._path(landing_id).parent, []).append(landing_id)
+        failed: dict[LandingId, Transient] = {}
+        for folder, ids in by_folder.items():
+            failed |= self._delete_in(folder, ids)
+        return failed
+
+    def _delete_in(self, folder: Path, landing_ids: Sequence[LandingId]) -> dict[LandingId, Transient]:
+        failed: dict[LandingId, Transient] = {}
+        for landing_id in landing_ids:
+            try:
+                self._unlink(landing_id)
+            except OSError as error:
+                failed[landing_id] = as_port_error(f"landing store {folder}", error)
+            else:
+                kill_point("landing_store.unlinked")
+        try:
+            sync_folder(folder)
+        except OSError as error:
+            return dict.fromkeys(landing_ids, as_port_error(f"landing store {folder}", error))
+        return failed
+
+    def _unlink(self, landing_id: LandingId) -> None:
+        """The temporary name goes first: a put in flight then either cannot rename any more, or has renamed already
+        and its copy goes next."""
+        self._temporary(landing_id).unlink(missing_ok=True)
+        self._path(landing_id).unlink(missing_ok=True)
 
     def list_ids(self) -> Iterator[LandingId]:
         """Every whole copy; puts in flight are not listed."""
