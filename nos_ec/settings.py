@@ -214,7 +214,13 @@ class ReaperSettings(_Section):
         description="Milliseconds a landing copy outlives its packing. The packed bytes are read back and verified in"
         " any case before it goes.",
     )
-    batch_objects: Count = Field(default=500, ge=1, le=100_000, description="Landing copies settled at a time.")
+    batch_objects: Count = Field(
+        default=5000,
+        ge=1,
+        le=100_000,
+        description="Landing copies settled at a time. The embedded landing store has 256 folders and syncs each once a"
+        " batch: a batch should have many copies for each of them.",
+    )
     wait_ms: Count = Field(
         default=5 * _SECOND, ge=1, le=_HOUR, description="Milliseconds between rounds of housekeeping in a daemon."
     )

@@ -31,16 +31,20 @@ class Housekeeping:
         self._reaper = reaper
         self._clock = clock
         self._wait_ms = wait_ms
+        self._never = Event()
 
     def run_once(self) -> HousekeepingResult:
         """Seal what dead writers left, then delete the landing copies that are due. Raises Transient."""
-        return HousekeepingResult(self._recovery.run_once(), self._reaper.drain())
+        return self._round(self._never)
 
     def run(self, stop: Event) -> None:
-        """Do so every `wait_ms` until `stop` is set."""
+        """Do so every `wait_ms` until `stop` is set; it is heeded after every batch, however many copies are due."""
         while not stop.is_set():
             try:
-                self.run_once()
+                self._round(stop)
             except NosError as error:
                 _log.error("housekeeping failed, trying again", error=str(error))
             self._clock.wait(stop, self._wait_ms)
+
+    def _round(self, stop: Event) -> HousekeepingResult:
+        return HousekeepingResult(self._recovery.run_once(), self._reaper.drain(stop))

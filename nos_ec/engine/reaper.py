@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Event
 
 import structlog
 
@@ -91,10 +92,10 @@ class Reaper:
             self._metadata.postpone_deletion(left, now_ms + RETRY_WAIT_MS)
         return ReapResult(len(deleted), verified_bytes, reverted, len(due) - settled)
 
-    def drain(self) -> ReapResult:
-        """Run until nothing is due."""
+    def drain(self, stop: Event) -> ReapResult:
+        """Run until nothing is due, or `stop` is set: then the batch that has begun is finished."""
         total = ReapResult()
-        while (result := self.run_once()) != ReapResult():
+        while not stop.is_set() and (result := self.run_once()) != ReapResult():
             total += result
         return total
 

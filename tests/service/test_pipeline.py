@@ -6,16 +6,21 @@ import threading
 import time
 from io import BytesIO
 
+import google_crc32c
 import pytest
 
 from nos_consumer.assemble import consumer_service, housekeeping_thread
 from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound
-from nos_ec.core.header import header_length
+from nos_ec.core.header import decode_names
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.packer import size_max
 from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.housekeeping import Housekeeping
+from nos_ec.engine.reaper import Reaper
+from nos_ec.engine.recovery import Recovery
 from nos_ec.testing.audit import all_blocks
+from nos_ec.testing.faulty import Faults, faulty
 from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
 from nos_gc.service import LEASE_NAME
@@ -237,6 +242,21 @@ def test_packed_bytes_that_fail_verification_go_back_to_the_landing_copy(bench: 
     assert len(keys) == len(bench.acknowledged)
 
 
+def test_housekeeping_stops_after_a_batch(bench: Bench, system: System) -> None:
+    """A daemon that is asked to stop must not first delete a million landing copies."""
+    bench.put_some(system, 60)
+    bench.produce(system)
+    bench.consume(system)
+    stop, faults = threading.Event(), Faults()
+    faults.hook = lambda name: stop.set() if name == "delete_many" else None
+    landing = faulty(system.landing, faults)
+    reaper = Reaper(system.metadata, landing, system.blocks, system.clock, batch_objects=25)
+    Housekeeping(Recovery(system.metadata, system.blocks, system.clock), reaper, system.clock, wait_ms=1).run(stop)
+    assert faults.calls["delete_many"] == 1
+    assert len(list(system.landing.list_ids())) == 60 - 25
+    bench.assert_balanced(system)
+
+
 def test_a_landing_copy_that_cannot_be_deleted_does_not_keep_the_others(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 60)
     stuck = system.store().head(keys[7]).landing_id
@@ -363,21 +383,31 @@ def test_readers_during_everything(bench: Bench, system: System) -> None:
     bench.assert_readable(system)
 
 
-def test_the_header_names_what_the_group_holds(bench: Bench, system: System) -> None:
-    """Invariant 7: keys, versions, offsets, lengths and names of a block are in the block itself."""
-    keys = bench.put_some(system, 80)
+def test_the_blocks_alone_tell_what_they_hold(bench: Bench, system: System) -> None:
+    """Invariant 7: names, versions, sizes, CRCs and bytes of every object, large ones too, without any row."""
+    bench.put_some(system, 80)
+    bench.put(system, "large", bench.data(20 * STRIPE + 3))
     bench.pack(system)
-    found = {}
-    for block in all_blocks(system.metadata):
-        scan = scan_headers(system.blocks, block.block_id, block.stripes)
+    pieces: dict[ObjectKey, dict[int, bytes]] = {}
+    whole_sizes: dict[ObjectKey, int] = {}
+    for block_id in system.blocks.list_blocks():
+        scan = scan_headers(system.blocks, block_id, system.blocks.stripes(block_id))
         assert scan.damaged_stripes == ()
         for header in scan.headers:
-            assert header.header_length == header_length(len(header.entries))
-            for entry in header.entries:
-                found[entry.key_md5] = (entry.object_version, entry.length, entry.crc32c)
-    for key in keys:
-        row = system.store().head(key)
-        assert found[key.md5] == (row.version, row.size, row.crc32c)
+            start = header.group_index * system.geometry.stripe_size
+            packed = system.blocks.read(block_id, start + header.names_offset, header.names_length)
+            names = decode_names(packed, header.names_crc32c, len(header.entries))
+            for entry, record in zip(header.entries, names, strict=True):
+                key = ObjectKey(record.bucket, record.name)
+                data = system.blocks.read(block_id, start + entry.offset, entry.length)
+                assert (entry.key_md5, entry.crc32c) == (key.md5, google_crc32c.value(data))
+                assert entry.object_version == system.store().head(key).version
+                at, size = record.part or (0, entry.length)
+                pieces.setdefault(key, {})[at] = data
+                whole_sizes[key] = max(whole_sizes.get(key, 0), size)
+    rebuilt = {key: b"".join(data for _, data in sorted(parts.items())) for key, parts in pieces.items()}
+    assert rebuilt == bench.acknowledged
+    assert whole_sizes == {key: len(data) for key, data in bench.acknowledged.items()}
 
 
 def test_a_linger_deadline_packs_rare_events(bench: Bench) -> None:

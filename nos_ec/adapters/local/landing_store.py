@@ -113,12 +113,12 @@ class LocalLandingStore:
 
     def delete_many(self, landing_ids: Sequence[LandingId]) -> dict[LandingId, Transient]:
         """Delete copies with one sync of each folder that has some of them."""
-        by_folder: dict[Path, list[LandingId]] = {}
+        by_folder: dict[str, list[LandingId]] = {}
         for landing_id in landing_ids:
-            by_folder.setdefault(self._path(landing_id).parent, []).append(landing_id)
+            by_folder.setdefault(landing_id[-1:].hex(), []).append(landing_id)
         failed: dict[LandingId, Transient] = {}
-        for folder, ids in by_folder.items():
-            failed |= self._delete_in(folder, ids)
+        for name, ids in by_folder.items():
+            failed |= self._delete_in(self._root / name, ids)
         return failed
 
     def _delete_in(self, folder: Path, landing_ids: Sequence[LandingId]) -> dict[LandingId, Transient]:
@@ -139,8 +139,9 @@ class LocalLandingStore:
     def _unlink(self, landing_id: LandingId) -> None:
         """The temporary name goes first: a put in flight then either cannot rename any more, or has renamed already
         and its copy goes next."""
-        self._temporary(landing_id).unlink(missing_ok=True)
-        self._path(landing_id).unlink(missing_ok=True)
+        path = self._path(landing_id)
+        path.with_name(path.name + _PUT_SUFFIX).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
     def list_ids(self) -> Iterator[LandingId]:
         """Every whole copy; puts in flight are not listed."""
