@@ -11,7 +11,9 @@ import typer
 from nos_ec import __version__
 from nos_ec.cli import config, demo, objects, services, simulate, status
 from nos_ec.cli.context import Context, log_for_people
-from nos_ec.cli.errors import EXIT_BUG, report
+from nos_ec.cli.errors import EXIT_BUG, EXIT_READER_GONE, report
+from nos_ec.cli.output import stdout
+from nos_ec.cli.streams import ReaderGone
 from nos_ec.core.errors import NosError
 
 app = typer.Typer(
@@ -56,9 +58,18 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command; returns its exit code."""
     try:
-        app(args=arguments, prog_name="nos-ec")
+        code = _run(arguments)
+        stdout.flush()
     except NosError as error:
         return report(error, as_json="--json" in arguments)
+    except ReaderGone:
+        return EXIT_READER_GONE
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        app(args=arguments, prog_name="nos-ec")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_BUG
     return 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import typer
 
 from nos_ec.cli.context import AsJson, context, parse_object
-from nos_ec.cli.output import emit, err, facts, out, progress, size_text
+from nos_ec.cli.output import emit, err, facts, out, progress, size_text, stdout
+from nos_ec.cli.streams import Source
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
@@ -41,7 +43,7 @@ def put(
         _put_tree(ctx, target, source, as_json)
         return
     key = parse_object(target)
-    with context(ctx).system() as system, _open_source(source) as stream:
+    with context(ctx).system() as system, Source(source) as stream:
         row = system.store().put(key, stream)
     emit(_row_data(row), as_json, lambda: out.print(f"{row.key}  {size_text(row.size)}", markup=False))
 
@@ -72,6 +74,8 @@ def get(
     if as_json and output == Path("-"):
         raise InvalidInput("--json needs --output FILE: stdout cannot carry both the object and the report")
     key = parse_object(name)
+    if output != Path("-"):
+        _refuse_folder(output)
     with context(ctx).system() as system:
         row, pieces = _open_object(system.store(), key, byte_range)
         written = _write_out(output, pieces)
@@ -187,28 +191,33 @@ def _open_object(store: Store, key: ObjectKey, byte_range: str | None) -> tuple[
     return store.open_range(key, int(first), length)
 
 
-def _open_source(source: Path) -> BinaryIO:
-    if source == Path("-"):
-        return sys.stdin.buffer
-    try:
-        return source.open("rb")
-    except OSError as error:
-        raise InvalidInput(f"{source}: {error.strerror}") from error
+def _refuse_folder(output: Path) -> None:
+    if not output.name or output.is_dir():
+        raise InvalidInput(f"{str(output)!r} is a folder: give the name of a file in it")
 
 
 def _write_out(output: Path, pieces: Iterable[bytes]) -> int:
-    """Write to stdout, or to a file that appears only when it is complete."""
+    """Write to stdout, or to a file that appears only when it is complete. Devices and pipes are written to as such."""
     if output == Path("-"):
-        return sum(sys.stdout.buffer.write(piece) for piece in pieces)
-    draft = output.with_name(f".{output.name}.part")
+        return sum(stdout.write_bytes(piece) for piece in pieces)
+    try:
+        if output.exists() and not output.is_file():
+            with output.open("wb") as device:
+                return sum(device.write(piece) for piece in pieces)
+        return _write_file(output.resolve(), pieces)
+    except OSError as error:
+        raise InvalidInput(f"{output} cannot be written: {error.strerror}") from error
+
+
+def _write_file(output: Path, pieces: Iterable[bytes]) -> int:
+    draft = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
         with draft.open("wb") as file:
             written = sum(file.write(piece) for piece in pieces)
         draft.replace(output)
-    except OSError as error:
-        raise InvalidInput(f"{output} cannot be written: {error.strerror}") from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
     return written
 
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-out = Console(soft_wrap=True, highlight=False)
-err = Console(stderr=True, highlight=False)
+from nos_ec.cli.streams import StandardOutput
+
+stdout = StandardOutput()
+out = Console(file=cast(TextIO, stdout), soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def emit(data: Mapping[str, Any], as_json: bool, human: Callable[[], None]) -> None:
     """Print `data` as one line of JSON, or let `human` print it for people."""
     if as_json:
-        sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
-        sys.stdout.flush()
+        stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
     else:
         human()
 

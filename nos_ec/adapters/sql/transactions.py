@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from nos_ec.adapters.sql.engine import SQLITE_BUSY_MS, WRITES
 from nos_ec.adapters.sql.failures import Failure, place, translate
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import NosError, Transient
 
 ATTEMPTS_MAX = 5
 BACKOFF_FIRST_S = 0.02
@@ -87,7 +87,9 @@ class Transactions:
                     elif transaction.is_active:
                         transaction.rollback()
                     raise
-        except (DBAPIError, PoolTimeout) as error:
+        except (StatementError, PoolTimeout) as error:
+            if isinstance(error, StatementError) and isinstance(error.orig, NosError):
+                raise error.orig from error  # a value that a column type refuses
             failure = translate(error, engine.url)
             if failure is None:
                 raise

@@ -1,0 +1,118 @@
+"""Standard output and input, whose failures are errors like any other: a full disk, a closed pipe, no stdin at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from nos_ec.core.errors import InvalidInput
+
+
+class ReaderGone(Exception):
+    """Whoever read our standard output has seen enough (`nos-ec ls | head`): stop, and say nothing."""
+
+
+class StandardOutput:
+    """sys.stdout as it is at the moment of each call; its methods raise ReaderGone, InvalidInput."""
+
+    @property
+    def encoding(self) -> str:
+        """Of the text written."""
+        return str(getattr(sys.stdout, "encoding", None) or "utf-8")
+
+    def write(self, text: str) -> int:
+        """Write text; it may be buffered. What the terminal's encoding lacks is written as an escape."""
+        self.write_bytes(text.encode(self.encoding, "backslashreplace"))
+        return len(text)
+
+    def write_bytes(self, data: bytes) -> int:
+        """Write all of `data`; it may be buffered.
+
+        Unbuffered (PYTHONUNBUFFERED), a single write may be short: when the disk fills up, or the reader goes away.
+        """
+        with _translated():
+            buffer = _opened().buffer
+            rest = memoryview(data)
+            while rest:
+                rest = rest[buffer.write(rest) :]
+        return len(data)
+
+    def flush(self) -> None:
+        """Let everything written so far arrive; what is closed has nothing to flush."""
+        if sys.stdout is not None:
+            with _translated():
+                sys.stdout.flush()
+
+    def isatty(self) -> bool:
+        """True for a terminal."""
+        return sys.stdout is not None and sys.stdout.isatty()
+
+    def fileno(self) -> int:
+        """The file descriptor, which terminals are asked for their width by."""
+        return _opened().fileno()
+
+
+def _opened() -> TextIO:
+    if sys.stdout is None:
+        raise InvalidInput("standard output is closed: give a file, or redirect it to /dev/null")
+    return sys.stdout
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        _give_up()
+        raise ReaderGone from error
+    except OSError as error:
+        _give_up()
+        raise InvalidInput(f"standard output cannot be written: {error.strerror}") from error
+
+
+def _give_up() -> None:
+    """Send what is still buffered nowhere, or the interpreter would fail on it once more at its end."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+class Source:
+    """A file or stdin to PUT from. A context manager; reading raises InvalidInput that names the file."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` may be '-' for stdin. Raises InvalidInput when it cannot be opened."""
+        self._name = "standard input" if path == Path("-") else str(path)
+        self._file = self._open(path)
+
+    def _open(self, path: Path) -> BinaryIO:
+        if path == Path("-"):
+            if sys.stdin is None:
+                raise InvalidInput("standard input is closed: pipe the object in, or give a file")
+            return sys.stdin.buffer
+        with self._named():
+            return path.open("rb")
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._name != "standard input":
+            self._file.close()
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; empty only at the end."""
+        with self._named():
+            return self._file.read(size)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InvalidInput(f"{self._name}: {error.strerror}") from error

@@ -1,0 +1,154 @@
+"""The command's standard streams and files as they are when something is wrong with them: no trace, a clear error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from nos_ec.wiring import System
+
+from .conftest import CHUNK, STRIPE, Bench
+
+
+def _start(
+    bench: Bench, *arguments: str, stdout: int | IO[bytes] = subprocess.PIPE, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "nos_ec", "--config", str(bench.config), *arguments]
+    return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE)
+
+
+def _shell(bench: Bench, script: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a script in which `nos` is the command."""
+    nos = f'nos() {{ "{sys.executable}" -m nos_ec --config "{bench.config}" "$@"; }}\n'
+    return subprocess.run(["/bin/bash", "-c", nos + script], capture_output=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [("ls", "b", "--limit", "100000"), ("get", "b/big"), ("ls", "b", "--json")])
+def test_a_reader_that_goes_away_is_no_error(
+    bench: Bench, system: System, arguments: tuple[str, ...], unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    bench.put(system, "big", bench.data(3 * STRIPE))
+    keys = [bench.put(system, f"{index:04}" + "x" * 900, b"1") for index in range(100)]
+    assert sum(len(key.name) for key in keys) > 1 << 16, "more than a pipe holds"
+    process = _start(bench, *arguments)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert (process.wait(timeout=30), process.stderr.read()) == (141, b"")
+
+
+@pytest.mark.parametrize("command", ["ls b", "get b/o", "ls b --json", "stat b/o", "status"])
+def test_a_full_disk_under_standard_output(bench: Bench, system: System, command: str) -> None:
+    bench.put(system, "o", bench.data(CHUNK))
+    done = _shell(bench, f"nos {command} > /dev/full")
+    assert done.returncode == 2
+    assert b"standard output cannot be written: No space left" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_closed_standard_streams(bench: Bench, system: System) -> None:
+    bench.put(system, "o", b"1")
+    for script in ("nos get b/o >&-", "nos put b/x - <&-"):
+        done = _shell(bench, script)
+        assert (done.returncode, b"is closed" in done.stderr, b"Traceback" in done.stderr) == (2, True, False)
+
+
+@pytest.mark.parametrize("output", [".", "..", "/", "", "folder"])
+def test_a_folder_is_no_output(bench: Bench, system: System, tmp_path: Path, output: str) -> None:
+    bench.put(system, "o", b"1")
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    done = _shell(bench, f"cd '{tmp_path}' && nos get b/o --json -o '{output}'")
+    assert done.returncode == 2, done.stderr
+    assert "is a folder" in json.loads(done.stderr)["message"]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_devices_pipes_and_links_are_written_not_replaced(bench: Bench, system: System, tmp_path: Path) -> None:
+    """To replace /dev/null by a file would be a bad surprise."""
+    bench.put(system, "o", data := bench.data(CHUNK))
+    (tmp_path / "link").symlink_to("target")
+    os.mkfifo(tmp_path / "pipe")
+    script = (
+        f"cd '{tmp_path}'; nos get b/o -o /dev/null && nos get b/o -o link && (cat pipe > copy & nos get b/o -o pipe)"
+    )
+    done = _shell(bench, script + "; wait; while [ ! -s copy ]; do sleep 0.05; done")
+    assert done.returncode == 0, done.stderr
+    assert Path("/dev/null").is_char_device()
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "target").read_bytes() == data
+    assert (tmp_path / "copy").read_bytes() == data
+
+
+def test_a_source_that_cannot_be_read(bench: Bench, system: System) -> None:
+    """It opens, and fails when it is read."""
+    done = bench.run("put", "b/o", "/proc/self/mem", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stderr)["message"] == "/proc/self/mem: Input/output error"
+    assert list(system.landing.list_ids()) == []
+
+
+def test_ctrl_c_during_a_large_put(bench: Bench, system: System) -> None:
+    """Exit 130 without a trace; the old version stays, nothing is left behind."""
+    key = bench.put(system, "o", bench.data(100))
+    process = _start(bench, "put", str(key), "-", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(bench.data(20 * STRIPE))
+    process.stdin.flush()
+    deadline = time.monotonic() + 30
+    while not system.metadata.totals().leases and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, b"")
+    bench.settle(system)
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
+def test_a_file_that_grows_while_it_is_read(bench: Bench, system: System, tmp_path: Path) -> None:
+    """What is stored is a prefix of the file that was really there, and reads back."""
+    path = tmp_path / "grows"
+    path.write_bytes(bench.data(9 * STRIPE))
+
+    class Growing:
+        def __init__(self) -> None:
+            self._file = path.open("rb")
+            self._grown = 0
+
+        def read(self, size: int, /) -> bytes:
+            if self._grown < 20:
+                self._grown += 1
+                with path.open("ab") as more:
+                    more.write(bench.data(STRIPE // 2))
+            return self._file.read(size)
+
+        def close(self) -> None:
+            self._file.close()
+
+    key = bench.put(system, "o", b"old")
+    growing = Growing()
+    row = system.store().put(key, growing)
+    growing.close()
+    assert row.size > 9 * STRIPE
+    assert system.store().get(key) == path.read_bytes()[: row.size]
+
+
+def test_a_name_that_is_no_text_is_refused_in_listings(bench: Bench, system: System) -> None:
+    for where in (b"\xff", b"b/\xff"):
+        done = bench.run("ls", os.fsdecode(where), "--json")
+        assert done.returncode == 2, done.stderr
+        assert "UTF-8" in json.loads(done.stderr)["message"]
