@@ -39,6 +39,8 @@ SECONDS_MIN = 20
 
 LEASE_S = 1.0
 """lease_ttl_ms and session_ms of the test configuration."""
+START_S_MAX = 5.0
+"""By then a daemon has its signal handlers, also on a busy machine."""
 WRITERS, READERS, KEYS_PER_WRITER = 3, 2, 150
 LATER_MS = 3_600_000
 """An hour, which the last clean-up is ahead: every lease, reservation, wait and republishing is due by then."""
@@ -80,6 +82,7 @@ class Fleet:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
+        self._started: dict[str, float] = {}
         self._processes = {name: self._start(name) for name in ACTORS}
         self._stopped: dict[str, float] = {}
         self.kills: list[str] = []
@@ -90,6 +93,7 @@ class Fleet:
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "nos_ec", "--config", str(self._bench.config), *ACTORS[name]]
+        self._started[name] = time.monotonic()
         with self.log(name).open("ab") as log:
             return subprocess.Popen(command, env=self._environment, stdout=subprocess.DEVNULL, stderr=log)
 
@@ -117,8 +121,9 @@ class Fleet:
                 self._processes[name] = self._start(name)
 
     def stop(self) -> None:
-        """End them all as an operator does. Idempotent."""
-        for process in self._processes.values():
+        """End them all as an operator does, each when it is up: sooner, SIGTERM ends it as it ends any process."""
+        for name, process in self._processes.items():
+            time.sleep(max(0.0, self._started[name] + START_S_MAX - time.monotonic()))
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.terminate()
@@ -138,8 +143,9 @@ class Fleet:
             process.wait()
 
     def said(self, name: str) -> list[dict[str, object]]:
-        """What a daemon logged, all of it JSON."""
-        return [json.loads(line) for line in self.log(name).read_text().splitlines()]
+        """What a daemon logged. Beside it there are the last words of those that ended with an error."""
+        lines = self.log(name).read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 # --- clients -----------------------------------------------------------------------------------------
