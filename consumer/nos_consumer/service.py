@@ -215,8 +215,16 @@ class ConsumerService:
             # The row stays queued and comes due again, so nothing is lost by passing over the event.
             self.counters.poison += 1
             _log.error("message skipped", partition=message.partition, offset=message.offset, error=str(error))
+            self._set_aside(message, str(error))
             return None
         return request
+
+    def _set_aside(self, message: Message, reason: str) -> None:
+        """A dead letter is for the operator: packing goes on without it when it cannot be kept."""
+        try:
+            self._log.set_aside(message, reason)
+        except NosError as error:
+            _log.error("message not set aside", partition=message.partition, offset=message.offset, error=str(error))
 
     def _wait(self, packable: Packable, now_ms: int) -> None:
         self._known[packable.object_id, packable.version] = packable

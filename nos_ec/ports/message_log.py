@@ -22,6 +22,14 @@ class Message:
     value: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that could not be worked on, and why. The message is as it was in the log."""
+
+    message: Message
+    reason: str
+
+
 class MessagePublisher(Protocol):
     """The producing side."""
 
@@ -56,6 +64,14 @@ class MessageConsumer(Protocol):
         """
         ...
 
+    def set_aside(self, message: Message, reason: str) -> None:
+        """Keep a copy of a message that cannot be worked on, with the reason, where an operator finds it.
+
+        Durable on return. Commits nothing: the caller counts the message as done afterwards. A message may be set
+        aside more than once, as it may be delivered more than once. Raises Transient, NoSpace.
+        """
+        ...
+
     def assignment(self) -> frozenset[int]:
         """Partitions this member owns now."""
         ...
@@ -81,5 +97,8 @@ class MessageConsumer(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the group at once (no waiting for a time-out) and release what is held open."""
+        """Leave the group at once (no waiting for a time-out) and release what is held open. Idempotent.
+
+        Does not run `on_revoke`: commit first what is to be kept.
+        """
         ...

@@ -13,7 +13,7 @@ import pytest
 
 from nos_ec.core.errors import Conflict
 from nos_ec.core.messages import partition_for_key
-from nos_ec.ports.message_log import Message, MessageConsumer, MessagePublisher
+from nos_ec.ports.message_log import DeadLetter, Message, MessageConsumer, MessagePublisher
 
 POLL_MS = 50
 TURNS_MAX = 400
@@ -36,6 +36,10 @@ class MessageLogHarness(Protocol):
 
     def consumer(self, group: str) -> MessageConsumer:
         """A new member of a group; a group that is new starts with the first message stored."""
+        ...
+
+    def dead_letters(self) -> Sequence[DeadLetter]:
+        """What was set aside of this topic, in that order."""
         ...
 
     def pass_time(self, time_ms: int) -> None:
@@ -192,6 +196,20 @@ class MessageLogContract:
         consumer.commit(ends(got))
         assert consumer.lag() == 0
 
+    # --- dead letters -----------------------------------------------------------------------------
+    def test_what_is_set_aside_is_kept_with_the_reason_and_commits_nothing(self, log: MessageLogHarness) -> None:
+        log.publisher().publish([(b"k", b"\xff rubbish"), (b"", b""), (b"k", b"x" * 100_000)])
+        consumer = log.consumer("g")
+        got = take(consumer, 3)
+        assert list(log.dead_letters()) == []
+        for message in got:
+            consumer.set_aside(message, f"not a pack request: \u00e9 at {message.offset}")
+        assert list(log.dead_letters()) == [DeadLetter(m, f"not a pack request: \u00e9 at {m.offset}") for m in got]
+        assert consumer.lag() == 3
+        consumer.commit(ends(got))
+        assert consumer.lag() == 0
+        assert len(log.dead_letters()) == 3
+
     # --- pausing ----------------------------------------------------------------------------------
     def test_paused_partitions_hand_out_nothing_and_keep_their_position(self, log: MessageLogHarness) -> None:
         keys = keys_of_partitions(log.partitions)
@@ -206,6 +224,17 @@ class MessageLogContract:
         assert consumer.assignment() == frozenset(range(log.partitions))
         consumer.resume([0])
         assert [m.value for m in take(consumer, 1)] == [b"2"]
+
+    def test_a_partition_that_comes_back_is_no_longer_paused(self, log: MessageLogHarness) -> None:
+        one, two = log.consumer("g"), log.consumer("g")
+        settle([one], log.partitions)
+        one.pause(one.assignment())
+        settle([one, two], log.partitions)
+        moved = min(two.assignment())
+        two.close()
+        settle([one], log.partitions)
+        log.publisher().publish([(keys_of_partitions(log.partitions)[moved], b"v")])
+        assert [m.partition for m in take(one, 1)] == [moved]
 
     # --- groups -----------------------------------------------------------------------------------
     def test_members_share_the_partitions_evenly(self, log: MessageLogHarness) -> None:
@@ -306,6 +335,15 @@ class MessageLogContract:
             self._turns(lambda: one.poll(1, POLL_MS))
         one.on_revoke(lambda _partitions: None)
         settle([one, two], log.partitions)
+
+    def test_close_does_not_run_the_callback(self, log: MessageLogHarness) -> None:
+        consumer = log.consumer("g")
+        told: list[frozenset[int]] = []
+        consumer.on_revoke(told.append)
+        settle([consumer], log.partitions)
+        consumer.close()
+        assert told == []
+        assert consumer.assignment() == frozenset()
 
     def test_close_is_idempotent(self, log: MessageLogHarness) -> None:
         publisher, consumer = log.publisher(), log.consumer("g")

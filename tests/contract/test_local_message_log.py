@@ -24,7 +24,7 @@ from nos_ec.adapters.local import log_file, message_log
 from nos_ec.adapters.local.message_log import LocalConsumer, LocalMessageLog, LocalPublisher, share_out
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, Transient
-from nos_ec.ports.message_log import MessageConsumer, MessagePublisher
+from nos_ec.ports.message_log import DeadLetter, Message, MessageConsumer, MessagePublisher
 from nos_ec.testing.clock import FakeClock
 from nos_ec.testing.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
 
@@ -55,6 +55,9 @@ class LocalHarness:
         )
         self._open.append(consumer)
         return consumer
+
+    def dead_letters(self) -> list[DeadLetter]:
+        return self.log.dead_letters()
 
     def pass_time(self, time_ms: int) -> None:
         self.clock.advance(time_ms)
@@ -123,8 +126,8 @@ def test_a_missing_or_foreign_file_is_a_configuration_error(tmp_path: Path) -> N
 
 def test_another_format_is_refused(log: LocalHarness) -> None:
     with closing(sqlite3.connect(log.path)) as connection:
-        connection.execute("PRAGMA user_version = 2")
-    with pytest.raises(ConfigError, match="has format 2, this program knows 1"):
+        connection.execute("PRAGMA user_version = 3")
+    with pytest.raises(ConfigError, match="has format 3, this program knows 2"):
         LocalMessageLog(log.path)
 
 
@@ -268,6 +271,17 @@ def test_a_forgotten_group_holds_nothing_back(log: LocalHarness) -> None:
     log.log.forget_group("old")
     new.commit(ends(take(new, 3)))
     assert log.rows("SELECT count(*) FROM messages") == [(0,)]
+
+
+# --- dead letters ---------------------------------------------------------------------------------
+def test_the_newest_dead_letters_are_kept(log: LocalHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_log, "DEAD_LETTERS_MAX", 3)
+    consumer = log.log.consumer(group="g", member="m", clock=log.clock, session_ms=SESSION_MS)
+    with closing(consumer):
+        for number in range(5):
+            consumer.set_aside(Message(1, number, b"k", b"v"), f"reason {number}")
+    assert [letter.reason for letter in log.log.dead_letters()] == ["reason 2", "reason 3", "reason 4"]
+    assert log.log.dead_letters(1) == [DeadLetter(Message(1, 4, b"k", b"v"), "reason 4")]
 
 
 # --- callers' bugs --------------------------------------------------------------------------------

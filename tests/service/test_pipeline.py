@@ -10,6 +10,7 @@ import google_crc32c
 import pytest
 
 from nos_consumer.assemble import consumer_service, housekeeping_thread
+from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound
 from nos_ec.core.header import decode_names
 from nos_ec.core.ids import ObjectKey
@@ -181,6 +182,9 @@ def test_a_poison_message_is_passed_over(bench: Bench, system: System) -> None:
     with consumer_service(system) as consumer:
         consumer.drain(make_room=lambda: False)
     assert consumer.counters.poison == 2
+    letters = LocalMessageLog(system.settings.store.root / "log.db").dead_letters()
+    assert [letter.message.value for letter in letters] == [b"no json", b'{"v":99}']
+    assert "version 99" in letters[1].reason
     assert consumer.counters.packed == 30
     bench.assert_readable(system)
 

@@ -1,6 +1,6 @@
 """The file of the embedded message log: its tables, how it is opened, and what SQLite's errors mean.
 
-Tables (format 1):
+Tables (format 2):
 
     log       one row a partition: next_offset is the offset the next message gets (the high watermark),
               trimmed_offset the first one that is still stored
@@ -9,6 +9,7 @@ Tables (format 1):
     members   member_id is never used again, so that a member which was thrown out is never taken for its successor
     shares    one row a group and partition: owner holds it now, target shall hold it, committed_offset is the
               first offset that is not done
+    dead_letters  copies of messages that could not be worked on, with the reason; number is the order they came in
 
 The file must lie on a local file system: SQLite's write-ahead log needs shared memory between its processes.
 """
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 APPLICATION_ID = 0x4E4C4F47
 """`NLOG`, in the field SQLite keeps for it: tells our file from any other database."""
 
@@ -50,6 +51,10 @@ CREATE TABLE shares (
     group_name TEXT NOT NULL, partition INTEGER NOT NULL, owner INTEGER, target INTEGER,
     committed_offset INTEGER NOT NULL, PRIMARY KEY (group_name, partition)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE dead_letters (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
+    key BLOB NOT NULL, value BLOB NOT NULL, reason TEXT NOT NULL
+) STRICT;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION};
 """

@@ -28,10 +28,13 @@ from nos_ec.adapters.local.log_file import (
 from nos_ec.core.errors import ConfigError, Conflict
 from nos_ec.core.messages import partition_for_key
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.message_log import Message
+from nos_ec.ports.message_log import DeadLetter, Message
 
 TRIM_BATCH = 10_000
 """Messages removed per partition and commit, at most: a commit never waits long for another group's backlog."""
+
+DEAD_LETTERS_MAX = 10_000
+"""Dead letters kept, the newest ones: a flood of rubbish must not fill the disk."""
 
 SESSION_MS_MIN = 100
 """Below it a session could end between two polls of a member that is alive and well."""
@@ -85,6 +88,15 @@ class LocalMessageLog:
     def consumer(self, *, group: str, member: str, clock: Clock, session_ms: int) -> LocalConsumer:
         """A member of `group`; it joins at its first poll."""
         return LocalConsumer(self.path, group=group, member=member, clock=clock, session_ms=session_ms)
+
+    def dead_letters(self, count_max: int = DEAD_LETTERS_MAX) -> list[DeadLetter]:
+        """The newest `count_max` messages that were set aside, in the order they came in. Raises Corrupt, Transient."""
+        with closing(open_log_file(self.path)) as connection, translated_errors(self.path):
+            rows = connection.execute(
+                "SELECT partition, offset, key, value, reason FROM dead_letters ORDER BY number DESC LIMIT ?",
+                (count_max,),
+            ).fetchall()
+        return [DeadLetter(Message(*message), reason) for *message, reason in reversed(rows)]
 
     def forget_group(self, group: str) -> None:
         """Remove a group for good, so that what it never committed can be trimmed. Idempotent.
@@ -217,6 +229,16 @@ class LocalConsumer:
                 [(offset, self._group, partition) for partition, offset in offsets.items()],
             )
             self._trim(offsets)
+
+    def set_aside(self, message: Message, reason: str) -> None:
+        """See MessageConsumer.set_aside. The newest DEAD_LETTERS_MAX are kept."""
+        with transaction(self._connection, self._path):
+            number = self._connection.execute(
+                "INSERT INTO dead_letters (partition, offset, key, value, reason) VALUES (?, ?, ?, ?, ?)",
+                (message.partition, message.offset, message.key, message.value, reason),
+            ).lastrowid
+            assert number is not None
+            self._connection.execute("DELETE FROM dead_letters WHERE number <= ?", (number - DEAD_LETTERS_MAX,))
 
     def assignment(self) -> frozenset[int]:
         """See MessageConsumer.assignment."""
