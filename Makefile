@@ -8,12 +8,14 @@ PYTHON ?= python3
 UV ?= uv
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+MEMORY_ARGS ?=
+COST_ARGS ?=
 BIN := .venv/bin
 PACKAGES := nos_ec producer/nos_producer consumer/nos_consumer gc/nos_gc
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(UPGRADE)
 
-.PHONY: help venv demo test check lint types format requirements reference clean
+.PHONY: help venv demo test memory cost check lint types format requirements reference clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +46,12 @@ test: venv ## run all tests; REQUIRE_REAL=1 fails where a real server cannot be 
 	@echo "Tests that need a server start it themselves. One that cannot be started is listed as SKIPPED, with the reason,"
 	@echo "at the end; with REQUIRE_REAL=1 it is a failure."
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+memory: venv ## measure the memory of a consumer with a backlog of a million (MEMORY_ARGS="--events 100000 --lanes 1 4")
+	$(BIN)/python tests/soak/consumer_memory.py $(MEMORY_ARGS)
+
+cost: venv ## measure whether an object costs more in a full store than in an empty one (COST_ARGS="...")
+	$(BIN)/python tests/soak/cost_per_object.py $(COST_ARGS)
 
 check: lint types test ## all of it: lint, types, tests
 

@@ -34,9 +34,10 @@ _FIRST_OFFSET = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """One landed object: its row's fields and its bytes."""
+    """One landed object: its row's fields and its bytes. created_ms: Unix time of its PUT."""
 
     object_id: int
+    created_ms: int
     key: ObjectKey
     landing_id: LandingId
     data: bytes
@@ -88,11 +89,13 @@ class Backlog:
     # --- parts ------------------------------------------------------------------------------------
     def _objects(self, count: int, size_min: int, size_max: int) -> Iterator[Landed]:
         rng = self._rng
-        for object_id in self._ids(count):
+        # One PUT a millisecond, the last one now: landing ids begin with the time, so that indexes see them in order.
+        for created_ms, object_id in enumerate(self._ids(count), self._now_ms - count + 1):
             yield Landed(
                 object_id,
+                created_ms,
                 self._key(object_id),
-                LandingId(self._now_ms.to_bytes(6, "big") + rng.randbytes(10)),
+                LandingId(created_ms.to_bytes(6, "big") + rng.randbytes(10)),
                 rng.randbytes(rng.randint(size_min, size_max)),
             )
 
@@ -105,31 +108,31 @@ class Backlog:
         return ObjectKey(f"bucket-{object_id % BUCKETS:03}", f"{self._rng.randrange(1 << 64):016x}/{object_id:09}.dat")
 
     def _row(self, one: Landed, state: ObjectState) -> dict[str, object]:
-        return self._fields(one.object_id, one.key, len(one.data)) | {
+        return self._fields(one.object_id, one.created_ms, one.key, len(one.data)) | {
             "crc32c": google_crc32c.value(one.data),
             "md5": hashlib.md5(one.data, usedforsecurity=False).digest(),
             "state": state,
             "landing_id": one.landing_id,
             "block_id": None,
             "block_offset": None,
-            "due_ms": self._now_ms,
+            "due_ms": one.created_ms,
         }
 
-    def _fields(self, object_id: int, key: ObjectKey, size: int) -> dict[str, object]:
+    def _fields(self, object_id: int, created_ms: int, key: ObjectKey, size: int) -> dict[str, object]:
         return {
             "object_id": object_id,
             "bucket": key.bucket,
             "name": key.name,
-            "version": self._now_ms * 1000,
+            "version": created_ms * 1000,
             "size": size,
-            "created_ms": self._now_ms,
+            "created_ms": created_ms,
         }
 
     def _event(self, one: Landed) -> tuple[bytes, bytes]:
         value = encode_pack_request(
             object_id=one.object_id,
             key=one.key,
-            version=self._now_ms * 1000,
+            version=one.created_ms * 1000,
             size=len(one.data),
             crc32c=google_crc32c.value(one.data),
             landing_id=one.landing_id,
@@ -139,7 +142,7 @@ class Backlog:
     def _add_packed_block(self, count: int, size: int, geometry: Geometry) -> None:
         block_id = BlockId(self._now_ms.to_bytes(6, "big") + self._rng.randbytes(10))
         rows = [
-            self._fields(object_id, self._key(object_id), size)
+            self._fields(object_id, self._now_ms, self._key(object_id), size)
             | {
                 "crc32c": 0,
                 "md5": bytes(16),
