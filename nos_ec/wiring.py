@@ -7,6 +7,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -42,7 +43,8 @@ from nos_ec.settings import Settings
 def initialise(settings: Settings) -> None:
     """Create (or complete) the store that the settings describe: schema, folders, message log. Idempotent.
 
-    Raises ConfigError when a store of another geometry, partition count or schema is there already.
+    Raises ConfigError when a store of another geometry, partition count or schema is there already, or its data
+    without its metadata.
     """
     geometry = settings.geometry.value()
     root = settings.store.root
@@ -53,12 +55,25 @@ def initialise(settings: Settings) -> None:
     migrate(settings.store.url())
     metadata = open_metadata(settings.store.url())
     try:
+        if metadata.is_new():
+            _refuse_data_without_metadata(root)
         metadata.bind_geometry(geometry)
     finally:
         metadata.close()
     LocalBlockStore.initialise(root / "blocks", geometry)
     LocalLandingStore.initialise(root / "landing")
     LocalMessageLog.initialise(root / "log.db", settings.log.partitions)
+
+
+def _refuse_data_without_metadata(root: Path) -> None:
+    """New metadata beside old data would hide all of it, and look like a healthy store."""
+    for place in ("blocks/shard-*/?/*", "landing/??/*"):
+        found = next(root.glob(place), None)
+        if found is not None:
+            raise ConfigError(
+                f"{found} is there, but the metadata is new and empty: restore the metadata from a backup, or name the"
+                f" right store.metadata_url; to begin anew, give another store.root or remove {root}"
+            )
 
 
 @dataclass(slots=True)
@@ -167,6 +182,8 @@ def open_system(settings: Settings) -> System:
         stack.callback(landing.close)
         metadata = open_metadata(settings.store.url())
         stack.callback(metadata.close)
+        if metadata.is_new():
+            raise ConfigError(f"the metadata of the store in {root} is new and empty; run `nos-ec init`")
         metadata.bind_geometry(geometry)
         log = LocalMessageLog.initialise(root / "log.db", settings.log.partitions)
         pool = ThreadPoolExecutor(settings.consumer.read_threads, thread_name_prefix="read")

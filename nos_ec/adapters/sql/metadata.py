@@ -56,6 +56,10 @@ class SqlMetadata:
         self._write(figures.bind_geometry, geometry)
         self._geometry = geometry
 
+    def is_new(self) -> bool:
+        """True while no geometry was recorded: nothing was ever stored through this metadata."""
+        return self._read(figures.find_geometry) is None
+
     def reserve_landing(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
         """See the port."""
         self._write(landing.reserve, landing_ids, not_before_ms)

@@ -1,0 +1,99 @@
+"""Stores that lost a part of themselves, or were given what is not theirs: a clear error, and nothing made worse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nos_ec.core.errors import ConfigError, Corrupt
+from nos_ec.wiring import initialise, open_system
+
+from .conftest import Bench
+
+
+def _filled(bench: Bench) -> Path:
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        bench.pack(system)
+        bench.put_some(system, 10, prefix="landed")
+    return bench.folder / "store"
+
+
+def _lose(root: Path, name: str, left: bytes | None) -> None:
+    """Remove a SQLite file with all that belongs to it; `left` is what stands in its place."""
+    for path in root.glob(f"{name}*"):
+        path.unlink()
+    if left is not None:
+        (root / name).write_bytes(left)
+
+
+@pytest.mark.parametrize("left", [None, b""], ids=["gone", "empty"])
+def test_lost_metadata_is_not_made_anew_over_data(bench: Bench, left: bytes | None) -> None:
+    """It would look like a healthy, empty store: the operator must say that this is meant."""
+    root = _filled(bench)
+    _lose(root, "metadata.db", left)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="init"):
+            open_system(bench.settings())
+        with pytest.raises(ConfigError, match="restore the metadata from a backup"):
+            initialise(bench.settings())
+
+
+def test_restored_metadata_opens_again(bench: Bench) -> None:
+    root = _filled(bench)
+    saved = {path.name: path.read_bytes() for path in root.glob("metadata.db*")}
+    _lose(root, "metadata.db", None)
+    with pytest.raises(ConfigError):
+        initialise(bench.settings())
+    _lose(root, "metadata.db", None)
+    for name, data in saved.items():
+        (root / name).write_bytes(data)
+    with bench.open() as system:
+        bench.assert_readable(system)
+
+
+@pytest.mark.parametrize("name", ["metadata.db", "log.db"])
+@pytest.mark.parametrize("damage", ["head", "truncated"])
+def test_a_damaged_sqlite_file_is_said_to_be_damaged(bench: Bench, name: str, damage: str) -> None:
+    root = _filled(bench)
+    data = (root / name).read_bytes()
+    _lose(root, name, b"garbage" * 10 + data[70:] if damage == "head" else data[:5000])
+    with pytest.raises(Corrupt, match=r"restore|remove it and initialise"):
+        open_system(bench.settings())
+
+
+def test_a_lost_message_log_is_made_anew(bench: Bench) -> None:
+    """Nothing but work is lost with it: objects published and not packed come due again."""
+    root = _filled(bench)
+    with bench.open() as system:
+        bench.produce(system)
+    _lose(root, "log.db", None)
+    bench.config.write_text(bench.config.read_text().replace("republish_ms = 300000", "republish_ms = 61000"))
+    with bench.open() as system:
+        bench.settle(system)
+        bench.assert_readable(system)
+        assert system.metadata.totals().queued_objects == 10
+
+
+def test_files_that_are_not_ours_are_left_alone(bench: Bench) -> None:
+    root = _filled(bench)
+    folders = [
+        root,
+        *(root / name for name in ("blocks", "landing", "blocks/shard-00", "blocks/locks")),
+        *(root / name for name in ("blocks/shard-03/0", "landing/00")),
+    ]
+    strange = []
+    for folder in folders:
+        for name in ("notes.txt", "0123", "zz" * 16):
+            strange.append(folder / name)
+            strange[-1].write_text("not ours")
+        (folder / "lost+found").mkdir()
+    with bench.open() as system:
+        bench.settle(system)
+        for key in list(bench.acknowledged)[::2]:
+            bench.delete(system, key)
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)
+    assert all(path.read_text() == "not ours" for path in strange)
