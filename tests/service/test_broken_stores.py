@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from nos_ec.core.errors import ConfigError, Corrupt
+from nos_ec.testing.audit import all_blocks
 from nos_ec.wiring import initialise, open_system
 
 from .conftest import Bench
@@ -97,3 +99,42 @@ def test_files_that_are_not_ours_are_left_alone(bench: Bench) -> None:
         bench.assert_readable(system)
         bench.assert_at_rest(system)
     assert all(path.read_text() == "not ours" for path in strange)
+
+
+def test_a_shard_folder_that_cannot_be_read_is_a_lost_one(bench: Bench) -> None:
+    """Whatever the reason: here a loop of links, elsewhere permissions or a broken disk."""
+    root = _filled(bench)
+    for digit in "0123456789abcdef":
+        folder = root / "blocks" / "shard-03" / digit
+        folder.rename(folder.with_name(f"{digit}.away"))
+        folder.symlink_to(folder)
+    for command in ("status", "gc run --apply", "ls", "producer --once"):
+        done = bench.run(*command.split(), "--json")
+        assert done.returncode == 0, done.stderr
+    assert json.loads(bench.run("status", "--json").stdout)["free_bytes"] is None
+    error = json.loads(bench.run("consumer", "--once", "--json").stderr.splitlines()[-1])
+    assert (error["exit_code"], "shard-03" in error["message"]) == (7, True)
+    with bench.open() as system:
+        bench.assert_readable(system)
+        assert len(list(system.blocks.list_blocks())) == len(list(all_blocks(system.metadata)))
+
+
+def test_a_deleted_landing_copy_is_told_and_harms_nobody_else(bench: Bench) -> None:
+    root = _filled(bench)
+    lost = next(path for path in (root / "landing").glob("??/*"))
+    with bench.open() as system:
+        (key,) = [
+            key
+            for key in bench.acknowledged
+            if (row := system.store().head(key)).landing_id and row.landing_id.hex() == lost.name
+        ]
+        lost.unlink()
+        with pytest.raises(Corrupt, match="landed bytes are missing"):
+            system.store().get(key)
+        bench.settle(system)
+        with pytest.raises(Corrupt, match="queued bytes are missing"):
+            system.store().get(key)
+        bench.put(system, key.name, b"new", key.bucket)
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from io import BytesIO
+from threading import Event
 from typing import Any, cast
 
 import pytest
@@ -14,7 +15,7 @@ from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import Lease, Metadata
+from nos_ec.ports.metadata import GroupCommit, Lease, Metadata
 from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
 
@@ -203,4 +204,64 @@ def test_a_put_that_slept_through_its_reservation_leaves_no_copy(bench: Bench, s
     with pytest.raises(Transient, match="PUT it again"):
         system.store().put(ObjectKey("b", "o"), BytesIO(b"x" * 100))
     assert list(system.landing.list_ids()) == []
+    bench.assert_at_rest(system)
+
+
+# --- time --------------------------------------------------------------------------------------------
+class ShiftedClock:
+    """The system's time, some way off."""
+
+    def __init__(self, by_ms: int) -> None:
+        self._by_ms = by_ms
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self._by_ms
+
+    def wait(self, stop: Event, wait_ms: int) -> bool:
+        return stop.wait(wait_ms / 1000)
+
+
+def test_a_clock_that_jumps_back_costs_time_and_never_data(bench: Bench, system: System) -> None:
+    """Set an hour ahead, then put right in the middle of everything: later writes still win."""
+    system.clock = ShiftedClock(3_600_000)
+    keys = bench.put_some(system, 120)
+    bench.pack(system)
+    bench.put_some(system, 40, prefix="landed")
+    large = bench.put(system, "large", bench.data(9 * STRIPE))
+    with system.lease("somebody", 1000):
+        system.clock = ShiftedClock(0)
+        bench.put(system, "large", bench.data(10 * STRIPE))
+        for key in keys[::3]:
+            bench.put(system, key.name, bench.data(100), key.bucket)
+        for key in keys[1::3]:
+            bench.delete(system, key)
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_balanced(system)
+    assert system.store().get(large) == bench.acknowledged[large]
+    system.clock = ShiftedClock(2 * 3_600_000)
+    bench.settle(system)
+    bench.settle(system)
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
+def test_two_writers_of_one_name(bench: Bench, system: System) -> None:
+    """The second cannot begin before the first is fenced; then the first can commit nothing more (invariant 8)."""
+    bench.put_some(system, 60)
+    bench.produce(system)
+    with system.lease("twin", 1000), pytest.raises(Conflict, match="twin"):
+        system.lease("twin", 1000).__enter__()
+    first = system.metadata.acquire_lease("twin", system.clock.now_ms() - 5000, 1000)
+    block_id = system.new_block_id()
+    system.metadata.allocate_block(first, block_id, BlockKind.FRESH, system.clock.now_ms())
+    system.housekeeping().run_once()
+    with system.lease("twin", 60_000) as held:
+        assert held.lease.epoch > first.epoch
+        with pytest.raises(LeaseLost):
+            system.metadata.commit_group(GroupCommit(first, block_id, 0, 1, [], 0))
+        with pytest.raises(LeaseLost):
+            system.metadata.allocate_block(first, system.new_block_id(), BlockKind.FRESH, system.clock.now_ms())
+    bench.settle(system)
+    bench.assert_readable(system)
     bench.assert_at_rest(system)

@@ -228,7 +228,7 @@ class LocalBlockStore:
         """Bytes allocated for all shard files that can be reached. Looks at each file."""
         total = 0
         for entry in self._folders.entries():
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 total += entry.stat().st_blocks * 512
         return total
 

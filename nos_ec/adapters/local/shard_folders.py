@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from nos_ec.adapters.local.durable import as_port_error, translated
@@ -53,8 +53,7 @@ class ShardFolders:
                 return None
             raise
         except OSError as error:
-            if error.errno in _EXHAUSTED:
-                raise Transient(f"cannot open {path}: {error.strerror}; raise the limit of open files") from error
+            _refuse_exhausted(path, error)
             raise
 
     def open(
@@ -94,11 +93,16 @@ class ShardFolders:
             raise as_port_error(f"shard folder {folder}", error) from error
 
     def entries(self) -> Iterator[os.DirEntry[str]]:
-        """The files of all reachable shards."""
+        """The files of all reachable shards. A folder that cannot be read is a lost one, whatever the reason."""
         for shard in self.shards:
             for digit in FAN_OUT:
-                with (
-                    suppress(FileNotFoundError, NotADirectoryError),
-                    os.scandir(self.folder(shard) / digit) as entries,
-                ):
-                    yield from entries
+                try:
+                    with os.scandir(self.folder(shard) / digit) as entries:
+                        yield from entries
+                except OSError as error:
+                    _refuse_exhausted(self.folder(shard), error)
+
+
+def _refuse_exhausted(path: Path, error: OSError) -> None:
+    if error.errno in _EXHAUSTED:
+        raise Transient(f"cannot open {path}: {error.strerror}; raise the limit of open files") from error
