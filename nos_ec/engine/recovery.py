@@ -63,7 +63,10 @@ class Recovery:
     def _reconcile(self, block: BlockRow) -> bool:
         """Seal one block with its true books. False when it has to wait for the next run, or was somebody else's."""
         try:
-            stripes = self._seal(block.block_id)
+            held = self._seal(block.block_id)
+            # Stripes that were acknowledged and are lost stay in the books, as damaged ones: rows may point there, and
+            # the reaper turns those to their landing copies once the block is sealed.
+            stripes = max(held, block.stripes)
             scan = scan_headers(self._blocks, block.block_id, stripes)
         except Transient as error:
             _log.warning("block waits for recovery", block=block.block_id.hex(), error=str(error))
@@ -76,7 +79,7 @@ class Recovery:
             placed = self._metadata.placed_in(block.block_id)
             live = live_entries(placed)
             account = account_block(self._blocks.geometry, stripes, scan.headers, scan.damaged_stripes, live)
-            self._warn(block, stripes, account)
+            self._warn(block, held, account)
             if self._metadata.seal_reconciled(
                 block.block_id,
                 stripes,

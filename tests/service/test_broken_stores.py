@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -135,6 +138,26 @@ def test_a_deleted_landing_copy_is_told_and_harms_nobody_else(bench: Bench) -> N
         with pytest.raises(Corrupt, match="queued bytes are missing"):
             system.store().get(key)
         bench.put(system, key.name, b"new", key.bucket)
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)
+
+
+def test_a_dead_writers_block_that_lost_its_end_is_sealed_and_healed(bench: Bench) -> None:
+    """More than m shards lost acknowledged stripes: the landing copies are still there, and recovery must not stop."""
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        bench.produce(system)
+    assert bench.run("consumer", "--once", kill_at="writer.committed:2").returncode == -signal.SIGKILL
+    for shard in range(2, 7):
+        for path in (bench.folder / "store" / "blocks" / f"shard-{shard:02}").glob("?/*"):
+            os.truncate(path, 4096)
+    time.sleep(1.1)
+    with bench.open() as system:
+        assert system.metadata.totals().packed_objects > 0
+        result = system.housekeeping().run_once()
+        assert (result.recovery.blocks_sealed, result.reaper.reverted > 0) == (1, True)
+        bench.assert_readable(system)
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_at_rest(system)
