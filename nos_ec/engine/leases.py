@@ -12,7 +12,7 @@ from typing import Self
 
 import structlog
 
-from nos_ec.core.errors import LeaseLost, Transient
+from nos_ec.core.errors import LeaseLost, NosError
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Lease, Metadata
 
@@ -45,7 +45,7 @@ class HeldLease:
         self._thread.join()
         try:
             self._metadata.release_lease(self.lease)
-        except Transient as failure:
+        except NosError as failure:
             # It expires by itself; not worth hiding the error that may be on its way up.
             _log.warning("lease not released", lease=self._name, error=str(failure))
 
@@ -57,5 +57,5 @@ class HeldLease:
                 self.lost = True
                 _log.error("lease lost", lease=self._name, epoch=self.lease.epoch)
                 return
-            except Transient as failure:
+            except NosError as failure:
                 _log.warning("lease not renewed, trying again", lease=self._name, error=str(failure))

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from nos_ec.core.errors import Conflict, LeaseLost, NotFound, Transient
+from nos_ec.core.errors import ConfigError, Conflict, LeaseLost, NotFound, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.ports.block_store import BlockStore
@@ -64,6 +64,18 @@ def metadata_meanwhile(system: System, method: str, act: Callable[[], object], *
     made = Meanwhile(system.metadata, method, act, before=before)
     system.metadata = cast(Metadata, made)
     return made
+
+
+class Replaced:
+    """A port one method of which is another."""
+
+    def __init__(self, port: object, method: str, act: Callable[..., object]) -> None:
+        self._port = port
+        self._method = method
+        self._act = act
+
+    def __getattr__(self, name: str) -> Any:
+        return self._act if name == self._method else getattr(self._port, name)
 
 
 class NoRenewal:
@@ -265,3 +277,24 @@ def test_two_writers_of_one_name(bench: Bench, system: System) -> None:
     bench.settle(system)
     bench.assert_readable(system)
     bench.assert_at_rest(system)
+
+
+def test_a_lease_outlives_any_failure_to_renew_it_once(bench: Bench, system: System) -> None:
+    """Also one that looks permanent, such as a file that cannot be opened for a moment; and so does giving it up."""
+    failures: list[str] = []
+
+    def fail(*_: object) -> Lease:
+        failures.append("renewal")
+        if len(failures) == 1:
+            raise ConfigError("the file cannot be opened for a moment")
+        return held.lease
+
+    system.metadata = cast(Metadata, Replaced(system.metadata, "renew_lease", fail))
+    held = system.lease("writer", 300)
+    with held:
+        deadline = time.monotonic() + 20
+        while len(failures) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert len(failures) >= 3
+    assert not held.lost
+    assert system.metadata.totals().leases == 0
