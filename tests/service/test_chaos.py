@@ -120,6 +120,12 @@ class Fleet:
                 self.codes[process.returncode] += 1
                 self._processes[name] = self._start(name)
 
+    def wake(self) -> None:
+        """Wake all sleepers: one that sleeps inside a transaction of SQLite keeps every writer waiting."""
+        for name in self._stopped:
+            self._processes[name].send_signal(signal.SIGCONT)
+        self._stopped.clear()
+
     def stop(self) -> None:
         """End them all as an operator does, each when it is up: sooner, SIGTERM ends it as it ends any process."""
         for name, process in self._processes.items():
@@ -291,6 +297,7 @@ def _run_clients_and_strike(fleet: Fleet, clients: list[Callable[[Event], None]]
             next_strike = time.monotonic() + rng.uniform(1, 3)
         stop.wait(0.05)
     stop.set()
+    fleet.wake()
     for thread in threads:
         thread.join(timeout=60)
         assert not thread.is_alive(), "a client hangs"
