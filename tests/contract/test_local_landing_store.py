@@ -137,7 +137,7 @@ def test_deleting_many_syncs_each_folder_once_behind_its_last_copy(root: Path, m
 
     monkeypatch.setattr(os, "fsync", traced)
     assert store.delete_many([ids[0], ids[3], *ids[1:]]) == {}
-    assert steps == [("ab", 0), ("cd", 0)]
+    assert sorted(steps) == [("ab", 0), ("cd", 0)]
 
 
 def test_deleting_many_tells_which_copies_may_still_be_there(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
