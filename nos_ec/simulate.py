@@ -1,16 +1,16 @@
 """How well a policy packs a list of sizes: the figures of docs/PACKING.md and of `nos-ec simulate`.
 
-The merge list is kept topped up ("always backlogged"): whenever it holds fewer objects than the window, or asks for
-more, the next sizes arrive (up to the window; past it, a thirty-second of it at a time), one a simulated
-millisecond; then it is asked for a group. When the sizes end, what still
-waits stays out of every figure: a last half-full stripe says nothing of a stream without end. Only when all the sizes
-together did not make a single group are they flushed and counted, `flushed` tells.
+The merge list is "always backlogged": whenever it has no group to hand out, the next sizes arrive, one a simulated
+millisecond and a thirty-second of the window at a time; then it is asked for a group. When the sizes end, what still
+waits stays out of the figures, its wait excepted: a last half-full stripe says nothing of a stream without end. Only
+when all the sizes together did not make a single group are they flushed and counted, `flushed` tells.
 The bound is that of exactly the objects that were packed.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -39,8 +39,9 @@ class SimulationResult:
     utilisation: user bytes per byte of stripe, no room for names. utilisation_with_names: likewise, in a second run
     that reserves it (None when not asked for). bound: what no policy can exceed without names (core/bounds.py).
     single_chunk_ratio: share of the packed objects of at most a chunk that lie in one chunk; 1.0 if there are none.
-    max_wait_windows: most arrivals seen by an object while it waited, over the window. header_overhead: bytes of
-    headers per byte of stripe. objects_per_s: objects packed per second spent in `add` and `plan`.
+    max_wait_windows: most arrivals seen by an object while it waited in the merge list, until it was placed in a group,
+    over the window; max_hold_windows: likewise, until its group was handed out. header_overhead: bytes of headers per
+    byte of stripe. objects_per_s: objects packed per second spent in `add` and `plan`.
     objects: packed and counted; left_waiting: not packed when the sizes ended; skipped_empty and skipped_large:
     objects of 0 bytes and of more than size_max, which a store keeps elsewhere and no policy sees.
     """
@@ -52,6 +53,7 @@ class SimulationResult:
     bound: float
     single_chunk_ratio: float
     max_wait_windows: float
+    max_hold_windows: float
     objects_per_s: float
     header_overhead: float
     groups: int
@@ -93,6 +95,7 @@ def simulate(
         bound=utilisation_max(plain.sizes, geometry),
         single_chunk_ratio=plain.small_in_one_chunk / plain.small if plain.small else 1.0,
         max_wait_windows=plain.wait_max / window,
+        max_hold_windows=plain.hold_max / window,
         objects_per_s=len(plain.sizes) / plain.seconds if plain.seconds > 0 else 0.0,
         header_overhead=plain.header_bytes / stripe_bytes,
         groups=plain.groups,
@@ -162,8 +165,17 @@ class _Figures:
     small: int = 0
     small_in_one_chunk: int = 0
     wait_max: int = 0
+    hold_max: int = 0
+    waiting: deque[Candidate] = field(default_factory=deque)
     seconds: float = 0.0
     flushed: bool = False
+
+    def arrive(self, batch: list[Candidate], arrivals: int) -> None:
+        """Note how long the object waits that has waited longest, before groups are asked for."""
+        self.waiting.extend(batch)
+        while not self.waiting[0].waiting:
+            self.waiting.popleft()
+        self.wait_max = max(self.wait_max, arrivals - 1 - self.waiting[0].seq)
 
     def count(self, plan: GroupPlan, arrivals: int) -> None:
         """Add one planned group, after `arrivals` objects had arrived in all."""
@@ -174,7 +186,7 @@ class _Figures:
         self.header_bytes += plan.header_length
         for candidate, offset in plan.placements:
             self.sizes.append(candidate.size)
-            self.wait_max = max(self.wait_max, arrivals - 1 - candidate.seq)
+            self.hold_max = max(self.hold_max, arrivals - 1 - candidate.seq)
             if candidate.size <= geometry.chunk_size:
                 self.small += 1
                 self.small_in_one_chunk += geometry.chunks_touched(offset, candidate.size) == 1
@@ -196,7 +208,7 @@ def _run(
     arrivals = 0
     while True:
         # Candidates are made outside of the measured time: in a service the consumer makes them.
-        batch = list(islice(incoming, max(1, window // 32, window - len(merge))))
+        batch = list(islice(incoming, max(1, window // 32)))
         if not batch:
             break
         arrivals += len(batch)
@@ -215,6 +227,9 @@ def _serve(
     begun = timer()
     for candidate in batch:
         merge.add(candidate)
+    figures.seconds += timer() - begun
+    figures.arrive(batch, arrivals)
+    begun = timer()
     plans = list(_drain(merge, arrivals, flush=False))
     figures.seconds += timer() - begun
     for plan in plans:

@@ -1,39 +1,47 @@
 """The default packing policy: oldest object first, then best fit, then pairs that close a chunk.
 
-1. A group is planned when enough waits to choose from, or when an object is past its deadline, or on flush.
-2. Its chunks are planned from the last to the first (packer.py says why). Each bin is opened with the oldest
-   object that the group still has a place for, small or large: this is what bounds every wait. In a group made
-   for a deadline, everything past it joins next, oldest first.
-3. Small objects that would have waited for more than two windows of arrivals by the next group join next, oldest
-   first, as long as they fit.
-4. When small objects are scarce, large ones whose rests fit are chained into the bin, so that the small ones last.
-5. The room that is left goes to the small objects that fill it best (size_classes.py).
+Objects wait in a list, and move from there to the *open group*, all of whose bins (packer.py says what they are) can
+still be added to until the group is planned. Invariants (tests cite the letter):
+  E  when `plan` has no group to hand out, at most `window` objects wait outside of the open group
+  F  and none of these has seen more than OVERDUE_WINDOWS windows of others arrive
+
+To keep them, objects are moved like this, until both hold:
+
+1. The bin opened last is filled: first with objects that are overdue by F; then, when small objects are scarce, with
+   large ones whose rests fit, so that the small ones last; then with the small objects that fill it best
+   (size_classes.py).
+2. When nothing fits there, another bin is opened with the oldest object that the group has a place for.
+3. When the group has no place for another bin, what fits any bin of it is added.
+4. When nothing fits at all, or an overdue object would need a bin and there is no place for it, the group is filled as
+   it can be, and planned.
+5. A group that holds a window of objects takes no other stripe.
+
+So each choice is made from a window of objects, and a bin that is not full has its choice of later arrivals as well.
+For a deadline, or on flush, the open group is closed as it is: overdue objects join first, then whatever fits, in as
+few stripes as that takes. Nothing leaves but by whole groups, so the oldest object of all stays the oldest until then.
 """
 
 from __future__ import annotations
 
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.packer import NAME_RECORD_MAX, GroupLayout, check_candidate, size_max
+from nos_ec.core.packer import NAME_RECORD_MAX, Bin, GroupLayout, check_candidate, size_max
 from nos_ec.core.plan import Candidate, GroupPlan
 from nos_ec.core.size_classes import SizeClasses
 
 GROUP_STRIPES = 4
 """Stripes a group aims for by default: fewer headers, and page roundings, than smaller groups have."""
 
-READY_STRIPES = 24
-"""Stripes, in bytes, that make choice enough as soon as `window` objects wait."""
-
-READY_STRIPES_MIN = 1.2
-"""Stripes, in bytes, that a group is never planned below without need: one stripe, and something to choose from."""
-
-READY_OBJECTS_EXTRA = 64
-"""With fewer bytes than READY_STRIPES, half a window more, but at least so many objects more, are choice enough."""
-
 OVERDUE_WINDOWS = 2
-"""Small objects that would have waited for more windows of arrivals by the next group come before those that fit."""
+"""Windows of arrivals after which an object is placed whatever it costs. Objects taken out of turn fit badly: with 1.5
+windows the list of W1 was seen to clog with large objects after 100,000 (99.6 instead of 99.8 %)."""
 
-DEPLETION_MAX = 0.9
-"""Most of the waiting bytes that one group may take without need; the rest is there to choose from."""
+HELD_WINDOWS = 1
+"""Windows of objects after which a group ends with the stripe it has begun: objects much smaller than a chunk would
+otherwise be held far longer than the window asks for, and in far greater number."""
+
+LEFT_FRACTION = 0.5
+"""Share of the window that stays in the list when a bin is filled, so that the end of a bin of very small objects is
+chosen well."""
 
 SCARCE_FRACTION = 0.3
 """Share of the window below which small objects are saved: large ones are chained first."""
@@ -41,13 +49,16 @@ SCARCE_FRACTION = 0.3
 GAP_FRACTION = 1 / 32
 """Share of a chunk that may stay empty before a large object is looked for to fill it."""
 
+FULL_FRACTION = 1 / 512
+"""Share of a chunk that is not worth a search: a bin with no more room than this is full."""
+
 
 class BestFitMergeList:
     """MergeList of policy "best".
 
-    window: objects that wait before a group is planned. linger_ms: longest wait when events are rare.
-    group_stripes: stripes a group aims for when that much waits, None for the default. names: whether groups
-    reserve room for names (only figures are ever made without).
+    window: objects that wait outside of the open group, at most. linger_ms: longest wait when events are
+    rare. group_stripes: stripes a group aims for, None for the default. names: whether groups reserve room for names
+    (only figures are ever made without).
     """
 
     def __init__(
@@ -61,19 +72,24 @@ class BestFitMergeList:
         self._chunk = geometry.chunk_size
         self._size_max = size_max(geometry)
         self._arrivals = 0
-        # When the oldest is due, as of the last look; None after a group was taken, as the oldest is another then.
-        self._due_ms: int | None = None
         self._waiting = SizeClasses(geometry.chunk_size)
-        self._ready_bytes = READY_STRIPES * geometry.stripe_size
-        self._ready_bytes_min = int(READY_STRIPES_MIN * geometry.stripe_size)
-        self._ready_count = window + max(window // 2, READY_OBJECTS_EXTRA)
+        self._group: GroupLayout | None = None
+        # The oldest object of all when the open group was begun; it still is, in the group or not.
+        self._oldest: Candidate | None = None
+        self._overdue_count = OVERDUE_WINDOWS * window
+        self._held_count = HELD_WINDOWS * window
+        self._left_min = int(LEFT_FRACTION * window)
+        self._scarce_count = SCARCE_FRACTION * window
         self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
+        self._full_room = int(FULL_FRACTION * geometry.chunk_size)
 
     def add(self, candidate: Candidate) -> None:
         """See MergeList."""
         size = candidate.size
-        if not 1 <= size <= self._size_max or not 0 <= candidate.name_size <= NAME_RECORD_MAX or candidate.waiting:
+        if not 1 <= size <= self._size_max or not 0 <= candidate.name_size <= NAME_RECORD_MAX or candidate.seq >= 0:
             check_candidate(candidate, self._size_max)
+            if self._group is not None and any(candidate is placed for placed in self._group.candidates()):
+                raise ValueError("this candidate is in the open group already; add each candidate once")
         candidate.seq = self._arrivals
         self._arrivals += 1
         if size <= self._chunk:
@@ -83,68 +99,59 @@ class BestFitMergeList:
 
     def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan | None:
         """See MergeList."""
-        if self._is_ample():
-            return self._plan_ample()
-        if not flush and self._due_ms is not None and now_ms < self._due_ms:
+        plan = self._plan_overflow()
+        if plan is not None:
+            return plan
+        due_ms = self.next_deadline_ms()
+        if due_ms is None or not (flush or due_ms <= now_ms):
             return None
-        oldest = self._oldest()
-        if oldest is None:
-            return None
-        self._due_ms = oldest.arrived_ms + self._linger_ms
-        if flush:
-            return self._plan_needed(oldest, [])
-        if self._due_ms <= now_ms:
-            return self._plan_needed(oldest, self._overdue(now_ms))
-        return None
+        return self._plan_early(now_ms, flush=flush)
 
     def next_deadline_ms(self) -> int | None:
         """See MergeList."""
-        oldest = self._oldest()
+        oldest = self._oldest if self._group is not None else next(iter(self._oldest_first()), None)
         return None if oldest is None else oldest.arrived_ms + self._linger_ms
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + (0 if self._group is None else self._group.count)
 
     @property
     def waiting_bytes(self) -> int:
         """See MergeList."""
-        return self._waiting.waiting_bytes
+        return self._waiting.waiting_bytes + (0 if self._group is None else self._group.data_length)
 
     @property
     def size_max(self) -> int:
         """See MergeList."""
         return self._size_max
 
-    def _oldest(self) -> Candidate | None:
-        oldest = _oldest_first(self._waiting.oldest_small(), self._waiting.oldest_large())
-        return oldest[0] if oldest else None
+    # --- groups ---------------------------------------------------------------------------------------
 
-    # --- how large a group ----------------------------------------------------------------------------
+    def _plan_overflow(self) -> GroupPlan | None:
+        """Move objects to the open group until no more than the window wait. Returns the group once it is full."""
+        while len(self._waiting) > self._window or self._late():
+            group = self._group or self._begin_group()
+            if not self._place_some(group):
+                return self._finish(group, [])
+        return None
 
-    def _is_ample(self) -> bool:
+    def _plan_early(self, now_ms: int, *, flush: bool) -> GroupPlan:
+        """Close the open group with what is overdue (on flush: with all), in as few stripes as that needs."""
         waiting = self._waiting
-        count = waiting.small_count + waiting.large_count
-        if count < self._window:
-            return False
-        size = waiting.small_bytes + waiting.large_bytes
-        return size >= self._ready_bytes or (count >= self._ready_count and size >= self._ready_bytes_min)
-
-    def _plan_ample(self) -> GroupPlan:
-        oldest = self._oldest()
-        assert oldest is not None, "an empty list is not ample"
-        affordable = int(self._waiting.waiting_bytes * DEPLETION_MAX) // self._geometry.stripe_size
-        return self._plan_group(oldest, min(self._stripes_aim, affordable), [])
-
-    def _plan_needed(self, oldest: Candidate, overdue: list[Candidate]) -> GroupPlan:
-        """As few stripes as the overdue objects need (on flush, where none are named: all objects)."""
-        size = sum(c.size for c in overdue) or self._waiting.waiting_bytes
-        names_size = sum(c.name_size for c in overdue)
-        layout = GroupLayout(self._geometry, 1, names=self._names)
-        front = layout.front(len(overdue) or len(self._waiting), names_size)
-        return self._plan_group(oldest, min(self._stripes_aim, self._geometry.stripes_for(size + front)), overdue)
+        group = self._group or self._begin_group()
+        overdue = [] if flush else self._overdue(now_ms)
+        for into in group.bins:
+            self._place_all(group, into, overdue)
+        overdue = [c for c in overdue if c.waiting]
+        size = waiting.waiting_bytes if flush else sum(c.size for c in overdue)
+        count = group.count + (len(waiting) if flush else len(overdue))
+        # On flush only the names are counted without which nothing would fit: the next group takes what has no room.
+        named = self._oldest_first() if flush else overdue
+        group.limit(size, group.front(count, group.names_size + sum(c.name_size for c in named)))
+        return self._finish(group, overdue)
 
     def _overdue(self, now_ms: int) -> list[Candidate]:
-        """The objects past their deadline, oldest first, as far as they may fit in one group."""
+        """The waiting objects past their deadline, oldest first, as far as they may fit in one group."""
         overdue: list[Candidate] = []
         room = self._stripes_aim * self._geometry.stripe_size
         for candidate in self._waiting.by_arrival():
@@ -154,107 +161,134 @@ class BestFitMergeList:
             room -= candidate.size
         return overdue
 
+    def _begin_group(self) -> GroupLayout:
+        """Open a group of as many stripes as it aims for, or as the oldest object needs."""
+        self._oldest = oldest = self._oldest_first()[0]
+        alone = GroupLayout(self._geometry, 1, names=self._names)
+        stripes_min = self._geometry.stripes_for(alone.front_size(oldest) + oldest.size)
+        self._group = GroupLayout(self._geometry, max(self._stripes_aim, stripes_min), names=self._names)
+        return self._group
+
+    def _finish(self, group: GroupLayout, overdue: list[Candidate]) -> GroupPlan:
+        """Close the group, with the overdue objects as far as they fit and then whatever else fits."""
+        while (opened := self._open_bin(group)) is not None:
+            self._place_all(group, opened, overdue)
+            self._fill(group, opened, 0)
+        for into in group.bins:
+            self._fill(group, into, 0)
+        self._group = self._oldest = None
+        return group.seal()
+
     # --- what goes in ---------------------------------------------------------------------------------
 
-    def _plan_group(self, oldest: Candidate, stripes: int, overdue: list[Candidate]) -> GroupPlan:
-        stripes = max(1, stripes, self._stripes_for(oldest))
-        layout = GroupLayout(self._geometry, stripes, names=self._names)
-        seq_overdue = self._seq_overdue(stripes)
-        self._due_ms = None
-        scarce = SCARCE_FRACTION * self._window
-        waiting = self._waiting
-        while layout.chunks_free and self._open_bin(layout):
-            if overdue:
-                self._fill_overdue(layout, overdue)
-            self._fill_long_waiting(layout, seq_overdue)
-            if waiting.large_count and waiting.small_count < scarce:
-                self._chain_large(layout)
-            room = self._fill_best(layout)
-            if room > self._gap_max and waiting.large_count and self._chain_large(layout):
-                self._fill_best(layout)
-        return layout.seal()
-
-    def _stripes_for(self, candidate: Candidate) -> int:
-        layout = GroupLayout(self._geometry, 1, names=self._names)
-        return self._geometry.stripes_for(layout.front_size(candidate) + candidate.size)
-
-    def _open_bin(self, layout: GroupLayout) -> bool:
-        """With the oldest object that the group still has a place for."""
-        small, large = self._waiting.oldest_small(), self._waiting.oldest_large()
-        if large is not None and not layout.fits(large):
-            large = self._waiting.oldest_large_within(layout.chunks_free - 2)
-        for seed in _oldest_first(small, large):
-            if layout.open(seed):
-                self._waiting.take(seed)
-                return True
-        # Only the chunk behind the front is smaller than the others, so that the oldest may not fit there.
-        best = self._waiting.largest_small_within(max(0, layout.small_size_max()))
-        if best is None or not layout.open(best):
+    def _place_some(self, group: GroupLayout) -> bool:
+        """Move something to the group, by rules 1 to 3. False when it is to be closed."""
+        if group.bins and self._fill(group, group.bins[-1], self._left_min):
+            return True
+        if not all(map(group.fits, self._late())):
             return False
-        self._waiting.take(best)
-        return True
+        if group.count >= self._held_count:
+            group.limit(0, group.front_size())
+        opened = self._open_bin(group)
+        if opened is not None:
+            self._fill(group, opened, self._left_min)
+            return True
+        return any(self._fill(group, into, self._left_min) for into in group.bins)
 
-    def _fill_overdue(self, layout: GroupLayout, overdue: list[Candidate]) -> None:
-        for candidate in overdue:
-            if candidate.waiting:
-                self._place(layout, candidate)
+    def _late(self) -> list[Candidate]:
+        """Those of the oldest small and the oldest large object that are overdue by arrivals."""
+        seq_overdue = self._arrivals - self._overdue_count
+        return [c for c in self._oldest_first() if c.seq < seq_overdue]
 
-    def _seq_overdue(self, stripes: int) -> int:
-        """Objects that arrived before this one are overdue by arrivals.
+    def _oldest_first(self) -> tuple[Candidate, ...]:
+        """The oldest small and the oldest large object."""
+        small, large = self._waiting.oldest_small(), self._waiting.oldest_large()
+        if small is None or large is None:
+            return tuple(c for c in (small, large) if c is not None)
+        return (small, large) if small.seq < large.seq else (large, small)
 
-        No earlier than the bound on waits asks for: objects taken out of turn fit badly, and with a threshold of 1.5
-        windows the list of W1 was seen to clog with large objects after 100,000 (99.6 instead of 99.8 %).
-        """
-        objects_per_group = stripes * self._geometry.stripe_size * len(self._waiting) // self._waiting.waiting_bytes
-        wait_max = OVERDUE_WINDOWS * self._window
-        return self._arrivals - max(self._window, self._ready_count - self._window, wait_max - objects_per_group)
+    def _open_bin(self, group: GroupLayout) -> Bin | None:
+        """With the oldest object that the group still has a place for."""
+        if not group.chunks_free:
+            return None
+        for oldest in self._oldest_first():
+            opened = self._open_with(group, oldest)
+            if opened is None and oldest.size > self._chunk:
+                opened = self._open_with(group, self._waiting.oldest_large_within(group.chunks_free - 2))
+            if opened is not None:
+                return opened
+        # Only the chunk behind the front is smaller than the others, so that the oldest may not fit there.
+        return self._open_with(group, self._waiting.largest_small_within(max(0, group.small_size_max())))
 
-    def _fill_long_waiting(self, layout: GroupLayout, seq_overdue: int) -> None:
-        """Small objects that are overdue by arrivals, oldest first, until one does not fit."""
-        oldest = self._waiting.oldest_small()
-        if oldest is None or oldest.seq >= seq_overdue:
+    def _open_with(self, group: GroupLayout, seed: Candidate | None) -> Bin | None:
+        opened = None if seed is None else group.open(seed)
+        if seed is not None and opened is not None:
+            self._waiting.take(seed)
+        return opened
+
+    def _fill(self, group: GroupLayout, into: Bin, left_min: int) -> bool:
+        """Fill a bin as long as more than `left_min` objects wait. Tells whether anything was placed."""
+        waiting, room, count = self._waiting, self._chunk - into.rests, group.count
+        if room <= self._full_room or (not waiting.large_count and waiting.largest_small_within(room) is None):
+            return False
+        self._place_overdue(group, into)
+        if waiting.large_count and waiting.small_count < self._scarce_count:
+            self._chain_large(group, into)
+        room = self._fill_best(group, into, left_min)
+        if room > self._gap_max and waiting.large_count and self._chain_large(group, into):
+            self._fill_best(group, into, left_min)
+        return group.count > count
+
+    def _place_overdue(self, group: GroupLayout, into: Bin) -> None:
+        """Objects that are overdue by arrivals, oldest first, until one does not fit."""
+        seq_overdue = self._arrivals - self._overdue_count
+        while (large := self._waiting.oldest_large()) is not None and large.seq < seq_overdue:
+            if not self._place(group, into, large):
+                break
+        small = self._waiting.oldest_small()
+        if small is None or small.seq >= seq_overdue:
             return
-        allowed = layout.allowance()
+        allowed = group.allowance(into)
         taken, size, names_size = self._waiting.take_overdue(seq_overdue, allowed.room, allowed.entries, allowed.names)
         if taken:
-            layout.extend(taken, size, names_size)
+            group.extend(into, taken, size, names_size)
 
-    def _place(self, layout: GroupLayout, candidate: Candidate) -> bool:
-        """Add one object to the open bin, if it fits."""
+    def _place_all(self, group: GroupLayout, into: Bin, candidates: list[Candidate]) -> None:
+        for candidate in candidates:
+            if candidate.waiting:
+                self._place(group, into, candidate)
+
+    def _place(self, group: GroupLayout, into: Bin, candidate: Candidate) -> bool:
+        """Add one object to the bin, if it fits."""
         if candidate.size > self._chunk:
-            if not layout.chain(candidate):
+            if not group.chain(into, candidate):
                 return False
         else:
-            allowed = layout.allowance()
+            allowed = group.allowance(into)
             if candidate.size > allowed.room or not allowed.entries or candidate.name_size > allowed.names:
                 return False
-            layout.extend([candidate], candidate.size, candidate.name_size)
+            group.extend(into, [candidate], candidate.size, candidate.name_size)
         self._waiting.take(candidate)
         return True
 
-    def _chain_large(self, layout: GroupLayout) -> bool:
-        """Add the large objects whose rests fill the open bin best; False when none does."""
+    def _chain_large(self, group: GroupLayout, into: Bin) -> bool:
+        """Add the large objects whose rests fill the bin best; False when none does."""
         chained = False
         while True:
-            candidate = self._waiting.large_that_fits(layout.chunks_free - 1, layout.allowance().room)
-            if candidate is None or not self._place(layout, candidate):
+            candidate = self._waiting.large_that_fits(group.chunks_free, group.allowance(into).room)
+            if candidate is None or not self._place(group, into, candidate):
                 return chained
             chained = True
 
-    def _fill_best(self, layout: GroupLayout) -> int:
-        """Add the small objects that fill the open bin best. Returns the bytes of room left."""
+    def _fill_best(self, group: GroupLayout, into: Bin, left_min: int) -> int:
+        """Add the small objects that fill the bin best. Returns the bytes of room left."""
         while True:
-            allowed = layout.allowance()
-            if allowed.room <= 0:
-                return 0
-            taken, size, names_size = self._waiting.fill(allowed.room, allowed.entries, allowed.names)
+            allowed = group.allowance(into)
+            entries = min(allowed.entries, len(self._waiting) - left_min)
+            if allowed.room <= 0 or entries <= 0:
+                return max(0, allowed.room)
+            taken, size, names_size = self._waiting.fill(allowed.room, entries, allowed.names)
             if taken:
-                layout.extend(taken, size, names_size)
-            if not taken or (len(taken) < allowed.entries and names_size + NAME_RECORD_MAX <= allowed.names):
-                return allowed.room - size  # nothing more fits: neither limit stopped the search
-
-
-def _oldest_first(small: Candidate | None, large: Candidate | None) -> tuple[Candidate, ...]:
-    if small is None or large is None:
-        return tuple(c for c in (small, large) if c is not None)
-    return (small, large) if small.seq < large.seq else (large, small)
+                group.extend(into, taken, size, names_size)
+            if not taken or (len(taken) < entries and names_size + NAME_RECORD_MAX <= allowed.names):
+                return allowed.room - size  # nothing more fits: no limit stopped the search

@@ -99,7 +99,7 @@ class NosMergeList:
         stripes = self._geometry.stripes_for(probe.front_size(first) + first.size)
         layout = GroupLayout(self._geometry, stripes, names=self._names)
         opened = layout.open(first)
-        assert opened, "an accepted object has no place in a group of its own"
+        assert opened is not None, "an accepted object has no place in a group of its own"
         self._take(first)
         self._fill(layout)
         while layout.chunks_free and self._serve(layout, opening=True):
@@ -118,7 +118,7 @@ class NosMergeList:
         if not filled:
             return False
         for fifo in filled[self._rng.randrange(len(filled)) :: -1]:
-            if layout.open(fifo[0]) if opening else _join(layout, fifo[0]):
+            if (layout.open(fifo[0]) is not None) if opening else _join(layout, fifo[0]):
                 self._take(fifo[0])
                 return True
         return False
@@ -139,8 +139,8 @@ class NosMergeList:
 
 
 def _join(layout: GroupLayout, candidate: Candidate) -> bool:
-    allowed = layout.allowance()
+    allowed = layout.allowance(layout.bins[-1])
     if candidate.size > allowed.room or not allowed.entries or candidate.name_size > allowed.names:
         return False
-    layout.extend([candidate], candidate.size, candidate.name_size)
+    layout.extend(layout.bins[-1], [candidate], candidate.size, candidate.name_size)
     return True

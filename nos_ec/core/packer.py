@@ -15,10 +15,10 @@ takes sum(full) + 1 chunks and invariant A holds for each object in it: a large 
 bytes in a chunk ends `before + rest` bytes into its last, which is at most chunk_size; the small ones all lie in
 the last chunk. So packing large and small objects together is bin packing of rests.
 
-The front is at the start of the group and grows with each object. Therefore bins are planned from the last chunk
-to the first, and offsets are fixed when the last object is known. The front may reach into the bin nearest to it, as
-far as that has room left: it pushes everything in the bin back, as one more rest in the sum would. So the bin that
-starts at chunk 0 is a bin as any other, and an object that takes all chunks of the group starts right behind the front.
+The front is at the start of the group and grows with each object. Therefore offsets are fixed when the last object is
+known; until then bins have no order. The front takes the chunks that no bin has, and may reach into the bin nearest to
+it as far as that has room left: it pushes everything in the bin back, as one more rest in the sum would. The nearest is
+the one with most room. So an object that takes all chunks of the group starts right behind the front.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def check_candidate(candidate: Candidate, size_max: int) -> None:
 
 
 class Allowance:
-    """What may be added to the open bin at once, in any order: at most `room` bytes, `entries` objects and
-    `names` bytes of name records. Within all three, the front stays where the bin can bear it."""
+    """What may be added to a bin at once, in any order: at most `room` bytes, `entries` objects and
+    `names` bytes of name records. Within all three, there is a place for the front."""
 
     __slots__ = ("entries", "names", "room")
 
@@ -76,32 +76,38 @@ class Allowance:
         self.names = names
 
 
+class Bin:
+    """A row of `full + 1` neighbouring chunks: its large objects, then its small ones, whose rests sum to `rests`."""
+
+    __slots__ = ("full", "large", "rests", "small")
+
+    def __init__(self, candidate: Candidate, full: int, rest: int) -> None:
+        self.full = full
+        self.rests = rest
+        self.large = [candidate] if full else []
+        self.small = [] if full else [candidate]
+
+
 class GroupLayout:
     """The layout of one group. Use: `open` a bin with an object, then `allowance` and `extend`, or `chain`, as often
-    as something fits; `open` the next one; `seal` in the end."""
+    as something fits in any bin; `open` more, in whatever order; `seal` in the end."""
 
     __slots__ = (
-        "_bins",
         "_chunk",
-        "_first",
         "_geometry",
         "_names",
-        "_rests",
+        "bins",
         "chunks_free",
         "count",
         "data_length",
         "names_size",
-        "stripe_count",
     )
 
     def __init__(self, geometry: Geometry, stripe_count: int, *, names: bool) -> None:
         self._geometry = geometry
         self._names = names
         self._chunk = geometry.chunk_size
-        self._bins: list[tuple[int, list[Candidate], list[Candidate]]] = []
-        self._first = 0
-        self._rests = 0
-        self.stripe_count = stripe_count
+        self.bins: list[Bin] = []
         self.chunks_free = stripe_count * geometry.k
         self.count = 0
         self.names_size = 0
@@ -114,107 +120,119 @@ class GroupLayout:
         return self.front(self.count + 1, self.names_size + candidate.name_size)
 
     def front(self, count: int, names_size: int) -> int:
+        """Bytes of header and names of that many objects."""
         header = header_length(count)
         return header + names_size_max(names_size) if self._names else header
+
+    def _room_apart_from(self, but: Bin | None) -> int:
+        """Bytes of room in the emptiest bin, which the front may have, when `but` is to be filled up."""
+        return max((self._chunk - b.rests for b in self.bins if b is not but), default=0)
+
+    def _bears(self, front: int, chunks_free: int, changed: Bin | None, rests: int) -> bool:
+        """Whether there is a place for a front of that many bytes once bin `changed` holds `rests`."""
+        pushed = front - chunks_free * self._chunk
+        return pushed <= self._chunk - rests or pushed <= self._room_apart_from(changed)
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether `open` would take it."""
         chunk = self._chunk
         full = (candidate.size - 1) // chunk
-        first = self.chunks_free - 1 - full
-        if first < 0:
-            return False
-        pushed = max(0, self.front_size(candidate) - first * chunk)
-        return pushed + candidate.size - full * chunk <= chunk
+        free = self.chunks_free - 1 - full
+        return free >= 0 and self._bears(self.front_size(candidate), free, None, candidate.size - full * chunk)
 
     def small_size_max(self) -> int:
         """Bytes of the largest small object that `open` would take, if its name record is no larger than average."""
         names_size = self.names_size + -(-self.names_size // max(1, self.count))
         pushed = self.front(self.count + 1, names_size) - (self.chunks_free - 1) * self._chunk
-        return self._chunk - max(0, pushed)
+        return self._chunk if pushed <= self._room_apart_from(None) else self._chunk - pushed
 
-    def open(self, candidate: Candidate) -> bool:
-        """Start the next bin with this object. False, and nothing changed, when the group has no place for it."""
+    def open(self, candidate: Candidate) -> Bin | None:
+        """Start another bin with this object. None, and nothing changed, when the group has no place for it."""
         if not self.fits(candidate):
-            return False
+            return None
         full = (candidate.size - 1) // self._chunk
-        self._first = self.chunks_free = self.chunks_free - 1 - full
-        self._rests = candidate.size - full * self._chunk
-        self._bins.append((self._first, [candidate], []) if full else (self._first, [], [candidate]))
+        opened = Bin(candidate, full, candidate.size - full * self._chunk)
+        self.bins.append(opened)
+        self.chunks_free -= full + 1
         self._count(candidate)
-        return True
+        return opened
 
     def _count(self, candidate: Candidate) -> None:
         self.count += 1
         self.names_size += candidate.name_size
         self.data_length += candidate.size
 
-    def chain(self, candidate: Candidate) -> bool:
-        """Add a large object to the open bin, which grows towards the front. False when it does not fit."""
-        chunk = self._chunk
-        full = (candidate.size - 1) // chunk
-        rests = self._rests + candidate.size - full * chunk
-        first = self._first - full
-        if first < 0 or rests + max(0, self.front_size(candidate) - first * chunk) > chunk:
+    def chain(self, into: Bin, candidate: Candidate) -> bool:
+        """Add a large object to a bin, which then takes more chunks. False when it does not fit."""
+        full = (candidate.size - 1) // self._chunk
+        rests = into.rests + candidate.size - full * self._chunk
+        free = self.chunks_free - full
+        if free < 0 or rests > self._chunk or not self._bears(self.front_size(candidate), free, into, rests):
             return False
-        _, large, small = self._bins[-1]
-        self._bins[-1] = (first, [*large, candidate], small)
-        self._first = self.chunks_free = first
-        self._rests = rests
+        into.large.append(candidate)
+        into.full += full
+        into.rests = rests
+        self.chunks_free = free
         self._count(candidate)
         return True
 
-    def allowance(self) -> Allowance:
-        """What small objects may join the open bin. Ask again when it was used up: it may be less than all."""
-        start = self._first * self._chunk
+    def allowance(self, into: Bin) -> Allowance:
+        """What small objects may join this bin. Ask again when it was used up: it may be less than all."""
+        start = self.chunks_free * self._chunk
         spare = start - self.front(self.count, self.names_size) - PAGE
         # Far from the front any small objects may come: half of the distance is for entries, half for names.
         if spare > self._chunk // 2:
-            return Allowance(self._chunk - self._rests, spare // (2 * ENTRY_SIZE), spare // 2 - spare // 4096 - 64)
-        return self._allowance_nearfront(start)
+            return Allowance(self._chunk - into.rests, spare // (2 * ENTRY_SIZE), spare // 2 - spare // 4096 - 64)
+        return self._allowance_nearfront(into, start)
 
-    def _allowance_nearfront(self, start: int) -> Allowance:
+    def _allowance_nearfront(self, into: Bin, start: int) -> Allowance:
         """One page of entries at a time: the header does not grow until it is full."""
         header = header_length(self.count + 1)
         entries = (header - PREAMBLE_SIZE) // ENTRY_SIZE - self.count
         names = -(-self.names_size // self.count) * min(entries, NAMES_AHEAD)
         front = header + names_size_max(self.names_size + names) if self._names else header
         pushed = max(0, front - start)
-        return Allowance(self._chunk - self._rests - pushed, entries, names if self._names else 1 << 60)
+        if pushed <= self._room_apart_from(into):
+            pushed = 0
+        return Allowance(max(0, self._chunk - into.rests - pushed), entries, names if self._names else 1 << 60)
 
-    def extend(self, candidates: list[Candidate], size: int, names_size: int) -> None:
+    def extend(self, into: Bin, candidates: list[Candidate], size: int, names_size: int) -> None:
         """Add small objects of `size` bytes and `names_size` bytes of name records in all, within the allowance."""
-        self._bins[-1][2].extend(candidates)
-        self._rests += size
+        into.small.extend(candidates)
+        into.rests += size
         self.count += len(candidates)
         self.names_size += names_size
         self.data_length += size
+
+    def limit(self, size: int, front: int) -> None:
+        """Give up the stripes that `size` bytes more do not need, behind a front of `front` bytes in all."""
+        used = sum(b.full + 1 for b in self.bins)
+        pushed = max(0, front - self._room_apart_from(None))
+        stripes = self._geometry.stripes_for(used * self._chunk + size + pushed)
+        self.chunks_free = min(self.chunks_free, stripes * self._geometry.k - used)
 
     def seal(self) -> GroupPlan:
         """Fix the offsets. Stripes that hold nothing are left out (invariant D)."""
         assert self.count, "an empty group was sealed"
         header = header_length(self.count)
         names_room = names_size_max(self.names_size) if self._names else 0
-        front = header + names_room
-        moved = self._stripes_unused(front) * self._geometry.k
-        stripe_count = self.stripe_count - moved // self._geometry.k
+        end = header + names_room
+        # The emptiest bin is next to the front, which takes what room it has left.
+        first = max(0, -(-(end - self._room_apart_from(None)) // self._chunk))
+        assert first <= self.chunks_free, "a group is longer than its stripes"
         placements: list[Placement] = []
-        end = front
-        for first, large, small in reversed(self._bins):
-            objects = large + small
-            start = max((first - moved) * self._chunk, front)
-            assert start >= end, "two bins overlap, or the front reaches a bin"
+        for row in sorted(self.bins, key=attrgetter("rests")):
+            objects = row.large + row.small
+            start = first * self._chunk if placements else max(first * self._chunk, end)
             offsets = list(accumulate(map(_size_of, objects), initial=start))
+            assert start >= end, "two bins overlap, or the front reaches a bin"
             end = offsets[-1]
             placements += map(Placement, objects, offsets)
-        assert end <= stripe_count * self._geometry.stripe_size, "a group is longer than its stripes"
+            first += row.full + 1
+            assert end <= first * self._chunk, "a bin is longer than its chunks"
+        stripe_count = self._geometry.stripes_for(first * self._chunk)
         return GroupPlan(stripe_count, header, names_room, tuple(placements), self.data_length)
-
-    def _stripes_unused(self, front: int) -> int:
-        """Stripes by which every bin can move towards the start of the group and stay behind the front."""
-        lowest = (self._first + 1) * self._chunk - self._rests
-        return max(0, lowest - front) // self._geometry.stripe_size
 
     def candidates(self) -> list[Candidate]:
         """The objects planned so far."""
-        return list(chain.from_iterable(large + small for _, large, small in self._bins))
+        return list(chain.from_iterable(b.large + b.small for b in self.bins))

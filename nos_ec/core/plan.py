@@ -16,8 +16,8 @@ class Candidate:
 
     size: bytes of the object, at least 1. name_size: bytes its name record takes before compression.
     arrived_ms: when it entered the merge list. payload: whatever the caller needs to find it again; the
-    packer never looks at it. seq: order of arrival, and waiting: whether it is in a merge list; both are set
-    by the merge list alone.
+    packer never looks at it. seq: order of arrival, and waiting: whether it is in a merge list and not yet placed in
+    a group, handed out or open; both are set by the merge list alone.
     """
 
     __slots__ = ("arrived_ms", "name_size", "payload", "seq", "size", "waiting")
@@ -56,7 +56,11 @@ class GroupPlan(NamedTuple):
 
 
 class MergeList(Protocol):
-    """Objects waiting in memory and the policy that packs them. Not thread-safe. No clock of its own."""
+    """Objects waiting in memory and the policy that packs them. Not thread-safe. No clock of its own.
+
+    A policy may keep a group open that it adds objects to. They are in the list until the group is handed out: its
+    number, its bytes and its deadline count them.
+    """
 
     def add(self, candidate: Candidate) -> None:
         """Take a candidate. Raises ValueError when its size is not between 1 and `size_max`, its name record is
@@ -64,23 +68,23 @@ class MergeList(Protocol):
         ...
 
     def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan | None:
-        """Take the next group off the list. None means "add more": too little waits for a group worth writing
-        (fewer objects than the window, or too few bytes to fill a stripe well), none is past its deadline, and
-        `flush` (pack whatever there is) is not set; or the list is empty. A caller that stops adding at a limit
-        of its own must not wait for a group then: the deadline brings it, or `flush` does at once."""
+        """Take the next group off the list. None means "add more": there is no group worth writing yet, no object is
+        past its deadline, and `flush` (pack whatever there is) is not set; or the list is empty. To be asked again and
+        again until it says so. A caller that stops adding at a limit of its own must not wait for a group then: the
+        deadline brings it, or `flush` does at once."""
         ...
 
     def next_deadline_ms(self) -> int | None:
-        """When the oldest waiting object must be packed even if the stripe is not full; None when empty."""
+        """When the oldest object in the list must be packed even if the stripe is not full; None when empty."""
         ...
 
     def __len__(self) -> int:
-        """Objects waiting."""
+        """Objects in the list: those that wait and those of an open group."""
         ...
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the objects waiting."""
+        """Bytes of the objects in the list: of those that wait and of those of an open group."""
         ...
 
     @property

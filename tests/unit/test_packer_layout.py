@@ -9,7 +9,7 @@ import pytest
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.header import header_length
 from nos_ec.core.merge_list import BestFitMergeList
-from nos_ec.core.packer import NAME_RECORD_MAX, GroupLayout
+from nos_ec.core.packer import NAME_RECORD_MAX, Bin, GroupLayout
 from nos_ec.core.plan import Candidate, GroupPlan
 
 CHUNK = 16 * 1024
@@ -26,9 +26,17 @@ def check_layout(plan: GroupPlan, geometry: Geometry) -> None:
     assert end <= plan.stripe_count * geometry.stripe_size
 
 
+def opened(layout: GroupLayout, size: int) -> Bin:
+    """A new bin, begun with an object of that many bytes and no name."""
+    into = layout.open(Candidate(size, 0, None, 0))
+    assert into is not None
+    return into
+
+
 def use_up_allowance(layout: GroupLayout, rng: random.Random) -> None:
     """Spend one of the three limits to the last, and as much of the others as goes with it."""
-    allowed = layout.allowance()
+    into = rng.choice(layout.bins)
+    allowed = layout.allowance(into)
     spend = rng.choice(["entries", "names", "room"])
     entries = min(allowed.entries, max(0, allowed.room))
     if spend == "names":
@@ -42,7 +50,7 @@ def use_up_allowance(layout: GroupLayout, rng: random.Random) -> None:
         sizes[0] = allowed.room - entries + 1
     names_each = min(NAME_RECORD_MAX, allowed.names // entries)
     candidates = [Candidate(size, names_each, None, 0) for size in sizes]
-    layout.extend(candidates, sum(sizes), names_each * entries)
+    layout.extend(into, candidates, sum(sizes), names_each * entries)
 
 
 @pytest.mark.parametrize("names", [True, False])
@@ -52,18 +60,17 @@ def test_full_use_of_every_allowance(geometry: Geometry, names: bool) -> None:
     for seed in range(150 if chunk == CHUNK else 25):
         rng = random.Random(seed)
         layout = GroupLayout(geometry, rng.randint(1, geometry.stripes_per_group_max), names=names)
-        planned = False
         for _ in range(60):
             size = rng.choice([1, 100, chunk - PAGE, chunk, rng.randint(1, chunk), rng.randint(1, 3 * chunk)])
             candidate = Candidate(size, rng.choice([5, 44, NAME_RECORD_MAX]), None, 0)
             if layout.chunks_free and rng.random() < 0.5:
-                planned = layout.open(candidate) or planned
-            elif planned and size > chunk:
-                layout.chain(candidate)
-            if planned:
+                layout.open(candidate)
+            elif layout.bins and size > chunk:
+                layout.chain(rng.choice(layout.bins), candidate)
+            if layout.bins:
                 for _ in range(rng.choice([0, 0, 1, 20])):
                     use_up_allowance(layout, rng)
-        if planned:
+        if layout.bins:
             check_layout(layout.seal(), geometry)
 
 
@@ -71,11 +78,11 @@ def test_full_use_of_every_allowance(geometry: Geometry, names: bool) -> None:
 def test_front_pushes_the_bin_that_it_reaches(size: int) -> None:
     """As far as the bin has room, large objects in it or not; not a byte more."""
     layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
-    assert layout.open(Candidate(size, 0, None, 0))
+    into = opened(layout, size)
     first = layout.chunks_free
-    while (allowed := layout.allowance()).room > 0:
+    while (allowed := layout.allowance(into)).room > 0:
         count = min(allowed.entries, allowed.room)
-        layout.extend([Candidate(1, 0, None, 0) for _ in range(count)], count, 0)
+        layout.extend(into, [Candidate(1, 0, None, 0) for _ in range(count)], count, 0)
     assert layout.front_size() > first * CHUNK
     assert not layout.open(Candidate(CHUNK, 0, None, 0))
     plan = layout.seal()
@@ -88,9 +95,9 @@ def test_large_object_right_behind_the_front() -> None:
     """Of k chunks in a single stripe: it starts behind the header, and what follows shares its last chunk."""
     layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
     assert not layout.open(Candidate(4 * CHUNK - PAGE + 1, 0, None, 0)), "it would need a fifth chunk"
-    assert layout.open(Candidate(3 * CHUNK + 100, 0, None, 0))
-    assert layout.allowance().room == CHUNK - PAGE - 100
-    layout.extend([Candidate(CHUNK - PAGE - 100, 0, None, 0)], CHUNK - PAGE - 100, 0)
+    into = opened(layout, 3 * CHUNK + 100)
+    assert layout.allowance(into).room == CHUNK - PAGE - 100
+    layout.extend(into, [Candidate(CHUNK - PAGE - 100, 0, None, 0)], CHUNK - PAGE - 100, 0)
     plan = layout.seal()
     assert [offset for _, offset in plan.placements] == [PAGE, PAGE + 3 * CHUNK + 100]
     check_layout(plan, SMALL_CHUNKS)
@@ -98,10 +105,10 @@ def test_large_object_right_behind_the_front() -> None:
 
 def test_chained_large_objects_share_a_chunk() -> None:
     layout = GroupLayout(SMALL_CHUNKS, 2, names=False)
-    assert layout.open(Candidate(2 * CHUNK + 1000, 0, None, 0))
-    assert not layout.chain(Candidate(CHUNK + CHUNK - 999, 0, None, 0)), "the rests sum to a byte over a chunk"
-    assert layout.chain(Candidate(CHUNK + CHUNK - 1000, 0, None, 0))
-    assert layout.allowance().room == 0
+    into = opened(layout, 2 * CHUNK + 1000)
+    assert not layout.chain(into, Candidate(CHUNK + CHUNK - 999, 0, None, 0)), "the rests sum to a byte over a chunk"
+    assert layout.chain(into, Candidate(CHUNK + CHUNK - 1000, 0, None, 0))
+    assert layout.allowance(into).room == 0
     plan = layout.seal()
     check_layout(plan, SMALL_CHUNKS)
     assert plan.stripe_count == 2
@@ -117,10 +124,43 @@ def test_stripes_without_data_are_left_out() -> None:
 def test_overlaps_are_never_sealed() -> None:
     """A policy that takes more than its allowance is stopped before anything is written."""
     layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
-    assert layout.open(Candidate(100, 0, None, 0))
-    layout.extend([Candidate(CHUNK, 0, None, 0)], CHUNK, 0)
-    with pytest.raises(AssertionError, match="longer than its stripes"):
+    layout.extend(opened(layout, 100), [Candidate(CHUNK, 0, None, 0)], CHUNK, 0)
+    with pytest.raises(AssertionError, match="a bin is longer than its chunks"):
         layout.seal()
+    layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
+    assert layout.open(Candidate(3 * CHUNK + 100, 0, None, 0))
+    layout.extend(layout.bins[0], [Candidate(1, 0, None, 0)] * CHUNK, 0, 0)
+    with pytest.raises(AssertionError, match="a group is longer than its stripes"):
+        layout.seal()
+
+
+def test_front_lies_in_the_emptiest_bin() -> None:
+    """Whenever that bin was opened: the others may then be filled to the last byte."""
+    layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
+    emptiest = opened(layout, CHUNK - PAGE)
+    for _ in range(2):
+        opened(layout, CHUNK)
+    last = opened(layout, CHUNK - 7)
+    assert layout.chunks_free == 0
+    assert layout.allowance(emptiest).room == 0
+    assert layout.allowance(last).room == 7
+    layout.extend(last, [Candidate(7, 0, None, 0)], 7, 0)
+    plan = layout.seal()
+    check_layout(plan, SMALL_CHUNKS)
+    assert plan.placements[0].candidate.size == CHUNK - PAGE
+    assert plan.header_length + plan.data_length == SMALL_CHUNKS.stripe_size
+
+
+def test_limit_gives_up_whole_stripes_only() -> None:
+    layout = GroupLayout(SMALL_CHUNKS, 4, names=False)
+    opened(layout, CHUNK)
+    layout.limit(3 * CHUNK, PAGE)
+    assert layout.chunks_free == 2 * 4 - 1, "the front has no room in a full chunk"
+    layout.limit(CHUNK, PAGE)
+    assert layout.chunks_free == 4 - 1
+    layout.limit(100 * CHUNK, PAGE)
+    assert layout.chunks_free == 4 - 1, "what was given up does not come back"
+    assert not layout.open(Candidate(3 * CHUNK + 1, 0, None, 0))
 
 
 @pytest.mark.parametrize("window", [1, 20, 200])

@@ -6,9 +6,13 @@ import random
 
 import pytest
 
-from nos_ec.core.geometry import Geometry
+from nos_ec.core.best_fit import OVERDUE_WINDOWS
+from nos_ec.core.geometry import PAGE, Geometry
+from nos_ec.core.header import names_size_max
 from nos_ec.core.merge_list import POLICIES, BestFitMergeList, merge_list
+from nos_ec.core.packer import NAME_RECORD_MAX
 from nos_ec.core.plan import Candidate, MergeList
+from nos_ec.core.workloads import sizes
 
 KIB = 1024
 GEOMETRY = Geometry()
@@ -75,24 +79,103 @@ def test_needed_groups_use_few_stripes(size: int, count: int, stripes: int) -> N
 
 
 def test_full_backlog_makes_full_groups_without_a_deadline() -> None:
+    """Objects over the window go to the open group, which is handed out when nothing fits it any more."""
     merge = BestFitMergeList(GEOMETRY, 100, 1 << 40)
-    for i in range(99):
-        add(merge, 300 * KIB + i, now_ms=0)
-    assert merge.plan(0) is None, "fewer than the window"
-    add(merge, 300 * KIB, now_ms=0)
-    plan = merge.plan(0)
-    assert plan is not None
-    assert plan.stripe_count == GEOMETRY.stripes_per_group_max
-
-
-def test_window_of_tiny_objects_waits_for_a_stripe_of_bytes() -> None:
-    merge = BestFitMergeList(GEOMETRY, 10, 1 << 40)
-    for _ in range(1000):
-        add(merge, 1000, now_ms=0)
+    waiting = [add(merge, 300 * KIB + i, now_ms=0) for i in range(100)]
     assert merge.plan(0) is None
+    assert all(c.waiting for c in waiting), "no more than the window"
+    while (plan := merge.plan(0)) is None:
+        waiting.append(add(merge, 300 * KIB, now_ms=0))
+    assert plan.stripe_count == GEOMETRY.stripes_per_group_max
+    assert len(merge) == len(waiting) - len(plan.placements)
+
+
+def test_the_open_group_counts_until_it_is_handed_out() -> None:
+    """The consumer limits its memory by these figures."""
+    merge = BestFitMergeList(GEOMETRY, 10, 500)
+    waiting = [add(merge, 1000, now_ms=i) for i in range(100)]
+    assert merge.plan(100) is None
+    assert sum(c.waiting for c in waiting) <= 10
+    assert (len(merge), merge.waiting_bytes) == (100, 100_000)
+    assert merge.next_deadline_ms() == 500, "of the oldest, though it is in the open group"
+    for candidate in (waiting[0], waiting[-1]):
+        with pytest.raises(ValueError, match="add each candidate once"):
+            merge.add(candidate)
+    assert merge.plan(499) is None
+    plan = merge.plan(500)
+    assert plan is not None
+    assert (plan.stripe_count, len(plan.placements)) == (1, 100), "what waited has joined"
+    assert (len(merge), merge.waiting_bytes, merge.next_deadline_ms()) == (0, 0, None)
+
+
+def test_a_window_of_objects_ends_the_group_with_its_stripe() -> None:
+    """So that no more than two windows and a stripe are held, however small objects are."""
+    merge = BestFitMergeList(GEOMETRY, 100, 1 << 40)
+    for count in range(1, 5001):
+        add(merge, 4000, now_ms=0)
+        while (plan := merge.plan(0)) is not None:
+            assert plan.stripe_count == 1
+            assert len(plan.placements) > 240
+        assert len(merge) <= min(count, 2 * 100 + GEOMETRY.stripe_size // 4000)
+
+
+@pytest.mark.parametrize("size", [1, 100 * KIB, GEOMETRY.stripe_size - PAGE - names_size_max(NAME_RECORD_MAX) + 1])
+def test_flush_makes_room_for_the_longest_names(size: int) -> None:
+    merge = BestFitMergeList(GEOMETRY, 10, 1 << 40)
+    merge.add(Candidate(size, NAME_RECORD_MAX, None, 0))
+    plan = merge.plan(0, flush=True)
+    assert plan is not None
+    assert plan.stripe_count == (1 if size <= 100 * KIB else 2)
+
+
+def test_flush_closes_the_open_group_with_all_that_fits() -> None:
+    merge = BestFitMergeList(GEOMETRY, 20, 1 << 40)
+    for size in [100 * KIB, 20 * KIB] * 16:
+        add(merge, size, now_ms=0)
+    assert merge.plan(0) is None
+    plan = merge.plan(0, flush=True)
+    assert plan is not None
+    assert (plan.stripe_count, len(plan.placements)) == (2, 32)
+
+
+def test_deadline_of_an_object_in_the_open_group_adds_no_stripe() -> None:
+    """What is not overdue fills the last stripe of it, and no more."""
+    merge = BestFitMergeList(GEOMETRY, 20, 500)
+    for i in range(22):
+        add(merge, 100 * KIB, now_ms=0 if i < 2 else 400)
+    assert merge.plan(400) is None
+    plan = merge.plan(500)
+    assert plan is not None
+    assert (plan.stripe_count, len(plan.placements)) == (1, 8)
+    assert merge.plan(500) is None
+    assert merge.next_deadline_ms() == 900
+
+
+@pytest.mark.parametrize("window", [1, 2, 30, 200])
+@pytest.mark.parametrize("workload", ["W1", "W3", "W4", "W6", "W7"])
+def test_the_window_is_a_limit_of_number_and_wait(workload: str, window: int) -> None:
+    """Invariants E and F: whenever `plan` has no group, at most a window of objects waits, each for at most two."""
+    merge = BestFitMergeList(GEOMETRY, window, 1 << 40)
+    waiting: list[Candidate] = []
+    for arrived, size in enumerate(sizes(workload, 1200, random.Random(window), merge.size_max), 1):
+        waiting.append(add(merge, size, now_ms=0))
+        while merge.plan(0) is not None:
+            pass
+        waiting = [c for c in waiting if c.waiting]
+        assert len(waiting) <= window, "invariant E"
+        assert all(arrived - c.seq <= OVERDUE_WINDOWS * window for c in waiting), "invariant F"
+
+
+@pytest.mark.parametrize("names", [True, False])
+def test_a_group_of_one_stripe_takes_what_needs_more(names: bool) -> None:
+    merge = BestFitMergeList(GEOMETRY, 5, 1 << 40, group_stripes=1, names=names)
+    rng, packed = random.Random(1), 0
     for _ in range(300):
-        add(merge, 1000, now_ms=0)
-    assert merge.plan(0) is not None
+        add(merge, rng.choice([3_900_000, 2_000_000, 140_000, 70_000, 900]), now_ms=0)
+        while (plan := merge.plan(0)) is not None:
+            packed += len(plan.placements)
+            assert plan.stripe_count == 1 or plan.stripe_count == -(-max(c.size for c, _ in plan.placements) // 2**20)
+    assert packed + len(merge) == 300
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -42,9 +42,19 @@ def test_bars_of_the_default_policy(workload: str) -> None:
 
 @pytest.mark.parametrize("workload", ["W1", "W2", "W7"])
 def test_bars_with_a_window_of_30(workload: str) -> None:
+    """At most 30 objects wait: test_packer_waits.py."""
     result = run(workload, 15_000, window=30)
     assert 0.985 <= result.utilisation <= result.bound
     assert result.single_chunk_ratio == 1.0
+    assert result.max_wait_windows <= 2.0
+
+
+def test_waits_end_when_an_object_is_placed() -> None:
+    """In the open group or, with the published policy, in a group that is handed out."""
+    best = run("W6", 5_000, window=30)
+    assert best.max_wait_windows <= 2.0 < 10 < best.max_hold_windows, "a stripe holds far more than the window"
+    nos = run("W3", 5_000, window=100, policy="nos")
+    assert 0 < nos.max_hold_windows <= nos.max_wait_windows, "those left in the list count as well"
 
 
 @pytest.mark.parametrize("workload", ["W1", "W2", "W3", "W7"])
