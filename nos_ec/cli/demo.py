@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -50,9 +50,13 @@ def demo(
                 tasks[step] = bar.add_task(step, total=total)
             bar.update(tasks[step], completed=done, total=total)
 
-        place = root or Path(tempfile.gettempdir(), f"nos-ec-demo-{os.getpid()}")
+        place = root or Path(tempfile.mkdtemp(prefix="nos-ec-demo-"))
         options = DemoOptions(source, limit_bytes, limit_objects, delete_share, sample_objects, seed, place, keep)
-        report = Demo(settings, options, perf_counter, tick).run()
+        try:
+            report = Demo(settings, options, perf_counter, tick).run()
+        finally:
+            if root is None and not keep:
+                shutil.rmtree(place, ignore_errors=True)
     data = {
         "source": report.source,
         "objects": report.objects,
