@@ -44,6 +44,9 @@ class Housekeeping:
                 self._round(stop)
             except NosError as error:
                 _log.error("housekeeping failed, trying again", error=str(error))
+            except Exception:
+                # A bug in one round must not end them all: the daemon packs on, and says this aloud every time.
+                _log.exception("housekeeping failed")
             self._clock.wait(stop, self._wait_ms)
 
     def _round(self, stop: Event) -> HousekeepingResult:
