@@ -172,7 +172,7 @@ class ConsumerSettings(_Section):
         default=1000,
         ge=1,
         le=1_000_000,
-        description="Objects the merge list collects before it packs. 1000 is near the bound.",
+        description="Objects that wait for their place, to choose from. 1000 is near the bound.",
     )
     linger_ms: Count = Field(
         default=_MINUTE,
