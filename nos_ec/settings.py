@@ -277,6 +277,48 @@ class LogSettings(_Section):
     )
 
 
+class MonitoringSettings(_Section):
+    """Watching the daemons: /livez, /readyz and /metrics of each, on a port of its own. The API has its own section."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        max_length=200,
+        description="Address the endpoints listen on. They need no password and can change nothing; open them to others"
+        " only on a network you trust.",
+    )
+    producer_port: Count = Field(
+        default=0, ge=0, le=65_535, description="TCP port of the producer's endpoint. 0: it has none."
+    )
+    consumer_port: Count = Field(
+        default=0,
+        ge=0,
+        le=65_535,
+        description="TCP port of the consumer's endpoint. 0: it has none. Several consumers on one host need one each:"
+        " set it in the environment of each (the systemd units do).",
+    )
+    gc_port: Count = Field(
+        default=0,
+        ge=0,
+        le=65_535,
+        description="TCP port of the endpoint of gc run --loop. 0: it has none. A run from cron never has one.",
+    )
+    stall_ms_max: Count = Field(
+        default=2 * _MINUTE,
+        ge=_SECOND,
+        le=_DAY,
+        description="Milliseconds after which a loop that did not turn counts as stuck: /livez then fails and systemd's"
+        " watchdog is not fed. More than the longest write or query you would wait for.",
+    )
+    figures_ms: Count = Field(
+        default=15 * _SECOND,
+        ge=0,
+        le=_HOUR,
+        description="Milliseconds the figures of the whole store are kept between scrapes: they cost a query that grows"
+        " with the number of blocks and of objects waiting.",
+    )
+
+
 class LoggingSettings(_Section):
     """What the daemons write to standard error."""
 
@@ -299,6 +341,7 @@ class Settings(_Section):
     reaper: ReaperSettings = ReaperSettings()
     gc: GcSettings = GcSettings()
     log: LogSettings = LogSettings()
+    monitoring: MonitoringSettings = MonitoringSettings()
     logging: LoggingSettings = LoggingSettings()
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from prometheus_client import CollectorRegistry
+
 from nos_ec.adapters.local.block_store import LocalBlockStore
 from nos_ec.adapters.local.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
@@ -18,7 +20,7 @@ from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.core.errors import ConfigError
+from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import BlockKind
@@ -32,6 +34,8 @@ from nos_ec.engine.recovery import Recovery
 from nos_ec.engine.room import PACKING_RESERVES, PUT_RESERVES
 from nos_ec.engine.store import PutOptions, Store
 from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
+from nos_ec.monitoring.monitor import Cached, Monitor
+from nos_ec.monitoring.sources import StoreFigures, read_samples, store_samples
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
@@ -150,6 +154,39 @@ class System:
         return self._log.consumer(
             group=settings.consumer.group, member=member, clock=self.clock, session_ms=settings.log.session_ms
         )
+
+    def lag(self) -> int:
+        """Messages that the configured group has not committed yet, asked from outside the group. Raises Transient."""
+        consumer = self.log_consumer("lag")
+        try:
+            return consumer.lag()
+        finally:
+            consumer.close()
+
+    # --- monitoring -------------------------------------------------------------------------------
+    def monitor(self, service: str) -> Monitor:
+        """For watching this process, with a registry of its own. Ready while every part of the store answers."""
+        settings = self.settings.monitoring
+        monitor = Monitor(service, CollectorRegistry(), self.clock, settings.stall_ms_max)
+        monitor.health.require("metadata", lambda: self.metadata.expired_leases(0))
+        monitor.health.require("block store", self.blocks.free_bytes)
+        monitor.health.require("landing store", self.landing.free_bytes)
+        monitor.health.require("message log", self.lag)
+        monitor.metrics.add("reads", lambda: read_samples(self.blocks.counters()))
+        return monitor
+
+    def watch_store(self, monitor: Monitor) -> None:
+        """Let a monitor show the figures of the whole store, too."""
+        figures = Cached(self.figures, self.clock, self.settings.monitoring.figures_ms)
+        monitor.metrics.add("store", lambda: store_samples(figures()))
+
+    def figures(self) -> StoreFigures:
+        """Sums over the whole store. Costs a query that grows with blocks and backlog. Raises Transient."""
+        try:
+            free_bytes: int | None = self.blocks.free_bytes()
+        except Transient:
+            free_bytes = None
+        return StoreFigures(self.metadata.totals(), self.geometry.stripe_size, free_bytes, self.lag())
 
     # --- ids --------------------------------------------------------------------------------------
     def new_block_id(self) -> BlockId:

@@ -6,12 +6,17 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 
+from nos_consumer.figures import consumer_samples
 from nos_consumer.service import ConsumerCounters, ConsumerOptions, ConsumerService
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.merge_list import merge_list
 from nos_ec.core.plan import MergeList
 from nos_ec.engine.lanes import Lanes
+from nos_ec.monitoring.monitor import Monitor
+from nos_ec.monitoring.sources import housekeeping_samples, lease_samples
+from nos_ec.ports.clock import unwatched
 from nos_ec.wiring import System
 
 BACKLOG_WINDOWS = 4
@@ -19,10 +24,11 @@ BACKLOG_WINDOWS = 4
 
 
 @contextmanager
-def consumer_service(system: System) -> Iterator[ConsumerService]:
+def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator[ConsumerService]:
     """A consumer that holds a writer lease and is a member of the group; both are given up at the end.
 
-    Leaving finishes the groups in flight, seals their blocks and commits their offsets.
+    Leaving finishes the groups in flight, seals their blocks and commits their offsets. A monitor is shown its
+    figures and its lease.
     """
     settings = system.settings.consumer
     member = system.member_name("consumer")
@@ -39,9 +45,14 @@ def consumer_service(system: System) -> Iterator[ConsumerService]:
         drain_idle_ms=2 * system.settings.log.session_ms,
     )
     with system.lease(member, settings.lease_ttl_ms) as held:
-        lanes = Lanes([system.writer(held.lease, BlockKind.FRESH) for _ in range(settings.lanes)])
+        lanes = Lanes([system.writer(held.lease, BlockKind.FRESH) for _ in range(settings.lanes)], perf_counter)
         log = system.log_consumer(member)
         service = ConsumerService(log, system.metadata, lanes, new_merge_list, system.clock, options)
+        if monitor is not None:
+            stripe_size = system.geometry.stripe_size
+            monitor.metrics.add("consumer", lambda: consumer_samples(service, stripe_size))
+            monitor.metrics.add("lease", lambda: lease_samples(held, "consumer"))
+            monitor.health.require("lease", held.require)
         try:
             yield service
         finally:
@@ -62,10 +73,14 @@ def drain(system: System, watch: Callable[[ConsumerCounters], object] = lambda _
 
 
 @contextmanager
-def housekeeping_thread(system: System) -> Iterator[None]:
-    """Housekeeping on a thread of its own for as long as the block lasts."""
+def housekeeping_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
+    """Housekeeping on a thread of its own for as long as the block lasts. A monitor is shown its figures and turns."""
     stop = threading.Event()
-    thread = threading.Thread(target=system.housekeeping().run, args=(stop,), name="housekeeping", daemon=True)
+    housekeeping = system.housekeeping()
+    beat = unwatched if monitor is None else monitor.health.heart("housekeeping")
+    if monitor is not None:
+        monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping))
+    thread = threading.Thread(target=housekeeping.run, args=(stop, beat), name="housekeeping", daemon=True)
     thread.start()
     try:
         yield

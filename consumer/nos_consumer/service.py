@@ -20,7 +20,7 @@ from nos_ec.core.plan import MergeList
 from nos_ec.engine.lanes import Lanes
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import WriteResult
-from nos_ec.ports.clock import Clock
+from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.message_log import Message, MessageConsumer
 from nos_ec.ports.metadata import Metadata
 
@@ -58,8 +58,10 @@ class ConsumerCounters:
     packed_bytes: int = 0
     superseded: int = 0
     failed: int = 0
+    retried: int = 0
     groups: int = 0
     stripes: int = 0
+    offsets_committed: int = 0
 
 
 class ConsumerService:
@@ -94,9 +96,30 @@ class ConsumerService:
         log.on_revoke(self._revoked)
 
     # --- running ----------------------------------------------------------------------------------
-    def run(self, stop: Event) -> None:
+    @property
+    def waiting_objects(self) -> int:
+        """Objects on the merge list. This and the following three may be read by any thread."""
+        return len(self._merge_list)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the objects on the merge list."""
+        return self._merge_list.waiting_bytes
+
+    @property
+    def paused(self) -> bool:
+        """True while the merge list is full and nothing is taken from the log."""
+        return self._paused
+
+    @property
+    def lanes(self) -> Lanes:
+        """The lanes it writes with."""
+        return self._lanes
+
+    def run(self, stop: Event, beat: Beat = unwatched) -> None:
         """Pack until `stop` is set. Objects that wait then stay in the log: their offsets are not committed."""
         while not stop.is_set():
+            beat(self._options.idle_wait_ms)
             try:
                 self.turn(flush=False)
             except Transient as error:
@@ -282,6 +305,7 @@ class ConsumerService:
         counters.packed_bytes += sum(packable.size for packable in result.packed)
         counters.superseded += len(result.superseded)
         counters.failed += len(result.failed)
+        counters.retried += len(result.retry)
         counters.stripes += result.stripe_count
         counters.groups += result.stripe_count > 0
 
@@ -297,7 +321,7 @@ class ConsumerService:
             # Thrown out of the group: the partitions' new owner delivers these again, and moves nothing twice.
             _log.warning("offsets not committed", error=str(error))
             return
-        self._tracker.committed(offsets)
+        self.counters.offsets_committed += self._tracker.committed(offsets)
         kill_point("consumer.offsets_committed")
 
     def _revoked(self, partitions: frozenset[int]) -> None:

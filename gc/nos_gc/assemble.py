@@ -10,13 +10,16 @@ from nos_ec.core.plan import MergeList
 from nos_ec.engine.collector import Collector, CollectorOptions
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.stripe_writer import StripeWriter
+from nos_ec.monitoring.monitor import Monitor
+from nos_ec.monitoring.sources import housekeeping_samples
 from nos_ec.ports.metadata import Lease
 from nos_ec.wiring import System
+from nos_gc.figures import gc_samples
 from nos_gc.service import GcService
 
 
-def gc_service(system: System) -> GcService:
-    """GC with the same packer as the consumer, writing to survivor blocks."""
+def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
+    """GC with the same packer as the consumer, writing to survivor blocks. A monitor is shown its figures."""
     settings = system.settings
     rng = random.Random(0)
 
@@ -33,4 +36,9 @@ def gc_service(system: System) -> GcService:
     gc = settings.gc
     options = CollectorOptions(gc.hole_ratio_min, gc.block_grace_ms, gc.blocks_max_per_run)
     collector = Collector(system.metadata, system.blocks, system.clock, new_merge_list, options)
-    return GcService(collector, system.housekeeping(), new_lease, new_writer, system.clock)
+    housekeeping = system.housekeeping()
+    service = GcService(collector, housekeeping, new_lease, new_writer, system.clock)
+    if monitor is not None:
+        monitor.metrics.add("gc", lambda: gc_samples(service))
+        monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping))
+    return service

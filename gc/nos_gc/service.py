@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from threading import Event
 
 import structlog
@@ -12,7 +13,7 @@ from nos_ec.engine.collector import CollectionPlan, CollectionResult, Collector
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.stripe_writer import StripeWriter
-from nos_ec.ports.clock import Clock
+from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Lease
 
 _log = structlog.get_logger(__name__)
@@ -21,8 +22,31 @@ LEASE_NAME = "gc"
 """One GC at a time in the whole store: two would rewrite the same survivors."""
 
 
+@dataclass(frozen=True, slots=True)
+class GcCounters:
+    """What GC has done since the process started. last_run_ms: when the last run ended well; 0: none did.
+
+    collected: sums of all runs, the present one included; its list of unreadable objects stays empty, they are
+    counted in `unreadable`.
+    """
+
+    runs: int = 0
+    failures: int = 0
+    last_run_ms: int = 0
+    unreadable: int = 0
+    collected: CollectionResult = field(default_factory=CollectionResult)
+
+    def with_run(self, result: CollectionResult) -> GcCounters:
+        """These and what a run has done so far."""
+        sums = {
+            name: getattr(self.collected, name) + getattr(result, name)
+            for name in (one.name for one in fields(CollectionResult) if one.name != "unreadable")
+        }
+        return replace(self, unreadable=self.unreadable + len(result.unreadable), collected=CollectionResult(**sums))
+
+
 class GcService:
-    """Holds the GC lease while it collects."""
+    """Holds the GC lease while it collects. `counters` and `held` may be read by any thread."""
 
     def __init__(
         self,
@@ -37,23 +61,26 @@ class GcService:
         self._new_lease = new_lease
         self._new_writer = new_writer
         self._clock = clock
+        self.counters = GcCounters()
+        self.held: HeldLease | None = None
+        """The lease, during a run."""
 
     def plan(self) -> CollectionPlan:
         """What a run would do. Changes nothing."""
         return self._collector.plan()
 
-    def run_once(self) -> CollectionResult:
+    def run_once(self, beat: Beat = unwatched) -> CollectionResult:
         """Housekeeping, so that dead writers' blocks count too, then one collection.
 
         Raises Conflict when another GC is at work, LeaseLost, Transient; a later run goes on from there.
         """
-        self._housekeeping.run_once()
-        with self._new_lease(LEASE_NAME) as held:
-            writer = self._new_writer(held.lease)
-            try:
-                result = self._collector.run(writer)
-            finally:
-                writer.close()
+        try:
+            self._housekeeping.run_once(beat)
+            result = self._collect(beat)
+        except NosError:
+            self.counters = replace(self.counters, failures=self.counters.failures + 1)
+            raise
+        self.counters = replace(self.counters, runs=self.counters.runs + 1, last_run_ms=self._clock.now_ms())
         _log.info(
             "collected",
             blocks_deleted=result.blocks_deleted,
@@ -62,13 +89,31 @@ class GcService:
         )
         return result
 
-    def run(self, stop: Event, wait_ms: int) -> None:
+    def _collect(self, beat: Beat) -> CollectionResult:
+        before = self.counters
+
+        def watch(result: CollectionResult) -> None:
+            beat(0)
+            self.counters = before.with_run(result)
+
+        with self._new_lease(LEASE_NAME) as held:
+            self.held = held
+            writer = self._new_writer(held.lease)
+            try:
+                return self._collector.run(writer, watch)
+            finally:
+                self.held = None
+                writer.close()
+
+    def run(self, stop: Event, wait_ms: int, beat: Beat = unwatched) -> None:
         """Collect every `wait_ms` until `stop` is set."""
         while not stop.is_set():
+            beat(0)
             try:
-                self.run_once()
+                self.run_once(beat)
             except LeaseLost:
                 raise
             except NosError as error:
                 _log.warning("collection failed, trying again", error=str(error))
+            beat(wait_ms)
             self._clock.wait(stop, wait_ms)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from threading import Event
 from typing import Annotated, Any
 
 import typer
 
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
+from nos_consumer.service import ConsumerCounters
 from nos_ec.cli.context import AsJson, context, log_for_daemons, stop_on_signals
 from nos_ec.cli.output import emit, facts, out, progress, size_text
+from nos_ec.cli.watching import endpoint, pulse
 from nos_ec.engine.collector import CollectionPlan, CollectionResult
-from nos_ec.wiring import initialise, open_system
+from nos_ec.wiring import System, initialise, open_system
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 
@@ -43,12 +46,25 @@ def producer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
     settings = context(ctx).settings()
     log_for_daemons(settings)
     stop = stop_on_signals()
-    with open_system(settings) as system, producer_service(system) as service:
-        if not once:
-            service.run(stop)
+    with open_system(settings) as system:
+        if once:
+            with producer_service(system) as service:
+                published = service.drain()
+        else:
+            _produce(system, stop)
             return
-        published = service.drain()
     emit({"published": published}, as_json, lambda: out.print(f"{published} objects published"))
+
+
+def _produce(system: System, stop: Event) -> None:
+    monitor = system.monitor("producer")
+    system.watch_store(monitor)
+    with (
+        endpoint(monitor, system, system.settings.monitoring.producer_port),
+        producer_service(system, monitor) as service,
+        pulse(monitor, system),
+    ):
+        service.run(stop, monitor.health.heart("publishing"))
 
 
 def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) -> None:
@@ -65,10 +81,20 @@ def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
                 task = bar.add_task("pack", total=system.metadata.totals().queued_objects)
                 counters = asdict(drain(system, lambda counters: bar.update(task, completed=counters.packed)))
         else:
-            with housekeeping_thread(system), consumer_service(system) as service:
-                service.run(stop)
-            counters = asdict(service.counters)
+            counters = asdict(_consume(system, stop))
     emit(counters, as_json, lambda: facts("consumer", counters))
+
+
+def _consume(system: System, stop: Event) -> ConsumerCounters:
+    monitor = system.monitor("consumer")
+    with (
+        endpoint(monitor, system, system.settings.monitoring.consumer_port),
+        housekeeping_thread(system, monitor),
+        consumer_service(system, monitor) as service,
+        pulse(monitor, system),
+    ):
+        service.run(stop, monitor.health.heart("packing"))
+    return service.counters
 
 
 def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
@@ -94,12 +120,18 @@ def gc_run(
     log_for_daemons(settings)
     stop = stop_on_signals()
     with open_system(settings) as system:
-        service = gc_service(system)
-        if not once:
-            service.run(stop, settings.gc.wait_ms)
-            return
-        result = service.run_once()
-    _show_result(result, as_json)
+        if once:
+            _show_result(gc_service(system).run_once(), as_json)
+        else:
+            _collect(system, stop)
+
+
+def _collect(system: System, stop: Event) -> None:
+    monitor = system.monitor("gc")
+    system.watch_store(monitor)
+    service = gc_service(system, monitor)
+    with endpoint(monitor, system, system.settings.monitoring.gc_port), pulse(monitor, system):
+        service.run(stop, system.settings.gc.wait_ms, monitor.health.heart("collecting"))
 
 
 def _show_plan(plan: CollectionPlan, as_json: bool) -> None:

@@ -51,12 +51,16 @@ class OffsetTracker:
             if books.first_not_done > books.committed_offset
         }
 
-    def committed(self, offsets: Mapping[int, int]) -> None:
-        """Note what the log acknowledged. Partitions dropped meanwhile are ignored."""
+    def committed(self, offsets: Mapping[int, int]) -> int:
+        """Note what the log acknowledged. Partitions dropped meanwhile are ignored. Returns by how many offsets the
+        others moved on."""
+        moved = 0
         for partition, offset in offsets.items():
             books = self._partitions.get(partition)
-            if books is not None:
-                books.committed_offset = max(books.committed_offset, offset)
+            if books is not None and offset > books.committed_offset:
+                moved += offset - books.committed_offset
+                books.committed_offset = offset
+        return moved
 
     def drop(self, partitions: Iterable[int]) -> None:
         """Forget partitions that were given up. When one comes back, it starts anew."""

@@ -70,6 +70,10 @@ class CollectionResult:
     unreadable: list[str] = field(default_factory=list)
 
 
+Watch = Callable[[CollectionResult], object]
+"""Sees the result of a run while it grows."""
+
+
 @dataclass(frozen=True, slots=True)
 class CollectorOptions:
     """hole_ratio_min: trigger. block_grace_ms: between condemning and deleting, longer than the longest read.
@@ -102,22 +106,23 @@ class Collector:
         candidates = self._candidates()
         return CollectionPlan([self._decide(block)[0] for block in candidates], _worth_collecting(candidates))
 
-    def run(self, writer: StripeWriter) -> CollectionResult:
+    def run(self, writer: StripeWriter, watch: Watch = lambda _: None) -> CollectionResult:
         """Delete what earlier runs condemned, then collect once. The writer must be a SURVIVOR one, open until here.
 
-        Raises LeaseLost, Transient; whatever had been done is kept.
+        `watch` sees the result so far after every step. Raises LeaseLost, Transient; whatever had been done is kept.
         """
         result = CollectionResult()
-        self.delete_condemned(result)
+        self.delete_condemned(result, watch)
         victims = _worth_collecting(self._candidates())
-        self._rewrite(victims, writer, result)
+        self._rewrite(victims, writer, result, watch)
         writer.close()
         for block in victims:
             self._condemn(block, result)
-        self.delete_condemned(result)
+            watch(result)
+        self.delete_condemned(result, watch)
         return result
 
-    def delete_condemned(self, result: CollectionResult) -> None:
+    def delete_condemned(self, result: CollectionResult, watch: Watch = lambda _: None) -> None:
         """Delete condemned blocks whose grace is over: the data first, then the row, so that nothing is orphaned."""
         while blocks := self._metadata.condemned_blocks(self._clock.now_ms(), self._options.blocks_max):
             for block in blocks:
@@ -127,6 +132,7 @@ class Collector:
                 kill_point("gc.block_forgotten")
                 result.blocks_deleted += 1
                 result.bytes_reclaimed += block.stripes * self._blocks.geometry.stripe_size
+                watch(result)
 
     # --- deciding ---------------------------------------------------------------------------------
     def _candidates(self) -> list[BlockRow]:
@@ -161,7 +167,9 @@ class Collector:
             return HeaderScan((), tuple(range(block.stripes)), 0)
 
     # --- doing ------------------------------------------------------------------------------------
-    def _rewrite(self, victims: Sequence[BlockRow], writer: StripeWriter, result: CollectionResult) -> None:
+    def _rewrite(
+        self, victims: Sequence[BlockRow], writer: StripeWriter, result: CollectionResult, watch: Watch
+    ) -> None:
         """Move what lives out of the victims. In memory: what the merge list holds and one block's rows."""
         merge_list = self._new_merge_list()
         for block in victims:
@@ -169,18 +177,20 @@ class Collector:
             result.blocks_examined += 1
             result.block_bytes_examined += decision.size_bytes
             result.header_bytes_read += decision.header_bytes_read
+            watch(result)
             now_ms = self._clock.now_ms()
             for placed in live:
                 merge_list.add(_survivor(placed).candidate(now_ms))
-            self._write_ready(merge_list, writer, result, flush=False)
-        self._write_ready(merge_list, writer, result, flush=True)
+            self._write_ready(merge_list, writer, result, watch, flush=False)
+        self._write_ready(merge_list, writer, result, watch, flush=True)
 
     def _write_ready(
-        self, merge_list: MergeList, writer: StripeWriter, result: CollectionResult, *, flush: bool
+        self, merge_list: MergeList, writer: StripeWriter, result: CollectionResult, watch: Watch, *, flush: bool
     ) -> None:
         while (plan := merge_list.plan(self._clock.now_ms(), flush=flush)) is not None:
             written = writer.write(plan)
             self._count(written, result)
+            watch(result)
             if written.cause is not None:
                 raise written.cause
             for packable in written.retry:

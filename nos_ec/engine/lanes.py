@@ -7,21 +7,32 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from nos_ec.core.histogram import Histogram
 from nos_ec.core.plan import GroupPlan
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 
+WRITE_SECONDS_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
 
 class Lanes:
-    """Feeds plans to writers. One thread submits and collects; the writers run on theirs."""
+    """Feeds plans to writers. One thread submits and collects; the writers run on theirs.
 
-    def __init__(self, writers: Sequence[StripeWriter]) -> None:
+    `timer` gives seconds that only grow, from any start. `write_seconds` has, by stripes of the group, how long the
+    groups that were collected as written took; any thread may read it.
+    """
+
+    def __init__(self, writers: Sequence[StripeWriter], timer: Callable[[], float]) -> None:
+        self._timer = timer
+        self._started_s: list[float | None] = [None] * len(writers)
+        """For each lane when it began the group it is at; each lane's thread sets its own."""
+        self.write_seconds: dict[int, Histogram] = {}
         self._plans: queue.Queue[GroupPlan | None] = queue.Queue(maxsize=len(writers))
-        self._results: queue.SimpleQueue[WriteResult | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[WriteResult | BaseException, float]] = queue.SimpleQueue()
         self._pending = 0
         self._threads = [
-            threading.Thread(target=self._run, args=(writer,), name=f"lane-{index}", daemon=True)
+            threading.Thread(target=self._run, args=(index, writer), name=f"lane-{index}", daemon=True)
             for index, writer in enumerate(writers)
         ]
         for thread in self._threads:
@@ -31,6 +42,21 @@ class Lanes:
     def pending(self) -> int:
         """Plans submitted whose results have not been collected."""
         return self._pending
+
+    @property
+    def count(self) -> int:
+        """Lanes there are."""
+        return len(self._started_s)
+
+    @property
+    def busy(self) -> int:
+        """Lanes that are at a group now."""
+        return sum(started is not None for started in self._started_s)
+
+    def busy_s_max(self) -> float:
+        """Seconds that the slowest lane has been at its group; 0 when none is at any."""
+        started = [started for started in self._started_s if started is not None]
+        return max(0.0, self._timer() - min(started)) if started else 0.0
 
     @property
     def full(self) -> bool:
@@ -51,13 +77,15 @@ class Lanes:
         wait = wait_ms / 1000
         while self._pending:
             try:
-                result = self._results.get(timeout=wait) if wait else self._results.get_nowait()
+                result, seconds = self._results.get(timeout=wait) if wait else self._results.get_nowait()
             except queue.Empty:
                 break
             self._pending -= 1
             wait = 0
             if isinstance(result, BaseException):
                 raise result
+            if result.stripe_count:
+                self.write_seconds.setdefault(result.stripe_count, Histogram(WRITE_SECONDS_BOUNDS)).add(seconds)
             results.append(result)
         return results
 
@@ -69,10 +97,13 @@ class Lanes:
             thread.join()
         return self.collect(wait_ms=0)
 
-    def _run(self, writer: StripeWriter) -> None:
+    def _run(self, index: int, writer: StripeWriter) -> None:
         while (plan := self._plans.get()) is not None:
+            started_s = self._started_s[index] = self._timer()
             try:
-                self._results.put(writer.write(plan))
+                result: WriteResult | BaseException = writer.write(plan)
             except BaseException as error:
-                self._results.put(error)
+                result = error
+            self._started_s[index] = None
+            self._results.put((result, self._timer() - started_s))
         writer.close()

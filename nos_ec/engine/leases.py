@@ -29,11 +29,13 @@ class HeldLease:
         self._ttl_ms = ttl_ms
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_stopped, name=f"lease-{name}", daemon=True)
+        self._expires_ms = 0
         self.lost = False
 
     def __enter__(self) -> Self:
         """Take the lease. Raises Conflict when somebody holds it."""
         self.lease: Lease = self._metadata.acquire_lease(self._name, self._clock.now_ms(), self._ttl_ms)
+        self._expires_ms = self.lease.expires_ms
         self._thread.start()
         return self
 
@@ -49,10 +51,20 @@ class HeldLease:
             # It expires by itself; not worth hiding the error that may be on its way up.
             _log.warning("lease not released", lease=self._name, error=str(failure))
 
+    def left_ms(self) -> int:
+        """Milliseconds until the lease expires if it is not renewed again; 0 when it is not held."""
+        return 0 if self.lost else max(0, self._expires_ms - self._clock.now_ms())
+
+    def require(self) -> None:
+        """Raises LeaseLost when the lease is known to be lost. Only for watching: commits check it for themselves."""
+        if self.left_ms() == 0:
+            raise LeaseLost(f"lease {self._name} is not held any more")
+
     def _renew_until_stopped(self) -> None:
         while not self._clock.wait(self._stop, max(1, self._ttl_ms // 3)):
             try:
-                self._metadata.renew_lease(self.lease, self._clock.now_ms(), self._ttl_ms)
+                renewed = self._metadata.renew_lease(self.lease, self._clock.now_ms(), self._ttl_ms)
+                self._expires_ms = renewed.expires_ms
             except LeaseLost:
                 self.lost = True
                 _log.error("lease lost", lease=self._name, epoch=self.lease.epoch)

@@ -9,7 +9,7 @@ copy -> forget the entry. A crash anywhere in between is completed by the next r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Event
 
@@ -92,11 +92,15 @@ class Reaper:
             self._metadata.postpone_deletion(left, now_ms + RETRY_WAIT_MS)
         return ReapResult(len(deleted), verified_bytes, reverted, len(due) - settled)
 
-    def drain(self, stop: Event) -> ReapResult:
-        """Run until nothing is due, or `stop` is set: then the batch that has begun is finished."""
+    def drain(self, stop: Event, watch: Callable[[ReapResult], object] = lambda _: None) -> ReapResult:
+        """Run until nothing is due, or `stop` is set: then the batch that has begun is finished.
+
+        `watch` sees the counts so far after every batch.
+        """
         total = ReapResult()
         while not stop.is_set() and (result := self.run_once()) != ReapResult():
             total += result
+            watch(total)
         return total
 
     def _delete(self, doomed: Sequence[LandingId]) -> frozenset[LandingId]:

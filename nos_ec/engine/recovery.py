@@ -31,8 +31,11 @@ RECONCILE_TRIES = 10
 class RecoveryResult:
     """Leases fenced and blocks sealed by one run."""
 
-    leases_fenced: int
-    blocks_sealed: int
+    leases_fenced: int = 0
+    blocks_sealed: int = 0
+
+    def __add__(self, other: RecoveryResult) -> RecoveryResult:
+        return RecoveryResult(self.leases_fenced + other.leases_fenced, self.blocks_sealed + other.blocks_sealed)
 
 
 class Recovery:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Event
 from typing import Protocol
 
@@ -16,3 +17,12 @@ class Clock(Protocol):
     def wait(self, stop: Event, wait_ms: int) -> bool:
         """Wait until `stop` is set or `wait_ms` is over. Returns True when `stop` is set."""
         ...
+
+
+Beat = Callable[[int], object]
+"""What a loop calls at every turn, with the milliseconds it is about to rest before the next one (0: none).
+Whoever watches the loop takes it for stuck when no call comes for much longer than that."""
+
+
+def unwatched(_rest_ms: int) -> None:
+    """A Beat that nobody listens to."""

@@ -15,7 +15,7 @@ import structlog
 from nos_ec.core.errors import Transient
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.messages import encode_pack_request
-from nos_ec.ports.clock import Clock
+from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.message_log import MessagePublisher
 from nos_ec.ports.metadata import Metadata, ObjectRow
 
@@ -34,6 +34,15 @@ class ProducerOptions:
     idle_wait_ms: int
 
 
+@dataclass(slots=True)
+class ProducerCounters:
+    """What this producer has done since it started; repeats count again. failures: batches to be tried again."""
+
+    objects: int = 0
+    bytes: int = 0
+    failures: int = 0
+
+
 class ProducerService:
     """One producer. Not thread-safe."""
 
@@ -42,6 +51,7 @@ class ProducerService:
         self._publisher = publisher
         self._clock = clock
         self._options = options
+        self.counters = ProducerCounters()
 
     def turn(self) -> int:
         """Publish one batch of due rows. Returns how many; 0 means that nothing is due. Raises Transient."""
@@ -52,6 +62,8 @@ class ProducerService:
             kill_point("producer.published")
             self._metadata.mark_published(rows, now_ms + self._options.republish_ms)
             kill_point("producer.marked")
+            self.counters.objects += len(rows)
+            self.counters.bytes += sum(row.size for row in rows)
         return len(rows)
 
     def drain(self) -> int:
@@ -61,18 +73,21 @@ class ProducerService:
             published += count
         return published
 
-    def run(self, stop: Event) -> None:
+    def run(self, stop: Event, beat: Beat = unwatched) -> None:
         """Publish until `stop` is set. Transient failures are logged and tried again."""
         while not stop.is_set():
+            beat(0)
             try:
                 count = self.turn()
             except Transient as error:
+                self.counters.failures += 1
                 _log.warning("publishing failed, trying again", error=str(error))
                 self._clock.wait(stop, RETRY_WAIT_MS)
                 continue
             if count:
                 _log.info("published", objects=count)
             else:
+                beat(self._options.idle_wait_ms)
                 self._clock.wait(stop, self._options.idle_wait_ms)
 
 

@@ -1,0 +1,41 @@
+"""What a consumer shows to whoever watches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nos_consumer.service import ConsumerService
+from nos_ec.monitoring import metrics as m
+from nos_ec.monitoring.exposition import Sample
+
+
+def consumer_samples(service: ConsumerService, stripe_size: int) -> Iterator[Sample]:
+    """Samples of a consumer's counters and of what it is at. stripe_size in bytes."""
+    counters = service.counters
+    written_bytes = counters.stripes * stripe_size
+    yield Sample(m.MESSAGES, counters.messages)
+    yield Sample(m.STALE_MESSAGES, counters.stale)
+    yield Sample(m.POISON_MESSAGES, counters.poison)
+    yield Sample(m.PACKED_OBJECTS, counters.packed)
+    yield Sample(m.PACKED_BYTES, counters.packed_bytes)
+    yield Sample(m.SUPERSEDED_OBJECTS, counters.superseded)
+    yield Sample(m.FAILED_OBJECTS, counters.failed)
+    yield Sample(m.RETRIED_OBJECTS, counters.retried)
+    yield Sample(m.GROUPS_WRITTEN, counters.groups)
+    yield Sample(m.STRIPES_WRITTEN, counters.stripes)
+    yield Sample(m.WRITTEN_BYTES, written_bytes)
+    yield Sample(m.WRITTEN_UTILISATION, counters.packed_bytes / written_bytes if written_bytes else 0.0)
+    yield Sample(m.OFFSETS_COMMITTED, counters.offsets_committed)
+    yield Sample(m.MERGE_LIST_OBJECTS, service.waiting_objects)
+    yield Sample(m.MERGE_LIST_BYTES, service.waiting_bytes)
+    yield Sample(m.PAUSED, service.paused)
+    yield from _lane_samples(service)
+
+
+def _lane_samples(service: ConsumerService) -> Iterator[Sample]:
+    lanes = service.lanes
+    yield Sample(m.LANES, lanes.count)
+    yield Sample(m.LANES_BUSY, lanes.busy)
+    yield Sample(m.LANE_BUSY_SECONDS, lanes.busy_s_max())
+    for stripe_count, seconds in sorted(lanes.write_seconds.items()):
+        yield Sample(m.GROUP_WRITE_SECONDS, seconds, (str(stripe_count),))

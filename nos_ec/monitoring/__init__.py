@@ -1,0 +1,1 @@
+"""What lets an operator watch a process: metrics, health, an HTTP endpoint, systemd's notifications."""

@@ -1,0 +1,110 @@
+"""The HTTP endpoint of a daemon: /livez, /readyz, /metrics. Plain text, read-only, without authentication.
+
+It listens on 127.0.0.1 unless the operator says otherwise: what it shows has no object names in it, but
+addresses of servers that do not answer.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from nos_ec.core.errors import ConfigError
+from nos_ec.monitoring.exposition import CONTENT_TYPE
+from nos_ec.monitoring.health import Answer
+from nos_ec.monitoring.monitor import Monitor
+
+_log = structlog.get_logger(__name__)
+
+REQUEST_WAIT_S_MAX = 10
+"""A client that sends nothing for this long is hung up on, so that it holds no thread for ever."""
+
+
+class Endpoint:
+    """Serves a monitor on threads of its own while the `with` lasts."""
+
+    def __init__(self, monitor: Monitor, host: str, port: int) -> None:
+        """Listens at once; port 0 takes a free one. Raises ConfigError when the address cannot be listened on."""
+        try:
+            self._server = _Server((host, port), monitor)
+        except OSError as error:
+            raise ConfigError(
+                f"monitoring: cannot listen on {host}:{port} ({error.strerror}); set monitoring.host to an"
+                f" address of this machine and monitoring.{monitor.service}_port to a free port, or to 0 for none"
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="endpoint", daemon=True
+        )
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def __enter__(self) -> Self:
+        """Begin to answer."""
+        self._thread.start()
+        _log.info("endpoint", url=self.url)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop listening. Requests in flight are not waited for."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], monitor: Monitor) -> None:
+        self.monitor = monitor
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
+        """A client that hangs up is none of our business; the default writes its trace to stderr."""
+        _log.debug("request failed", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = REQUEST_WAIT_S_MAX
+    server: _Server
+
+    def do_GET(self) -> None:
+        monitor = self.server.monitor
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._reply(200, CONTENT_TYPE, monitor.metrics.text())
+        elif path == "/livez":
+            self._reply_health(monitor.health.alive())
+        elif path == "/readyz":
+            self._reply_health(monitor.health.ready())
+        else:
+            self._reply(404, "text/plain; charset=utf-8", b"not here; there are /livez, /readyz and /metrics\n")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _reply_health(self, answer: Answer) -> None:
+        body = json.dumps({"ok": answer.good, "problems": answer.problems}) + "\n"
+        self._reply(200 if answer.good else 503, "application/json", body.encode())
+
+    def _reply(self, status: int, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Probes come every few seconds: not worth a line each."""

@@ -1,0 +1,94 @@
+"""From the counters that services keep to the text that Prometheus reads.
+
+Nothing is counted here: every scrape asks the sources, which read the services' own counters. So there is one
+source of each figure, and a process that nobody scrapes pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import structlog
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from nos_ec.core.errors import NosError
+from nos_ec.core.histogram import Histogram
+from nos_ec.monitoring.metrics import SOURCE_FAILURES, Kind, Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of a metric; `labels` are the values of the metric's labels, in their order."""
+
+    metric: Metric
+    value: float | Histogram
+    labels: tuple[str, ...] = ()
+
+
+Source = Callable[[], Iterable[Sample]]
+
+
+class Exposition(Collector):
+    """The sources of one process, in a registry that was made for it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._sources: dict[str, Source] = {}
+        self._failures: dict[str, int] = {}
+        registry.register(self)
+
+    def add(self, name: str, source: Source) -> None:
+        """Ask `source` at every scrape, from the scraper's thread: it must only read. `name` is for operators."""
+        self._sources[name] = source
+        self._failures[name] = 0
+
+    def text(self) -> bytes:
+        """All metrics in the text format of Prometheus (CONTENT_TYPE)."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Family]:
+        """What prometheus_client calls at a scrape. A source that fails is left out and counted."""
+        families: dict[str, Family] = {}
+        for sample in self._samples():
+            family = families.setdefault(sample.metric.name, _family(sample.metric))
+            _add(family, sample)
+        yield from families.values()
+
+    def _samples(self) -> Iterator[Sample]:
+        for name, source in list(self._sources.items()):
+            try:
+                yield from list(source())
+            except NosError as error:
+                self._failures[name] += 1
+                _log.warning("figures cannot be read", source=name, error=str(error))
+        for name, count in self._failures.items():
+            yield Sample(SOURCE_FAILURES, count, (name,))
+
+
+def _family(metric: Metric) -> Family:
+    kinds: dict[Kind, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
+        Kind.COUNTER: CounterMetricFamily,
+        Kind.GAUGE: GaugeMetricFamily,
+        Kind.HISTOGRAM: HistogramMetricFamily,
+    }
+    return kinds[metric.kind](metric.name, metric.meaning, labels=metric.labels)
+
+
+def _add(family: Family, sample: Sample) -> None:
+    if isinstance(family, HistogramMetricFamily):
+        assert isinstance(sample.value, Histogram)
+        counts = sample.value.cumulative()
+        bounds = [*(str(float(bound)) for bound in sample.value.bounds), "+Inf"]
+        family.add_metric(sample.labels, list(zip(bounds, counts, strict=True)), sample.value.sum)
+    else:
+        assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
+        assert not isinstance(sample.value, Histogram)
+        family.add_metric(sample.labels, sample.value)

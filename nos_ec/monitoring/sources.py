@@ -1,0 +1,72 @@
+"""Samples from what the engine and the ports keep. What a service keeps itself is read in the service's package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.engine.housekeeping import Housekeeping
+from nos_ec.engine.leases import HeldLease
+from nos_ec.monitoring import metrics as m
+from nos_ec.monitoring.exposition import Sample
+from nos_ec.ports.block_store import ReadCounters
+from nos_ec.ports.metadata import Totals
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """What is known of the whole store at one moment. Sizes in bytes; free_bytes is None when nobody can tell, because
+    a shard is not there."""
+
+    totals: Totals
+    stripe_size: int
+    free_bytes: int | None
+    lag: int
+
+
+def store_samples(figures: StoreFigures) -> Iterator[Sample]:
+    """Figures of the whole store."""
+    totals = figures.totals
+    for kind, state in product(BlockKind, BlockState):
+        yield Sample(m.STORE_BLOCKS, totals.blocks.get((kind, state), 0), (kind.value, state.value))
+    size_bytes = totals.stripes * figures.stripe_size
+    yield Sample(m.STORE_STRIPES, totals.stripes)
+    yield Sample(m.STORE_LIVE_BYTES, totals.live_bytes)
+    yield Sample(m.STORE_DEAD_BYTES, totals.dead_bytes)
+    yield Sample(m.STORE_OVERHEAD_BYTES, totals.overhead_bytes)
+    yield Sample(m.STORE_UTILISATION, totals.live_bytes / size_bytes if size_bytes else 0.0)
+    yield Sample(m.STORE_LANDED_OBJECTS, totals.landed_objects)
+    yield Sample(m.STORE_LANDED_BYTES, totals.landed_bytes)
+    yield Sample(m.STORE_QUEUED_OBJECTS, totals.queued_objects)
+    yield Sample(m.STORE_QUEUED_BYTES, totals.queued_bytes)
+    yield Sample(m.STORE_LANDING_DELETIONS, totals.landing_deletions)
+    yield Sample(m.STORE_LEASES, totals.leases)
+    if figures.free_bytes is not None:
+        yield Sample(m.STORE_FREE_BYTES, figures.free_bytes)
+    yield Sample(m.LAG_MESSAGES, figures.lag)
+
+
+def read_samples(counters: ReadCounters) -> Iterator[Sample]:
+    """What reading blocks has cost this process."""
+    yield Sample(m.SHARD_READS, counters.shard_reads)
+    yield Sample(m.SHARD_READ_BYTES, counters.shard_bytes)
+    yield Sample(m.DEGRADED_READS, counters.degraded_reads)
+
+
+def housekeeping_samples(housekeeping: Housekeeping) -> Iterator[Sample]:
+    """Recovery and reaper of this process."""
+    done = housekeeping.done
+    yield Sample(m.HOUSEKEEPING_FAILURES, housekeeping.failures)
+    yield Sample(m.REAPER_DELETED, done.reaper.deleted)
+    yield Sample(m.REAPER_VERIFIED_BYTES, done.reaper.verified_bytes)
+    yield Sample(m.REAPER_REVERTED, done.reaper.reverted)
+    yield Sample(m.REAPER_POSTPONED, done.reaper.postponed)
+    yield Sample(m.LEASES_FENCED, done.recovery.leases_fenced)
+    yield Sample(m.BLOCKS_RECOVERED, done.recovery.blocks_sealed)
+
+
+def lease_samples(held: HeldLease, label: str) -> Iterator[Sample]:
+    """How long a lease lasts. `label` is the same in every run, unlike the lease's own name."""
+    yield Sample(m.LEASE_LEFT_SECONDS, held.left_ms() / 1000, (label,))

@@ -1,0 +1,16 @@
+"""What a producer shows to whoever watches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nos_ec.monitoring import metrics as m
+from nos_ec.monitoring.exposition import Sample
+from nos_producer.service import ProducerCounters
+
+
+def producer_samples(counters: ProducerCounters) -> Iterator[Sample]:
+    """Samples of a producer's counters."""
+    yield Sample(m.PUBLISHED_OBJECTS, counters.objects)
+    yield Sample(m.PUBLISHED_BYTES, counters.bytes)
+    yield Sample(m.PUBLISH_FAILURES, counters.failures)

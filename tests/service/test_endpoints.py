@@ -1,0 +1,249 @@
+"""The daemons as an operator watches them: real processes, real HTTP, a real notification socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from nos_ec.monitoring.endpoint import Endpoint
+from nos_ec.monitoring.metrics import METRICS, Kind
+from nos_ec.wiring import System
+
+from .conftest import STRIPE, Bench
+
+WAIT_S = 30
+COMMANDS = {"producer": ["producer"], "consumer": ["consumer"], "gc": ["gc", "run", "--apply", "--loop"]}
+
+
+class Daemon:
+    """A running daemon and its endpoint."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+        self.process = process
+        self.port = port
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as reply:
+                return reply.status, reply.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def health(self, path: str) -> tuple[int, dict[str, Any]]:
+        status, body = self.get(path)
+        return status, json.loads(body)
+
+    def metrics(self) -> dict[tuple[str, ...], float]:
+        """{(name, label values...): value}"""
+        status, text = self.get("/metrics")
+        assert status == 200
+        return {
+            (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text.decode())
+            for sample in family.samples
+        }
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=WAIT_S)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def daemon(bench: Bench, service: str, **environment: str) -> Iterator[Daemon]:
+    port = free_port()
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nos_ec", "--config", str(bench.config), *COMMANDS[service]],
+        env={**clean, f"NOS_EC_MONITORING__{service.upper()}_PORT": str(port), **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        made = Daemon(process, port)
+        until(lambda: answers(made), "the endpoint says ready")
+        yield made
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(daemon: Daemon) -> bool:
+    assert daemon.process.poll() is None, "the daemon ended"
+    try:
+        return daemon.get("/readyz")[0] == 200
+    except OSError:
+        return False
+
+
+def until(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {WAIT_S} s: {what}"
+        time.sleep(0.05)
+
+
+def expected_names(service: str) -> set[str]:
+    names = set()
+    for metric in METRICS:
+        if service in metric.services:
+            suffixes = ("_bucket", "_count", "_sum") if metric.kind is Kind.HISTOGRAM else ("",)
+            names |= {metric.exposed_name + suffix for suffix in suffixes}
+    return names
+
+
+def shown_names(found: dict[tuple[str, ...], float]) -> set[str]:
+    return {name[0] for name in found if name[0].startswith("nos_ec_")}
+
+
+def test_consumer(bench: Bench, system: System) -> None:
+    keys = bench.put_some(system, 200)
+    bench.produce(system)
+    with daemon(bench, "consumer") as consumer:
+        until(lambda: consumer.metrics()[("nos_ec_consumer_packed_objects_total",)] >= 100, "it packs")
+        until(lambda: consumer.metrics()[("nos_ec_consumer_lanes_busy",)] == 0, "it rests")
+        found = consumer.metrics()
+        assert shown_names(found) == expected_names("consumer")
+        totals = system.metadata.totals()
+        assert found[("nos_ec_consumer_messages_total",)] == 200
+        assert found[("nos_ec_consumer_packed_objects_total",)] == totals.packed_objects
+        assert found[("nos_ec_consumer_packed_bytes_total",)] == totals.live_bytes
+        assert found[("nos_ec_consumer_stripes_written_total",)] == totals.stripes
+        assert found[("nos_ec_consumer_written_bytes_total",)] == totals.stripes * STRIPE
+        utilisation = totals.live_bytes / totals.stripes / STRIPE
+        assert found[("nos_ec_consumer_written_utilisation_ratio",)] == pytest.approx(utilisation)
+        waiting = found[("nos_ec_consumer_merge_list_objects",)]
+        assert waiting == 200 - totals.packed_objects
+        assert (
+            found[("nos_ec_consumer_merge_list_bytes",)]
+            == sum(len(data) for data in bench.acknowledged.values()) - totals.live_bytes
+        )
+        writes = sum(value for name, value in found.items() if name[0] == "nos_ec_consumer_group_write_seconds_count")
+        assert writes == found[("nos_ec_consumer_groups_written_total",)] > 0
+        assert 0 < found[("nos_ec_lease_left_seconds", "consumer")] <= 1
+        until(
+            lambda: consumer.metrics()[("nos_ec_reaper_deleted_copies_total",)] == len(keys) - waiting, "it cleans up"
+        )
+        assert consumer.metrics()[("nos_ec_reaper_verified_bytes_total",)] == totals.live_bytes
+        assert consumer.health("/readyz") == (200, {"ok": True, "problems": {}})
+        assert consumer.get("/other")[0] == 404
+        assert consumer.stop() == 0
+
+
+def test_producer_and_gc(bench: Bench, system: System) -> None:
+    bench.put_some(system, 120)
+    size = sum(len(data) for data in bench.acknowledged.values())
+    with daemon(bench, "producer", NOS_EC_MONITORING__FIGURES_MS="0") as producer:
+        until(lambda: producer.metrics()[("nos_ec_producer_published_objects_total",)] == 120, "it publishes")
+        found = producer.metrics()
+        assert shown_names(found) == expected_names("producer")
+        assert found[("nos_ec_producer_published_bytes_total",)] == size
+        assert found[("nos_ec_store_queued_objects",)] == 120
+        assert found[("nos_ec_store_queued_bytes",)] == size
+        assert found[("nos_ec_store_lag_messages",)] == 120
+        assert producer.health("/readyz")[0] == 200
+        assert producer.stop() == 0
+    bench.pack(system)
+    for key in list(bench.acknowledged)[10:]:
+        bench.delete(system, key)
+    with daemon(bench, "gc", NOS_EC_MONITORING__FIGURES_MS="0", NOS_EC_GC__WAIT_MS="200") as gc:
+        until(lambda: gc.metrics()[("nos_ec_gc_runs_total",)] >= 2, "it collects")
+        found = gc.metrics()
+        gone = expected_names("gc") - shown_names(found)
+        assert gone <= {"nos_ec_lease_left_seconds"}, "GC has a lease only while it runs"
+        assert found[("nos_ec_gc_deleted_blocks_total",)] > 0
+        assert found[("nos_ec_gc_moved_objects_total",)] == 10
+        assert found[("nos_ec_gc_moved_bytes_total",)] == sum(len(data) for data in bench.acknowledged.values())
+        assert found[("nos_ec_gc_header_read_bytes_total",)] < found[("nos_ec_gc_examined_bytes_total",)] / 4
+        assert abs(found[("nos_ec_gc_last_run_timestamp_seconds",)] - time.time()) < WAIT_S
+        assert found[("nos_ec_store_blocks", "survivor", "sealed")] == 1
+        assert gc.stop() == 0
+    bench.settle(system)
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
+def test_not_ready_while_a_shard_is_gone_and_alive_all_the_same(bench: Bench, system: System) -> None:
+    shard = bench.folder / "store" / "blocks" / "shard-03"
+    with daemon(bench, "consumer") as consumer:
+        shard.rename(shard.with_name("gone"))
+        status, body = consumer.health("/readyz")
+        assert status == 503
+        assert "shard-03" in body["problems"]["block store"]
+        assert consumer.health("/livez") == (200, {"ok": True, "problems": {}})
+        shard.with_name("gone").rename(shard)
+        assert consumer.health("/readyz")[0] == 200
+        assert consumer.stop() == 0
+
+
+def test_a_lost_lease_shows(bench: Bench, system: System) -> None:
+    """The lease is taken away behind the consumer's back: it is not ready, and ends at its next write."""
+    from nos_consumer.assemble import consumer_service
+
+    monitor = system.monitor("consumer")
+    with consumer_service(system, monitor), Endpoint(monitor, "127.0.0.1", 0) as endpoint:
+        assert monitor.health.ready().problems == {"process": "starting"}
+        monitor.health.started()
+        assert monitor.health.ready().good
+        (lease,) = system.metadata.expired_leases(system.clock.now_ms() + 3_600_000)
+        assert system.metadata.fence_lease(lease, lease.expires_ms + 3_600_000)
+        until(lambda: not monitor.health.ready().good, "the renewal notices")
+        assert "lease" in monitor.health.ready().problems
+        with pytest.raises(urllib.error.HTTPError) as reply:
+            urllib.request.urlopen(f"{endpoint.url}/readyz", timeout=10)
+        reply.value.close()
+        assert reply.value.code == 503
+        assert b"nos_ec_lease_left_seconds" in monitor.metrics.text()
+
+
+@pytest.mark.parametrize("service", list(COMMANDS))
+def test_systemd_is_told(bench: Bench, tmp_path: Path, service: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(WAIT_S)
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
+        with daemon(bench, service, **told) as running:
+            assert systemd.recv(100) == b"READY=1"
+            assert systemd.recv(100) == b"WATCHDOG=1"
+            assert systemd.recv(100) == b"WATCHDOG=1"
+            assert running.stop() == 0
+            heard = [systemd.recv(100)]
+            while heard[-1] == b"WATCHDOG=1":
+                heard.append(systemd.recv(100))
+            assert heard[-1] == b"STOPPING=1"
+
+
+def test_a_taken_port_is_refused_and_named(bench: Bench) -> None:
+    """Two consumers on one host need a port each; the second one must not run unwatched."""
+    with daemon(bench, "consumer") as first:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
+        second = subprocess.run(
+            [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "consumer", "--json"],
+            env={**clean, "NOS_EC_MONITORING__CONSUMER_PORT": str(first.port)},
+            capture_output=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        assert second.returncode == 3
+        assert "monitoring.consumer_port" in json.loads(second.stderr.splitlines()[-1])["message"]
+        assert first.stop() == 0

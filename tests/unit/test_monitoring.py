@@ -1,0 +1,319 @@
+"""Health, metrics and systemd's notifications, each by itself."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.histogram import Histogram
+from nos_ec.monitoring import metrics
+from nos_ec.monitoring.endpoint import Endpoint
+from nos_ec.monitoring.exposition import Exposition, Sample
+from nos_ec.monitoring.health import Health
+from nos_ec.monitoring.metrics import METRICS, Kind
+from nos_ec.monitoring.monitor import COST_SHARE, Cached, Monitor
+from nos_ec.monitoring.systemd import Notifier, Pulse
+from nos_ec.testing.clock import FakeClock
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+# --- histogram -----------------------------------------------------------------------------------------------------
+def test_histogram_counts_by_inclusive_bounds() -> None:
+    histogram = Histogram([1, 2, 5])
+    for value in (0.5, 1, 1.5, 5, 9):
+        histogram.add(value)
+    histogram.add(2, count=3)
+    assert histogram.counts == [2, 4, 1, 1]
+    assert histogram.cumulative() == [2, 6, 7, 8]
+    assert histogram.sum == 23
+
+
+@pytest.mark.parametrize("bounds", [[], [1, 1], [2, 1]])
+def test_histogram_bounds_must_rise(bounds: list[float]) -> None:
+    with pytest.raises(ValueError, match="rising"):
+        Histogram(bounds)
+
+
+# --- metrics -------------------------------------------------------------------------------------------------------
+def test_the_reference_of_metrics_is_up_to_date() -> None:
+    assert (DOCS / "METRICS.md").read_text() == metrics.reference(), "run `make reference`"
+
+
+def test_every_metric_is_named_once_and_says_what_to_do() -> None:
+    names = [metric.exposed_name for metric in METRICS]
+    assert len(names) == len(set(names)) > 50
+    for metric in METRICS:
+        assert metric.meaning.endswith("."), metric.name
+        assert metric.advice.endswith("."), metric.name
+        assert not metric.name.endswith("_total"), "the text format adds it"
+        assert metric.services
+
+
+def test_samples_become_text() -> None:
+    exposition = Exposition(CollectorRegistry())
+    seconds = Histogram([0.1, 1])
+    seconds.add(0.05)
+    seconds.add(3)
+    samples = [
+        Sample(metrics.PACKED_OBJECTS, 7),
+        Sample(metrics.MERGE_LIST_OBJECTS, 3),
+        Sample(metrics.STORE_BLOCKS, 2, ("fresh", "sealed")),
+        Sample(metrics.GROUP_WRITE_SECONDS, seconds, ("4",)),
+    ]
+    exposition.add("test", lambda: samples)
+    found = read(exposition.text())
+    assert found["nos_ec_consumer_packed_objects_total"] == 7
+    assert found["nos_ec_consumer_merge_list_objects"] == 3
+    assert found['nos_ec_store_blocks{"kind":"fresh","state":"sealed"}'] == 2
+    assert found['nos_ec_consumer_group_write_seconds_bucket{"le":"0.1","stripes":"4"}'] == 1
+    assert found['nos_ec_consumer_group_write_seconds_bucket{"le":"+Inf","stripes":"4"}'] == 2
+    assert found['nos_ec_consumer_group_write_seconds_count{"stripes":"4"}'] == 2
+    assert found['nos_ec_consumer_group_write_seconds_sum{"stripes":"4"}'] == pytest.approx(3.05)
+
+
+def test_a_source_that_fails_takes_no_other_with_it() -> None:
+    exposition = Exposition(CollectorRegistry())
+
+    def away() -> Iterator[Sample]:
+        yield Sample(metrics.STORE_LEASES, 1)
+        raise Transient("the server is away")
+
+    exposition.add("away", away)
+    exposition.add("here", lambda: [Sample(metrics.GC_RUNS, 1)])
+    for scrape in (1, 2):
+        found = read(exposition.text())
+        assert found["nos_ec_gc_runs_total"] == 1
+        assert "nos_ec_store_leases" not in found
+        assert found['nos_ec_figures_failed_total{"source":"away"}'] == scrape
+        assert found['nos_ec_figures_failed_total{"source":"here"}'] == 0
+
+
+def test_processes_share_no_registry() -> None:
+    monitors = [Monitor(name, CollectorRegistry(), FakeClock(), 1000) for name in ("producer", "consumer")]
+    monitors[0].metrics.add("x", lambda: [Sample(metrics.GC_RUNS, 1)])
+    assert b"nos_ec_gc_runs" in monitors[0].metrics.text()
+    assert b"nos_ec_gc_runs" not in monitors[1].metrics.text()
+    assert b'service="consumer"' in monitors[1].metrics.text()
+
+
+def read(text: bytes) -> dict[str, float]:
+    """{name{labels}: value} of a text that the client's own parser takes."""
+    found = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            labels = ",".join(f'"{name}":"{value}"' for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+# --- cache ---------------------------------------------------------------------------------------------------------
+def test_a_cached_figure_is_made_again_when_it_is_old() -> None:
+    clock = FakeClock()
+    made: list[int] = []
+
+    def make() -> int:
+        made.append(len(made))
+        return made[-1]
+
+    cached = Cached(make, clock, 1000)
+    assert [cached(), cached()] == [0, 0]
+    clock.advance(999)
+    assert cached() == 0
+    clock.advance(1)
+    assert cached() == 1
+
+
+def test_what_takes_long_is_kept_longer() -> None:
+    clock = FakeClock()
+    made: list[int] = []
+
+    def make() -> int:
+        clock.advance(500)
+        made.append(1)
+        return len(made)
+
+    cached = Cached(make, clock, 1000)
+    assert cached() == 1
+    clock.advance(COST_SHARE * 500 - 1)
+    assert cached() == 1
+    clock.advance(1)
+    assert cached() == 2
+
+
+def test_a_failure_is_not_kept() -> None:
+    answers: list[Exception | int] = [Transient("away"), 5]
+
+    def make() -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    cached = Cached(make, FakeClock(), 1000)
+    with pytest.raises(Transient):
+        cached()
+    assert cached() == 5
+
+
+# --- health --------------------------------------------------------------------------------------------------------
+def test_alive_while_every_loop_turns() -> None:
+    clock = FakeClock()
+    health = Health(clock, stall_ms_max=1000)
+    packing, cleaning = health.heart("packing"), health.heart("cleaning")
+    assert health.alive().good
+    clock.advance(1000)
+    packing(0)
+    assert health.alive().good
+    clock.advance(1)
+    assert health.alive().problems.keys() == {"cleaning"}
+    cleaning(5000)
+    clock.advance(999)
+    assert health.alive().good
+    clock.advance(2)
+    assert health.alive().problems.keys() == {"packing"}, "the other one said that it rests"
+    packing(0)
+    clock.advance(5000)
+    assert health.alive().problems.keys() == {"packing", "cleaning"}
+
+
+def test_ready_while_everything_answers() -> None:
+    health = Health(FakeClock(), 1000)
+    answers: list[int] = []
+
+    def check() -> None:
+        if not answers:
+            raise Transient("port 3306 does not answer")
+
+    health.require("metadata", check)
+    health.require("log", lambda: 5)
+    assert health.ready().problems.keys() == {"process", "metadata"}, "not started yet"
+    health.started()
+    assert health.ready().problems == {"metadata": "Transient: port 3306 does not answer"}
+    answers.append(1)
+    assert health.ready().good
+    health.stopping()
+    assert health.ready().problems == {"process": "stopping"}
+    assert health.alive().good
+
+
+def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
+    monitor = Monitor("consumer", CollectorRegistry(), FakeClock(), 1000)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*monitoring\.consumer_port"):
+            Endpoint(monitor, "127.0.0.1", port)
+
+
+# --- systemd -------------------------------------------------------------------------------------------------------
+class Systemd:
+    """The receiving end of NOTIFY_SOCKET."""
+
+    def __init__(self, address: str) -> None:
+        self.environment = {"NOTIFY_SOCKET": address}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self._socket.settimeout(5)
+
+    def heard(self) -> str:
+        return self._socket.recv(4096).decode()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(params=["path", "abstract"])
+def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]:
+    made = Systemd(
+        str(tmp_path / "notify") if request.param == "path" else f"@nos-ec-test-{tmp_path.name}-{id(request)}"
+    )
+    yield made
+    made.close()
+
+
+def test_states_reach_systemd(systemd: Systemd) -> None:
+    notifier = Notifier(systemd.environment, pid=1)
+    assert notifier.watchdog_ms is None
+    assert notifier.send("READY=1", "STATUS=well")
+    assert systemd.heard() == "READY=1\nSTATUS=well"
+
+
+@pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "/nowhere/notify"}])
+def test_without_systemd_nothing_happens(environment: dict[str, str]) -> None:
+    assert not Notifier(environment, pid=1).send("READY=1")
+
+
+@pytest.mark.parametrize(
+    ("environment", "watchdog_ms"),
+    [
+        ({"WATCHDOG_USEC": "30000000"}, 30_000),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}, 30_000),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+    ],
+)
+def test_whose_watchdog_it_is(environment: dict[str, str], watchdog_ms: int | None) -> None:
+    assert Notifier(environment, pid=7).watchdog_ms == watchdog_ms
+
+
+class RealWait(FakeClock):
+    """Waits for real, a hundredth of what is asked for: the pulse runs on a thread of its own."""
+
+    def wait(self, stop: Event, wait_ms: int) -> bool:
+        return stop.wait(wait_ms / 100_000)
+
+
+def test_the_watchdog_is_fed_only_while_the_loops_turn(systemd: Systemd) -> None:
+    clock = RealWait()
+    health = Health(clock, stall_ms_max=1000)
+    beat = health.heart("packing")
+    notifier = Notifier({**systemd.environment, "WATCHDOG_USEC": "3000000"}, pid=1)
+    with Pulse(notifier, health, clock):
+        assert systemd.heard() == "READY=1"
+        assert systemd.heard() == "WATCHDOG=1"
+        clock.advance(1001)
+        silent_from = _silence(systemd)
+        assert silent_from, "the watchdog was fed for a loop that hangs"
+        beat(0)
+        assert systemd.heard() == "WATCHDOG=1"
+    assert health.ready().problems == {"process": "stopping"}
+    heard = [systemd.heard()]
+    while heard[-1] == "WATCHDOG=1":
+        heard.append(systemd.heard())
+    assert heard[-1] == "STOPPING=1"
+
+
+def _silence(systemd: Systemd) -> bool:
+    """True once nothing came for half a second, after what was on its way."""
+    systemd._socket.settimeout(0.5)
+    try:
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            systemd.heard()
+    except TimeoutError:
+        return True
+    finally:
+        systemd._socket.settimeout(5)
+    return False
+
+
+# --- documentation -------------------------------------------------------------------------------------------------
+def test_operations_names_only_metrics_there_are() -> None:
+    """An alert on a metric that does not exist never fires."""
+    exposed = {metric.exposed_name for metric in METRICS}
+    exposed |= {f"{metric.exposed_name}_bucket" for metric in METRICS if metric.kind is Kind.HISTOGRAM}
+    for page in (DOCS / "OPERATIONS.md", DOCS / "METRICS.md"):
+        named = set(re.findall(r"\bnos_ec_(?!store_\*)[a-z_]+", page.read_text()))
+        assert named <= exposed, page
+        assert len(named) > 10, page
