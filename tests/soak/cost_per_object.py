@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,18 +64,20 @@ def measure(folder: Path, packed: int, options: argparse.Namespace) -> Mapping[s
     settings = load_settings(config, {})
     initialise(settings)
     _land(settings, packed=packed, landed=0)
-    start_up = {name: _run(config, name) for name in ("producer", "consumer")}
-    costs: dict[str, list[Cost]] = {"producer": [], "consumer": []}
+    idle: dict[str, list[Cost]] = {"producer": [], "consumer": []}
+    busy: dict[str, list[Cost]] = {"producer": [], "consumer": []}
     for _ in range(options.repeats):
+        for name, costs in idle.items():
+            costs.append(_run(config, name))
         _land(settings, packed=0, landed=options.objects)
         os.sync()
-        for name, found in costs.items():
-            found.append(_run(config, name))
+        for name, costs in busy.items():
+            costs.append(_run(config, name))
     figures = {}
-    for name, found in costs.items():
-        walls, processors = [cost.wall for cost in found], [cost.processor for cost in found]
-        figures[f"{name}_wall_seconds"] = statistics.median(walls) - start_up[name].wall
-        figures[f"{name}_processor_seconds"] = statistics.median(processors) - start_up[name].processor
+    for name in busy:
+        start_up, whole = _median(idle[name]), _median(busy[name])
+        figures[f"{name}_wall_seconds"] = whole.wall - start_up.wall
+        figures[f"{name}_processor_seconds"] = whole.processor - start_up.processor
     return {name: round(seconds * UNIT_OBJECTS / options.objects, 3) for name, seconds in figures.items()}
 
 
@@ -101,6 +103,11 @@ def _run(config: Path, name: str) -> Cost:
     if process.returncode:
         sys.exit(f"nos-ec {name} ended with {process.returncode}")
     return Cost(wall, usage.ru_utime + usage.ru_stime)
+
+
+def _median(costs: Sequence[Cost]) -> Cost:
+    walls, processors = [cost.wall for cost in costs], [cost.processor for cost in costs]
+    return Cost(statistics.median(walls), statistics.median(processors))
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
