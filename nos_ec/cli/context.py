@@ -92,6 +92,19 @@ def _configure(level: int, renderer: structlog.typing.Processor) -> None:
     )
 
 
+def interrupt_on_sigterm() -> None:
+    """Make SIGTERM end a command that runs once as Ctrl-C does: what is in flight is finished, leases are given up.
+
+    A second one ends the process at once.
+    """
+
+    def handle(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, handle)
+
+
 def stop_on_signals() -> threading.Event:
     """An event that SIGTERM and SIGINT set. A second signal ends the process at once, as by default."""
     stop = threading.Event()

@@ -10,7 +10,7 @@ import typer
 
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_consumer.service import ConsumerCounters
-from nos_ec.cli.context import AsJson, context, log_for_daemons, stop_on_signals
+from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.output import emit, facts, out, progress, size_text
 from nos_ec.cli.watching import endpoint, pulse
 from nos_ec.engine.collector import CollectionPlan, CollectionResult
@@ -45,14 +45,14 @@ def producer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
     """Publish landed objects to the message log. Runs until SIGTERM, or with --once until nothing is due."""
     settings = context(ctx).settings()
     log_for_daemons(settings)
-    stop = stop_on_signals()
+    stop = None if once else stop_on_signals()
     with open_system(settings) as system:
-        if once:
-            with producer_service(system) as service:
-                published = service.drain()
-        else:
+        if stop is not None:
             _produce(system, stop)
             return
+        interrupt_on_sigterm()
+        with producer_service(system) as service:
+            published = service.drain()
     emit({"published": published}, as_json, lambda: out.print(f"{published} objects published"))
 
 
@@ -74,14 +74,15 @@ def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
     """
     settings = context(ctx).settings()
     log_for_daemons(settings)
-    stop = stop_on_signals()
+    stop = None if once else stop_on_signals()
     with open_system(settings) as system:
-        if once:
+        if stop is not None:
+            counters = asdict(_consume(system, stop))
+        else:
+            interrupt_on_sigterm()
             with progress() as bar:
                 task = bar.add_task("pack", total=system.metadata.totals().queued_objects)
                 counters = asdict(drain(system, lambda counters: bar.update(task, completed=counters.packed)))
-        else:
-            counters = asdict(_consume(system, stop))
     emit(counters, as_json, lambda: facts("consumer", counters))
 
 
@@ -118,12 +119,13 @@ def gc_run(
         return
     settings = context(ctx).settings()
     log_for_daemons(settings)
-    stop = stop_on_signals()
+    stop = None if once else stop_on_signals()
     with open_system(settings) as system:
-        if once:
-            _show_result(gc_service(system).run_once(), as_json)
-        else:
+        if stop is not None:
             _collect(system, stop)
+            return
+        interrupt_on_sigterm()
+        _show_result(gc_service(system).run_once(), as_json)
 
 
 def _collect(system: System, stop: Event) -> None:

@@ -354,6 +354,30 @@ def _wait_for_work(system: System) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_once_can_be_ended_early(bench: Bench, system: System, number: signal.Signals) -> None:
+    """Groups in flight are finished and the lease is given up; the rest is packed by the next run."""
+    bench.put_some(system, 3000, size_max=CHUNK // 4)
+    bench.produce(system)
+    command = [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "consumer", "--once"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        _wait_for_work(system)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, (out, err)
+    assert system.metadata.totals().leases == 0
+    assert system.metadata.fenced_blocks(10) == []
+    assert system.metadata.totals().queued_objects > 0, "it was ended in the middle"
+    bench.assert_balanced(system)
+    bench.settle(system)
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
 def test_daemon_packs_what_arrives(bench: Bench, system: System) -> None:
     """Producer and consumer as daemons, a client beside them; the rest is packed by the deadline."""
     bench.config.write_text(
