@@ -6,9 +6,12 @@ A test that needs a server that cannot be had is skipped with the reason, or fai
 from __future__ import annotations
 
 import os
+import random
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,39 +24,75 @@ START_S_MAX = 600
 
 
 def free_port() -> int:
-    """A port nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port nobody uses now, below those that Linux gives to clients: a server that comes back finds it free."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
+
+
+class Server:
+    """A server with its data in `folder`, on a port of its own, through its script."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.folder = folder / name
+        self.url = ""
+        self._environment = os.environ | {
+            "NOS_EC_DEV_DIR": str(folder),
+            "NOS_EC_DEV_PORT": str(free_port()),
+            "NOS_EC_DEV_FAST": "1",
+        }
+
+    def start(self) -> None:
+        """Start it, or skip (fail, with REQUIRE_REAL=1) when it cannot be had."""
+        started = self.script("start")
+        if started.returncode == MISSING and os.environ.get("REQUIRE_REAL") != "1":
+            pytest.skip(started.stderr.strip())
+        if started.returncode != 0:
+            pytest.fail(f"{self.name} cannot be started: {started.stderr.strip()}", pytrace=False)
+        self.url = started.stdout.split()[-1]
+
+    def stop(self) -> None:
+        """Stop it; its data stays."""
+        stopped = self.script("stop")
+        assert stopped.returncode == 0, stopped.stderr
+
+    def kill(self) -> None:
+        """As a crash of the process leaves it."""
+        os.kill(int((self.folder / "server.pid").read_text()), signal.SIGKILL)
+
+    def script(self, action: str) -> subprocess.CompletedProcess[str]:
+        """Run the server's script."""
+        command = [str(SCRIPTS / f"{self.name}.sh"), action]
+        return subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=START_S_MAX)
+
+
+def run(name: str, folder: Path) -> Iterator[Server]:
+    """Start the server `name`, give it, and stop it."""
+    server = Server(name, folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def run_server(name: str, folder: Path) -> Iterator[str]:
     """Start the server `name` with its data in `folder`, give its URL, and stop it."""
-    environment = os.environ | {
-        "NOS_EC_DEV_DIR": str(folder),
-        "NOS_EC_DEV_PORT": str(free_port()),
-        "NOS_EC_DEV_FAST": "1",
-    }
-
-    def script(action: str) -> subprocess.CompletedProcess[str]:
-        command = [str(SCRIPTS / f"{name}.sh"), action]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_S_MAX)
-
-    started = script("start")
-    if started.returncode == MISSING and os.environ.get("REQUIRE_REAL") != "1":
-        pytest.skip(started.stderr.strip())
-    if started.returncode != 0:
-        pytest.fail(f"{name} cannot be started: {started.stderr.strip()}", pytrace=False)
-    try:
-        yield started.stdout.split()[-1]
-    finally:
-        stopped = script("stop")
-        assert stopped.returncode == 0, stopped.stderr
+    for server in run(name, folder):
+        yield server.url
 
 
 @pytest.fixture(scope="session")
 def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from run_server("mariadb", tmp_path_factory.mktemp("mariadb"))
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from run("kafka", tmp_path_factory.mktemp("kafka"))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,212 @@
+"""What every client of the cluster has in common: how it is reached, its settings, and what its errors mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
+
+try:
+    from confluent_kafka import KafkaError, KafkaException
+except ImportError as missing:  # pragma: no cover - the requirements have it
+    raise ConfigError(
+        f"message log: the Kafka client cannot be loaded ({missing}); install confluent-kafka for this Python,"
+        " or use the embedded log"
+    ) from missing
+
+PARTITIONS_MAX = 1024
+"""The bound of the embedded log too: a configuration fits both."""
+
+TIMEOUT_MS_MIN = 1000
+"""Below it a healthy cluster that elects a leader looks like one that is down."""
+
+_TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+"""The rule of org.apache.kafka.common.internals.Topic."""
+
+RESERVED = {
+    "acks": "is always all: a message is durable when publish returns",
+    "auto.offset.reset": "is always earliest: a new group starts with the first message",
+    "bootstrap.servers": "has a setting of its own",
+    "enable.auto.commit": "is always false: the consumer commits what is done",
+    "enable.auto.offset.store": "is always false: the consumer commits what is done",
+    "enable.idempotence": "is always true: a retry must not change the order",
+    "enable.partition.eof": "is always false",
+    "group.id": "has a setting of its own",
+    "group.instance.id": "has a setting of its own",
+    "group.protocol": "is always classic",
+    "max.poll.interval.ms": "has a setting of its own",
+    "partition.assignment.strategy": "is always cooperative-sticky",
+    "partitioner": "is always murmur2_random: a bucket's events stay in order",
+    "request.required.acks": "is always all: a message is durable when publish returns",
+    "session.timeout.ms": "has a setting of its own",
+    "transactional.id": "is not used: delivery is at least once",
+}
+"""librdkafka settings that the promises of the port rest on, and what to say to somebody who sets one."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaTopic:
+    """A topic with its partition count, and how to reach the cluster that has it.
+
+    servers: `host:port`, several separated by commas. partitions: what the topic must have, or the events of a bucket
+    would change their partition, and with it their order. dead_letter_topic: default `<name>.dead-letters`.
+    request_timeout_ms: how long one request may take. options: further librdkafka settings by their own names (TLS,
+    SASL, tuning), given to every client; see RESERVED for those that cannot be set.
+    """
+
+    servers: str
+    name: str
+    partitions: int
+    dead_letter_topic: str = ""
+    request_timeout_ms: int = 30_000
+    options: Mapping[str, str | int | bool] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what cannot work, before anything is connected."""
+        if not self.servers.strip(" ,"):
+            raise ConfigError("message log: no Kafka servers; give host:port of one or more brokers")
+        for name in (self.name, self.dead_letters):
+            if not _TOPIC_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"message log: {name!r} cannot be a topic; use 1 to 249 of letters, digits, '.', '_' and '-'"
+                )
+        if self.dead_letters == self.name:
+            raise ConfigError(f"message log: dead letters cannot go to topic {self.name} itself; name another one")
+        if not 1 <= self.partitions <= PARTITIONS_MAX:
+            raise ConfigError(f"message log: {self.partitions} partitions; use 1 to {PARTITIONS_MAX}")
+        require_ms("request_timeout_ms", self.request_timeout_ms, TIMEOUT_MS_MIN)
+        for key in sorted(self.options.keys() & RESERVED.keys()):
+            raise ConfigError(f"message log: {key} {RESERVED[key]}; remove it from the Kafka options")
+
+    @property
+    def dead_letters(self) -> str:
+        """Where messages go that nobody can work on."""
+        return self.dead_letter_topic or f"{self.name}.dead-letters"
+
+    @property
+    def timeout_s(self) -> float:
+        """request_timeout_ms as the driver's calls want it."""
+        return self.request_timeout_ms / 1000
+
+    def configuration(self, client: str, defaults: Mapping[str, object], fixed: Mapping[str, object]) -> dict[str, Any]:
+        """librdkafka's settings of one client: options override `defaults`, and nothing overrides `fixed`."""
+        everywhere = {
+            "bootstrap.servers": self.servers,
+            "client.id": client,
+            # Warnings and worse, to standard error. Not through a logger of ours: librdkafka 2.16 would queue its lines
+            # where it may hold the lock of that queue already, and `close` was seen to wait for itself for ever.
+            "log_level": 4,
+            "socket.timeout.ms": self.request_timeout_ms,
+            "reconnect.backoff.max.ms": 2000,
+            # How long a topic that is not there may be one that is just being made.
+            "topic.metadata.propagation.max.ms": min(10_000, self.request_timeout_ms),
+            # The other strategy connects anew dozens of times a second while all brokers are down (librdkafka 2.16).
+            "metadata.recovery.strategy": "none",
+        }
+        return everywhere | dict(defaults) | dict(self.options) | dict(fixed)
+
+
+def require_ms(name: str, value_ms: int, value_ms_min: int) -> None:
+    """Raises ConfigError when a time is shorter than can work."""
+    if value_ms < value_ms_min:
+        raise ConfigError(f"message log: {name} {value_ms}; give at least {value_ms_min} ms")
+
+
+# --- errors -----------------------------------------------------------------------------------------
+_NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_NOT_ALLOWED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}
+_THROWN_OUT = {
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError._ASSIGNMENT_LOST,
+}
+_ADVICE: dict[int, str] = {
+    KafkaError._AUTHENTICATION: "check the SASL and TLS options",
+    KafkaError.SASL_AUTHENTICATION_FAILED: "check the SASL options",
+    KafkaError.UNSUPPORTED_SASL_MECHANISM: "set sasl.mechanism to one the brokers offer",
+    KafkaError._INVALID_ARG: "correct the Kafka options",
+    KafkaError._UNSUPPORTED_FEATURE: "the client was built without it; remove the option",
+    KafkaError.INVALID_SESSION_TIMEOUT: (
+        "use a session between the brokers' group.min.session.timeout.ms and group.max.session.timeout.ms"
+    ),
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "members of another program use this group; name another group",
+    KafkaError.INVALID_REPLICATION_FACTOR: "use a replication that the number of brokers allows",
+    KafkaError.INVALID_PARTITIONS: "use a partition count that the brokers allow",
+    KafkaError.INVALID_CONFIG: "correct the topic's settings",
+    KafkaError.POLICY_VIOLATION: "the cluster's policy forbids it; ask its operator",
+    KafkaError.TOPIC_EXCEPTION: "choose another topic name",
+    KafkaError.MSG_SIZE_TOO_LARGE: "raise max.message.bytes of the topic and message.max.bytes of the options",
+    KafkaError.UNSUPPORTED_VERSION: "the brokers are too old; use Kafka 2.4 or newer",
+}
+"""Errors that waiting does not cure, and what does."""
+
+
+def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
+    """The error a port promises. What is not known to need a change of settings may pass: Transient."""
+    code, said = error.code(), f"message log: {doing}: {error.str()}"
+    if code in _NO_TOPIC:
+        return ConfigError(
+            f"{said}; topic {topic.name} or {topic.dead_letters} is not there (servers {topic.servers}):"
+            " initialise the store first, or correct the topic's name"
+        )
+    if code in _NOT_ALLOWED:
+        return ConfigError(f"{said}; give this user the ACLs that docs/KAFKA.md lists")
+    if code in _THROWN_OUT:
+        return Conflict(f"{said}; this member was thrown out of its group")
+    if code in _ADVICE:
+        return ConfigError(f"{said}; {_ADVICE[code]}")
+    return Transient(f"{said} ({error.name()}); check the brokers {topic.servers}")
+
+
+class ConnectionNews:
+    """What a driver's client tells of its connections. Requests only time out, whatever the reason: it is said here.
+
+    `heard` is a callback for the driver, which calls it inside a poll of the client.
+    """
+
+    def __init__(self, topic: KafkaTopic) -> None:
+        self._topic = topic
+        self._last: KafkaError | None = None
+
+    def heard(self, error: KafkaError) -> None:
+        """Remember it. That brokers are down says less than why."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._last = error
+
+    def forget(self) -> None:
+        """What was said before this has nothing to do with what comes."""
+        self._last = None
+
+    def explain(self, error: NosError) -> NosError:
+        """The error to raise for a request that failed with `error`: a refusal is what only settings can cure."""
+        last, self._last = self._last, None
+        if last is None or not isinstance(error, Transient):
+            return error
+        why = translate(last, self._topic, "connect")
+        return why if isinstance(why, ConfigError) else Transient(f"{error}; last of all: {last.str()}")
+
+
+@contextmanager
+def translated_errors(topic: KafkaTopic, doing: str) -> Iterator[None]:
+    """Turn the driver's exceptions into those the ports promise."""
+    try:
+        yield
+    except KafkaException as error:
+        cause = error.args[0] if error.args else None
+        if not isinstance(cause, KafkaError):
+            raise
+        raise translate(cause, topic, doing) from error
+
+
+def worst(errors: Iterable[NosError]) -> NosError | None:
+    """The error to raise when several were met: the one that waiting does not cure comes first."""
+    return min(errors, key=lambda error: isinstance(error, Transient), default=None)

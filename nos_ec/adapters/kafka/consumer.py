@@ -1,0 +1,409 @@
+"""One member of a consumer group on Kafka: cooperative rebalancing, offsets committed by hand.
+
+Threads of librdkafka keep the session alive. `poll` proves that the work goes on: a member that does not poll for
+poll_interval_ms_max leaves the group by itself, and one whose process died is thrown out after session_ms.
+
+Kafka lets any member commit any partition of its topic, and it lets anybody commit for a group that is empty. So
+ownership is checked here before anything is sent; the generation, which the broker checks, covers what this member
+has not heard of yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+
+import structlog
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as DriverMessage
+from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
+
+from nos_ec.adapters.kafka.cluster import KafkaTopic, require_ms, translate, translated_errors
+from nos_ec.adapters.kafka.publisher import KafkaPublisher
+from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
+from nos_ec.ports.message_log import Message
+
+_log = structlog.get_logger(__name__)
+
+SESSION_MS_MIN = 1000
+"""Below it a short pause of the machine ends sessions. Brokers have a bound of their own: 6 s by default."""
+
+_HEARTBEATS_PER_SESSION = 10
+"""How often a member asks whether the group rebalances: this decides how fast it settles."""
+_HEARTBEAT_MS_MAX = 3000
+
+_COMMIT_TRIES_MAX = 20
+_COMMIT_RETRY_S = 0.1
+"""A group that rebalances takes no commits until its leader has shared out the partitions."""
+
+_PASSING = {
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+}
+
+_NEWS = {
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError._FATAL,
+}
+"""What the driver tells of its connections and a caller must hear. One broker lost of several is no such news."""
+
+
+class KafkaConsumer:
+    """See MessageConsumer. It joins its group at the first poll.
+
+    Memory: at most prefetch_bytes_max of messages fetched ahead, and one fetch of at most as much again.
+    """
+
+    def __init__(
+        self,
+        topic: KafkaTopic,
+        *,
+        group: str,
+        member: str,
+        session_ms: int = 45_000,
+        poll_interval_ms_max: int = 300_000,
+        instance: str = "",
+        prefetch_bytes_max: int = 8 << 20,
+    ) -> None:
+        """`member` is a name for operators, and need not be unique.
+
+        `instance` makes membership static: a member that comes back under the same name within session_ms gets its
+        partitions again without a rebalance; in return its partitions wait that long when it leaves for good.
+
+        Raises ConfigError. Connects in the background: a cluster that is down shows at the first poll.
+        """
+        if not group:
+            raise ConfigError("message log: the consumer group has no name; give one")
+        require_ms("session_ms", session_ms, SESSION_MS_MIN)
+        require_ms("poll_interval_ms_max", poll_interval_ms_max, session_ms)
+        self._topic = topic
+        self._member = member
+        self._poll_interval_s_max = poll_interval_ms_max / 1000
+        fixed: dict[str, object] = {
+            "group.id": group,
+            "session.timeout.ms": session_ms,
+            "heartbeat.interval.ms": min(_HEARTBEAT_MS_MAX, session_ms // _HEARTBEATS_PER_SESSION),
+            "max.poll.interval.ms": poll_interval_ms_max,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "allow.auto.create.topics": False,
+            "error_cb": self._driver_error,
+        }
+        if instance:
+            fixed["group.instance.id"] = instance
+        prefetch_kbytes = max(1, prefetch_bytes_max >> 10)
+        defaults = {
+            "queued.max.messages.kbytes": prefetch_kbytes,
+            "fetch.max.bytes": max(prefetch_kbytes << 10, 1_000_000),
+            "max.partition.fetch.bytes": 1 << 20,
+        }
+        with translated_errors(topic, "connect"):
+            self._consumer = Consumer(topic.configuration(member, defaults, fixed))
+        self._revoked: Callable[[frozenset[int]], None] = _ignore
+        self._joined = False
+        self._closed = False
+        self._polled_s = 0.0
+        self._member_id: str | None = None
+        self._owned: set[int] = set()
+        self._paused: set[int] = set()
+        self._committed: dict[int, int] = {}
+        """What is known to be committed of the partitions owned: offsets never move backwards."""
+        self._batch: list[Message] = []
+        self._errors: list[BaseException] = []
+        self._admin: AdminClient | None = None
+        self._dead_letters: KafkaPublisher | None = None
+
+    # --- the port ---------------------------------------------------------------------------------
+    def poll(self, messages_max: int, wait_ms: int) -> list[Message]:
+        """See MessageConsumer.poll. Raises ConfigError when the topic was not there, has grown, or may not be read.
+
+        Transient is raised once when the last broker is lost; the driver connects again by itself. A topic that is
+        deleted under a member that has it assigned is not noticed here; `lag` and `publish` fail.
+
+        What `on_revoke` raised is raised here; when messages were taken in the same call, by the next one.
+        """
+        if messages_max < 1:
+            raise ValueError(f"poll for {messages_max} messages; ask for at least 1")
+        self._raise_first_error()
+        if not self._joined:
+            self._join()
+        self._batch = []
+        try:
+            self._fill_batch(messages_max, wait_ms / 1000)
+        finally:
+            self._polled_s = time.monotonic()
+        if not self._batch:
+            self._raise_first_error()
+        batch, self._batch = self._batch, []
+        return batch
+
+    def commit(self, offsets: Mapping[int, int]) -> None:
+        """See MessageConsumer.commit. Waits out a rebalance for two seconds, then raises Transient."""
+        if not offsets:
+            return
+        self._require_ownership(offsets.keys())
+        self._look_up_committed(offsets.keys() - self._committed.keys())
+        ahead = {partition: offset for partition, offset in offsets.items() if offset > self._committed[partition]}
+        if not ahead:
+            return
+        self._send_commit(ahead)
+        # A rebalance in between may have taken a partition away: then there is nothing to remember of it.
+        self._committed.update((p, offset) for p, offset in ahead.items() if p in self._owned)
+
+    def set_aside(self, message: Message, reason: str) -> None:
+        """See MessageConsumer.set_aside. The topic is KafkaTopic.dead_letters; headers say where it was, and why."""
+        if self._dead_letters is None:
+            self._dead_letters = KafkaPublisher(
+                self._topic, client=f"{self._member}-dead-letters", delivery_timeout_ms=self._topic.request_timeout_ms
+            )
+        headers = [
+            ("reason", reason.encode()),
+            ("topic", self._topic.name.encode()),
+            ("partition", b"%d" % message.partition),
+            ("offset", b"%d" % message.offset),
+            ("member", self._member.encode()),
+        ]
+        self._dead_letters.publish_dead_letter(message.key, message.value, headers)
+
+    def assignment(self) -> frozenset[int]:
+        """See MessageConsumer.assignment."""
+        return frozenset(self._owned)
+
+    def pause(self, partitions: Iterable[int]) -> None:
+        """See MessageConsumer.pause. A partition that is given up is no longer paused when it comes back."""
+        # Pausing drops what was fetched ahead: one that is paused already is left alone.
+        new = (self._owned & set(partitions)) - self._paused
+        if new:
+            with translated_errors(self._topic, "pause"):
+                self._consumer.pause(self._places(new))
+            self._paused |= new
+
+    def resume(self, partitions: Iterable[int]) -> None:
+        """See MessageConsumer.resume."""
+        paused = self._paused & set(partitions)
+        if paused:
+            with translated_errors(self._topic, "resume"):
+                self._consumer.resume(self._places(paused))
+            self._paused -= paused
+
+    def on_revoke(self, callback: Callable[[frozenset[int]], None]) -> None:
+        """See MessageConsumer.on_revoke. When it raises, the partitions are given up all the same."""
+        self._revoked = callback
+
+    def lag(self) -> int:
+        """See MessageConsumer.lag. Three requests, whatever the backlog. Before the group exists: all that is stored.
+
+        Messages that retention removed before they were committed are not counted: nobody will ever be handed them.
+        Raises ConfigError, Transient.
+        """
+        committed = self._fetch_committed(range(self._topic.partitions))
+        first = self._list_offsets(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        end = self._list_offsets(OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return sum(max(0, end[p] - max(committed[p], first[p])) for p in end)
+
+    def close(self) -> None:
+        """See MessageConsumer.close. Idempotent. A static member stays in the group until its session ends."""
+        if self._closed:
+            return
+        self._closed = True
+        self._revoked = _ignore
+        with ExitStack() as stack:
+            if self._dead_letters is not None:
+                stack.callback(self._dead_letters.close)
+            stack.callback(self._forget, frozenset(self._owned))
+            with translated_errors(self._topic, "leave the group"):
+                self._consumer.close()
+        self._admin = None
+
+    # --- polling ----------------------------------------------------------------------------------
+    def _join(self) -> None:
+        with translated_errors(self._topic, "join the group"):
+            self._consumer.subscribe(
+                [self._topic.name], on_assign=self._assigned, on_revoke=self._give_up, on_lost=self._lose
+            )
+        self._joined = True
+
+    def _fill_batch(self, messages_max: int, wait_s: float) -> None:
+        """Take up to `messages_max`; wait for the first one only. Callbacks of the driver run in here."""
+        deadline = time.monotonic() + wait_s
+        while len(self._batch) < messages_max:
+            left_s = 0.0 if self._batch else max(0.0, deadline - time.monotonic())
+            with translated_errors(self._topic, "poll"):
+                message = self._consumer.poll(left_s)
+            if message is None:
+                if self._batch or self._errors or time.monotonic() >= deadline:
+                    return
+            elif (error := message.error()) is not None:
+                self._driver_event(error)
+            else:
+                self._take(message)
+
+    def _take(self, message: DriverMessage) -> None:
+        partition, offset = message.partition(), message.offset()
+        assert partition is not None
+        assert offset is not None
+        if partition not in self._owned:
+            return  # fetched ahead, before this member was thrown out: the new owner gets it
+        # A null key or value is not ours; as empty bytes it reaches the decoder, which refuses it.
+        self._batch.append(Message(partition, offset, message.key() or b"", message.value() or b""))
+
+    def _driver_event(self, error: KafkaError) -> None:
+        """Something about the topic or the group that came in place of a message."""
+        if error.code() == KafkaError._MAX_POLL_EXCEEDED:
+            # The driver's own word that they are lost comes some heartbeats later: too late for what is handed out.
+            _log.warning("thrown out of the group: too long between polls", member=self._member, error=error.str())
+            self._lose(self._consumer, self._places(self._owned))
+            return
+        self._errors.append(self._translate(error))
+
+    def _driver_error(self, error: KafkaError) -> None:
+        """Something about connections."""
+        if error.fatal() or error.code() in _NEWS:
+            self._errors.append(self._translate(error))
+
+    def _translate(self, error: KafkaError) -> NosError:
+        """A consumer that has a fatal error never gets another message: waiting does not cure it."""
+        if error.fatal() or error.code() == KafkaError._FATAL:
+            return ConfigError(
+                f"message log: poll: {error.str()}; give every process an instance name of its own, and start this one"
+                " again"
+            )
+        return translate(error, self._topic, "poll")
+
+    def _raise_first_error(self) -> None:
+        """What `on_revoke` raised goes first, then what only new settings can cure, then what may pass."""
+        if not self._errors:
+            return
+        errors, self._errors = self._errors, []
+        raise min(errors, key=_urgency)
+
+    # --- membership -------------------------------------------------------------------------------
+    def _assigned(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:
+        new = {place.partition for place in places}
+        self._owned |= new
+        self._member_id = consumer.memberid()
+        if new and max(new) >= self._topic.partitions:
+            self._errors.append(
+                ConfigError(
+                    f"message log: topic {self._topic.name} has grown to at least {max(new) + 1} partitions and the"
+                    f" configuration says {self._topic.partitions}; stop all services, then set log.partitions to"
+                    " what the topic has now"
+                )
+            )
+
+    def _give_up(self, _consumer: Consumer, places: Sequence[TopicPartition]) -> None:
+        """The driver gives the partitions up when this returns."""
+        revoked = frozenset(place.partition for place in places) & self._owned
+        self._run_callback(revoked)
+
+    def _lose(self, _consumer: Consumer, places: Sequence[TopicPartition]) -> None:
+        """This member was thrown out: nothing is owned any more, which the callback finds out when it commits."""
+        lost = frozenset(place.partition for place in places) & self._owned
+        self._forget(lost)
+        self._run_callback(lost)
+
+    def _run_callback(self, revoked: frozenset[int]) -> None:
+        # What was taken in this poll has not been handed out: the next owner gets it.
+        self._batch = [message for message in self._batch if message.partition not in revoked]
+        try:
+            if revoked:
+                self._revoked(revoked)
+        except BaseException as error:
+            # Must not pass through the driver, which would throw away what it has at hand.
+            self._errors.append(error)
+        finally:
+            self._forget(revoked)
+
+    def _forget(self, partitions: frozenset[int]) -> None:
+        # The driver would keep a partition paused that comes back.
+        if not self._closed:
+            with suppress(NosError):  # one that the driver has forgotten already is not paused either
+                self.resume(partitions)
+        self._owned -= partitions
+        self._paused -= partitions
+        for partition in partitions:
+            self._committed.pop(partition, None)
+
+    # --- offsets ----------------------------------------------------------------------------------
+    def _require_ownership(self, partitions: Iterable[int]) -> None:
+        lost = sorted(set(partitions) - self._owned)
+        if lost:
+            raise Conflict(f"message log: member {self._member!r} no longer owns partitions {lost}")
+        silent_s = time.monotonic() - self._polled_s
+        if self._polled_s and silent_s >= self._poll_interval_s_max:
+            raise Conflict(f"message log: member {self._member!r} did not poll for {silent_s:.1f} s and is out")
+        if self._consumer.memberid() != self._member_id:
+            raise Conflict(f"message log: member {self._member!r} was thrown out of its group")
+
+    def _look_up_committed(self, partitions: Iterable[int]) -> None:
+        missing = list(partitions)
+        if missing:
+            self._committed |= self._fetch_committed(missing)
+
+    def _fetch_committed(self, partitions: Iterable[int]) -> dict[int, int]:
+        """{partition: committed offset}, -1 where the group has none."""
+        with translated_errors(self._topic, "look up committed offsets"):
+            places = self._consumer.committed(self._places(partitions), timeout=self._topic.timeout_s)
+        for place in places:
+            if place.error is not None:
+                raise translate(_cause(place.error), self._topic, "look up committed offsets")
+        return {place.partition: -1 if place.offset == OFFSET_INVALID else place.offset for place in places}
+
+    def _send_commit(self, offsets: Mapping[int, int]) -> None:
+        places = [TopicPartition(self._topic.name, partition, offset) for partition, offset in offsets.items()]
+        for tries_left in reversed(range(_COMMIT_TRIES_MAX)):
+            error = self._try_commit(places)
+            if error is None:
+                return
+            if error.code() not in _PASSING or not tries_left:
+                raise translate(error, self._topic, "commit")
+            time.sleep(_COMMIT_RETRY_S)
+
+    def _try_commit(self, places: list[TopicPartition]) -> KafkaError | None:
+        try:
+            done = self._consumer.commit(offsets=places, asynchronous=False)
+        except KafkaException as error:
+            return _cause(error)
+        return next((_cause(place.error) for place in done if place.error is not None), None)
+
+    def _list_offsets(self, which: OffsetSpec) -> dict[int, int]:
+        """{partition: offset}. By a client of its own: on the consumer's connection it would wait behind a fetch."""
+        if self._admin is None:
+            with translated_errors(self._topic, "connect"):
+                self._admin = AdminClient(self._topic.configuration(f"{self._member}-lag", {}, {}))
+        places = self._places(range(self._topic.partitions))
+        with translated_errors(self._topic, "look up offsets"):
+            answers: dict[TopicPartition, Future[ListOffsetsResultInfo]] = self._admin.list_offsets(
+                dict.fromkeys(places, which), request_timeout=self._topic.timeout_s
+            )
+            return {place.partition: answer.result().offset for place, answer in answers.items()}
+
+    def _places(self, partitions: Iterable[int]) -> list[TopicPartition]:
+        return [TopicPartition(self._topic.name, partition) for partition in sorted(partitions)]
+
+
+def _cause(error: object) -> KafkaError:
+    """The driver gives its errors bare in some places, and as the argument of an exception in others."""
+    if isinstance(error, KafkaException):
+        error = error.args[0]
+    assert isinstance(error, KafkaError)
+    return error
+
+
+def _urgency(error: BaseException) -> int:
+    if not isinstance(error, NosError):
+        return 0
+    return 2 if isinstance(error, Transient) else 1
+
+
+def _ignore(_partitions: frozenset[int]) -> None:
+    """Nobody registered a callback."""

@@ -1,0 +1,150 @@
+"""The message log on Kafka: one topic with a fixed number of partitions, and a topic for dead letters beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic, TopicMetadata  # type: ignore[attr-defined]
+
+from nos_ec.adapters.kafka.cluster import ConnectionNews, KafkaTopic, translate, translated_errors
+from nos_ec.adapters.kafka.consumer import KafkaConsumer
+from nos_ec.adapters.kafka.publisher import KafkaPublisher
+from nos_ec.core.errors import ConfigError, NosError, Transient
+
+DAY_MS = 86_400_000
+RETENTION_MS = 7 * DAY_MS
+DEAD_LETTER_RETENTION_MS = 30 * DAY_MS
+DEAD_LETTER_PARTITIONS = 1
+
+_SETTLE_STEP_S = 0.05
+
+
+class KafkaMessageLog:
+    """An existing topic, checked."""
+
+    def __init__(self, topic: KafkaTopic) -> None:
+        """Raises ConfigError when a topic is missing or has another number of partitions, Transient."""
+        self.topic = topic
+        self.partitions = topic.partitions
+        found = _Admin(topic).partition_counts()
+        for name in (topic.name, topic.dead_letters):
+            if name not in found:
+                raise ConfigError(
+                    f"message log: topic {name} does not exist (servers {topic.servers}); initialise the store first,"
+                    " or correct the topic's name"
+                )
+        if found[topic.name] != topic.partitions:
+            raise ConfigError(
+                f"message log: topic {topic.name} has {found[topic.name]} partitions and the configuration says"
+                f" {topic.partitions}; set log.partitions to {found[topic.name]}"
+            )
+
+    @classmethod
+    def initialise(
+        cls, topic: KafkaTopic, *, replication: int, in_sync_min: int, retention_ms: int = RETENTION_MS
+    ) -> KafkaMessageLog:
+        """Create both topics, or check them when they exist. Idempotent; safe to call from several processes.
+
+        in_sync_min replicas must have a message before `publish` returns; with fewer, publishing waits. What exists is
+        left as it is, whatever its replication. Raises ConfigError, Transient.
+        """
+        if not 1 <= in_sync_min <= replication:
+            raise ConfigError(
+                f"message log: {in_sync_min} in-sync replicas of {replication}; use 1 to {replication},"
+                " and 2 of 3 in production"
+            )
+        if retention_ms < DAY_MS:
+            raise ConfigError(f"message log: retention_ms {retention_ms}; keep messages for at least {DAY_MS} (a day)")
+        own = {"cleanup.policy": "delete", "min.insync.replicas": str(in_sync_min)}
+        kept, kept_longer = {"retention.ms": str(retention_ms)}, {"retention.ms": str(DEAD_LETTER_RETENTION_MS)}
+        _Admin(topic).create(
+            [
+                _new(topic.name, topic.partitions, replication, own | kept),
+                _new(topic.dead_letters, DEAD_LETTER_PARTITIONS, replication, own | kept_longer),
+            ]
+        )
+        return cls(topic)
+
+    def publisher(self, *, client: str = "nos-ec-publisher", delivery_timeout_ms: int = 30_000) -> KafkaPublisher:
+        """A publisher of its own connections."""
+        return KafkaPublisher(self.topic, client=client, delivery_timeout_ms=delivery_timeout_ms)
+
+    def consumer(
+        self,
+        *,
+        group: str,
+        member: str,
+        session_ms: int = 45_000,
+        poll_interval_ms_max: int = 300_000,
+        instance: str = "",
+    ) -> KafkaConsumer:
+        """A member of `group`; it joins at its first poll. See KafkaConsumer."""
+        return KafkaConsumer(
+            self.topic,
+            group=group,
+            member=member,
+            session_ms=session_ms,
+            poll_interval_ms_max=poll_interval_ms_max,
+            instance=instance,
+        )
+
+
+class _Admin:
+    """The client for topics."""
+
+    def __init__(self, topic: KafkaTopic) -> None:
+        self._topic = topic
+        self._names = (topic.name, topic.dead_letters)
+        self._news = ConnectionNews(topic)
+        with translated_errors(topic, "connect"):
+            self._client = AdminClient(topic.configuration("nos-ec-admin", {}, {"error_cb": self._news.heard}))
+
+    def partition_counts(self) -> dict[str, int]:
+        """{name: partitions} of those of the two topics that exist."""
+        counts = {}
+        for name in self._names:
+            found = self._look_up(name)
+            if found is None or (found.error is not None and found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART):
+                continue
+            if found.error is not None:
+                raise translate(found.error, self._topic, f"look up topic {name}")
+            counts[name] = len(found.partitions)
+        return counts
+
+    def create(self, topics: list[NewTopic]) -> None:
+        """Create those that are missing, and wait until they are there."""
+        existing = self.partition_counts()
+        missing = [new for new in topics if new.topic not in existing]
+        if not missing:
+            return
+        timeout_s = self._topic.timeout_s
+        answers = self._client.create_topics(missing, request_timeout=timeout_s, operation_timeout=timeout_s)
+        for name, answer in answers.items():
+            try:
+                answer.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise translate(error.args[0], self._topic, f"create topic {name}") from error
+        self._await_topics()
+
+    def _await_topics(self) -> None:
+        """Brokers hear of a new topic one after the other."""
+        deadline = time.monotonic() + self._topic.timeout_s
+        while len(self.partition_counts()) < len(self._names):
+            if time.monotonic() > deadline:
+                raise Transient(f"message log: topic {self._topic.name} is created and has not come up; try again")
+            time.sleep(_SETTLE_STEP_S)
+
+    def _look_up(self, name: str) -> TopicMetadata | None:
+        try:
+            with translated_errors(self._topic, f"look up topic {name}"):
+                return self._client.list_topics(name, timeout=self._topic.timeout_s).topics.get(name)
+        except NosError as error:
+            self._client.poll(0)
+            raise self._news.explain(error) from error
+
+
+def _new(name: str, partitions: int, replication: int, settings: Mapping[str, str]) -> NewTopic:
+    return NewTopic(name, num_partitions=partitions, replication_factor=replication, config=dict(settings))

@@ -1,0 +1,405 @@
+"""Kafka: the contract, and what only a real broker can be asked."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Message as DriverMessage
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, ResourceType  # type: ignore[attr-defined]
+
+from nos_ec.adapters.kafka.cluster import KafkaTopic
+from nos_ec.adapters.kafka.consumer import KafkaConsumer
+from nos_ec.adapters.kafka.message_log import KafkaMessageLog
+from nos_ec.adapters.kafka.publisher import KafkaPublisher
+from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.ports.message_log import DeadLetter, Message, MessageConsumer, MessagePublisher
+from nos_ec.testing.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
+
+if TYPE_CHECKING:
+    from tests.real.conftest import Server
+
+pytestmark = pytest.mark.real
+
+PARTITIONS = 4
+SESSION_MS = 3000
+"""Time without a poll after which a member is out."""
+HEARTBEATS_MS = 1500
+"""Time without a heartbeat after which a process is dead."""
+
+_numbers = itertools.count()
+
+
+class KafkaHarness:
+    """A new topic on the broker of the session."""
+
+    partitions = PARTITIONS
+    session_ms = SESSION_MS
+
+    def __init__(self, servers: str) -> None:
+        self.topic = KafkaTopic(servers, f"pack-requests-{next(_numbers)}", PARTITIONS, request_timeout_ms=10_000)
+        self.log = KafkaMessageLog.initialise(self.topic, replication=1, in_sync_min=1)
+        self._open: list[KafkaPublisher | KafkaConsumer] = []
+
+    def publisher(self) -> MessagePublisher:
+        publisher = self.log.publisher(delivery_timeout_ms=20_000)
+        self._open.append(publisher)
+        return publisher
+
+    def consumer(self, group: str) -> MessageConsumer:
+        return self.member(group)
+
+    def member(
+        self, group: str, *, instance: str = "", session_ms: int = HEARTBEATS_MS, poll_interval_ms_max: int = SESSION_MS
+    ) -> KafkaConsumer:
+        consumer = self.log.consumer(
+            group=self.group(group),
+            member=f"m{len(self._open)}",
+            session_ms=session_ms,
+            poll_interval_ms_max=poll_interval_ms_max,
+            instance=instance,
+        )
+        self._open.append(consumer)
+        return consumer
+
+    def group(self, group: str) -> str:
+        return f"{group}-{self.topic.name}"
+
+    def dead_letters(self) -> list[DeadLetter]:
+        """Read as an operator's tool would, without a group."""
+        reader = Consumer({"bootstrap.servers": self.topic.servers, "group.id": "nobody", "enable.auto.commit": False})
+        try:
+            place = TopicPartition(self.topic.dead_letters, 0, 0)
+            first, end = reader.get_watermark_offsets(place, timeout=10)
+            reader.assign([place])
+            letters: list[DeadLetter] = []
+            deadline = time.monotonic() + 10
+            while len(letters) < end - first:
+                assert time.monotonic() < deadline
+                message = reader.poll(0.1)
+                if message is not None:
+                    assert message.error() is None
+                    letters.append(as_dead_letter(message))
+            return letters
+        finally:
+            reader.close()
+
+    def pass_time(self, time_ms: int) -> None:
+        time.sleep(time_ms / 1000)
+
+    def close(self) -> None:
+        for opened in self._open:
+            opened.close()
+        self.delete_topics()
+
+    def delete_topics(self) -> None:
+        """Both of them, whether they are there or not."""
+        admin = self.admin()
+        for answer in admin.delete_topics([self.topic.name, self.topic.dead_letters]).values():
+            with suppress(KafkaException):
+                answer.result()
+
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.topic.servers})
+
+
+def as_dead_letter(message: DriverMessage) -> DeadLetter:
+    headers = message.headers()
+    assert isinstance(headers, list)
+    said = {name: value for name, value in headers if isinstance(value, bytes)}
+    key, value = message.key(), message.value()
+    assert key is not None
+    assert value is not None
+    return DeadLetter(Message(int(said["partition"]), int(said["offset"]), key, value), said["reason"].decode())
+
+
+@pytest.fixture
+def log(kafka: Server) -> Iterator[KafkaHarness]:
+    harness = KafkaHarness(kafka.url)
+    yield harness
+    harness.close()
+
+
+class TestKafkaMessageLog(MessageLogContract):
+    """The suite every adapter passes."""
+
+
+def topic_settings(admin: AdminClient, name: str) -> dict[str, str]:
+    """{setting: value} of a topic."""
+    (answer,) = admin.describe_configs([ConfigResource(ResourceType.TOPIC, name)]).values()
+    return {setting: entry.value for setting, entry in answer.result().items()}
+
+
+def until(condition: Callable[[], bool], wait_s: float = 20.0) -> None:
+    """Call it until it is true."""
+    deadline = time.monotonic() + wait_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+
+
+# --- topics -----------------------------------------------------------------------------------------
+def test_initialise_is_idempotent_and_holds_on_to_the_partition_count(log: KafkaHarness) -> None:
+    log.publisher().publish([(b"k", b"v")])
+    assert KafkaMessageLog.initialise(log.topic, replication=1, in_sync_min=1).partitions == PARTITIONS
+    assert len(take(log.consumer("g"), 1)) == 1
+    with pytest.raises(ConfigError, match=r"has 4 partitions and the configuration says 5; set log\.partitions to 4"):
+        KafkaMessageLog.initialise(replace(log.topic, partitions=5), replication=1, in_sync_min=1)
+
+
+def test_of_many_initialisers_all_succeed(kafka: Server) -> None:
+    topic = KafkaTopic(kafka.url, "raced", 3)
+    found: list[int] = []
+    threads = [
+        threading.Thread(
+            target=lambda: found.append(KafkaMessageLog.initialise(topic, replication=1, in_sync_min=1).partitions)
+        )
+        for _ in range(5)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [3] * 5
+
+
+def test_topics_are_made_as_told(log: KafkaHarness) -> None:
+    settings = topic_settings(log.admin(), log.topic.name)
+    assert settings["cleanup.policy"] == "delete"
+    assert settings["retention.ms"] == str(7 * 86_400_000)
+    assert settings["min.insync.replicas"] == "1"
+    assert topic_settings(log.admin(), log.topic.dead_letters)["retention.ms"] == str(30 * 86_400_000)
+
+
+def test_a_missing_topic_is_a_configuration_error(kafka: Server) -> None:
+    with pytest.raises(ConfigError, match=r"topic nowhere does not exist .*; initialise the store first"):
+        KafkaMessageLog(KafkaTopic(kafka.url, "nowhere", 4))
+
+
+def test_more_replicas_than_brokers_are_a_configuration_error(kafka: Server) -> None:
+    with pytest.raises(ConfigError, match="use a replication that the number of brokers allows"):
+        KafkaMessageLog.initialise(KafkaTopic(kafka.url, "ambitious", 4), replication=3, in_sync_min=2)
+
+
+def test_a_topic_that_is_deleted_under_its_users_is_a_configuration_error(log: KafkaHarness) -> None:
+    """A member that has it assigned is not told by the driver; to `lag` it looks like an election."""
+    topic = replace(log.topic, request_timeout_ms=2000)
+    publisher = KafkaPublisher(topic, delivery_timeout_ms=4000)
+    consumer, late = (KafkaConsumer(topic, group=log.group("g"), member=name) for name in ("m1", "m2"))
+    with closing(publisher), closing(consumer), closing(late):
+        publisher.publish([(b"k", b"v")])
+        take(consumer, 1)
+        log.delete_topics()
+        with pytest.raises((ConfigError, Transient)):
+            consumer.lag()
+        with pytest.raises(ConfigError, match="initialise the store first"):
+            until(lambda: bool(late.poll(1, 100)))
+        with pytest.raises(ConfigError, match="initialise the store first"):
+            publisher.publish([(b"k", b"v")])
+
+
+def test_a_topic_that_has_grown_is_a_configuration_error(log: KafkaHarness) -> None:
+    """Every bucket whose partition changes would have its events out of order."""
+    admin = log.admin()
+    for answer in admin.create_partitions([NewPartitions(log.topic.name, 7)]).values():
+        answer.result()
+    with pytest.raises(ConfigError, match=r"has 7 partitions .* set log\.partitions to 7"):
+        KafkaMessageLog(log.topic)
+    with pytest.raises(ConfigError, match="has grown to at least 7 partitions"):
+        log.publisher().publish([(key, b"v") for key in keys_of_partitions(7)])
+    consumer = log.consumer("g")
+    with pytest.raises(ConfigError, match="has grown to at least 7 partitions"):
+        until(lambda: bool(consumer.poll(1, 100)))
+
+
+# --- brokers that are away --------------------------------------------------------------------------
+def test_an_unreachable_broker_is_transient() -> None:
+    topic = KafkaTopic("127.0.0.1:1", "t", 4, request_timeout_ms=1000)
+    with pytest.raises(Transient, match="Connection refused"):
+        KafkaMessageLog(topic)
+    with closing(KafkaPublisher(topic, delivery_timeout_ms=1000)) as publisher, pytest.raises(Transient):
+        publisher.publish([(b"k", b"v")])
+    with closing(KafkaConsumer(topic, group="g", member="m")) as consumer:
+        with pytest.raises(Transient, match="brokers are down"):
+            until(lambda: bool(consumer.poll(1, 100)))
+        with pytest.raises(Transient):
+            consumer.lag()
+        with pytest.raises(Transient):
+            consumer.set_aside(Message(0, 0, b"k", b"v"), "no reason")
+
+
+def test_a_login_that_the_broker_refuses_is_a_configuration_error(kafka: Server) -> None:
+    login = {"sasl.mechanism": "PLAIN", "sasl.username": "nobody", "sasl.password": "wrong"}
+    options = {"security.protocol": "SASL_PLAINTEXT"} | login
+    topic = KafkaTopic(kafka.url, "t", 4, request_timeout_ms=1000, options=options)
+    with pytest.raises(ConfigError, match="check the SASL and TLS options"):
+        KafkaMessageLog(topic)
+    publisher = KafkaPublisher(topic, delivery_timeout_ms=1000)
+    with closing(publisher), pytest.raises(ConfigError, match="SASL"):
+        publisher.publish([(b"k", b"v")])
+    with closing(KafkaConsumer(topic, group="g", member="m")) as consumer, pytest.raises(ConfigError, match="SASL"):
+        until(lambda: bool(consumer.poll(1, 100)))
+
+
+def test_work_goes_on_when_the_broker_is_killed_and_comes_back(kafka: Server, log: KafkaHarness) -> None:
+    """Nothing acknowledged is lost, and copies aside each key's messages come in order."""
+    publisher, consumer = log.publisher(), log.consumer("g")
+    keys = keys_of_partitions(PARTITIONS)
+    acknowledged: list[int] = []
+    stop = threading.Event()
+
+    def publish() -> None:
+        for number in itertools.count():
+            if stop.is_set():
+                return
+            while True:
+                with suppress(Transient):
+                    publisher.publish([(key, b"%d" % number) for key in keys])
+                    break
+            acknowledged.append(number)
+
+    got: list[Message] = []
+
+    def consume() -> bool:
+        with suppress(Transient):
+            messages = consumer.poll(100, 50)
+            got.extend(messages)
+            consumer.commit(ends(messages))
+        return False
+
+    def consumed(number: int) -> Callable[[], bool]:
+        wanted = {(key, b"%d" % n) for n in range(number + 1) for key in keys}
+        return lambda: consume() or wanted <= {(m.key, m.value) for m in got}
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        until(consumed(5))
+        kafka.kill()
+        kafka.start()
+        before = len(acknowledged)
+        until(lambda: consume() or len(acknowledged) > before + 5)
+    finally:
+        stop.set()
+        thread.join()
+    until(consumed(acknowledged[-1]))
+    for key in keys:
+        first_seen = list(dict.fromkeys(int(m.value) for m in got if m.key == key))
+        assert first_seen == sorted(first_seen)
+    until(lambda: consume() or consumer.lag() == 0)
+
+
+# --- groups -----------------------------------------------------------------------------------------
+def test_a_rebalance_leaves_alone_what_does_not_move(log: KafkaHarness) -> None:
+    """Cooperative: no redelivery on partitions that stay, although nothing of them was committed."""
+    one, two = log.member("g"), log.member("g")
+    told: list[frozenset[int]] = []
+    one.on_revoke(told.append)
+    log.publisher().publish([(key, b"%d" % n) for key in keys_of_partitions(PARTITIONS) for n in range(3)])
+    take(one, 3 * PARTITIONS)
+    one_got, two_got = settle([one, two], PARTITIONS)
+    moved = two.assignment()
+    assert told == [moved]
+    assert one_got == []
+    two_got += take(two, 3 * len(moved) - len(two_got)) if len(two_got) < 3 * len(moved) else []
+    assert {m.partition for m in two_got} == moved
+
+
+_MEMBER = """
+    import sys
+    from nos_ec.adapters.kafka.cluster import KafkaTopic
+    from nos_ec.adapters.kafka.consumer import KafkaConsumer
+    from nos_ec.core.errors import NosError
+
+    servers, name, group = sys.argv[1:]
+    consumer = KafkaConsumer(
+        KafkaTopic(servers, name, 4), group=group, member="victim", session_ms=1500, poll_interval_ms_max=60_000
+    )
+    offsets = {}
+    while len(offsets) < 4:
+        for message in consumer.poll(10, 50):
+            offsets[message.partition] = message.offset + 1
+    print("taken", flush=True)
+    sys.stdin.readline()
+    try:
+        consumer.commit(offsets)
+    except NosError as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+@contextmanager
+def member_process(log: KafkaHarness) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """A process that has taken a message of every partition, and commits when it is told to."""
+    command = [sys.executable, "-c", textwrap.dedent(_MEMBER), log.topic.servers, log.topic.name, log.group("g")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            until(lambda: process.stdout is not None and process.stdout.readline() == "taken\n")
+            yield process, process.stdout
+        finally:
+            process.kill()
+
+
+def test_partitions_of_a_killed_process_move_after_its_session(log: KafkaHarness) -> None:
+    log.publisher().publish([(key, b"v") for key in keys_of_partitions(PARTITIONS)])
+    with member_process(log) as (process, _):
+        process.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        heir = log.consumer("g")
+        again = take(heir, PARTITIONS)
+        assert time.monotonic() - killed < 10
+    assert {m.partition for m in again} == set(range(PARTITIONS)) == heir.assignment()
+
+
+def test_a_process_that_slept_through_its_session_cannot_commit(log: KafkaHarness) -> None:
+    """It has not heard that it is out: the broker tells by the generation."""
+    log.publisher().publish([(key, b"v") for key in keys_of_partitions(PARTITIONS)])
+    with member_process(log) as (process, said):
+        process.send_signal(signal.SIGSTOP)
+        heir = log.consumer("g")
+        take(heir, PARTITIONS)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdin is not None
+        process.stdin.write("commit\n")
+        process.stdin.flush()
+        assert said.readline() == "Conflict\n"
+    assert heir.lag() == PARTITIONS
+
+
+def test_a_static_member_gets_its_partitions_again_without_a_rebalance(log: KafkaHarness) -> None:
+    one = log.member("g", instance="one", session_ms=10_000, poll_interval_ms_max=10_000)
+    two = log.member("g", instance="two", session_ms=10_000, poll_interval_ms_max=10_000)
+    told: list[frozenset[int]] = []
+    settle([one, two], PARTITIONS)
+    two.on_revoke(told.append)
+    before, others = one.assignment(), two.assignment()
+    one.close()
+    back = log.member("g", instance="one", session_ms=10_000, poll_interval_ms_max=10_000)
+    until(lambda: bool(two.poll(1, 20) or back.poll(1, 20)) or back.assignment() == before)
+    assert two.assignment() == others
+    assert told == []
+
+
+def test_two_processes_with_one_instance_name_are_told(log: KafkaHarness) -> None:
+    first = log.member("g", instance="same")
+    settle([first], PARTITIONS)
+    second = log.member("g", instance="same")
+    with pytest.raises(ConfigError, match="give every process an instance name of its own"):
+        until(lambda: bool(second.poll(1, 20)) or bool(first.poll(1, 20)))
+
+
+def test_a_session_the_broker_does_not_allow_is_a_configuration_error(log: KafkaHarness) -> None:
+    consumer = log.member("g", session_ms=3_600_000, poll_interval_ms_max=3_600_000)
+    with pytest.raises(ConfigError, match=r"group\.max\.session\.timeout\.ms"):
+        until(lambda: bool(consumer.poll(1, 100)))
