@@ -241,13 +241,15 @@ class Demo:
 
     def _read_degraded(self, system: System, store: Store, survivors: Sequence[SourceFile]) -> None:
         shards = sorted(self._rng.sample(range(system.geometry.k + system.geometry.m), system.geometry.m))
-        for shard in shards:
-            folder = self._settings.store.root / "blocks" / f"shard-{shard:02}"
-            folder.rename(folder.with_name(folder.name + ".lost"))
+        folders = [self._settings.store.root / "blocks" / f"shard-{shard:02}" for shard in shards]
+        for folder in folders:
+            folder.rename(_lost(folder))
         sample = self._rng.sample(list(survivors), min(self._options.sample_objects, len(survivors)))
         before = system.blocks.counters()
         self._verify("read with lost shards", store, sample)
         degraded = system.blocks.counters().degraded_reads - before.degraded_reads
+        for folder in folders:
+            _lost(folder).rename(folder)
         self.report.figures["lost_shards"] = {"shards": shards, "reads": len(sample), "degraded_reads": degraded}
 
     # --- measuring --------------------------------------------------------------------------------
@@ -310,6 +312,10 @@ class Demo:
         start = self._timer()
         yield
         self.report.seconds[name] = round(self._timer() - start, 3)
+
+
+def _lost(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".lost")
 
 
 def _demo_settings(settings: Settings, root: Path) -> Settings:

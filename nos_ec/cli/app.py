@@ -20,6 +20,7 @@ app = typer.Typer(
     name="nos-ec",
     help="Packs small objects into full erasure-coded stripes and reclaims the holes deletes leave.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -12,7 +12,7 @@ from nos_ec.cli.output import emit, facts, out
 from nos_ec.core.errors import ConfigError
 from nos_ec.settings import check_settings
 
-config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from nos_ec.cli.context import AsJson, context
-from nos_ec.cli.output import emit, out, progress, size_text
+from nos_ec.cli.output import emit, err, out, progress, size_text
 from nos_ec.core.errors import Corrupt
 from nos_ec.demo import REPLICAS, Demo, DemoOptions, Report
 
@@ -67,6 +67,8 @@ def demo(
         "seconds": report.seconds,
     }
     emit(data, as_json, lambda: _print(report))
+    if keep:
+        err.print(f"the store is kept in {place}: NOS_EC_STORE__ROOT={place} nos-ec status", markup=False)
     if report.verify.mismatches:
         raise Corrupt(f"{report.verify.mismatches} reads differ, first {report.verify.first_mismatch}")
 
@@ -80,17 +82,19 @@ def _print(report: Report) -> None:
     space = Table(title="Space", title_justify="left")
     for column in ("", "nos_ec", "compare"):
         space.add_column(column, justify="left" if not column else "right")
-    raw = figures["raw_bytes_per_user_byte"]
-    space.add_row("raw bytes per user byte", f"[bold green]{raw:.3f}[/]", f"{REPLICAS}.000  three replicas")
+    raw = _figure(figures["raw_bytes_per_user_byte"], ".3f")
+    space.add_row("raw bytes per user byte", f"[bold green]{raw}[/]", f"{REPLICAS}.000  three replicas")
     space.add_row(
-        "stripe utilisation", f"[bold green]{figures['utilisation']:.2%}[/]", f"{figures['bound']:.2%}  proven bound"
+        "stripe utilisation",
+        f"[bold green]{_figure(figures['utilisation'], '.2%')}[/]",
+        f"{_figure(figures['bound'], '.2%')}  proven bound",
     )
-    space.add_row("", "", f"{figures['utilisation_nos_policy']:.2%}  published policy, same sizes")
+    space.add_row("", "", f"{_figure(figures['utilisation_nos_policy'], '.2%')}  published policy, same sizes")
     out.print(space)
     reads = Table(title="Reads", title_justify="left", show_header=False)
-    reads.add_row("small objects inside one chunk", f"{figures['single_chunk_ratio']:.2%}")
-    reads.add_row("shard reads per small GET", f"[bold green]{small['shard_reads_mean']:.3f}[/]")
-    reads.add_row("shard bytes per user byte, small GETs", f"{small['shard_bytes_per_user_byte']:.2f}")
+    reads.add_row("small objects inside one chunk", _figure(figures["single_chunk_ratio"], ".2%"))
+    reads.add_row("shard reads per small GET", f"[bold green]{_figure(small['shard_reads_mean'], '.3f')}[/]")
+    reads.add_row("shard bytes per user byte, small GETs", _figure(small["shard_bytes_per_user_byte"], ".2f"))
     reads.add_row(f"with shards {lost['shards']} lost", f"{lost['reads']} reads, {lost['degraded_reads']} decoded")
     reads.add_row("compared to the files", f"{verify.reads:,} reads, {size_text(verify.bytes)}")
     colour = "red" if verify.mismatches else "green"
@@ -104,6 +108,13 @@ def _print(report: Report) -> None:
     )
     collection.add_row("live bytes rewritten", size_text(gc["bytes_moved"]))
     collection.add_row("reclaimed", f"[bold green]{size_text(gc['bytes_reclaimed'])}[/] in data space")
-    collection.add_row("utilisation", f"{gc['utilisation_before']:.2%} -> {gc['utilisation_after']:.2%}")
+    collection.add_row(
+        "utilisation", f"{_figure(gc['utilisation_before'], '.2%')} -> {_figure(gc['utilisation_after'], '.2%')}"
+    )
     out.print(collection)
     out.print("Seconds: " + ", ".join(f"{step} {seconds:.1f}" for step, seconds in report.seconds.items()))
+
+
+def _figure(value: float | None, form: str) -> str:
+    """A ratio, or '-' where there was nothing to divide by."""
+    return "-" if value is None else format(value, form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.context import AsJson, context, parse_object
-from nos_ec.cli.output import emit, err, facts, out, progress, size_text, stdout
+from nos_ec.cli.output import count_text, emit, err, facts, out, printable, progress, size_text, stdout, time_text
 from nos_ec.cli.streams import Source
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
@@ -20,7 +21,7 @@ from nos_ec.engine.tree import load_tree
 from nos_ec.ports.metadata import ObjectRow
 from nos_ec.wiring import System
 
-Object = Annotated[str, typer.Argument(help="BUCKET/NAME; the name may contain slashes.")]
+Object = Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="The name may contain slashes.")]
 
 _PAGE = 1000
 
@@ -33,8 +34,8 @@ def register(app: typer.Typer) -> None:
 
 def put(
     ctx: typer.Context,
-    target: Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="With --recursive: BUCKET[/PREFIX].")],
-    source: Annotated[Path, typer.Argument(help="File, '-' for stdin; a folder with --recursive.")],
+    target: Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="With -r: BUCKET or BUCKET/PREFIX.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="'-' for stdin; with -r: a folder.")],
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Put every file below a folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -45,20 +46,30 @@ def put(
     key = parse_object(target)
     with context(ctx).system() as system, Source(source) as stream:
         row = system.store().put(key, stream)
-    emit(_row_data(row), as_json, lambda: out.print(f"{row.key}  {size_text(row.size)}", markup=False))
+    emit(_row_data(row), as_json, lambda: out.print(f"{printable(str(row.key))}  {size_text(row.size)}", markup=False))
 
 
 def _put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> None:
     bucket, _, prefix = target.partition("/")
+    prefix = prefix.rstrip("/") + "/" if prefix else ""
     if not folder.is_dir():
-        raise InvalidInput(f"{folder} is not a folder; without --recursive a single file is stored")
+        raise InvalidInput(f"{folder} is not a folder; without -r a single file is stored")
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    pairs = ((ObjectKey(bucket, prefix + path.relative_to(folder).as_posix()), path) for path in files)
+    pairs = [(_key_of_file(bucket, prefix, folder, path), path) for path in files]
     with context(ctx).system() as system, progress() as bar:
         task = bar.add_task("put", total=len(files))
         loaded = load_tree(system.store(), pairs, system.pool, on_file=lambda: bar.advance(task))
     data = {"objects": loaded.objects, "bytes": loaded.bytes}
-    emit(data, as_json, lambda: out.print(f"{loaded.objects} objects, {size_text(loaded.bytes)}"))
+    where = f"{bucket}/{prefix}"
+    told = f"{count_text(loaded.objects, 'object')}, {size_text(loaded.bytes)}, under {where}"
+    emit(data, as_json, lambda: out.print(told, markup=False))
+
+
+def _key_of_file(bucket: str, prefix: str, folder: Path, path: Path) -> ObjectKey:
+    try:
+        return ObjectKey(bucket, prefix + path.relative_to(folder).as_posix())
+    except InvalidInput as error:
+        raise InvalidInput(f"{printable(str(path))} cannot be stored: {error}") from error
 
 
 def get(
@@ -95,15 +106,15 @@ def rm(
         found = {row.key for row in system.store().delete_many(keys)}
     deleted = [str(key) for key in keys if key in found]
     missing = [str(key) for key in keys if key not in found]
-    emit({"deleted": deleted, "missing": missing}, as_json, lambda: out.print("\n".join(deleted), markup=False))
+    emit({"deleted": deleted, "missing": missing}, as_json, lambda: _lines(map(printable, deleted)))
     if missing:
         raise NotFound(f"no such object: {', '.join(missing)}")
 
 
 def ls(
     ctx: typer.Context,
-    where: Annotated[str, typer.Argument(metavar="[BUCKET[/PREFIX]]")] = "",
-    after: Annotated[str, typer.Option(help="Start after this name.")] = "",
+    where: Annotated[str, typer.Argument(metavar="BUCKET/PREFIX", help="Nothing: list the buckets.")] = "",
+    after: Annotated[str, typer.Option(help="Start after this one: a bucket, or NAME or BUCKET/NAME as listed.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="At most so many lines.")] = _PAGE,
     as_json: AsJson = False,
 ) -> None:
@@ -112,15 +123,28 @@ def ls(
     with context(ctx).system() as system:
         store = system.store()
         if not bucket:
-            buckets = store.list_buckets(after, limit)
-            emit({"buckets": buckets}, as_json, lambda: _lines(buckets))
+            buckets = store.list_buckets(after, limit + 1)
+            next_bucket = buckets[limit - 1] if len(buckets) > limit else None
+            shown = buckets[:limit]
+            emit({"buckets": shown, "next_after": next_bucket}, as_json, lambda: _lines(map(printable, shown)))
+            if not as_json:
+                _tell_more(where, next_bucket)
             return
-        rows = _paged(store, bucket, prefix, after, limit)
-    data = {
-        "objects": [_row_data(row) for row in rows],
-        "next_after": rows[-1].key.name if len(rows) == limit else None,
-    }
-    emit(data, as_json, lambda: _lines(f"{row.size:>12}  {row.state.value:<7} {row.key}" for row in rows))
+        rows = _paged(store, bucket, prefix, after.removeprefix(f"{bucket}/"), limit + 1)
+    next_after = rows[limit - 1].key.name if len(rows) > limit else None
+    rows = rows[:limit]
+    data = {"objects": [_row_data(row) for row in rows], "next_after": next_after}
+    lines = (f"{row.size:>12}  {row.state.value:<7} {printable(str(row.key))}" for row in rows)
+    emit(data, as_json, lambda: _lines(lines))
+    if not as_json:
+        _tell_more(where, next_after)
+
+
+def _tell_more(where: str, next_after: str | None) -> None:
+    """Say on stderr that the listing goes on, and how to see it."""
+    if next_after is not None:
+        words = " ".join(shlex.quote(word) for word in ("nos-ec", "ls", where, "--after", next_after) if word)
+        err.print(f"there are more: {words}", markup=False)
 
 
 def stat(ctx: typer.Context, name: Object, as_json: AsJson = False) -> None:
@@ -128,8 +152,17 @@ def stat(ctx: typer.Context, name: Object, as_json: AsJson = False) -> None:
     with context(ctx).system() as system:
         row = system.metadata.get(parse_object(name))
         data = {**_row_data(row), "location": _location(system, row)}
-    human = {**data, "size": f"{row.size} ({size_text(row.size)})"}
-    emit(data, as_json, lambda: facts(str(row.key), human))
+    human = {**data, "size": f"{row.size} ({size_text(row.size)})", "created": time_text(row.created_ms)}
+    del human["created_ms"], human["location"]
+    emit(data, as_json, lambda: facts(printable(str(row.key)), human | _location_facts(data["location"])))
+
+
+def _location_facts(location: dict[str, Any]) -> dict[str, Any]:
+    if "segments" not in location:
+        return location
+    return {
+        f"block {number}": f"{s['block']}  {size_text(s['length'])}" for number, s in enumerate(location["segments"])
+    }
 
 
 def _location(system: System, row: ObjectRow) -> dict[str, Any]:
@@ -181,12 +214,14 @@ def _open_object(store: Store, key: ObjectKey, byte_range: str | None) -> tuple[
         or not all(part == "" or (part.isascii() and part.isdigit()) for part in (first, last))
     ):
         raise InvalidInput(f"--range {byte_range!r}: use FIRST-LAST, FIRST- or -COUNT with whole numbers")
+    if last and first and int(last) < int(first):
+        raise InvalidInput(f"--range {byte_range!r}: LAST is before FIRST")
+    size = store.head(key).size
+    if (first and int(first) >= size) or (not first and int(last) == 0):
+        raise InvalidInput(f"--range {byte_range!r} is not within the object, which has {count_text(size, 'byte')}")
     if not first:
-        size = store.head(key).size
         count = min(int(last), size)
         return store.open_range(key, size - count, count)
-    if last and int(last) < int(first):
-        raise InvalidInput(f"--range {byte_range!r}: LAST is before FIRST")
     length = int(last) - int(first) + 1 if last else 1 << 62
     return store.open_range(key, int(first), length)
 

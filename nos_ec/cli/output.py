@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -46,6 +47,21 @@ def facts(title: str, rows: Mapping[str, object]) -> None:
     for name, value in rows.items():
         table.add_row(name, str(value))
     out.print(table)
+
+
+def count_text(count: int, noun: str) -> str:
+    """A number and its noun: '1 object', '2,000 objects'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def time_text(time_ms: int) -> str:
+    """A time for people: ISO 8601 in UTC."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def printable(text: str) -> str:
+    """A name as a terminal may show it: control characters, which could garble or steer it, are escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def size_text(size_bytes: float) -> str:

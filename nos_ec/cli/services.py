@@ -11,7 +11,7 @@ import typer
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_consumer.service import ConsumerCounters
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
-from nos_ec.cli.output import emit, facts, out, progress, size_text
+from nos_ec.cli.output import count_text, emit, out, progress, size_text
 from nos_ec.cli.watching import endpoint, pulse
 from nos_ec.engine.collector import CollectionPlan, CollectionResult
 from nos_ec.wiring import System, initialise, open_system
@@ -20,7 +20,7 @@ from nos_producer.assemble import producer_service
 
 Once = Annotated[bool, typer.Option("--once", help="Do all there is to do, then exit.")]
 
-gc_app = typer.Typer(help="Reclaim blocks that are mostly holes.", no_args_is_help=True)
+gc_app = typer.Typer(help="Reclaim blocks that are mostly holes.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +53,7 @@ def producer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
         interrupt_on_sigterm()
         with producer_service(system) as service:
             published = service.drain()
-    emit({"published": published}, as_json, lambda: out.print(f"{published} objects published"))
+    emit({"published": published}, as_json, lambda: out.print(f"{count_text(published, 'object')} published"))
 
 
 def _produce(system: System, stop: Event) -> None:
@@ -83,7 +83,23 @@ def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
             with progress() as bar:
                 task = bar.add_task("pack", total=system.metadata.totals().queued_objects)
                 counters = asdict(drain(system, lambda counters: bar.update(task, completed=counters.packed)))
-    emit(counters, as_json, lambda: facts("consumer", counters))
+    if once or as_json:
+        emit(counters, as_json, lambda: _print_packed(counters))
+
+
+def _print_packed(counters: dict[str, Any]) -> None:
+    out.print(
+        f"{count_text(counters['packed'], 'object')}, {size_text(counters['packed_bytes'])},"
+        f" packed into {count_text(counters['stripes'], 'stripe')}"
+    )
+    for name, meaning in (
+        ("stale", "needed no packing any more"),
+        ("superseded", "changed while they were packed"),
+        ("failed", "could not be read from the landing store; see the log"),
+        ("poison", "messages could not be worked on; see the log"),
+    ):
+        if counters[name]:
+            out.print(f"{counters[name]:,} {meaning}")
 
 
 def _consume(system: System, stop: Event) -> ConsumerCounters:
@@ -125,7 +141,7 @@ def gc_run(
             _collect(system, stop)
             return
         interrupt_on_sigterm()
-        _show_result(gc_service(system).run_once(), as_json)
+        _show_result(gc_service(system).run_once(), settings.gc.block_grace_ms, as_json)
 
 
 def _collect(system: System, stop: Event) -> None:
@@ -160,11 +176,12 @@ def _show_plan(plan: CollectionPlan, as_json: bool) -> None:
     }
 
     def human() -> None:
-        for block in blocks:
-            mark = "collect" if block["collect"] else "keep   "
-            out.print(f"{mark} {block['block']}  holes {block['hole_ratio']:.1%}  live {block['live_objects']} objects")
+        for decision in plan.decisions:
+            mark = "collect" if decision.block.block_id in victims else "keep   "
+            live = count_text(decision.live_objects, "object")
+            out.print(f"{mark} {decision.block.block_id.hex()}  holes {decision.block.hole_ratio:.1%}  live {live}")
         out.print(
-            f"{len(victims)} blocks: {size_text(data['bytes_to_reclaim'])} to reclaim,"
+            f"{count_text(len(victims), 'block')}: {size_text(data['bytes_to_reclaim'])} to reclaim,"
             f" {size_text(data['bytes_to_rewrite'])} to rewrite; decided from"
             f" {size_text(data['header_bytes_read'])} of headers"
         )
@@ -172,6 +189,17 @@ def _show_plan(plan: CollectionPlan, as_json: bool) -> None:
     emit(data, as_json, human)
 
 
-def _show_result(result: CollectionResult, as_json: bool) -> None:
-    data = asdict(result)
-    emit(data, as_json, lambda: facts("gc run", data))
+def _show_result(result: CollectionResult, block_grace_ms: int, as_json: bool) -> None:
+    def human() -> None:
+        moved = f"{count_text(result.objects_moved, 'live object')}, {size_text(result.bytes_moved)}, rewritten"
+        out.print(f"{count_text(result.blocks_condemned, 'block')} emptied: {moved}")
+        out.print(f"decided from {size_text(result.header_bytes_read)} of headers")
+        out.print(
+            f"{count_text(result.blocks_deleted, 'block')} deleted: {size_text(result.bytes_reclaimed)} reclaimed"
+        )
+        if result.blocks_condemned and block_grace_ms:
+            out.print(f"emptied blocks go with the first run after their grace of {block_grace_ms / 60_000:g} minutes")
+        for unreadable in result.unreadable:
+            out.print(f"cannot be read, so its block stays: {unreadable}", markup=False)
+
+    emit(asdict(result), as_json, human)

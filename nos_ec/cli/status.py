@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from nos_ec.cli.context import AsJson, context
-from nos_ec.cli.output import emit, err, facts, size_text
+from nos_ec.cli.output import count_text, emit, err, facts, size_text
 from nos_ec.core.errors import Transient
 from nos_ec.ports.metadata import Totals
 from nos_ec.wiring import System
@@ -26,16 +26,20 @@ def status(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 
 def status_data(system: System) -> dict[str, Any]:
-    """What `status` prints. Sizes in bytes; utilisation is null while nothing is packed."""
+    """What `status` prints. Sizes in bytes; ratios are null while nothing is packed.
+
+    utilisation + dead share + overhead_ratio = 1, shares of all stripes; hole_ratio is dead / (live + dead), as GC
+    counts. raw_bytes are those of the blocks on all shards; landing copies are counted apart.
+    """
     totals = system.metadata.totals()
-    raw_bytes = system.blocks.raw_bytes() + system.landing.raw_bytes()
-    user_bytes = totals.live_bytes + totals.landed_bytes + totals.queued_bytes
+    raw_bytes = system.blocks.raw_bytes()
     return {
         "utilisation": _ratio(totals.live_bytes, _size(totals, system)),
         "hole_ratio": _ratio(totals.dead_bytes, totals.live_bytes + totals.dead_bytes),
         "overhead_ratio": _ratio(totals.overhead_bytes, _size(totals, system)),
         "raw_bytes": raw_bytes,
-        "raw_bytes_per_user_byte": _ratio(raw_bytes, user_bytes),
+        "raw_bytes_per_user_byte": _ratio(raw_bytes, totals.live_bytes),
+        "landing_raw_bytes": system.landing.raw_bytes(),
         "stripes": totals.stripes,
         "live_bytes": totals.live_bytes,
         "dead_bytes": totals.dead_bytes,
@@ -78,14 +82,16 @@ def _percent(ratio: float | None) -> str:
 
 def _print(data: dict[str, Any]) -> None:
     raw = data["raw_bytes_per_user_byte"]
+    size = data["live_bytes"] + data["dead_bytes"] + data["overhead_bytes"]
     rows = {
-        "utilisation": f"{_percent(data['utilisation'])}  (live bytes of {data['stripes']} stripes)",
-        "holes": f"{_percent(data['hole_ratio'])}  {size_text(data['dead_bytes'])} dead",
+        "utilisation": f"{_percent(data['utilisation'])}  of {count_text(data['stripes'], 'stripe')} is live",
+        "holes": f"{_percent(_ratio(data['dead_bytes'], size))}  {size_text(data['dead_bytes'])} dead",
         "header, names, padding": f"{_percent(data['overhead_ratio'])}  {size_text(data['overhead_bytes'])}",
-        "raw bytes per user byte": "-" if raw is None else f"{raw:.3f}  ({size_text(data['raw_bytes'])} on all shards)",
-        "in stripes": f"{data['packed_objects']} objects and parts, {size_text(data['live_bytes'])}",
-        "landed, to be published": f"{data['landed_objects']} objects, {size_text(data['landed_bytes'])}",
-        "published, to be packed": f"{data['queued_objects']} objects, {size_text(data['queued_bytes'])}",
+        "raw bytes per user byte": "-" if raw is None else f"{raw:.3f}  {size_text(data['raw_bytes'])} on all shards",
+        "in stripes": f"{count_text(data['packed_objects'], 'packed object')}, {size_text(data['live_bytes'])} live",
+        "landed, to be published": f"{count_text(data['landed_objects'], 'object')}, {size_text(data['landed_bytes'])}",
+        "published, to be packed": f"{count_text(data['queued_objects'], 'object')}, {size_text(data['queued_bytes'])}",
+        "landing store": f"{size_text(data['landing_raw_bytes'])} on disk",
         "landing copies to delete": data["landing_deletions"],
         "leases held": data["leases"],
         "blocks": ", ".join(f"{b['count']} {b['kind']} {b['state']}" for b in data["blocks"]) or "-",

@@ -215,6 +215,8 @@ class Store:
         for _ in range(READ_TRIES):
             try:
                 return row, self._pieces(row, offset, length)
+            except Corrupt as error:
+                raise _named(row, error) from error
             except NotFound:
                 seen, row = row, self._metadata.get(row.key)
                 if row == seen:
@@ -235,6 +237,8 @@ class Store:
         yield first
         try:
             yield from rest
+        except Corrupt as error:
+            raise _named(row, error) from error
         except NotFound as error:
             if self._is_current(row):
                 raise Corrupt(f"{row.key} v{row.version}: a part of it is missing: {error}") from error
@@ -262,6 +266,12 @@ class Store:
         else:
             data = self._landing.read_range(row.landing_id, offset, count)
         return crc_checked(data, row.size, row.crc32c, f"{row.key} v{row.version}") if whole else data
+
+
+def _named(row: ObjectRow, error: Corrupt) -> Corrupt:
+    """The same error, naming the object that cannot be read; a store knows only its blocks and copies."""
+    name = f"{row.key} v{row.version}"
+    return error if name in str(error) else Corrupt(f"{name}: {error}")
 
 
 def _too_restless(key: ObjectKey) -> Transient:

@@ -111,10 +111,36 @@ def test_recursive_put(cli: Cli, tmp_path: Path, bench: Bench, system: System) -
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_bytes(bench.data(size))
     (tree / "link").symlink_to("a")
-    assert cli("put", "-r", "docs/in/", str(tree)) == {"objects": 4, "bytes": sum(sizes.values())}
+    assert cli("put", "-r", "docs/in", str(tree)) == {"objects": 4, "bytes": sum(sizes.values())}
     assert {o["name"]: o["size"] for o in cli("ls", "docs")["objects"]} == {f"in/{k}": v for k, v in sizes.items()}
     for row in system.store().list_objects("docs", "", "", 10):
         assert system.store().get(row.key) == (tree / row.key.name.removeprefix("in/")).read_bytes()
+
+
+COMMANDS = [
+    (),
+    *(
+        (name,)
+        for name in ("init", "put", "get", "rm", "ls", "stat", "producer", "consumer", "status", "simulate", "demo")
+    ),
+    *(("gc", name) for name in ("plan", "run")),
+    *(("config", name) for name in ("check", "show")),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(command: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    for option in ("--help", "-h"):
+        assert run([*command, option]) == 0
+        text = capfd.readouterr().out
+        assert "Usage:" in text
+        assert not command or "--json" in text
+
+
+def test_names_with_control_characters_are_escaped_for_people(cli: Cli, bench: Bench, system: System) -> None:
+    bench.put(system, "red\x1b[31m\nx", b"x")
+    assert "red\\x1b[31m\\nx" in cli.text("ls", "b")
+    assert cli("ls", "b")["objects"][0]["name"] == "red\x1b[31m\nx"
 
 
 def test_listing_pages(cli: Cli, bench: Bench, system: System) -> None:
@@ -122,6 +148,9 @@ def test_listing_pages(cli: Cli, bench: Bench, system: System) -> None:
         bench.put(system, f"{index}", b"x")
     page = cli("ls", "b", "--limit", "2")
     assert ([o["name"] for o in page["objects"]], page["next_after"]) == (["0", "1"], "1")
+    assert cli("ls", "b", "--after", "b/1") == cli("ls", "b", "--after", "1"), "as listed, or the name alone"
+    assert cli("ls", "b", "--limit", "5")["next_after"] is None, "a full page that is the last one"
+    assert cli("ls") == {"buckets": ["b"], "next_after": None}
     rest = cli("ls", "b", "--after", "1")
     assert ([o["name"] for o in rest["objects"]], rest["next_after"]) == (["2", "3", "4"], None)
 
@@ -188,6 +217,37 @@ def test_errors_say_what_to_do(cli: Cli, tmp_path: Path, file: Path) -> None:
     assert not (tmp_path / "x").exists()
     assert cli("simulate", exits=2)["error"] == "InvalidInput"
     assert "W1" in cli("simulate", "--workload", "W9", exits=2)["message"]
+
+
+def test_a_demo_of_empty_files_only(tmp_path: Path, bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "empty"
+    source.mkdir()
+    (source / "a").touch()
+    assert run(["--config", str(bench.config), "demo", "--source", str(source), "--root", str(tmp_path / "d")]) == 0
+    assert "1 objects" in capfd.readouterr().out
+
+
+def test_a_range_past_the_end_is_refused(cli: Cli, bench: Bench, system: System, tmp_path: Path) -> None:
+    bench.put(system, "six", b"abcdef")
+    for wrong in ("6-9", "-0", "7-"):
+        assert "6 bytes" in cli("get", "b/six", "-o", str(tmp_path / "x"), "--range", wrong, exits=2)["message"]
+    cli("get", "b/six", "-o", str(tmp_path / "x"), "--range", "4-9")
+    assert (tmp_path / "x").read_bytes() == b"ef"
+
+
+def test_a_corrupt_object_is_named(cli: Cli, bench: Bench, system: System, tmp_path: Path) -> None:
+    bench.put(system, "it", bench.data(3 * CHUNK))
+    bench.pack(system)
+    for shard in range(4):
+        (bench.folder / "store" / "blocks" / f"shard-{shard:02}").rename(bench.folder / f"gone-{shard}")
+    message = cli("get", "b/it", "-o", str(tmp_path / "x"), exits=7)["message"]
+    assert "shard" in message
+    for shard in range(4):
+        (bench.folder / f"gone-{shard}").rename(bench.folder / "store" / "blocks" / f"shard-{shard:02}")
+    for path in (bench.folder / "store" / "blocks").rglob("*"):
+        if path.is_file() and path.stat().st_size > CHUNK:
+            path.write_bytes(bytes(path.stat().st_size))
+    assert "b/it" in cli("get", "b/it", "-o", str(tmp_path / "x"), exits=6)["message"]
 
 
 def test_usage_errors_exit_2(bench: Bench) -> None:

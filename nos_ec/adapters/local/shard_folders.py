@@ -88,7 +88,8 @@ class ShardFolders:
             folder = self.folder(shard)
             if isinstance(error, FileNotFoundError | NotADirectoryError):
                 raise Transient(
-                    f"shard folder {folder} is not there: mount its disk, or run `nos-ec init` to make it new and empty"
+                    f"shard folder {folder} is not there: mount its disk, or run `nos-ec init` to make it new"
+                    " and empty (blocks written before stay without this shard until GC rewrites them)"
                 ) from error
             raise as_port_error(f"shard folder {folder}", error) from error
 
