@@ -139,6 +139,9 @@ class KafkaConsumer:
         self._batch = []
         try:
             self._fill_batch(messages_max, wait_ms / 1000)
+        except NosError as error:
+            # The driver will not hand out again what was taken already: it must not go with the error.
+            self._errors.append(error)
         finally:
             self._polled_s = time.monotonic()
         if not self._batch:
@@ -283,8 +286,10 @@ class KafkaConsumer:
         """What `on_revoke` raised goes first, then what only new settings can cure, then what may pass."""
         if not self._errors:
             return
-        errors, self._errors = self._errors, []
-        raise min(errors, key=_urgency)
+        first = min(self._errors, key=_urgency)
+        # The driver says most things once: only what may have passed meanwhile is forgotten.
+        self._errors = [error for error in self._errors if error is not first and not isinstance(error, Transient)]
+        raise first
 
     # --- membership -------------------------------------------------------------------------------
     def _assigned(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:

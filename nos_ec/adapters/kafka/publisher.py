@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from threading import Lock
 
-import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from nos_ec.adapters.kafka.cluster import (
@@ -19,8 +18,6 @@ from nos_ec.adapters.kafka.cluster import (
     worst,
 )
 from nos_ec.core.errors import ConfigError, NosError, Transient
-
-_log = structlog.get_logger(__name__)
 
 _SLICE_S = 0.5
 """Longest wait inside the driver: signals are answered in between."""

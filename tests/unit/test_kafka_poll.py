@@ -1,0 +1,155 @@
+"""What one poll of the Kafka consumer does with messages, rebalances and errors that come in its middle.
+
+The driver is scripted: a real broker does not do these things on demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as DriverMessage
+
+from nos_ec.adapters.kafka import consumer as consumer_module
+from nos_ec.adapters.kafka.cluster import KafkaTopic
+from nos_ec.adapters.kafka.consumer import KafkaConsumer
+from nos_ec.core.errors import ConfigError, Conflict, Transient
+
+Step = DriverMessage | Callable[[], None] | None
+
+
+class ScriptedDriver:
+    """Answers `poll` step by step, as the driver does: callbacks run inside of it."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.member_id = "m-1"
+
+    def poll(self, timeout: float = -1) -> DriverMessage | None:
+        while self.steps:
+            step = self.steps.pop(0)
+            if not callable(step):
+                return step
+            step()
+        return None
+
+    def subscribe(self, topics: list[str], **callbacks: object) -> None:
+        """The test calls back itself."""
+
+    def memberid(self) -> str:
+        return self.member_id
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def driver() -> ScriptedDriver:
+    return ScriptedDriver()
+
+
+@pytest.fixture
+def consumer(driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[KafkaConsumer]:
+    monkeypatch.setattr(consumer_module, "Consumer", lambda _configuration: driver)
+    made = KafkaConsumer(KafkaTopic("broker:9092", "t", 4), group="g", member="m")
+    made.poll(1, 0)
+    made._assigned(made._consumer, places(0, 1))
+    yield made
+    made.close()
+
+
+def places(*partitions: int) -> list[TopicPartition]:
+    return [TopicPartition("t", partition) for partition in partitions]
+
+
+def message(partition: int, offset: int) -> DriverMessage:
+    return DriverMessage(topic="t", partition=partition, offset=offset, key=b"k", value=b"v")
+
+
+def event(code: int, *, fatal: bool = False) -> DriverMessage:
+    return DriverMessage(topic="t", error=KafkaError(code, "said by the broker", fatal))
+
+
+def taken(consumer: KafkaConsumer) -> list[tuple[int, int]]:
+    return [(m.partition, m.offset) for m in consumer.poll(10, 0)]
+
+
+def test_messages_of_a_partition_revoked_in_the_same_poll_are_not_handed_out(
+    consumer: KafkaConsumer, driver: ScriptedDriver
+) -> None:
+    """Invariant 5: their offsets could not be committed, and the next owner gets them."""
+    revoke = partial(consumer._give_up, consumer._consumer, places(0))
+    driver.steps = [message(0, 7), message(1, 3), revoke, message(1, 4)]
+    assert taken(consumer) == [(1, 3), (1, 4)]
+    assert consumer.assignment() == {1}
+
+
+def test_what_the_callback_raises_does_not_take_messages_with_it(
+    consumer: KafkaConsumer, driver: ScriptedDriver
+) -> None:
+    def fail(_partitions: frozenset[int]) -> None:
+        raise RuntimeError("the engine broke")
+
+    consumer.on_revoke(fail)
+    driver.steps = [message(1, 3), partial(consumer._give_up, consumer._consumer, places(0)), message(1, 4)]
+    assert taken(consumer) == [(1, 3), (1, 4)]
+    with pytest.raises(RuntimeError, match="the engine broke"):
+        consumer.poll(10, 0)
+    assert taken(consumer) == []
+
+
+def test_an_error_of_the_driver_does_not_take_messages_with_it(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
+    def fail() -> None:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    driver.steps = [message(1, 3), fail]
+    assert taken(consumer) == [(1, 3)]
+    with pytest.raises(Transient):
+        consumer.poll(10, 0)
+
+
+def test_a_member_that_was_silent_too_long_owns_nothing_at_once(
+    consumer: KafkaConsumer, driver: ScriptedDriver
+) -> None:
+    """The driver's own word comes later; what it fetched ahead until then is nobody's here, and told once."""
+    told: list[frozenset[int]] = []
+    consumer.on_revoke(told.append)
+    driver.steps = [message(0, 7), event(KafkaError._MAX_POLL_EXCEEDED), message(0, 8)]
+    assert taken(consumer) == []
+    with pytest.raises(Conflict, match="no longer owns"):
+        consumer.commit({0: 8})
+    driver.steps = [partial(consumer._lose, consumer._consumer, places(0, 1))]
+    assert taken(consumer) == []
+    assert told == [{0, 1}]
+
+
+def test_a_commit_under_another_member_id_is_a_conflict(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
+    """The driver lost its place and has not told yet: to an empty group the broker would let it commit."""
+    driver.steps = [message(0, 7)]
+    assert taken(consumer) == [(0, 7)]
+    driver.member_id = ""
+    with pytest.raises(Conflict, match="thrown out"):
+        consumer.commit({0: 8})
+
+
+def test_an_error_that_waiting_does_not_cure_is_raised_first_and_never_forgotten(
+    consumer: KafkaConsumer, driver: ScriptedDriver
+) -> None:
+    driver.steps = [
+        event(KafkaError._ALL_BROKERS_DOWN),
+        event(KafkaError.TOPIC_AUTHORIZATION_FAILED),
+        event(KafkaError._FATAL, fatal=True),
+    ]
+    with pytest.raises(ConfigError, match="ACLs"):
+        consumer.poll(10, 0)
+    with pytest.raises(ConfigError, match="instance name"):
+        consumer.poll(10, 0)
+    assert taken(consumer) == []
+
+
+def test_a_message_without_key_and_value_reaches_the_decoder(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
+    driver.steps = [DriverMessage(topic="t", partition=0, offset=1)]
+    (got,) = consumer.poll(10, 0)
+    assert (got.key, got.value) == (b"", b"")
