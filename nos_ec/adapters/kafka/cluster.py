@@ -195,14 +195,31 @@ class ConnectionNews:
         return why if isinstance(why, ConfigError) else Transient(f"{error}; last of all: {last.str()}")
 
 
+def cause_of(error: BaseException | None) -> KafkaError | None:
+    """The driver's error behind an exception of its calls; None when there is none, and it is a bug.
+
+    A fatal one may come inside a SystemError: the driver goes on running callbacks while it is being raised.
+    """
+    while error is not None:
+        if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
+            return error.args[0]
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def is_fatal(error: KafkaError) -> bool:
+    """Whether the client that met it will never work again."""
+    return error.fatal() or error.code() == KafkaError._FATAL
+
+
 @contextmanager
 def translated_errors(topic: KafkaTopic, doing: str) -> Iterator[None]:
     """Turn the driver's exceptions into those the ports promise."""
     try:
         yield
-    except KafkaException as error:
-        cause = error.args[0] if error.args else None
-        if not isinstance(cause, KafkaError):
+    except (KafkaException, SystemError) as error:
+        cause = cause_of(error)
+        if cause is None:
             raise
         raise translate(cause, topic, doing) from error
 

@@ -20,7 +20,7 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from confluent_kafka import Message as DriverMessage
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
 
-from nos_ec.adapters.kafka.cluster import KafkaTopic, require_ms, translate, translated_errors
+from nos_ec.adapters.kafka.cluster import KafkaTopic, cause_of, is_fatal, require_ms, translate, translated_errors
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
 from nos_ec.ports.message_log import Message
@@ -50,7 +50,6 @@ _NEWS = {
     KafkaError._AUTHENTICATION,
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
-    KafkaError._FATAL,
 }
 """What the driver tells of its connections and a caller must hear. One broker lost of several is no such news."""
 
@@ -139,9 +138,6 @@ class KafkaConsumer:
         self._batch = []
         try:
             self._fill_batch(messages_max, wait_ms / 1000)
-        except NosError as error:
-            # The driver will not hand out again what was taken already: it must not go with the error.
-            self._errors.append(error)
         finally:
             self._polled_s = time.monotonic()
         if not self._batch:
@@ -240,13 +236,18 @@ class KafkaConsumer:
         deadline = time.monotonic() + wait_s
         while len(self._batch) < messages_max:
             left_s = 0.0 if self._batch else max(0.0, deadline - time.monotonic())
-            with translated_errors(self._topic, "poll"):
+            try:
                 message = self._consumer.poll(left_s)
+            except (KafkaException, SystemError) as error:
+                # The driver will not hand out again what was taken already: it must not go with the error.
+                cause = cause_of(error)
+                self._errors.append(error if cause is None else self._translate(cause))
+                return
             if message is None:
                 if self._batch or self._errors or time.monotonic() >= deadline:
                     return
-            elif (error := message.error()) is not None:
-                self._driver_event(error)
+            elif (event := message.error()) is not None:
+                self._driver_event(event)
             else:
                 self._take(message)
 
@@ -270,12 +271,12 @@ class KafkaConsumer:
 
     def _driver_error(self, error: KafkaError) -> None:
         """Something about connections."""
-        if error.fatal() or error.code() in _NEWS:
+        if is_fatal(error) or error.code() in _NEWS:
             self._errors.append(self._translate(error))
 
     def _translate(self, error: KafkaError) -> NosError:
         """A consumer that has a fatal error never gets another message: waiting does not cure it."""
-        if error.fatal() or error.code() == KafkaError._FATAL:
+        if is_fatal(error) or error.code() == KafkaError.FENCED_INSTANCE_ID:
             return ConfigError(
                 f"message log: poll: {error.str()}; give every process an instance name of its own, and start this one"
                 " again"

@@ -12,6 +12,8 @@ from nos_ec.adapters.kafka.cluster import (
     TIMEOUT_MS_MIN,
     ConnectionNews,
     KafkaTopic,
+    cause_of,
+    is_fatal,
     require_ms,
     translate,
     translated_errors,
@@ -38,7 +40,7 @@ class _Batch:
         """A delivery report. Runs inside the driver's poll."""
         if error is not None:
             self.errors.append(translate(error, self._topic, "publish"))
-            self.fatal = self.fatal or error.fatal()
+            self.fatal = self.fatal or is_fatal(error)
             return
         self.partitions_seen = max(self.partitions_seen, (message.partition() or 0) + 1)
 
@@ -134,15 +136,23 @@ class KafkaPublisher:
                 return
             except BufferError:
                 producer.poll(_SLICE_S)
-            except KafkaException as error:
-                batch.fatal = batch.fatal or error.args[0].fatal()
+            except (KafkaException, SystemError) as error:
+                cause = cause_of(error)
+                batch.fatal = batch.fatal or cause is None or is_fatal(cause)
                 raise
 
     def _await_reports(self, producer: Producer, batch: _Batch) -> None:
         """Every message gets a report within delivery.timeout.ms: the bound is for a driver that breaks its word."""
         deadline = time.monotonic() + 2 * self._delivery_timeout_ms / 1000
-        while len(producer) and time.monotonic() < deadline:
-            producer.flush(_SLICE_S)
+        try:
+            with translated_errors(self._topic, "publish"):
+                while len(producer) and time.monotonic() < deadline:
+                    producer.flush(_SLICE_S)
+        except NosError as error:
+            # Only a fatal error is raised here; what is still queued gets no report any more.
+            batch.fatal = True
+            batch.errors.append(error)
+            return
         if len(producer):
             batch.fatal = True
             batch.errors.append(Transient("message log: publish: no word about some messages; publish them again"))

@@ -1,4 +1,4 @@
-"""What one poll of the Kafka consumer does with messages, rebalances and errors that come in its middle.
+"""What the Kafka adapter does with rebalances and errors that come in the middle of a poll or a batch.
 
 The driver is scripted: a real broker does not do these things on demand.
 """
@@ -13,8 +13,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as DriverMessage
 
 from nos_ec.adapters.kafka import consumer as consumer_module
+from nos_ec.adapters.kafka import publisher as publisher_module
 from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
+from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, Conflict, Transient
 
 Step = DriverMessage | Callable[[], None] | None
@@ -153,3 +155,40 @@ def test_a_message_without_key_and_value_reaches_the_decoder(consumer: KafkaCons
     driver.steps = [DriverMessage(topic="t", partition=0, offset=1)]
     (got,) = consumer.poll(10, 0)
     assert (got.key, got.value) == (b"", b"")
+
+
+class FailingProducer:
+    """Meets a fatal error in its first `flush`, the way the driver raises it: a callback ran on meanwhile."""
+
+    def __init__(self, _configuration: object) -> None:
+        self.queued = 0
+
+    def produce(self, *_arguments: object, **_named: object) -> None:
+        self.queued += 1
+
+    def flush(self, _timeout: float) -> int:
+        try:
+            raise KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no producer id", True))
+        except KafkaException as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    def __len__(self) -> int:
+        return self.queued
+
+
+def test_a_producer_with_a_fatal_error_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FailingProducer] = []
+
+    def make(configuration: object) -> FailingProducer:
+        made.append(FailingProducer(configuration))
+        return made[-1]
+
+    monkeypatch.setattr(publisher_module, "Producer", make)
+    publisher = KafkaPublisher(KafkaTopic("broker:9092", "t", 4))
+    for count in (1, 2):
+        with pytest.raises(ConfigError, match="ACLs"):
+            publisher.publish([(b"k", b"v")])
+        assert len(made) == count
+    publisher.close()
+    with pytest.raises(ValueError, match="after close"):
+        publisher.publish([(b"k", b"v")])
