@@ -63,6 +63,16 @@ def _path(value: object) -> object:
     return value
 
 
+def _flag(value: object) -> object:
+    """A truth value, or its name in the environment."""
+    if value in ("true", "false"):
+        return value == "true"
+    if not isinstance(value, bool):
+        raise ValueError("no truth value")
+    return value
+
+
+Flag = Annotated[bool, BeforeValidator(_flag)]
 Count = Annotated[int, BeforeValidator(_number)]
 Ratio = Annotated[float, BeforeValidator(_number)]
 Size = Annotated[int, BeforeValidator(_size)]
@@ -83,6 +93,7 @@ class StoreSettings(_Section):
     )
     metadata_url: SecretStr | None = Field(
         default=None,
+        title="a database URL",
         description="SQLAlchemy URL of the metadata database, such as mysql+pymysql://user:password@host:3306/nos_ec."
         " Left out: metadata.db (SQLite) in root. It may hold a password: prefer the environment.",
     )
@@ -277,6 +288,34 @@ class LogSettings(_Section):
     )
 
 
+class ApiSettings(_Section):
+    """The read-only admin API, `nos-ec api` (API.md)."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        max_length=200,
+        description="Address it listens on. It speaks plain HTTP: put a proxy with TLS before it to let others in.",
+    )
+    port: Count = Field(default=9480, ge=1, le=65_535, description="TCP port it listens on.")
+    token: SecretStr | None = Field(
+        default=None,
+        title="a string of at least 16 printable characters",
+        description="The bearer token every request must bring. Prefer NOS_EC_API__TOKEN in the environment, or"
+        " token_file. Without either the API does not start.",
+    )
+    token_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
+        default=None,
+        title="a path",
+        description="File that holds the token instead; others must not be able to read it. A relative path in a file"
+        " starts at the file's folder.",
+    )
+    anonymous: Flag = Field(
+        default=False,
+        description="Let everybody on this machine ask without a token. Only with a loopback host; for trying it out.",
+    )
+
+
 class MonitoringSettings(_Section):
     """Watching the daemons: /livez, /readyz and /metrics of each, on a port of its own. The API has its own section."""
 
@@ -342,6 +381,7 @@ class Settings(_Section):
     gc: GcSettings = GcSettings()
     log: LogSettings = LogSettings()
     monitoring: MonitoringSettings = MonitoringSettings()
+    api: ApiSettings = ApiSettings()
     logging: LoggingSettings = LoggingSettings()
 
 
@@ -376,6 +416,9 @@ def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, l
 
 
 # --- sources: each yields (place, section, key, value) for the keys that exist, and reports the others -------------
+_PATHS = {("store", "root"), ("api", "token_file")}
+"""Settings that are paths: a relative one in a file starts at the file's folder."""
+
 _Given = Iterator[tuple[str, str, str, Any]]
 
 
@@ -393,7 +436,7 @@ def _from_file(path: Path | None, problems: list[str]) -> _Given:
             for key, value in table.items():
                 if key not in _fields(section):
                     problems.append(f"{path}: {section}.{key}: no such setting{_hint(f'{section}.{key}', _all_keys())}")
-                elif (section, key) == ("store", "root") and isinstance(value, str) and value:
+                elif (section, key) in _PATHS and isinstance(value, str) and value:
                     yield f"{path}: {section}.{key}", section, key, path.absolute().parent / Path(value).expanduser()
                 else:
                     yield f"{path}: {section}.{key}", section, key, value
@@ -456,7 +499,7 @@ def _describe(details: Mapping[str, Any], places: Mapping[tuple[str, str], str])
     place = places[section, key]
     field = _fields(section)[key]
     if field.annotation == SecretStr | None:
-        return f"{place}: not allowed (the value is not shown, it may hold a password); use {_allowed(field)}"
+        return f"{place}: not allowed (the value is not shown, it is a secret or holds one); use {_allowed(field)}"
     return f"{place}: {details['input']!r} is not allowed; use {_allowed(field)}"
 
 
@@ -482,11 +525,13 @@ def _cross_check(settings: Settings) -> Iterator[str]:
 
 def _allowed(field: FieldInfo) -> str:
     """What a field takes, in words."""
+    if field.title:
+        return field.title
     choices = get_args(field.annotation)
     if field.annotation is Path:
         return "a path"
-    if SecretStr in choices:
-        return "a database URL"
+    if field.annotation is bool:
+        return "true or false"
     if choices:
         return " or ".join(f'"{choice}"' for choice in choices)
     if field.annotation is str:
@@ -510,6 +555,8 @@ def _shown_default(field: FieldInfo) -> str:
     default = field.default
     if default is None:
         return "none"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
     if any(isinstance(m, BeforeValidator) and m.func is _size for m in field.metadata):
         return f'`"{_shown_size(default)}"`'
     return f'`"{default}"`' if isinstance(default, str | Path) else f"`{default}`"

@@ -164,14 +164,19 @@ class System:
             consumer.close()
 
     # --- monitoring -------------------------------------------------------------------------------
-    def monitor(self, service: str) -> Monitor:
-        """For watching this process, with a registry of its own. Ready while every part of the store answers."""
+    def monitor(self, service: str, *, writes: bool) -> Monitor:
+        """For watching this process, with a registry of its own.
+
+        Ready while metadata and message log answer; a process that writes, also while blocks and landing copies can
+        be written.
+        """
         settings = self.settings.monitoring
         monitor = Monitor(service, CollectorRegistry(), self.clock, settings.stall_ms_max)
         monitor.health.require("metadata", lambda: self.metadata.expired_leases(0))
-        monitor.health.require("block store", self.blocks.free_bytes)
-        monitor.health.require("landing store", self.landing.free_bytes)
         monitor.health.require("message log", self.lag)
+        if writes:
+            monitor.health.require("block store", self.blocks.free_bytes)
+            monitor.health.require("landing store", self.landing.free_bytes)
         monitor.metrics.add("reads", lambda: read_samples(self.blocks.counters()))
         return monitor
 

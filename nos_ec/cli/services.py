@@ -57,7 +57,7 @@ def producer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
 
 
 def _produce(system: System, stop: Event) -> None:
-    monitor = system.monitor("producer")
+    monitor = system.monitor("producer", writes=True)
     system.watch_store(monitor)
     with (
         endpoint(monitor, system, system.settings.monitoring.producer_port),
@@ -103,7 +103,7 @@ def _print_packed(counters: dict[str, Any]) -> None:
 
 
 def _consume(system: System, stop: Event) -> ConsumerCounters:
-    monitor = system.monitor("consumer")
+    monitor = system.monitor("consumer", writes=True)
     with (
         endpoint(monitor, system, system.settings.monitoring.consumer_port),
         housekeeping_thread(system, monitor),
@@ -145,7 +145,7 @@ def gc_run(
 
 
 def _collect(system: System, stop: Event) -> None:
-    monitor = system.monitor("gc")
+    monitor = system.monitor("gc", writes=True)
     system.watch_store(monitor)
     service = gc_service(system, monitor)
     with endpoint(monitor, system, system.settings.monitoring.gc_port), pulse(monitor, system):

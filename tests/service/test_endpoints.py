@@ -200,7 +200,7 @@ def test_a_lost_lease_shows(bench: Bench, system: System) -> None:
     """The lease is taken away behind the consumer's back: it is not ready, and ends at its next write."""
     from nos_consumer.assemble import consumer_service
 
-    monitor = system.monitor("consumer")
+    monitor = system.monitor("consumer", writes=True)
     with consumer_service(system, monitor), Endpoint(monitor, "127.0.0.1", 0) as endpoint:
         assert monitor.health.ready().problems == {"process": "starting"}
         monitor.health.started()

@@ -108,6 +108,27 @@ def test_every_problem_is_named_with_its_place(file: Path) -> None:
     assert str(error.value) == "\n".join(problems)
 
 
+@pytest.mark.parametrize(("text", "found"), [("true", True), ("false", False), ("1", None), ("yes", None), ("", None)])
+def test_truth_values_in_the_environment(text: str, found: bool | None) -> None:
+    env = {"NOS_EC_API__ANONYMOUS": text}
+    if found is None:
+        (problem,) = check_settings(None, env)
+        assert problem.endswith(f"NOS_EC_API__ANONYMOUS: {text!r} is not allowed; use true or false")
+    else:
+        assert load_settings(None, env).api.anonymous is found
+
+
+def test_the_token_is_never_shown(file: Path) -> None:
+    settings = load_settings(None, {"NOS_EC_API__TOKEN": "hunter2-hunter2-hunter2"})
+    assert "hunter2" not in repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
+    file.write_text('[api]\ntoken = ["hunter2"]\ntoken_file = "token"\n')
+    (problem,) = check_settings(file, {})
+    assert "api.token" in problem
+    assert "hunter2" not in problem
+    file.write_text('[api]\ntoken_file = "token"\n')
+    assert load_settings(file, {}).api.token_file == file.parent / "token"
+
+
 def test_a_wrong_metadata_url_is_not_shown(file: Path) -> None:
     file.write_text("[store]\nmetadata_url = ['mysql://u:hunter2@db/x']\n")
     (problem,) = check_settings(file, {})

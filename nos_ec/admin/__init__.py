@@ -1,0 +1,1 @@
+"""The admin API: read-only, over HTTP."""

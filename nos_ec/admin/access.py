@@ -1,0 +1,78 @@
+"""Who may ask the API: whoever has the bearer token.
+
+The API shows the names of objects, so it does not start without a token. `api.anonymous` is the way around that for
+trying things out, and only for an address of this machine; it still opens the API to every user of the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from pathlib import Path
+
+from nos_ec.core.errors import ConfigError
+from nos_ec.settings import ApiSettings
+
+TOKEN_CHARS_MIN = 16
+_TOKEN_FILE_BYTES_MAX = 4096
+_MAKE_ONE = "make one with: openssl rand -hex 32"
+
+
+class Token:
+    """A secret that can be compared and not shown."""
+
+    def __init__(self, text: str) -> None:
+        """Raises ConfigError for a text that is too short, or that no HTTP header can carry."""
+        if len(text) < TOKEN_CHARS_MIN:
+            raise ConfigError(f"api: the token has {len(text)} characters, at least {TOKEN_CHARS_MIN}; {_MAKE_ONE}")
+        if not text.isascii() or not text.isprintable() or " " in text:
+            raise ConfigError(f"api: the token must be printable ASCII without spaces; {_MAKE_ONE}")
+        self._digest = _digest(text)
+
+    def matches(self, given: str) -> bool:
+        """True for the right token. Takes the same time however much of a wrong one is right."""
+        return hmac.compare_digest(_digest(given), self._digest)
+
+
+def find_token(settings: ApiSettings) -> Token | None:
+    """The token the settings ask for; None when they allow everybody. Raises ConfigError that says what to do."""
+    if settings.token is not None and settings.token_file is not None:
+        raise ConfigError("api.token and api.token_file are both set; remove one of them")
+    if settings.token is not None:
+        return Token(settings.token.get_secret_value())
+    if settings.token_file is not None:
+        return Token(_read(settings.token_file))
+    if not settings.anonymous:
+        raise ConfigError(
+            "the API needs a token: set NOS_EC_API__TOKEN in the environment or api.token_file; or, to try it on this"
+            f" machine, api.anonymous = true ({_MAKE_ONE})"
+        )
+    if not _is_loopback(settings.host):
+        raise ConfigError(
+            f"api.anonymous is for this machine alone, and api.host is {settings.host}; set a token, or host 127.0.0.1"
+        )
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_mode & 0o004:
+            raise ConfigError(f"api.token_file {path} can be read by everybody; chmod o-r it, and make a new token")
+        with path.open("rb") as file:
+            return file.read(_TOKEN_FILE_BYTES_MAX).decode("ascii").strip()
+    except OSError as error:
+        raise ConfigError(f"api.token_file {path} cannot be read ({error.strerror}); {_MAKE_ONE}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"api.token_file {path} is not ASCII; {_MAKE_ONE}") from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

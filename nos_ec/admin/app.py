@@ -1,0 +1,191 @@
+"""The routes. All of them are GET and only read: there is no way to change anything through this API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from nos_ec import __version__
+from nos_ec.admin import models, problems
+from nos_ec.admin.access import Token
+from nos_ec.admin.readings import PAGE_MAX, Readings
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, ObjectKey
+from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.monitoring.exposition import CONTENT_TYPE
+from nos_ec.monitoring.health import Answer
+from nos_ec.monitoring.monitor import Monitor
+
+_BLOCK_PATTERN = "^[0-9a-f]{32}$"
+_BLOCK_EXAMPLE = "019a2f3c5d7e8f90a1b2c3d4e5f60718"
+
+Credentials = Annotated[
+    HTTPAuthorizationCredentials | None,
+    Depends(HTTPBearer(auto_error=False, description="The token of api.token or api.token_file.")),
+]
+BlockName = Annotated[str, Path(pattern=_BLOCK_PATTERN, examples=[_BLOCK_EXAMPLE])]
+Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Entries of the page, at most.")]
+
+
+def make_app(readings: Readings, monitor: Monitor, token: Token | None) -> FastAPI:
+    """The application. Without a token everybody may ask: the caller has to see to it that nobody else can."""
+    app = FastAPI(
+        title="nos_ec admin API",
+        version=__version__,
+        description="Reads the state of a nos_ec store. Changes nothing. Errors are `application/problem+json`.",
+        # The pages that FastAPI offers load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
+    problems.register(app)
+    _add_health(app, monitor)
+    _add_metrics(app, monitor, token)
+    _add_store(app, readings, token)
+    _add_blocks(app, readings, token)
+    _describe(app)
+    return app
+
+
+def _only_known_parameters(request: Request) -> None:
+    """A misspelt filter must not be taken for none at all."""
+    known = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
+    unknown = sorted(request.query_params.keys() - known)
+    if unknown:
+        allowed = f"use {', '.join(sorted(known))}" if known else "there are none here"
+        raise HTTPException(422, f"no such parameter: {', '.join(unknown)}; {allowed}")
+
+
+def _guard(token: Token | None) -> list[Any]:
+    """What routes that need the token depend on."""
+    if token is None:
+        return []
+
+    def check(credentials: Credentials) -> None:
+        if credentials is None or not token.matches(credentials.credentials):
+            raise HTTPException(
+                401, "send the API's token: Authorization: Bearer TOKEN", headers={"WWW-Authenticate": "Bearer"}
+            )
+
+    return [Depends(check)]
+
+
+def _responses(token: Token | None, *statuses: int) -> dict[int | str, dict[str, Any]]:
+    return problems.responses(*(() if token is None else (401,)), *statuses)
+
+
+def _add_health(app: FastAPI, monitor: Monitor) -> None:
+    unwell: dict[int | str, dict[str, Any]] = {503: {"model": models.HealthModel, "description": "Not well"}}
+
+    def answer(found: Answer, response: Response) -> models.HealthModel:
+        # Reasons may name servers: they are in the log, where only the operator reads them.
+        response.status_code = 200 if found.good else 503
+        return models.HealthModel(ok=found.good, problems=sorted(found.problems))
+
+    @app.get("/livez", tags=["health"], responses=unwell)
+    def livez(response: Response) -> models.HealthModel:
+        """Does the process turn? Needs no token."""
+        return answer(monitor.health.alive(), response)
+
+    @app.get("/readyz", tags=["health"], responses=unwell)
+    def readyz(response: Response) -> models.HealthModel:
+        """Does the store answer? Needs no token."""
+        return answer(monitor.health.ready(), response)
+
+
+def _add_metrics(app: FastAPI, monitor: Monitor, token: Token | None) -> None:
+    text: dict[int | str, dict[str, Any]] = {
+        200: {"description": "Metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    }
+
+    @app.get(
+        "/metrics",
+        tags=["health"],
+        dependencies=_guard(token),
+        response_class=Response,
+        responses={**text, **_responses(token)},
+    )
+    def metrics() -> Response:
+        """All metrics, for Prometheus."""
+        return Response(monitor.metrics.text(), media_type=CONTENT_TYPE)
+
+
+def _add_store(app: FastAPI, readings: Readings, token: Token | None) -> None:
+    guard = [*_guard(token), Depends(_only_known_parameters)]
+
+    @app.get("/v1/status", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
+    def status() -> models.Status:
+        """Utilisation and its parts, blocks by state."""
+        return readings.status()
+
+    @app.get("/v1/backlog", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
+    def backlog() -> models.Backlog:
+        """What waits to be packed, and the consumer group's lag."""
+        return readings.backlog()
+
+    @app.get("/v1/histograms", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
+    def histograms() -> models.Histograms:
+        """How full the blocks are and how many holes they have."""
+        return readings.histograms()
+
+    @app.get("/v1/gc/plan", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
+    def gc_plan(limit: Limit = 100) -> models.GcPlan:
+        """What a GC run would do now; decided from headers."""
+        return readings.gc_plan(limit)
+
+    @app.get("/v1/object", tags=["store"], dependencies=guard, responses=_responses(token, 400, 404, 422, 503))
+    def find_object(
+        bucket: Annotated[str, Query(min_length=1, max_length=BUCKET_BYTES_MAX, examples=["photos"])],
+        name: Annotated[str, Query(min_length=1, max_length=NAME_BYTES_MAX, examples=["2026/a.jpg"])],
+    ) -> models.ObjectDetail:
+        """Where an object is. The limits of bucket and name are in bytes of UTF-8."""
+        return readings.object(ObjectKey(bucket, name))
+
+
+def _add_blocks(app: FastAPI, readings: Readings, token: Token | None) -> None:
+    guard = [*_guard(token), Depends(_only_known_parameters)]
+
+    @app.get("/v1/blocks", tags=["blocks"], dependencies=guard, responses=_responses(token, 422, 503))
+    def blocks(
+        after: Annotated[str | None, Query(pattern=_BLOCK_PATTERN, description="`next_after` of a page.")] = None,
+        limit: Limit = 100,
+        kind: BlockKind | None = None,
+        state: BlockState | None = None,
+        hole_ratio_min: Annotated[float, Query(ge=0, le=1)] = 0,
+    ) -> models.BlockPage:
+        """Blocks in order of id, a page at a time."""
+        return readings.blocks(_block_id(after) if after else None, limit, kind, state, hole_ratio_min)
+
+    @app.get("/v1/blocks/{block}", tags=["blocks"], dependencies=guard, responses=_responses(token, 404, 422, 503))
+    def block(block: BlockName) -> models.BlockDetail:
+        """One block, decoded from its headers."""
+        return readings.block(_block_id(block))
+
+    @app.get(
+        "/v1/blocks/{block}/entries", tags=["blocks"], dependencies=guard, responses=_responses(token, 404, 422, 503)
+    )
+    def entries(
+        block: BlockName,
+        after: Annotated[int, Query(ge=-1, le=1 << 31, description="`next_after` of a page; -1: from the start.")] = -1,
+        limit: Limit = 100,
+    ) -> models.EntryPage:
+        """The objects in a block, in order of offset, a page at a time."""
+        return readings.entries(_block_id(block), after, limit)
+
+
+def _block_id(text: str) -> BlockId:
+    return BlockId(bytes.fromhex(text))
+
+
+def _describe(app: FastAPI) -> None:
+    """Make the OpenAPI document once, with the problem that every error is."""
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Problem"] = models.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    # Every error leaves as a Problem; FastAPI's own shapes of one never do.
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    app.openapi_schema = document

@@ -1,0 +1,285 @@
+"""What the API answers. Sizes and offsets are in bytes, times in milliseconds since the Unix epoch.
+
+Ids of blocks and landing copies are 32 hexadecimal digits. Ratios are from 0 to 1; null where nothing is there yet.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+
+_BLOCK = "019a2f3c5d7e8f90a1b2c3d4e5f60718"
+
+HexId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+Bytes = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+UnixMs = Annotated[int, Field(ge=0)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+
+
+def _example(**values: Any) -> ConfigDict:
+    return ConfigDict(frozen=True, json_schema_extra={"examples": [values]})
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Problem(_Answer):
+    """An error, as RFC 9457 has it. `type` names its class; `detail` says what happened and what to do."""
+
+    model_config = _example(
+        type="urn:nos-ec:problem:not-found", title="Not found", status=404, detail="no such object: photos/a.jpg"
+    )
+    type: str
+    title: str
+    status: int = Field(ge=400, le=599)
+    detail: str
+
+
+class GeometryModel(_Answer):
+    """Shape of stripes and blocks."""
+
+    k: int
+    m: int
+    chunk_size: Bytes
+    stripes_per_block: int
+    stripes_per_group_max: int
+
+
+class BlockCount(_Answer):
+    """How many blocks of a kind are in a state."""
+
+    kind: BlockKind
+    state: BlockState
+    count: Count
+
+
+class Status(_Answer):
+    """The whole store. live + dead + overhead = stripes x stripe size; utilisation is live / that."""
+
+    model_config = _example(
+        geometry={"k": 8, "m": 3, "chunk_size": 131072, "stripes_per_block": 32, "stripes_per_group_max": 4},
+        utilisation=0.9884, hole_ratio=0.0012, overhead_ratio=0.0104, stripes=448, live_bytes=464323993,
+        dead_bytes=557000, overhead_bytes=4881055, packed_objects=46319, landing_deletions=1000, leases=1,
+        blocks=[{"kind": "fresh", "state": "sealed", "count": 14}],
+        free_bytes=91268055040, computed_at_ms=1763700000000,
+    )  # fmt: skip
+    geometry: GeometryModel
+    utilisation: Ratio | None
+    hole_ratio: Ratio | None
+    overhead_ratio: Ratio | None
+    stripes: Count
+    live_bytes: Bytes
+    dead_bytes: Bytes
+    overhead_bytes: Bytes
+    packed_objects: Count = Field(description="Objects in stripes, large ones not counted.")
+    landing_deletions: Count = Field(description="Landing copies on the deletion queue.")
+    leases: Count = Field(description="Writers that are alive, or whose lease has not run out yet.")
+    blocks: list[BlockCount] = Field(max_length=16)
+    free_bytes: Bytes | None = Field(description="User bytes that still fit; null while a shard is not there.")
+    computed_at_ms: UnixMs
+
+
+class Backlog(_Answer):
+    """What waits to be packed."""
+
+    model_config = _example(
+        landed_objects=120, landed_bytes=3145728, queued_objects=880, queued_bytes=25165824, lag_messages=880,
+        landing_deletions=4000, computed_at_ms=1763700000000,
+    )  # fmt: skip
+    landed_objects: Count = Field(description="In the landing store, not published yet.")
+    landed_bytes: Bytes
+    queued_objects: Count = Field(description="Published, not packed yet.")
+    queued_bytes: Bytes
+    lag_messages: Count = Field(description="Messages the consumer group has not committed.")
+    landing_deletions: Count
+    computed_at_ms: UnixMs
+
+
+class Bucket(_Answer):
+    """Blocks whose ratio is over the previous bucket's bound and at most this one's."""
+
+    up_to: Ratio
+    blocks: Count
+    stripes: Count
+
+
+class Histograms(_Answer):
+    """How full blocks are, and how many holes they have. Blocks without a stripe are left out."""
+
+    model_config = _example(
+        blocks=14, stripes=448,
+        utilisation=[{"up_to": 0.95, "blocks": 1, "stripes": 20}, {"up_to": 1.0, "blocks": 13, "stripes": 428}],
+        hole_ratio=[{"up_to": 0.0, "blocks": 12, "stripes": 384}, {"up_to": 0.1, "blocks": 2, "stripes": 64}],
+        computed_at_ms=1763700000000,
+    )  # fmt: skip
+    blocks: Count
+    stripes: Count
+    utilisation: list[Bucket] = Field(max_length=64, description="live bytes / size of the block")
+    hole_ratio: list[Bucket] = Field(max_length=64, description="dead bytes / data bytes of the block")
+    computed_at_ms: UnixMs
+
+
+class Block(_Answer):
+    """A block and its books."""
+
+    block: HexId
+    kind: BlockKind
+    state: BlockState
+    writer: str
+    epoch: int
+    stripes: Count
+    live_bytes: Bytes
+    dead_bytes: Bytes
+    overhead_bytes: Bytes
+    live_objects: Count
+    utilisation: Ratio | None
+    hole_ratio: Ratio
+    created_ms: UnixMs
+    delete_after_ms: UnixMs | None
+
+
+_EXAMPLE_BLOCK = {
+    "block": _BLOCK, "kind": "fresh", "state": "sealed", "writer": "consumer-host-1-77aa", "epoch": 12, "stripes": 32,
+    "live_bytes": 33166000, "dead_bytes": 40000, "overhead_bytes": 348432, "live_objects": 3311,
+    "utilisation": 0.988424,
+    "hole_ratio": 0.001205, "created_ms": 1763700000000, "delete_after_ms": None,
+}  # fmt: skip
+
+
+class BlockPage(_Answer):
+    """Blocks in order of id. With a filter a page may be short or empty and still not be the last one."""
+
+    model_config = _example(blocks=[_EXAMPLE_BLOCK], next_after=_BLOCK)
+    blocks: list[Block] = Field(max_length=1000)
+    next_after: HexId | None = Field(description="`after` of the next page; null: there is none.")
+
+
+class Group(_Answer):
+    """A stripe group as its header describes it."""
+
+    stripe: Count = Field(description="Where it begins in the block.")
+    stripe_count: Count
+    header_bytes: Bytes
+    names_bytes: Bytes
+    data_bytes: Bytes
+    entries: Count
+    live_entries: Count
+    writer_epoch: Count
+    written_at_ms: UnixMs
+
+
+class BlockDetail(_Answer):
+    """A block decoded from its headers, which were all that was read of it, and compared with the rows."""
+
+    model_config = _example(
+        block=_EXAMPLE_BLOCK, damaged_stripes=[], unconfirmed_objects=0, header_bytes_read=131072,
+        groups=[{"stripe": 0, "stripe_count": 1, "header_bytes": 4096, "names_bytes": 900, "data_bytes": 1043400,
+                 "entries": 104, "live_entries": 103, "writer_epoch": 12, "written_at_ms": 1763700000000}],
+    )  # fmt: skip
+    block: Block
+    groups: list[Group] = Field(max_length=1024)
+    damaged_stripes: list[int] = Field(max_length=1024, description="Stripes without a readable header.")
+    unconfirmed_objects: Count = Field(description="Objects that rows place here and no readable header confirms.")
+    header_bytes_read: Bytes
+
+
+class EntryModel(_Answer):
+    """One object in a block. Names come from the rows, so what is not live has none."""
+
+    offset: Bytes = Field(description="From the start of the block.")
+    length: Bytes
+    version: int
+    crc32c: str = Field(pattern="^[0-9a-f]{8}$")
+    key_md5: HexId
+    live: bool = Field(description="A row points here: key, version, offset and length all match.")
+    in_header: bool = Field(description="False: only a row says so, no readable header confirms it.")
+    bucket: str | None
+    name: str | None
+
+
+class EntryPage(_Answer):
+    """What is in a block, in order of offset."""
+
+    model_config = _example(
+        entries=[{"offset": 131072, "length": 65536, "version": 1763700000000000, "crc32c": "e3069283",
+                  "key_md5": "9e107d9d372bb6826bd81d3542a419d6", "live": True, "in_header": True, "bucket": "photos",
+                  "name": "2026/a.jpg"}],
+        next_after=131072,
+    )  # fmt: skip
+    entries: list[EntryModel] = Field(max_length=1000)
+    next_after: Bytes | None = Field(description="`after` of the next page; null: there is none.")
+
+
+class Place(_Answer):
+    """Bytes in a block. `chunks`: how many chunks they touch, which is how many shards a read asks."""
+
+    block: HexId
+    offset: Bytes
+    length: Bytes
+    chunks: Count
+
+
+class ObjectDetail(_Answer):
+    """An object and where its bytes are: a landing copy, or places in blocks, or (when empty) nowhere."""
+
+    model_config = _example(
+        bucket="photos", name="2026/a.jpg", version=1763700000000000, size=65536, crc32c="e3069283",
+        md5="9e107d9d372bb6826bd81d3542a419d6", state="packed", created_ms=1763700000000, landing=None,
+        places=[{"block": _BLOCK, "offset": 131072, "length": 65536, "chunks": 1}], places_left_out=0,
+    )  # fmt: skip
+    bucket: str
+    name: str
+    version: int
+    size: Bytes
+    crc32c: str = Field(pattern="^[0-9a-f]{8}$")
+    md5: HexId
+    state: ObjectState
+    created_ms: UnixMs
+    landing: HexId | None
+    places: list[Place] = Field(max_length=1000, description="In order; more than one for a large object.")
+    places_left_out: Count = Field(description="Places after these, of a very large object.")
+
+
+class GcBlock(_Answer):
+    """A block GC considers. `unconfirmed` of its live objects are known from rows only."""
+
+    block: HexId
+    hole_ratio: Ratio
+    size_bytes: Bytes
+    live_objects: Count
+    live_bytes: Bytes
+    unconfirmed: Count
+    header_bytes_read: Bytes
+    collect: bool = Field(description="A run now would collect it.")
+
+
+class GcPlan(_Answer):
+    """What a GC run now would do: `nos-ec gc plan`. The sums are over all candidates, `blocks` are the emptiest."""
+
+    model_config = _example(
+        candidates=1, victims=1, bytes_to_rewrite=2097152, bytes_to_reclaim=33554432, header_bytes_read=131072,
+        block_bytes_examined=33554432, computed_at_ms=1763700000000,
+        blocks=[{"block": _BLOCK, "hole_ratio": 0.9367, "size_bytes": 33554432, "live_objects": 31,
+                 "live_bytes": 2097152, "unconfirmed": 0, "header_bytes_read": 131072, "collect": True}],
+    )  # fmt: skip
+    candidates: Count
+    victims: Count
+    bytes_to_rewrite: Bytes
+    bytes_to_reclaim: Bytes
+    header_bytes_read: Bytes
+    block_bytes_examined: Bytes
+    blocks: list[GcBlock] = Field(max_length=1000)
+    computed_at_ms: UnixMs
+
+
+class HealthModel(_Answer):
+    """`problems` names the parts that are not well; the reasons are in the log."""
+
+    model_config = _example(ok=True, problems=[])
+    ok: bool
+    problems: list[str] = Field(max_length=64)

@@ -1,0 +1,300 @@
+"""What the API reads, as values of its models. Nothing here can change anything.
+
+Every answer is bounded: lists are pages, a filtered page examines a bounded number of rows, and what costs a walk
+over all blocks is kept for some seconds (and for ten times as long as it took).
+"""
+
+from __future__ import annotations
+
+from collections.abc import KeysView
+from dataclasses import asdict
+
+from nos_ec.admin import models
+from nos_ec.core.header import GroupHeader
+from nos_ec.core.histogram import Histogram
+from nos_ec.core.ids import BlockId, Extent, ObjectKey
+from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.engine.collector import BlockDecision, Collector
+from nos_ec.engine.header_scan import scan_headers
+from nos_ec.monitoring.monitor import Cached
+from nos_ec.monitoring.sources import StoreFigures
+from nos_ec.ports.metadata import BlockRow, ObjectRow, Placed
+from nos_ec.wiring import System
+
+PAGE_MAX = 1000
+"""Entries of a list, at most; and rows that one request for a page examines."""
+
+_UTILISATION_BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
+_HOLE_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+class Readings:
+    """Answers over one open store. Safe to call from several threads."""
+
+    def __init__(self, system: System, collector: Collector, age_ms_max: int) -> None:
+        """`age_ms_max`: how old figures of the whole store may be."""
+        self._system = system
+        self._collector = collector
+        self._figures = Cached(lambda: (system.figures(), system.clock.now_ms()), system.clock, age_ms_max)
+        self.histograms = Cached(self._count_blocks, system.clock, age_ms_max)
+        """How full the blocks are. Walks over all block rows. Raises Transient."""
+        self._plan = Cached(self._make_plan, system.clock, age_ms_max)
+
+    # --- the whole store --------------------------------------------------------------------------
+    def status(self) -> models.Status:
+        """Utilisation and its parts, blocks by state. Raises Transient."""
+        figures, at_ms = self._figures()
+        totals, size_bytes = figures.totals, figures.totals.stripes * figures.stripe_size
+        return models.Status(
+            geometry=models.GeometryModel(**asdict(self._system.geometry)),
+            utilisation=_ratio(totals.live_bytes, size_bytes),
+            hole_ratio=_ratio(totals.dead_bytes, totals.live_bytes + totals.dead_bytes),
+            overhead_ratio=_ratio(totals.overhead_bytes, size_bytes),
+            stripes=totals.stripes,
+            live_bytes=totals.live_bytes,
+            dead_bytes=totals.dead_bytes,
+            overhead_bytes=totals.overhead_bytes,
+            packed_objects=totals.packed_objects,
+            landing_deletions=totals.landing_deletions,
+            leases=totals.leases,
+            blocks=_block_counts(figures),
+            free_bytes=figures.free_bytes,
+            computed_at_ms=at_ms,
+        )
+
+    def backlog(self) -> models.Backlog:
+        """What waits to be packed, and the consumer group's lag. Raises Transient."""
+        figures, at_ms = self._figures()
+        totals = figures.totals
+        return models.Backlog(
+            landed_objects=totals.landed_objects,
+            landed_bytes=totals.landed_bytes,
+            queued_objects=totals.queued_objects,
+            queued_bytes=totals.queued_bytes,
+            lag_messages=figures.lag,
+            landing_deletions=totals.landing_deletions,
+            computed_at_ms=at_ms,
+        )
+
+    def _count_blocks(self) -> models.Histograms:
+        full, holes = _Buckets(_UTILISATION_BOUNDS), _Buckets(_HOLE_BOUNDS)
+        blocks = stripes = 0
+        after: BlockId | None = None
+        while page := self._system.metadata.list_blocks(after, PAGE_MAX):
+            after = page[-1].block_id
+            for row in page:
+                utilisation = self._utilisation(row)
+                if utilisation is not None:
+                    blocks += 1
+                    stripes += row.stripes
+                    full.add(utilisation, row.stripes)
+                    holes.add(row.hole_ratio, row.stripes)
+        return models.Histograms(
+            blocks=blocks,
+            stripes=stripes,
+            utilisation=full.models(),
+            hole_ratio=holes.models(),
+            computed_at_ms=self._system.clock.now_ms(),
+        )
+
+    # --- blocks -----------------------------------------------------------------------------------
+    def blocks(
+        self,
+        after: BlockId | None,
+        limit: int,
+        kind: BlockKind | None,
+        state: BlockState | None,
+        hole_ratio_min: float,
+    ) -> models.BlockPage:
+        """Blocks after an id that pass the filters. Examines at most PAGE_MAX rows. Raises Transient."""
+        found: list[models.Block] = []
+        rows_max = limit if kind is None and state is None and hole_ratio_min == 0 else PAGE_MAX
+        rows = self._system.metadata.list_blocks(after, rows_max)
+        for row in rows:
+            after = row.block_id
+            wanted = (kind is None or row.kind is kind) and (state is None or row.state is state)
+            if wanted and row.hole_ratio >= hole_ratio_min:
+                found.append(self._block(row))
+                if len(found) == limit:
+                    break
+        whole = len(rows) < rows_max and (not rows or after == rows[-1].block_id)
+        return models.BlockPage(blocks=found, next_after=None if whole or after is None else after.hex())
+
+    def block(self, block_id: BlockId) -> models.BlockDetail:
+        """One block, decoded from its headers. Raises NotFound, Transient."""
+        row = self._system.metadata.block(block_id)
+        scan = scan_headers(self._system.blocks, block_id, row.stripes)
+        live = {_identity(placed): placed for placed in self._system.metadata.placed_in(block_id)}
+        written = {identity for header in scan.headers for identity in self._identities(header)}
+        return models.BlockDetail(
+            block=self._block(row),
+            groups=[self._group(header, live.keys()) for header in scan.headers],
+            damaged_stripes=list(scan.damaged_stripes),
+            unconfirmed_objects=len(live.keys() - written),
+            header_bytes_read=scan.bytes_read,
+        )
+
+    def entries(self, block_id: BlockId, after: int, limit: int) -> models.EntryPage:
+        """Objects in a block at offsets greater than `after`. Raises NotFound, Transient."""
+        row = self._system.metadata.block(block_id)
+        scan = scan_headers(self._system.blocks, block_id, row.stripes)
+        live = {_identity(placed): placed for placed in self._system.metadata.placed_in(block_id)}
+        found = []
+        for header in scan.headers:
+            for identity, entry in zip(self._identities(header), header.entries, strict=True):
+                found.append(_entry(identity, entry.crc32c, live.pop(identity, None), in_header=True))
+        found += [_entry(identity, placed.crc32c, placed, in_header=False) for identity, placed in live.items()]
+        page = sorted((one for one in found if one.offset > after), key=lambda one: one.offset)
+        return models.EntryPage(entries=page[:limit], next_after=page[limit - 1].offset if len(page) > limit else None)
+
+    # --- objects ----------------------------------------------------------------------------------
+    def object(self, key: ObjectKey) -> models.ObjectDetail:
+        """An object and where its bytes are. Raises NotFound, Transient."""
+        row = self._system.metadata.get(key)
+        extents = self._extents(row)
+        return models.ObjectDetail(
+            bucket=row.key.bucket,
+            name=row.key.name,
+            version=row.version,
+            size=row.size,
+            crc32c=f"{row.crc32c:08x}",
+            md5=row.md5.hex(),
+            state=row.state,
+            created_ms=row.created_ms,
+            landing=row.landing_id.hex() if row.landing_id is not None else None,
+            places=[self._place(extent) for extent in extents[:PAGE_MAX]],
+            places_left_out=max(0, len(extents) - PAGE_MAX),
+        )
+
+    def _extents(self, row: ObjectRow) -> list[Extent]:
+        if row.extent is not None:
+            return [row.extent]
+        return [segment.extent for segment in self._system.metadata.segments(row.object_id, row.version)]
+
+    def _place(self, extent: Extent) -> models.Place:
+        return models.Place(
+            block=extent.block_id.hex(),
+            offset=extent.offset,
+            length=extent.length,
+            chunks=self._system.geometry.chunks_touched(extent.offset, extent.length),
+        )
+
+    # --- GC ---------------------------------------------------------------------------------------
+    def gc_plan(self, limit: int) -> models.GcPlan:
+        """What a GC run would do now. Raises Transient."""
+        plan = self._plan()
+        return plan.model_copy(update={"blocks": plan.blocks[:limit]})
+
+    def _make_plan(self) -> models.GcPlan:
+        plan = self._collector.plan()
+        victims = {block.block_id for block in plan.victims}
+        return models.GcPlan(
+            candidates=len(plan.decisions),
+            victims=len(victims),
+            bytes_to_rewrite=sum(block.live_bytes for block in plan.victims),
+            bytes_to_reclaim=sum(d.size_bytes for d in plan.decisions if d.block.block_id in victims),
+            header_bytes_read=sum(decision.header_bytes_read for decision in plan.decisions),
+            block_bytes_examined=sum(decision.size_bytes for decision in plan.decisions),
+            blocks=[_gc_block(d, collect=d.block.block_id in victims) for d in plan.decisions[:PAGE_MAX]],
+            computed_at_ms=self._system.clock.now_ms(),
+        )
+
+    # --- values -----------------------------------------------------------------------------------
+    def _utilisation(self, row: BlockRow) -> float | None:
+        return _ratio(row.live_bytes, row.stripes * self._system.geometry.stripe_size)
+
+    def _block(self, row: BlockRow) -> models.Block:
+        return models.Block(
+            block=row.block_id.hex(),
+            kind=row.kind,
+            state=row.state,
+            writer=row.writer,
+            epoch=row.epoch,
+            stripes=row.stripes,
+            live_bytes=row.live_bytes,
+            dead_bytes=row.dead_bytes,
+            overhead_bytes=row.overhead_bytes,
+            live_objects=row.live_objects,
+            utilisation=self._utilisation(row),
+            hole_ratio=round(row.hole_ratio, 6),
+            created_ms=row.created_ms,
+            delete_after_ms=row.delete_after_ms,
+        )
+
+    def _identities(self, header: GroupHeader) -> list[_Identity]:
+        start = header.group_index * self._system.geometry.stripe_size
+        return [(entry.key_md5, entry.object_version, start + entry.offset, entry.length) for entry in header.entries]
+
+    def _group(self, header: GroupHeader, live: KeysView[_Identity]) -> models.Group:
+        return models.Group(
+            stripe=header.group_index,
+            stripe_count=header.stripe_count,
+            header_bytes=header.header_length,
+            names_bytes=header.names_length,
+            data_bytes=header.data_length,
+            entries=len(header.entries),
+            live_entries=sum(identity in live for identity in self._identities(header)),
+            writer_epoch=header.writer_epoch,
+            written_at_ms=header.written_at_ms,
+        )
+
+
+_Identity = tuple[bytes, int, int, int]
+"""(MD5 of the key, version, offset from the start of the block, length): what header and row must agree on."""
+
+
+class _Buckets:
+    """Blocks and their stripes, counted by a ratio."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._blocks = Histogram(bounds)
+        self._stripes = Histogram(bounds)
+
+    def add(self, ratio: float, stripes: int) -> None:
+        self._blocks.add(ratio)
+        self._stripes.add(ratio, stripes)
+
+    def models(self) -> list[models.Bucket]:
+        counted = zip(self._blocks.bounds, self._blocks.counts, self._stripes.counts, strict=False)
+        return [models.Bucket(up_to=bound, blocks=blocks, stripes=stripes) for bound, blocks, stripes in counted]
+
+
+def _identity(placed: Placed) -> _Identity:
+    return placed.key.md5, placed.version, placed.extent.offset, placed.extent.length
+
+
+def _entry(identity: _Identity, crc32c: int, placed: Placed | None, *, in_header: bool) -> models.EntryModel:
+    key_md5, version, offset, length = identity
+    return models.EntryModel(
+        offset=offset,
+        length=length,
+        version=version,
+        crc32c=f"{crc32c:08x}",
+        key_md5=key_md5.hex(),
+        live=placed is not None,
+        in_header=in_header,
+        bucket=placed.key.bucket if placed is not None else None,
+        name=placed.key.name if placed is not None else None,
+    )
+
+
+def _gc_block(decision: BlockDecision, *, collect: bool) -> models.GcBlock:
+    return models.GcBlock(
+        block=decision.block.block_id.hex(),
+        hole_ratio=round(decision.block.hole_ratio, 4),
+        size_bytes=decision.size_bytes,
+        live_objects=decision.live_objects,
+        live_bytes=decision.block.live_bytes,
+        unconfirmed=decision.unconfirmed,
+        header_bytes_read=decision.header_bytes_read,
+        collect=collect,
+    )
+
+
+def _block_counts(figures: StoreFigures) -> list[models.BlockCount]:
+    counts = sorted(figures.totals.blocks.items())
+    return [models.BlockCount(kind=kind, state=state, count=count) for (kind, state), count in counts]
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return round(part / whole, 6) if whole else None

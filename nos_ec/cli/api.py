@@ -1,0 +1,43 @@
+"""api."""
+
+from __future__ import annotations
+
+import typer
+
+from nos_ec.admin.access import find_token
+from nos_ec.admin.app import make_app
+from nos_ec.admin.readings import Readings
+from nos_ec.admin.server import Server
+from nos_ec.cli.context import AsJson, context, log_for_daemons, stop_on_signals
+from nos_ec.cli.output import emit, out
+from nos_ec.cli.watching import pulse
+from nos_ec.core.errors import Transient
+from nos_ec.wiring import open_system
+from nos_gc.assemble import gc_collector
+
+_TURN_MS = 500
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(api)
+
+
+def api(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Serve the read-only admin API over HTTP. Runs until SIGTERM. Needs a token (docs/API.md)."""
+    settings = context(ctx).settings()
+    log_for_daemons(settings)
+    token = find_token(settings.api)
+    stop = stop_on_signals()
+    with open_system(settings) as system:
+        monitor = system.monitor("api", writes=False)
+        system.watch_store(monitor)
+        readings = Readings(system, gc_collector(system), settings.monitoring.figures_ms)
+        app = make_app(readings, monitor, token)
+        with Server(app, settings.api.host, settings.api.port) as server, pulse(monitor, system):
+            emit({"url": server.url}, as_json, lambda: out.print(f"listening on {server.url}", markup=False))
+            beat = monitor.health.heart("serving")
+            while not system.clock.wait(stop, _TURN_MS):
+                if not server.running:
+                    raise Transient("the HTTP server ended by itself; its log says why")
+                beat(_TURN_MS)

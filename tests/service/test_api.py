@@ -1,0 +1,588 @@
+"""The admin API on a real store: right figures, bounded lists, errors of one shape, nobody in without the token,
+and nothing that can be changed through it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from fastapi import FastAPI
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from pydantic import SecretStr
+from schemathesis.core.result import Ok
+from schemathesis.generation import GenerationMode
+from schemathesis.schemas import APIOperation
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from nos_ec.admin import models
+from nos_ec.admin.access import Token, find_token
+from nos_ec.admin.app import make_app
+from nos_ec.admin.readings import PAGE_MAX, Readings
+from nos_ec.admin.server import Server
+from nos_ec.cli.app import run
+from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.monitoring.metrics import METRICS
+from nos_ec.settings import ApiSettings
+from nos_ec.wiring import System
+from nos_gc.assemble import gc_collector, gc_service
+
+from .conftest import CHUNK, STRIPE, Bench
+from .test_endpoints import free_port, until
+
+TOKEN = "a-token-of-more-than-16-characters"
+Operation = APIOperation[Any, Any, Any, Any]
+AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def app_of(system: System, token: Token | None) -> FastAPI:
+    monitor = system.monitor("api", writes=False)
+    system.watch_store(monitor)
+    monitor.health.started()
+    return make_app(Readings(system, gc_collector(system), age_ms_max=0), monitor, token)
+
+
+@contextmanager
+def serve(app: FastAPI, **headers: str) -> Iterator[httpx.Client]:
+    """A client of the app over real HTTP."""
+    with Server(app, "127.0.0.1", 0) as server, httpx.Client(base_url=server.url, headers=headers) as client:
+        yield client
+
+
+class Api:
+    """A client that brings the token."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
+
+    def __call__(self, path: str, **query: Any) -> Any:
+        reply = self.client.get(path, params=query)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def refused(self, path: str, status: int, **query: Any) -> models.Problem:
+        reply = self.client.get(path, params=query)
+        assert (reply.status_code, reply.headers["content-type"]) == (status, "application/problem+json"), reply.text
+        problem = models.Problem.model_validate_json(reply.content)
+        assert problem.status == status
+        return problem
+
+
+@pytest.fixture
+def api(system: System) -> Iterator[Api]:
+    with serve(app_of(system, Token(TOKEN)), **AUTHORISED) as client:
+        yield Api(client)
+
+
+def fill(bench: Bench, system: System) -> None:
+    """Packed objects, a large one, an empty one, holes, and some that still wait."""
+    bench.put_some(system, 200)
+    bench.put(system, "large", bench.data(3 * 8 * STRIPE))
+    bench.put(system, "empty", b"")
+    bench.pack(system)
+    for key in list(bench.acknowledged)[20:120]:
+        bench.delete(system, key)
+    bench.put_some(system, 15, prefix="waiting")
+
+
+# --- figures -------------------------------------------------------------------------------------------------------
+def test_status_is_what_the_command_says(
+    api: Api, bench: Bench, system: System, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fill(bench, system)
+    found = api("/v1/status")
+    capfd.readouterr()
+    assert run(["--config", str(bench.config), "status", "--json"]) == 0
+    said = json.loads(capfd.readouterr().out.splitlines()[-1])
+    for name in found.keys() - {"geometry", "computed_at_ms", "free_bytes"}:
+        assert found[name] == said[name], name
+    assert found["live_bytes"] + found["dead_bytes"] + found["overhead_bytes"] == found["stripes"] * STRIPE
+    assert found["geometry"]["chunk_size"] == CHUNK
+    assert found["free_bytes"] > 0
+
+
+def test_an_empty_store_has_no_ratios(api: Api) -> None:
+    status = api("/v1/status")
+    assert (status["utilisation"], status["hole_ratio"], status["stripes"], status["blocks"]) == (None, None, 0, [])
+    assert api("/v1/blocks") == {"blocks": [], "next_after": None}
+    histograms = api("/v1/histograms")
+    assert (histograms["blocks"], sum(bucket["blocks"] for bucket in histograms["utilisation"])) == (0, 0)
+    assert api("/v1/gc/plan")["blocks"] == []
+
+
+def test_backlog(api: Api, bench: Bench, system: System) -> None:
+    fill(bench, system)
+    bench.produce(system)
+    bench.put_some(system, 5, prefix="late")
+    backlog = api("/v1/backlog")
+    assert (backlog["landed_objects"], backlog["queued_objects"], backlog["lag_messages"]) == (5, 15, 15)
+    waiting = sum(len(data) for key, data in bench.acknowledged.items() if key.name.startswith(("waiting", "late")))
+    assert backlog["landed_bytes"] + backlog["queued_bytes"] == waiting
+
+
+def test_histograms_count_every_block_once(api: Api, bench: Bench, system: System) -> None:
+    fill(bench, system)
+    rows = [row for row in system.metadata.list_blocks(None, 1000) if row.stripes]
+    found = api("/v1/histograms")
+    assert (found["blocks"], found["stripes"]) == (len(rows), sum(row.stripes for row in rows))
+    for name in ("utilisation", "hole_ratio"):
+        buckets = found[name]
+        assert sum(bucket["blocks"] for bucket in buckets) == len(rows)
+        assert sum(bucket["stripes"] for bucket in buckets) == found["stripes"]
+        assert buckets[-1]["up_to"] == 1
+    fullest = max(row.live_bytes / (row.stripes * STRIPE) for row in rows)
+    bounds = [bucket["up_to"] for bucket in found["utilisation"] if bucket["blocks"]]
+    assert bounds[-1] == min(bucket["up_to"] for bucket in found["utilisation"] if bucket["up_to"] >= fullest)
+
+
+# --- blocks --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("limit", [1, 2, 3, 1000])
+def test_pages_of_blocks_have_every_block_once(api: Api, bench: Bench, system: System, limit: int) -> None:
+    fill(bench, system)
+    wanted = [row.block_id.hex() for row in system.metadata.list_blocks(None, 1000)]
+    assert len(wanted) >= 4
+    assert [block["block"] for block in pages(api, "/v1/blocks", "blocks", limit=limit)] == wanted
+
+
+def test_blocks_can_be_filtered(api: Api, bench: Bench, system: System) -> None:
+    fill(bench, system)
+    rows = system.metadata.list_blocks(None, 1000)
+    large = pages(api, "/v1/blocks", "blocks", limit=1, kind="large")
+    assert {block["block"] for block in large} == {row.block_id.hex() for row in rows if row.kind.value == "large"}
+    assert len(large) >= 3
+    holes = pages(api, "/v1/blocks", "blocks", limit=1, kind="fresh", hole_ratio_min=0.2)
+    assert {block["block"] for block in holes} == {
+        row.block_id.hex() for row in rows if row.kind.value == "fresh" and row.hole_ratio >= 0.2
+    }
+    assert pages(api, "/v1/blocks", "blocks", limit=5, state="fenced") == []
+
+
+def pages(api: Api, path: str, items: str, **query: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for _ in range(1000):
+        page = api(path, **query)
+        assert len(page[items]) <= query["limit"]
+        found += page[items]
+        if page["next_after"] is None:
+            return found
+        query["after"] = page["next_after"]
+    raise AssertionError("the pages do not end")
+
+
+def test_a_block_is_decoded_from_its_headers(api: Api, bench: Bench, system: System) -> None:
+    fill(bench, system)
+    live: dict[tuple[str, str], dict[str, Any]] = {}
+    dead = 0
+    before = system.blocks.counters()
+    for row in system.metadata.list_blocks(None, 1000):
+        detail = api(f"/v1/blocks/{row.block_id.hex()}")
+        assert (detail["damaged_stripes"], detail["unconfirmed_objects"]) == ([], 0)
+        assert sum(group["stripe_count"] for group in detail["groups"]) == row.stripes
+        assert sum(group["data_bytes"] for group in detail["groups"]) == row.live_bytes + row.dead_bytes
+        entries = pages(api, f"/v1/blocks/{row.block_id.hex()}/entries", "entries", limit=7)
+        assert len(entries) == sum(group["entries"] for group in detail["groups"])
+        assert sum(entry["live"] for entry in entries) == sum(group["live_entries"] for group in detail["groups"])
+        assert sum(entry["length"] for entry in entries if entry["live"]) == row.live_bytes
+        assert [entry["offset"] for entry in entries] == sorted(entry["offset"] for entry in entries)
+        assert all(entry["in_header"] for entry in entries)
+        for entry in entries:
+            if entry["live"]:
+                live[entry["bucket"], entry["name"]] = entry
+            else:
+                dead += 1
+                assert (entry["bucket"], entry["name"]) == (None, None)
+    packed = {key for key, data in bench.acknowledged.items() if data and not key.name.startswith("waiting")}
+    assert live.keys() == {(key.bucket, key.name) for key in packed}
+    assert dead == 100
+    read = system.blocks.counters().shard_bytes - before.shard_bytes
+    assert read < system.metadata.totals().stripes * STRIPE, "headers only, though each was read many times over"
+
+
+def test_a_damaged_header_is_said_aloud(api: Api, bench: Bench, system: System) -> None:
+    """Objects that only a row places in the block are shown, too."""
+    fill(bench, system)
+    row = next(row for row in system.metadata.list_blocks(None, 1000) if row.kind.value == "fresh" and row.live_objects)
+    for shard in sorted((bench.folder / "store" / "blocks").glob(f"shard-*/*/{row.block_id.hex()}"))[:4]:
+        content = bytearray(shard.read_bytes())
+        content[4096:] = bytes(len(content) - 4096)
+        shard.write_bytes(content)
+    detail = api(f"/v1/blocks/{row.block_id.hex()}")
+    assert detail["damaged_stripes"]
+    assert detail["unconfirmed_objects"] > 0
+    entries = pages(api, f"/v1/blocks/{row.block_id.hex()}/entries", "entries", limit=1000)
+    assert sum(not entry["in_header"] for entry in entries) == detail["unconfirmed_objects"]
+    assert sum(entry["live"] for entry in entries) == row.live_objects
+
+
+# --- objects, GC ---------------------------------------------------------------------------------------------------
+def test_where_an_object_is(api: Api, bench: Bench, system: System) -> None:
+    fill(bench, system)
+    for key, data in bench.acknowledged.items():
+        found = api("/v1/object", bucket=key.bucket, name=key.name)
+        row = system.metadata.get(key)
+        assert (found["size"], found["state"], found["md5"]) == (len(data), row.state.value, row.md5.hex())
+        assert sum(place["length"] for place in found["places"]) == (0 if found["landing"] else len(data))
+        for place in found["places"]:
+            block = BlockId(bytes.fromhex(place["block"]))
+            assert system.blocks.read(block, place["offset"], place["length"]) in data
+    assert len(api("/v1/object", bucket="b", name="large")["places"]) > 1
+    assert api("/v1/object", bucket="b", name="empty")["state"] == "empty"
+    bench.put(system, "ä//ö #?%2F", b"odd")
+    assert api("/v1/object", bucket="b", name="ä//ö #?%2F")["landing"]
+
+
+def test_the_gc_plan_is_what_the_command_says(
+    api: Api, bench: Bench, system: System, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fill(bench, system)
+    for key in [key for key in bench.acknowledged if not key.name.startswith("waiting")][:-3]:
+        bench.delete(system, key)
+    plan = api("/v1/gc/plan")
+    capfd.readouterr()
+    assert run(["--config", str(bench.config), "gc", "plan", "--json"]) == 0
+    said = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert len(plan["blocks"]) == plan["candidates"] >= 2
+    for name, value in said.items():
+        assert plan[name] == value, name
+    shorter = api("/v1/gc/plan", limit=1)
+    assert shorter["blocks"] == plan["blocks"][:1]
+    assert shorter["candidates"] == plan["candidates"]
+
+
+# --- errors --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("path", "query", "status", "says"),
+    [
+        ("/v1/blocks/" + "0" * 32, {}, 404, "0000"),
+        ("/v1/blocks/" + "0" * 32 + "/entries", {}, 404, "0000"),
+        ("/v1/blocks/nothex", {}, 422, "path.block"),
+        ("/v1/object", {"bucket": "b", "name": "none"}, 404, "b/none"),
+        ("/v1/object", {"bucket": "b/c", "name": "x"}, 400, "without '/'"),
+        ("/v1/object", {"bucket": "b", "name": "../x"}, 400, "refused"),
+        ("/v1/object", {"bucket": "b"}, 422, "query.name"),
+        ("/v1/blocks", {"limit": PAGE_MAX + 1}, 422, "query.limit"),
+        ("/v1/blocks", {"limit": 0}, 422, "query.limit"),
+        ("/v1/blocks", {"hole_ratio_min": "nan"}, 422, "query.hole_ratio_min"),
+        ("/v1/blocks", {"after": "xyz"}, 422, "query.after"),
+        ("/v1/blocks", {"state": "lost"}, 422, "query.state"),
+        ("/v1/blocks", {"sate": "open"}, 422, "no such parameter: sate; use after"),
+        ("/v1/status", {"limit": 5}, 422, "there are none here"),
+        ("/nothing", {}, 404, "Not Found"),
+    ],
+)
+def test_errors_have_one_shape(api: Api, path: str, query: dict[str, Any], status: int, says: str) -> None:
+    problem = api.refused(path, status, **query)
+    assert says in problem.detail
+    kinds = {400: "invalid-input", 404: "not-found", 422: "invalid-parameters"}
+    assert problem.type == f"urn:nos-ec:problem:{kinds[status]}"
+
+
+def test_a_store_that_is_away_is_no_bug(api: Api, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away() -> None:
+        raise Transient("metadata: db:3306 does not answer")
+
+    monkeypatch.setattr(system.metadata, "totals", away)
+    problem = api.refused("/v1/status", 503)
+    assert (problem.type, problem.detail) == ("urn:nos-ec:problem:transient", "metadata: db:3306 does not answer")
+    assert api.client.get("/v1/status").headers["retry-after"]
+
+
+def test_a_bug_shows_no_trace(api: Api, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(system.metadata, "totals", broken)
+    problem = api.refused("/v1/status", 500)
+    assert "secret" not in problem.detail
+    assert "log" in problem.detail
+
+
+# --- access --------------------------------------------------------------------------------------------------------
+def routes(app: FastAPI) -> list[str]:
+    return sorted(app.openapi()["paths"])
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer"},
+        {"Authorization": f"Bearer {TOKEN}x"},
+        {"Authorization": f"Bearer {TOKEN[:-1]}"},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": TOKEN},
+        {"X-Token": TOKEN},
+    ],
+)
+def test_nobody_gets_in_without_the_token(system: System, headers: dict[str, str]) -> None:
+    app = app_of(system, Token(TOKEN))
+    open_paths = {"/livez", "/readyz"}
+    with serve(app, **headers) as client:
+        for path in routes(app):
+            reply = client.get(path.replace("{block}", "0" * 32), params={"bucket": "b", "name": "n"})
+            if path in open_paths:
+                assert reply.json() == {"ok": True, "problems": []}
+            else:
+                assert reply.status_code == 401, path
+                assert reply.headers["www-authenticate"] == "Bearer"
+                assert reply.headers["content-type"] == "application/problem+json"
+    assert open_paths < set(routes(app))
+
+
+def test_without_a_token_everybody_gets_in(system: System) -> None:
+    with serve(app_of(system, None)) as client:
+        assert client.get("/v1/status").status_code == 200
+
+
+def test_which_token_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    file.chmod(0o640)
+    for found in (find_token(ApiSettings(token=SecretStr(TOKEN))), find_token(ApiSettings(token_file=file))):
+        assert found is not None
+        assert found.matches(TOKEN)
+        assert not found.matches(TOKEN + "\n")
+        assert not found.matches("")
+        assert TOKEN not in repr(vars(found))
+    assert find_token(ApiSettings(anonymous=True)) is None
+    assert find_token(ApiSettings(anonymous=True, host="::1")) is None
+    assert find_token(ApiSettings(anonymous=True, token=SecretStr(TOKEN))) is not None
+
+
+def test_tokens_that_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o644)
+    refused = {
+        "needs a token": ApiSettings(),
+        "both set": ApiSettings(token=SecretStr(TOKEN), token_file=file),
+        "at least 16": ApiSettings(token=SecretStr("short")),
+        "printable ASCII": ApiSettings(token=SecretStr("ä" * 20)),
+        "read by everybody": ApiSettings(token_file=file),
+        "cannot be read": ApiSettings(token_file=tmp_path / "none"),
+        "this machine alone": ApiSettings(anonymous=True, host="0.0.0.0"),
+    }
+    for says, wrong in refused.items():
+        with pytest.raises(ConfigError, match=says):
+            find_token(wrong)
+
+
+# --- nothing can be changed ----------------------------------------------------------------------------------------
+def dump(bench: Bench) -> tuple[list[str], list[str], list[tuple[str, int, int]]]:
+    """The databases as SQL, and every other file with its size and time of change."""
+    root = bench.folder / "store"
+    databases = []
+    for name in ("metadata.db", "log.db"):
+        with closing(sqlite3.connect(root / name)) as connection:
+            databases.append(list(connection.iterdump()))
+    files = [
+        (str(path), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not path.name.startswith(("metadata.db", "log.db"))
+    ]
+    return databases[0], databases[1], files
+
+
+def test_there_are_only_routes_that_read(system: System) -> None:
+    methods = {method for path in app_of(system, None).openapi()["paths"].values() for method in path}
+    assert methods == {"get"}
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_no_other_method_is_answered(system: System, method: str) -> None:
+    app = app_of(system, None)
+    with serve(app) as client:
+        for path in routes(app):
+            reply = client.request(method, path.replace("{block}", "0" * 32))
+            assert reply.status_code == 405, path
+            assert reply.headers["allow"] == "GET"
+            assert reply.headers["content-type"] == "application/problem+json"
+
+
+def test_asking_everything_changes_nothing(bench: Bench, system: System, api: Api) -> None:
+    fill(bench, system)
+    before = dump(bench)
+    assert len(before[0]) > 100
+    for row in system.metadata.list_blocks(None, 1000):
+        api(f"/v1/blocks/{row.block_id.hex()}")
+        api(f"/v1/blocks/{row.block_id.hex()}/entries")
+    for path in ("/v1/status", "/v1/backlog", "/v1/histograms", "/v1/blocks", "/v1/gc/plan", "/livez", "/readyz"):
+        api(path)
+    assert api.client.get("/metrics").status_code == 200
+    for key in bench.acknowledged:
+        api("/v1/object", bucket=key.bucket, name=key.name)
+    assert dump(bench) == before
+    assert gc_service(system).run_once().blocks_deleted >= 0
+    assert dump(bench) != before, "the dump would not notice a change"
+
+
+# --- the contract --------------------------------------------------------------------------------------------------
+def test_examples_are_what_the_models_take() -> None:
+    checked = 0
+    for name in dir(models):
+        model = getattr(models, name)
+        extra = getattr(model, "model_config", {}).get("json_schema_extra", {})
+        for example in extra.get("examples", []):
+            assert json.loads(model.model_validate(example).model_dump_json()) == example, name
+            checked += 1
+    assert checked >= 9
+
+
+def test_every_answer_has_an_example(system: System) -> None:
+    document = app_of(system, Token(TOKEN)).openapi()
+    for path, methods in document["paths"].items():
+        content = methods["get"]["responses"]["200"]["content"]
+        if "application/json" in content:
+            name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            assert document["components"]["schemas"][name]["examples"], path
+
+
+def test_answers_keep_to_the_contract(bench: Bench, system: System) -> None:
+    """Random requests, right and wrong ones, to every route; the store is the same afterwards. What a key may be is
+    finer than a schema can say, so a request that the schema allows may be refused with 400."""
+    fill(bench, system)
+    before = dump(bench)
+    app = app_of(system, Token(TOKEN))
+    asked: Counter[tuple[str, GenerationMode]] = Counter()
+    with Server(app, "127.0.0.1", 0) as server:
+        schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+        for found in schema.get_all_operations():
+            assert isinstance(found, Ok)
+            operation = found.ok()
+            for mode in GenerationMode:
+                ask_at_random(operation, mode, asked)
+    assert {path for path, _ in asked} == set(routes(app))
+    assert {mode for path, mode in asked if path == "/v1/blocks"} == set(GenerationMode)
+    assert dump(bench) == before
+    bench.assert_readable(system)
+
+
+def ask_at_random(operation: Operation, mode: GenerationMode, asked: Counter[tuple[str, GenerationMode]]) -> None:
+    @settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: schemathesis.Case[Any]) -> None:
+        asked[operation.path, mode] += 1
+        case.call_and_validate(headers=AUTHORISED, excluded_checks=[positive_data_acceptance])
+
+    with suppress(Unsatisfiable):  # a route without parameters cannot be asked in a wrong way
+        ask()
+
+
+# --- the daemon ----------------------------------------------------------------------------------------------------
+def test_the_command_serves_until_it_is_stopped(bench: Bench, system: System, tmp_path: Path) -> None:
+    fill(bench, system)
+    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    systemd.bind(str(tmp_path / "notify"))
+    systemd.settimeout(20)
+    port = free_port()
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "api"],
+        env={
+            **environment,
+            "NOS_EC_API__PORT": str(port),
+            "NOS_EC_API__TOKEN": TOKEN,
+            "NOTIFY_SOCKET": str(tmp_path / "notify"),
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert systemd.recv(100) == b"READY=1"
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: is_ready(url), "the API is ready")
+        with httpx.Client(base_url=url, headers=AUTHORISED) as client:
+            assert client.get("/v1/status").json()["stripes"] == system.metadata.totals().stripes
+            text = client.get("/metrics").text
+            for metric in METRICS:
+                assert (f"\n{metric.exposed_name}" in text) == ("api" in metric.services), metric.name
+            assert httpx.get(f"{url}/v1/status").status_code == 401
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=20)
+        assert process.returncode == 0, log.decode()
+        assert TOKEN not in log.decode()
+        assert systemd.recv(100) == b"STOPPING=1"
+    finally:
+        process.kill()
+        process.communicate()
+        systemd.close()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_the_command_does_not_start_without_a_token(bench: Bench) -> None:
+    found = bench.run("api", "--json")
+    assert found.returncode == 3
+    assert "NOS_EC_API__TOKEN" in json.loads(found.stderr.splitlines()[-1])["message"]
+
+
+def test_a_request_in_flight_is_answered_before_the_end(system: System) -> None:
+    app = FastAPI()
+
+    @app.get("/slow")
+    def slow() -> str:
+        time.sleep(0.5)
+        return "done"
+
+    with closing(httpx.Client()) as client, Server(app, "127.0.0.1", 0) as server:
+        import threading
+
+        answers: list[int] = []
+        asking = threading.Thread(target=lambda: answers.append(client.get(f"{server.url}/slow").status_code))
+        asking.start()
+        time.sleep(0.2)
+    asking.join(timeout=10)
+    assert answers == [200]
+
+
+def test_a_taken_port_is_named() -> None:
+    with Server(FastAPI(), "127.0.0.1", 0) as first:
+        port = int(first.url.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*api\.port"):
+            Server(FastAPI(), "127.0.0.1", port)
+    with pytest.raises(ConfigError, match=r"api\.host"):
+        Server(FastAPI(), "no.such.host.invalid", 0)
+
+
+def test_readiness_follows_the_store(bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(_now_ms: int) -> None:
+        raise Transient("metadata: db:3306 does not answer")
+
+    monkeypatch.setattr(system.metadata, "expired_leases", away)
+    with serve(app_of(system, Token(TOKEN))) as client:
+        reply = client.get("/readyz")
+        assert (reply.status_code, reply.json()) == (503, {"ok": False, "problems": ["metadata"]})
+        assert client.get("/livez").status_code == 200
+
+
+def test_lost_shards_show_in_the_status_and_not_as_an_error(api: Api, bench: Bench, system: System) -> None:
+    fill(bench, system)
+    shard = bench.folder / "store" / "blocks" / "shard-02"
+    shutil.move(shard, shard.with_name("gone"))
+    status = api("/v1/status")
+    assert status["free_bytes"] is None
+    assert status["stripes"] > 0
+    api("/readyz")
+    key = next(iter(bench.acknowledged))
+    assert api("/v1/object", bucket=key.bucket, name=key.name)["bucket"] == ObjectKey(key.bucket, key.name).bucket
