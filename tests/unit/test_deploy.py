@@ -1,0 +1,161 @@
+"""What is in deploy/ fits the program: commands, options, settings and units that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nos_ec.cli.app import run
+from nos_ec.settings import check_settings, load_settings
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+UNITS = sorted((DEPLOY / "systemd").iterdir())
+SERVICES = [path for path in UNITS if path.suffix == ".service"]
+CRONTAB = DEPLOY / "cron" / "nos-ec.crontab"
+PROGRAM = "/opt/nos-ec/bin/nos-ec"
+CONFIG = "/etc/nos-ec/nos-ec.toml"
+
+Unit = dict[str, dict[str, list[str]]]
+
+
+def read_unit(path: Path) -> Unit:
+    """{section: {key: values}} of a unit file. Raises ValueError for a line that is none of its grammar."""
+    unit: Unit = {}
+    section = ""
+    for line in path.read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        if match := re.fullmatch(r"\[(\w+)\]", line):
+            section = match[1]
+            unit[section] = {}
+        elif match := re.fullmatch(r"(\w+)=(.*)", line):
+            unit[section].setdefault(match[1], []).append(match[2])
+        else:
+            raise ValueError(f"{path.name}: {line}")
+    return unit
+
+
+def arguments_of(command: str) -> list[str]:
+    """The arguments of a command line that runs the program with the configuration in its place."""
+    words = shlex.split(command)
+    assert words[:3] == [PROGRAM, "--config", CONFIG]
+    return words[3:]
+
+
+def exists(arguments: list[str]) -> bool:
+    """True when there is such a command with such options. Parses them, and runs nothing."""
+    return run([*arguments, "--help"]) == 0
+
+
+def crontab_entries() -> list[str]:
+    lines = CRONTAB.read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#") and not re.match(r"\w+=", line)]
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_services_run_commands_that_exist(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    service = read_unit(path)["Service"]
+    (command,) = service["ExecStart"]
+    assert exists(arguments_of(command))
+
+
+@pytest.mark.parametrize("wrong", ["gc run --aply", "gc runn", "consumr", "producer --twice"])
+def test_a_command_that_does_not_exist_is_found_out(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not exists(wrong.split())
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_services_set_settings_that_exist(path: Path) -> None:
+    given = dict(value.split("=", 1) for value in read_unit(path)["Service"].get("Environment", []))
+    env = {name: value.replace("%i", "1").replace("%d", "/run/credentials/x") for name, value in given.items()}
+    assert check_settings(None, env) == []
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_services_are_confined(path: Path) -> None:
+    service = read_unit(path)["Service"]
+    for key, value in {
+        "User": "nos-ec",
+        "NoNewPrivileges": "yes",
+        "ProtectSystem": "strict",
+        "PrivateTmp": "yes",
+        "CapabilityBoundingSet": "",
+    }.items():
+        assert service[key] == [value]
+
+
+def test_daemons_notify_and_end_up_under_one_target() -> None:
+    daemons = [path for path in SERVICES if path.name != "nos-ec-gc.service"]
+    assert len(daemons) == 3
+    for path in daemons:
+        unit = read_unit(path)
+        assert unit["Service"]["Type"] == ["notify"]
+        assert int(unit["Service"]["WatchdogSec"][0]) >= 30
+        assert unit["Install"]["WantedBy"] == unit["Unit"]["PartOf"] == ["nos-ec.target"]
+    assert read_unit(DEPLOY / "systemd" / "nos-ec-gc.timer")["Install"]["WantedBy"] == ["nos-ec.target"]
+
+
+def test_timers_start_services_that_exist() -> None:
+    timers = [path for path in UNITS if path.suffix == ".timer"]
+    assert timers
+    for path in timers:
+        assert path.with_suffix(".service") in SERVICES
+
+
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    """systemd's own check; the program it looks for is put in place."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed; the other tests of this file read the units themselves")
+    program = tmp_path / "nos-ec"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    copies = []
+    for path in UNITS:
+        copy = tmp_path / path.name.replace("@", "@1")
+        copy.write_text(path.read_text().replace(PROGRAM, str(program)))
+        copies.append(copy)
+    found = verify(analyze, copies)
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")
+    broken = tmp_path / "nos-ec-broken.service"
+    broken.write_text(copies[0].read_text() + "\n[Service]\nNoSuchKey=1\n")
+    assert "NoSuchKey" in verify(analyze, [broken]).stderr, "the check would pass for nothing"
+
+
+def verify(analyze: str, units: list[Path]) -> subprocess.CompletedProcess[str]:
+    command = [analyze, "verify", "--man=no", "--generators=no", *map(str, units)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_crontab_runs_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    entries = crontab_entries()
+    assert entries
+    field = r"(\*|\d+)(/\d+)?"
+    for line in entries:
+        *times, user, command = line.split(None, 6)
+        assert len(times) == 5
+        assert all(re.fullmatch(field, time) for time in times), line
+        assert user == "nos-ec"
+        assert "%" not in command, "cron makes a line break of it"
+        assert exists(arguments_of(command.removesuffix(">/dev/null")))
+    variables = dict(line.split("=", 1) for line in CRONTAB.read_text().splitlines() if re.match(r"NOS_EC_\w+=", line))
+    assert variables
+    assert check_settings(None, variables) == []
+
+
+def test_the_sample_configuration_is_right() -> None:
+    settings = load_settings(DEPLOY / "nos-ec.toml", {})
+    assert settings.store.root == Path("/var/lib/nos-ec")
+
+
+def test_the_readme_knows_every_file() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    for path in [*UNITS, CRONTAB, DEPLOY / "nos-ec.toml"]:
+        assert path.relative_to(DEPLOY).as_posix() in text, path.name
+    for port in re.findall(r"PORT=(\d+)$", "\n".join(path.read_text() for path in SERVICES), re.M):
+        assert port in text
