@@ -84,8 +84,9 @@ def _add_health(app: FastAPI, monitor: Monitor) -> None:
         return models.HealthModel(ok=found.good, problems=sorted(found.problems))
 
     @app.get("/livez", tags=["health"], responses=unwell)
-    def livez(response: Response) -> models.HealthModel:
+    async def livez(response: Response) -> models.HealthModel:
         """Does the process turn? Needs no token."""
+        # Not on a thread of the pool, which slow queries may have used up.
         return answer(monitor.health.alive(), response)
 
     @app.get("/readyz", tags=["health"], responses=unwell)

@@ -7,8 +7,10 @@ addresses of servers that do not answer.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from types import TracebackType
 from typing import Self
 
@@ -45,7 +47,7 @@ class Endpoint:
     def url(self) -> str:
         """Where it listens."""
         host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
+        return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
 
     def __enter__(self) -> Self:
         """Begin to answer."""
@@ -68,7 +70,12 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], monitor: Monitor) -> None:
         self.monitor = monitor
+        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Without looking up the name of the address, which may wait for a name server and is used for nothing."""
+        TCPServer.server_bind(self)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         """A client that hangs up is none of our business; the default writes its trace to stderr."""

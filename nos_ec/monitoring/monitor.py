@@ -32,9 +32,10 @@ class Monitor:
 
 
 class Cached(Generic[_T]):
-    """The result of `make`, made again when it is older than `age_ms_max`, by one caller while the others wait.
+    """The result of `make`, made again when it is older than `age_ms_max`.
 
-    A failure is raised and not kept.
+    One caller makes it; the others get the last one meanwhile, and wait only while there is none. So a slow query
+    holds one thread, not all of them. A failure is raised to the one who met it, and not kept.
     """
 
     def __init__(self, make: Callable[[], _T], clock: Clock, age_ms_max: int) -> None:
@@ -43,14 +44,20 @@ class Cached(Generic[_T]):
         self._age_ms_max = age_ms_max
         self._lock = Lock()
         self._good_until_ms = -1
+        self._made = False
         self._value: _T
 
     def __call__(self) -> _T:
         """The result. Raises what `make` raises."""
-        with self._lock:
+        if not self._lock.acquire(blocking=not self._made):
+            return self._value
+        try:
             started_ms = self._clock.now_ms()
             if started_ms >= self._good_until_ms:
                 self._value = self._make()
+                self._made = True
                 ended_ms = self._clock.now_ms()
                 self._good_until_ms = ended_ms + max(self._age_ms_max, COST_SHARE * (ended_ms - started_ms))
             return self._value
+        finally:
+            self._lock.release()

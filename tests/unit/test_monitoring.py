@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
+from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,6 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.histogram import Histogram
+from nos_ec.core.plan import GroupPlan
+from nos_ec.engine.lanes import WRITE_SECONDS_BOUNDS, Lanes
+from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 from nos_ec.monitoring import metrics
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.exposition import Exposition, Sample
@@ -150,6 +156,33 @@ def test_what_takes_long_is_kept_longer() -> None:
     assert cached() == 2
 
 
+def test_while_one_makes_it_the_others_get_the_last_one() -> None:
+    clock = FakeClock()
+    begun, go_on = threading.Event(), threading.Event()
+    made: list[int] = []
+
+    def make() -> int:
+        made.append(len(made))
+        if len(made) == 2:
+            begun.set()
+            assert go_on.wait(10)
+        return made[-1]
+
+    cached = Cached(make, clock, 1000)
+    assert cached() == 0
+    clock.advance(1000)
+    slow: list[int] = []
+    thread = threading.Thread(target=lambda: slow.append(cached()))
+    thread.start()
+    assert begun.wait(10)
+    assert [cached(), cached()] == [0, 0], "old, but there"
+    go_on.set()
+    thread.join(10)
+    assert slow == [1]
+    assert cached() == 1
+    assert made == [0, 1]
+
+
 def test_a_failure_is_not_kept() -> None:
     answers: list[Exception | int] = [Transient("away"), 5]
 
@@ -206,6 +239,15 @@ def test_ready_while_everything_answers() -> None:
     assert health.alive().good
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_where_an_endpoint_listens(host: str) -> None:
+    if host == "::1" and not _has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    monitor = Monitor("consumer", CollectorRegistry(), FakeClock(), 1000)
+    with Endpoint(monitor, host, 0) as endpoint, urllib.request.urlopen(f"{endpoint.url}/livez", timeout=10) as reply:
+        assert reply.status == 200
+
+
 def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
     monitor = Monitor("consumer", CollectorRegistry(), FakeClock(), 1000)
     with socket.socket() as taken:
@@ -214,6 +256,14 @@ def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*monitoring\.consumer_port"):
             Endpoint(monitor, "127.0.0.1", port)
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
 
 
 # --- systemd -------------------------------------------------------------------------------------------------------
@@ -306,6 +356,45 @@ def _silence(systemd: Systemd) -> bool:
     finally:
         systemd._socket.settimeout(5)
     return False
+
+
+# --- lanes ---------------------------------------------------------------------------------------------------------
+class SlowWriter:
+    """Stands in for a StripeWriter: writes when it is let."""
+
+    def __init__(self, timer: list[float], result: WriteResult) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self._timer, self._result = timer, result
+
+    def write(self, _plan: object) -> WriteResult:
+        self.begun.set()
+        assert self.go_on.wait(10)
+        self._timer[0] += 0.3
+        return self._result
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("stripe_count", [0, 4])
+def test_lanes_tell_what_they_are_at(stripe_count: int) -> None:
+    """Only groups that were written are timed: one that failed says nothing about writing."""
+    seconds = [100.0]
+    writer = SlowWriter(seconds, WriteResult(stripe_count=stripe_count))
+    lanes = Lanes([cast(StripeWriter, writer)], lambda: seconds[0])
+    assert (lanes.count, lanes.busy, lanes.busy_s_max()) == (1, 0, 0)
+    lanes.submit(cast(GroupPlan, object()))
+    assert writer.begun.wait(10)
+    seconds[0] += 2
+    assert (lanes.busy, lanes.busy_s_max()) == (1, 2)
+    writer.go_on.set()
+    assert len(lanes.collect(wait_ms=10_000)) == 1
+    lanes.close()
+    assert (lanes.busy, lanes.busy_s_max()) == (0, 0)
+    timed = {stripes: histogram.counts for stripes, histogram in lanes.write_seconds.items()}
+    counts = [int(bound == 5.0) for bound in (*WRITE_SECONDS_BOUNDS, None)]
+    assert timed == ({4: counts} if stripe_count else {})
+    assert sum(histogram.sum for histogram in lanes.write_seconds.values()) == (pytest.approx(2.3) if timed else 0)
 
 
 # --- documentation -------------------------------------------------------------------------------------------------

@@ -121,3 +121,13 @@ def test_cost_per_message_does_not_grow_with_what_is_in_flight() -> None:
         tracker.done(0, offset)
     assert tracker.committable() == {0: count}
     assert time.perf_counter() - started < 10
+
+
+def test_committed_says_by_how_much_it_moved() -> None:
+    tracker = OffsetTracker()
+    for partition, offset in ((0, 5), (0, 6), (0, 9), (1, 3)):
+        assert tracker.taken(partition, offset)
+        tracker.done(partition, offset)
+    assert tracker.committed({0: 7}) == 2
+    assert tracker.committed({0: 10, 1: 4, 2: 8}) == 4, "a partition that was given up counts nothing"
+    assert tracker.committed({0: 10, 1: 2}) == 0
