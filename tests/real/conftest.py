@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from nos_ec.testing.ceph_cluster import CephCluster
+
 SCRIPTS = Path(__file__).parents[2] / "deploy" / "dev"
 MISSING = 3
 """Exit status of the scripts when something is not there and cannot be installed."""
@@ -98,3 +100,18 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def mysql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from run_server("mysql", tmp_path_factory.mktemp("mysql"))
+
+
+@pytest.fixture(scope="session")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    for conf_file in run_server("ceph", tmp_path_factory.mktemp("ceph")):
+        cluster = CephCluster(Path(conf_file), SCRIPTS / "ceph.sh")
+        yield cluster
+        cluster.close()
+
+
+@pytest.fixture
+def xfail_unless_pages_are_read(ceph: CephCluster, request: pytest.FixtureRequest) -> None:
+    """For a test of what reads cost: the gap of an older Ceph, which must show, is an expected failure."""
+    if not ceph.reads_pages():
+        request.applymarker(pytest.mark.xfail(strict=True, reason="this Ceph or pool reads more than is asked for"))

@@ -1,0 +1,240 @@
+# The daemons of the development cluster: made once, started, stopped; sourced by ceph.sh.
+
+start_daemons() {
+    [ -e "$base/osd_count" ] && osd_count=$(cat "$base/osd_count")
+    [ "$osd_count" -ge 11 ] 2>/dev/null || failed "NOS_EC_DEV_CEPH_OSDS is $osd_count; 8+3 needs 11 or more"
+    # The path of a socket has at most 107 bytes. Daemons take no commands without one.
+    [ ${#base} -le 85 ] || failed "the path $base is too long for sockets; set NOS_EC_DEV_DIR to a shorter one"
+    [ ! -e "$base/flavour" ] || [ "$(cat "$base/flavour")" = "$flavour" ] ||
+        failed "$base was made by $(cat "$base/flavour"), not $flavour: set NOS_EC_DEV_CEPH to it, or remove $base"
+    [ -e "$base/mon/.complete" ] || make_monitor
+    launch mon ceph-mon -f -i a
+    launch mgr ceph-mgr -f -i x
+    await "the monitor to answer" "$wait_s_max" answers
+    [ -e "$base/osds.complete" ] || make_osds
+    local osd
+    for ((osd = 0; osd < osd_count; osd++)); do launch "osd.$osd" ceph-osd -f -i "$osd"; done
+    await "$osd_count OSDs to be up" "$wait_s_max" osds_are_up
+}
+
+# Start a daemon unless it runs. It never forks (-f), so the pid of what is started is the daemon's.
+launch() {
+    local daemon=$1 wrapped
+    shift
+    ! running_pid "$daemon" >/dev/null || return 0
+    wrap "$@" -c "$own_conf"
+    setsid nohup "${wrapped[@]}" >>"$base/log/$daemon.out" 2>&1 </dev/null 9>&- &
+    echo $! >"$base/run/$daemon.pid"
+}
+
+# The pid of one of our daemons; fails when it does not run. A pid that now belongs to another program does not count.
+running_pid() {
+    local pid
+    pid=$(cat "$base/run/$1.pid" 2>/dev/null) || return 1
+    { tr '\0' '\n' <"/proc/$pid/cmdline" | grep -qxF -- "$own_conf"; } 2>/dev/null || return 1
+    echo "$pid"
+}
+
+running_daemons() {
+    local file daemon
+    for file in "$base"/run/*.pid; do
+        daemon=$(basename "$file" .pid)
+        ! running_pid "$daemon" >/dev/null || echo "$daemon"
+    done
+}
+
+# TERM to all at once, KILL to what is left: BlueStore's journal makes both safe.
+stop_daemons() {
+    local daemons daemon waited
+    daemons=$(running_daemons)
+    [ -n "$daemons" ] || { echo "$name does not run"; return; }
+    for daemon in $daemons; do signal "$daemon" TERM; done
+    for ((waited = 0; waited < stop_wait_s_max * 5; waited++)); do
+        [ -n "$(running_daemons)" ] || break
+        sleep 0.2
+    done
+    for daemon in $(running_daemons); do signal "$daemon" KILL; done
+    sleep 0.2
+    [ -z "$(running_daemons)" ] || failed "still there: $(running_daemons | tr '\n' ' ')"
+    rm -f "$base"/run/*.pid
+    echo "$name stopped"
+}
+
+# A stopped process (SIGSTOP) takes its TERM only after CONT.
+signal() {
+    local pid
+    pid=$(running_pid "$1") || return 0
+    kill "-$2" "$pid" 2>/dev/null || true
+    kill -CONT "$pid" 2>/dev/null || true
+}
+
+# --- making -------------------------------------------------------------------------------------------------------
+
+# An `aes` key: type 1, time of creation, 16 random bytes. Tentacle's own tools would make aes256k keys, which older
+# client libraries cannot read.
+new_key() {
+    {
+        printf '\001\000'
+        printf '%08x' "$(date +%s)" | sed -E 's/(..)(..)(..)(..)/\\x\4\\x\3\\x\2\\x\1/' | xargs -0 printf
+        printf '\000\000\000\000\020\000'
+        head -c 16 /dev/urandom
+    } | base64 -w 0
+}
+
+keyring_entry() { # NAME CAP...    a CAP is such as: mon 'allow r'
+    printf '[%s]\n\tkey = %s\n' "$1" "$(new_key)"
+    shift
+    while [ $# -gt 0 ]; do printf '\tcaps %s = "%s"\n' "$1" "$2"; shift 2; done
+}
+
+make_monitor() {
+    rm -rf "$base/mon" "$base/mgr" "$base"/osd.* "$base"/client.*.keyring "$base/osds.complete" "$base/pools.complete"
+    (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null && failed "port $port is taken by another program; set NOS_EC_DEV_PORT"
+    mkdir -p "$base/mon" "$base/mgr"
+    local fsid ciphers=()
+    fsid=$(cat /proc/sys/kernel/random/uuid)
+    echo "$osd_count" >"$base/osd_count"
+    echo "$flavour" >"$base/flavour"
+    write_conf "$fsid"
+    (umask 077 && make_keyrings)
+    # The client library of Debian 12 knows the cipher `aes` alone.
+    ! run monmaptool --help 2>&1 | grep -q -- --auth-allowed-ciphers ||
+        ciphers=(--auth-allowed-ciphers aes,aes256k --auth-service-cipher aes --auth-preferred-cipher aes)
+    {
+        run monmaptool --create --clobber --fsid "$fsid" --addv a "[v2:127.0.0.1:$port]" "${ciphers[@]}" "$base/tmp/monmap" &&
+            run ceph-mon --mkfs -c "$own_conf" -i a --monmap "$base/tmp/monmap" --keyring "$base/tmp/first.keyring"
+    } >"$base/log/mon.make" 2>&1 || failed "the monitor cannot be made" "$base/log/mon.make"
+    cp "$base/tmp/mon.keyring" "$base/mon/keyring" # not before: a folder that is not empty counts as made
+    touch "$base/mon/.complete"
+}
+
+make_keyrings() {
+    keyring_entry client.admin mon 'allow *' osd 'allow *' mgr 'allow *' >"$base/admin.keyring"
+    keyring_entry mgr.x mon 'allow profile mgr' osd 'allow *' >"$base/mgr/keyring"
+    keyring_entry mon. mon 'allow *' >"$base/tmp/mon.keyring"
+    cat "$base/tmp/mon.keyring" "$base/mgr/keyring" "$base/admin.keyring" >"$base/tmp/first.keyring"
+}
+
+make_osds() {
+    local osd id ids=() commands="" pids=() pid
+    : >"$base/tmp/osds.keyring"
+    for ((osd = 0; osd < osd_count; osd++)); do
+        rm -rf "$base/osd.$osd"
+        mkdir -p "$base/osd.$osd"
+        id=$(cat /proc/sys/kernel/random/uuid)
+        ids+=("$id")
+        (umask 077 && keyring_entry "osd.$osd" mon 'allow profile osd' mgr 'allow profile osd' osd 'allow *' >"$base/osd.$osd/keyring")
+        cat "$base/osd.$osd/keyring" >>"$base/tmp/osds.keyring"
+        commands+="osd new $id $osd"$'\n'
+    done
+    printf '%s' "$commands" | ceph >"$base/log/osd.new" 2>&1 || failed "OSDs cannot be registered" "$base/log/osd.new"
+    ceph auth import -i "$base/tmp/osds.keyring" >>"$base/log/osd.new" 2>&1 || failed "OSDs cannot be registered" "$base/log/osd.new"
+    for ((osd = 0; osd < osd_count; osd++)); do
+        run ceph-osd --mkfs -c "$own_conf" -i "$osd" --osd-uuid "${ids[osd]}" >"$base/log/osd.$osd.make" 2>&1 9>&- &
+        pids+=($!)
+    done
+    osd=0
+    for pid in "${pids[@]}"; do
+        wait "$pid" || failed "osd.$osd cannot be made" "$base/log/osd.$osd.make"
+        osd=$((osd + 1))
+    done
+    touch "$base/osds.complete"
+}
+
+# Settings that differ from Ceph's defaults are there so that 12 OSDs fit one small machine and so that a test need
+# not wait for grace periods. None of them weakens durability: BlueStore syncs as always.
+write_conf() {
+    cat >"$own_conf" <<CONF
+[global]
+fsid = $1
+mon_host = [v2:127.0.0.1:$port]
+auth_cluster_required = cephx
+auth_service_required = cephx
+auth_client_required = cephx
+public_addr = 127.0.0.1
+cluster_addr = 127.0.0.1
+ms_bind_msgr1 = false
+ms_bind_msgr2 = true
+admin_socket = $base/run/\$name.asok
+log_file = $base/log/\$name.log
+mon_cluster_log_file = $base/log/cluster.log
+crash_dir = $base/log
+run_dir = $base/run
+osd_crush_chooseleaf_type = 0
+osd_pool_default_pg_autoscale_mode = off
+mon_max_pg_per_osd = 500
+osd_heartbeat_interval = 1
+osd_heartbeat_grace = 6
+[client]
+log_file =
+admin_socket =
+[mon]
+mon_data = $base/mon
+mon_data_avail_crit = 1
+mon_data_avail_warn = 2
+mon_osd_reporter_subtree_level = osd
+mon_osd_min_down_reporters = 2
+mon_osd_down_out_interval = 86400
+mon_osd_adjust_heartbeat_grace = false
+mon_allow_pool_delete = true
+mon_memory_autotune = false
+auth_allow_insecure_global_id_reclaim = false
+[mgr]
+mgr_data = $base/mgr
+mgr_initial_modules =
+mgr_tick_period = 1
+mgr_stats_period = 1
+[osd]
+osd_data = $base/osd.\$id
+keyring = $base/osd.\$id/keyring
+osd_objectstore = bluestore
+bluestore_block_create = true
+bluestore_block_size = $((8 << 30))
+bluestore_block_db_create = false
+bluestore_block_wal_create = false
+bluestore_cache_autotune = false
+bluestore_cache_size = $((32 << 20))
+bluestore_fsck_on_mount = false
+osd_op_num_shards = 2
+osd_op_num_threads_per_shard = 1
+osd_mclock_skip_benchmark = true
+osd_recovery_sleep = 0
+osd_recovery_sleep_hdd = 0
+osd_max_backfills = 8
+osd_max_pg_log_entries = 500
+osd_min_pg_log_entries = 100
+CONF
+    [ "$flavour" != tentacle ] || return 0
+    # Pacific has no such setting per section and would scale the memory of each OSD to the machine's.
+    echo "osd_memory_target = $((896 << 20))" >>"$own_conf"
+}
+
+# --- waiting ------------------------------------------------------------------------------------------------------
+
+await() { # WHAT SECONDS COMMAND...
+    local what=$1 deadline=$((SECONDS + $2)) file
+    shift 2
+    until "$@" 2>/dev/null; do
+        for file in "$base"/run/*.pid; do
+            running_pid "$(basename "$file" .pid)" >/dev/null || failed "$(basename "$file" .pid) died" "$base/log/$(basename "$file" .pid).out"
+        done
+        [ "$SECONDS" -lt "$deadline" ] || failed "waited in vain for $what" "$base/log/mon.a.log"
+        sleep 0.3
+    done
+}
+
+answers() { ceph --connect-timeout 5 fsid >/dev/null; }
+
+osds_are_up() { ceph osd stat -f json | grep -q "\"num_up_osds\":[ ]*$osd_count[,}]"; }
+
+groups_are_clean() {
+    local report
+    report=$(ceph pg stat -f json) || return 1
+    # The only state there is must be active+clean (scrubbing does not count as another one).
+    printf '%s' "$report" | grep -q '"name":[ ]*"active+clean' &&
+        ! printf '%s' "$report" | grep -o '"name":[ ]*"[^"]*"' | grep -v '"active+clean' | grep -q .
+}
+
+described() {
+    echo "$(run ceph-osd --version | cut -d ' ' -f 3,5), $(ceph osd stat | tr '\n' ' ' | cut -d ';' -f 1,2 | cut -d '(' -f 1)"
+}

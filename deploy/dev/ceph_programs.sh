@@ -1,0 +1,110 @@
+# Where Ceph's programs come from, and how to run one; sourced by ceph.sh.
+#
+# Tentacle runs in a chroot, each program in a mount namespace of its own in which the cluster's folder is bound to
+# the same path inside and outside. The mounts are gone when the program ends, however it ends: nothing is left
+# mounted below the repository.
+
+packages=(ceph-mon ceph-mgr ceph-osd ceph-common)
+
+need_programs() {
+    case $flavour in
+    tentacle)
+        [ "$(id -u)" = 0 ] || missing "Tentacle runs in a chroot, which needs root; or set NOS_EC_DEV_CEPH=system"
+        [ -e "$chroot_dir/.complete" ] || install_chroot
+        ;;
+    system)
+        local program
+        for program in ceph-mon ceph-mgr ceph-osd ceph monmaptool; do
+            PATH=$PATH:/usr/sbin command -v "$program" >/dev/null || { install_packages "${packages[@]}"; break; }
+        done
+        ;;
+    *) failed "NOS_EC_DEV_CEPH is $flavour; it must be tentacle or system" ;;
+    esac
+}
+
+# What nos_ec itself loads: the client library of the distribution it runs on.
+need_client() { ldconfig -p | grep -q 'librados\.so\.2' || install_packages librados2; }
+
+# Install Debian packages, or say which ones are missing.
+install_packages() {
+    command -v apt-get >/dev/null || missing "needs the packages: $*; install them by your system's means"
+    local as_root=
+    if [ "$(id -u)" != 0 ]; then
+        sudo -n true 2>/dev/null || missing "needs root or sudo to install the packages: $*"
+        as_root=sudo
+    fi
+    local install=($as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@")
+    # Ceph's packages start no daemons by themselves: there is none to start before a cluster is made.
+    "${install[@]}" >"$base/log/install.log" 2>&1 ||
+        { $as_root apt-get update -q >>"$base/log/install.log" 2>&1 && "${install[@]}" >>"$base/log/install.log" 2>&1; } ||
+        missing "could not install $*; see $base/log/install.log"
+}
+
+# Debian's forky suite from the mirror that apt uses already: about 170 MB to fetch, 750 MB on disk, one or two
+# minutes. It is built beside its place and renamed at the end, so an interrupted one is never used.
+install_chroot() {
+    command -v debootstrap >/dev/null || PATH=$PATH:/usr/sbin command -v debootstrap >/dev/null || install_packages debootstrap
+    local mirror script part log=$base/log/install.log
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | grep -m1 -E '/debian/?$') ||
+        missing "apt knows no Debian mirror to take Tentacle from; set NOS_EC_DEV_CEPH=system or NOS_EC_DEV_CEPH_CONF"
+    script=/usr/share/debootstrap/scripts/forky
+    [ -e "$script" ] || script=/usr/share/debootstrap/scripts/sid
+    mkdir -p "$(dirname "$chroot_dir")"
+    part=$(mktemp -d "$chroot_dir.XXXXXX")
+    chmod 755 "$part"
+    echo "$name: installing Tentacle in $chroot_dir, once; this takes one or two minutes" >&2
+    { PATH=$PATH:/usr/sbin debootstrap --variant=minbase forky "$part" "$mirror" "$script" && fill_chroot "$part"; } \
+        >"$log" 2>&1 || { rm -rf --one-file-system "$part"; missing "could not install Tentacle; see $log"; }
+    touch "$part/.complete"
+    mv -T "$part" "$chroot_dir" 2>/dev/null || [ -e "$chroot_dir/.complete" ] ||
+        failed "$chroot_dir is in the way: it holds no complete installation; remove it"
+    rm -rf --one-file-system "$part"
+}
+
+fill_chroot() {
+    printf '#!/bin/sh\nexit 101\n' >"$1/usr/sbin/policy-rc.d" # packages start no services
+    chmod +x "$1/usr/sbin/policy-rc.d"
+    # A disk flush for every file unpacked makes no sense in what is thrown away when it is incomplete.
+    echo force-unsafe-io >"$1/etc/dpkg/dpkg.cfg.d/unsafe-io"
+    # The Release file of a testing suite can look expired on a mirror that lags; its signature is still checked.
+    in_chroot "$1" apt-get -o Acquire::Check-Valid-Until=false update -q &&
+        in_chroot "$1" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${packages[@]}" &&
+        rm -rf "$1"/var/cache/apt/archives/*.deb
+}
+
+# Fill the array `wrapped` with what runs a command in a chroot that has /proc and the cluster's folder. Every step
+# of it is an exec, so that the pid of the first is the pid of the command itself.
+wrap_in_chroot() { # ROOT COMMAND...
+    local root=$1
+    shift
+    mkdir -p "$root$base"
+    wrapped=(unshare --mount -- bash -c '
+        set -e
+        mount -t proc proc "$1/proc"
+        mount --bind "$2" "$1$2"
+        root=$1
+        shift 2
+        cd /
+        exec env PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$root" "$@"' in_chroot "$root" "$base" "$@")
+}
+
+in_chroot() {
+    local wrapped
+    wrap_in_chroot "$@"
+    "${wrapped[@]}"
+}
+
+# Fill `wrapped` with what runs one of Ceph's programs where it is installed.
+wrap() {
+    if [ "$flavour" = tentacle ]; then wrap_in_chroot "$chroot_dir" "$@"; else wrapped=(env PATH="$PATH:/usr/sbin" "$@"); fi
+}
+
+run() {
+    local wrapped
+    wrap "$@"
+    "${wrapped[@]}"
+}
+
+# The command line of an administrator. Each call takes a third of a second, so commands are sent in batches
+# through standard input where there are many.
+ceph() { run ceph --connect-timeout 30 -c "$conf" --name client.admin --keyring "$admin_keyring" "$@"; }

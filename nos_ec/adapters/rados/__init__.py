@@ -1,0 +1,1 @@
+"""Block store and landing store on Ceph pools, through librados."""

@@ -1,0 +1,49 @@
+"""What a read costs the OSDs, told from the client's side: the range's place in the stripes decides it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nos_ec.core.geometry import Geometry
+from nos_ec.ports.block_store import ReadCounters
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCost:
+    """Cost of reads in a pool. `granularity`, in bytes, is what an OSD reads at least: a page with Tentacle's
+    `allow_ec_optimizations`, a chunk without it; a stripe before Tentacle, where every read asks k OSDs."""
+
+    geometry: Geometry
+    granularity: int
+
+    def of(self, offset: int, length: int) -> tuple[int, int]:
+        """(OSDs that read, bytes they read) for a range, while no OSD is down."""
+        if not length:
+            return 0, 0
+        step = self.granularity
+        start, end = offset // step * step, -(-(offset + length) // step) * step
+        return min(self.geometry.k, self.geometry.chunks_touched(start, end - start)), end - start
+
+
+class ReadCounter:
+    """Adds up what reads cost. Safe to call from several threads."""
+
+    def __init__(self, cost: ReadCost) -> None:
+        self._cost = cost
+        self._lock = threading.Lock()
+        self._reads = 0
+        self._bytes = 0
+
+    def count(self, extents: Iterable[tuple[int, int]]) -> None:
+        """Count reads of these (offset, length) ranges."""
+        costs = [self._cost.of(offset, length) for offset, length in extents]
+        with self._lock:
+            self._reads += sum(shards for shards, _ in costs)
+            self._bytes += sum(size_bytes for _, size_bytes in costs)
+
+    def value(self) -> ReadCounters:
+        """So far. Ceph decodes on its OSDs and does not tell its clients: degraded_reads is always 0."""
+        with self._lock:
+            return ReadCounters(self._reads, self._bytes, 0)

@@ -1,0 +1,161 @@
+"""A cluster that deploy/dev/ceph.sh started, from the side of a test: clients of each kind, and faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from nos_ec.adapters.rados.block_store import RadosBlockStore
+from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
+from nos_ec.adapters.rados.landing_store import RadosLandingStore
+from nos_ec.adapters.rados.pool_checks import check_blocks_pool
+from nos_ec.core.geometry import PAGE, Geometry
+
+POOL_BLOCKS = "nos-ec-blocks"
+POOL_LANDING = "nos-ec-landing"
+WAIT_S_MAX = 60.0
+
+
+class CephCluster:
+    """The cluster of one ceph.conf. `script` is deploy/dev/ceph.sh."""
+
+    def __init__(self, conf_file: Path, script: Path) -> None:
+        self.conf_file = conf_file
+        self.folder = conf_file.parent
+        self._script = script
+        self.admin = RadosCluster(RadosOptions(conf_file, "client.admin", self.folder / "admin.keyring"))
+
+    def close(self) -> None:
+        """Close the administrator's connection."""
+        self.admin.close()
+
+    def options(self, role: str, op_timeout_ms: int = 30_000) -> RadosOptions:
+        """How a client of this kind connects."""
+        user = f"client.nos-ec-{role}"
+        return RadosOptions(self.conf_file, user, self.folder / f"{user}.keyring", op_timeout_ms)
+
+    # --- what the cluster knows -----------------------------------------------------------------------
+
+    def reads_pages(self) -> bool:
+        """Whether the OSDs of the blocks' pool read just the pages asked for; before Tentacle, and without its
+        optimizations, they cannot."""
+        with self.admin.open_pool(POOL_BLOCKS) as pool:
+            return check_blocks_pool(self.admin, pool, Geometry()).granularity == PAGE
+
+    def osds(self) -> list[int]:
+        """Numbers of all OSDs."""
+        return sorted(osd["osd"] for osd in self.admin.command("osd dump")["osds"])
+
+    def osds_of(self, pool_name: str, namespace: str, object_name: str) -> list[int]:
+        """The OSDs of an object's placement group, the primary one first."""
+        found = self.admin.command("osd map", pool=pool_name, object=object_name, nspace=namespace)
+        primary = found["acting_primary"]
+        return [primary, *(osd for osd in found["acting"] if osd != primary)]
+
+    def settle_figures(self) -> None:
+        """Make all OSDs report what they store, and wait until the monitors know."""
+        sequences = {osd: int(self.admin.command_osd(osd, "flush_pg_stats")) for osd in self.osds()}
+        _await(lambda: all(self._known_sequence(osd) >= sequence for osd, sequence in sequences.items()))
+
+    def _known_sequence(self, osd: int) -> int:
+        # In JSON the monitors answer this command with nothing; the plain answer is a number.
+        return int(self.admin.command("osd last-stat-seq", id=osd, format="plain"))
+
+    def store_reads(self) -> dict[int, tuple[int, int]]:
+        """(reads, bytes) that each OSD has read from its store so far."""
+        found = {}
+        for osd in self.osds():
+            figures = self.admin.command_osd(osd, "perf dump")["bluestore"]
+            size_bytes = sum(
+                value for name, value in figures.items() if name.endswith(("buffer_hit_bytes", "buffer_miss_bytes"))
+            )
+            found[osd] = (int(figures["read_lat"]["avgcount"]), int(size_bytes))
+        return found
+
+    # --- faults ---------------------------------------------------------------------------------------
+
+    def owned(self) -> bool:
+        """Whether the daemons are the script's, so that a test may kill some."""
+        return "NOS_EC_DEV_CEPH_CONF" not in os.environ
+
+    @contextmanager
+    def osds_killed(self, osds: Sequence[int]) -> Iterator[None]:
+        """Some OSDs die (SIGKILL), and the cluster has noticed. At the end they are back and all is clean."""
+        try:
+            for osd in osds:
+                os.kill(self._pid(osd), signal.SIGKILL)
+            _await(lambda: not self._up() & set(osds))
+            yield
+        finally:
+            self._start()
+
+    @contextmanager
+    def osd_stopped(self, osd: int) -> Iterator[None]:
+        """An OSD hangs (SIGSTOP) for less than the time after which others report it."""
+        pid = self._pid(osd)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def _pid(self, osd: int) -> int:
+        return int((self.folder / "run" / f"osd.{osd}.pid").read_text())
+
+    def _up(self) -> set[int]:
+        return {osd["osd"] for osd in self.admin.command("osd dump")["osds"] if osd["up"]}
+
+    def _start(self) -> None:
+        environment = os.environ | {"NOS_EC_DEV_DIR": str(self.folder.parent)}
+        subprocess.run([str(self._script), "start"], env=environment, check=True, capture_output=True, timeout=180)
+
+
+class OwnBlockStore(RadosBlockStore):
+    """A store with a connection of its own, as of another process, whose figures are up to date."""
+
+    def __init__(self, ceph: CephCluster, namespace: str, geometry: Geometry, op_timeout_ms: int = 30_000) -> None:
+        self._ceph = ceph
+        self._connection = RadosCluster(ceph.options("consumer", op_timeout_ms))
+        super().__init__(self._connection, POOL_BLOCKS, geometry, namespace)
+
+    def raw_bytes(self) -> int:
+        """Of the cluster's figures after they settled."""
+        self._ceph.settle_figures()
+        return super().raw_bytes()
+
+    def close(self) -> None:
+        """Close the connection too."""
+        super().close()
+        self._connection.close()
+
+
+class OwnLandingStore(RadosLandingStore):
+    """A store with a connection of its own, as of another process, whose figures are up to date."""
+
+    def __init__(self, ceph: CephCluster, namespace: str, op_timeout_ms: int = 30_000) -> None:
+        self._ceph = ceph
+        self._connection = RadosCluster(ceph.options("front", op_timeout_ms))
+        super().__init__(self._connection, POOL_LANDING, namespace)
+
+    def raw_bytes(self) -> int:
+        """Of the cluster's figures after they settled."""
+        self._ceph.settle_figures()
+        return super().raw_bytes()
+
+    def close(self) -> None:
+        """Close the connection too."""
+        super().close()
+        self._connection.close()
+
+
+def _await(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not happened():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the cluster did not come to the state the test waits for")
+        time.sleep(0.1)

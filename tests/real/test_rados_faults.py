@@ -1,0 +1,439 @@
+"""Ceph's own ways to fail: OSDs that die or hang, pools and keys that do not fit, quotas; and what reads cost there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from nos_ec.adapters.rados import pool as steps
+from nos_ec.adapters.rados.block_store import END, RadosBlockStore
+from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
+from nos_ec.adapters.rados.landing_store import RadosLandingStore
+from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, Transient
+from nos_ec.core.geometry import PAGE, Geometry
+from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.testing.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster, OwnBlockStore, OwnLandingStore
+
+pytestmark = pytest.mark.real
+
+GEOMETRY = Geometry()
+STRIPE = GEOMETRY.stripe_size
+OP_TIMEOUT_MS = 3_000
+
+
+@pytest.fixture(scope="module")
+def namespace(ceph: CephCluster) -> Iterator[str]:
+    """A store for the tests of this module; emptied at the end, as the figures of a pool are for all its stores."""
+    namespace = uuid.uuid4().hex
+    with RadosCluster(ceph.options("consumer")) as cluster:
+        RadosBlockStore.initialise(cluster, POOL_BLOCKS, GEOMETRY, namespace)
+        RadosLandingStore.initialise(cluster, POOL_LANDING, namespace)
+        yield namespace
+        blocks = RadosBlockStore(cluster, POOL_BLOCKS, GEOMETRY, namespace)
+        for block_id in list(blocks.list_blocks()):
+            blocks.delete(block_id)
+        landing = RadosLandingStore(cluster, POOL_LANDING, namespace)
+        assert landing.delete_many(list(landing.list_ids())) == {}
+
+
+@pytest.fixture
+def store(ceph: CephCluster, namespace: str) -> Iterator[OwnBlockStore]:
+    store = OwnBlockStore(ceph, namespace, GEOMETRY)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def impatient(ceph: CephCluster, namespace: str) -> Iterator[OwnBlockStore]:
+    """The same store with a short time limit."""
+    store = OwnBlockStore(ceph, namespace, GEOMETRY, OP_TIMEOUT_MS)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def consumer(ceph: CephCluster) -> Iterator[RadosCluster]:
+    with RadosCluster(ceph.options("consumer")) as cluster:
+        yield cluster
+
+
+def stripes(seed: int, count: int = 1) -> bytes:
+    return Random(seed).randbytes(count * STRIPE)
+
+
+def read_until(store: RadosBlockStore, block_id: BlockId, deadline: float) -> None:
+    """OSDs go on reading until they have heard of a change."""
+    while time.monotonic() < deadline:
+        store.read(block_id, 0, 1)
+        time.sleep(0.1)
+
+
+def fill(store: RadosBlockStore, block_id: BlockId, at_stripe: int) -> None:
+    """Append until the block is full; slowly, as the monitors take some seconds to notice a quota."""
+    for stripe in range(at_stripe, GEOMETRY.stripes_per_block):
+        store.append(block_id, stripe, stripes(stripe))
+        time.sleep(1)
+
+
+def new_block(store: RadosBlockStore, *appends: bytes) -> BlockId:
+    block_id = BlockId(os.urandom(16))
+    store.create(block_id)
+    at_stripe = 0
+    for data in appends:
+        store.append(block_id, at_stripe, data)
+        at_stripe += len(data) // STRIPE
+    return block_id
+
+
+TRIES = 5
+
+
+def osd_reads(ceph: CephCluster, read: Callable[[], bool]) -> tuple[int, int]:
+    """(OSDs that read, bytes they read) for one call. OSDs read for themselves now and then, so the least of a few."""
+    tries = []
+    for _ in range(TRIES):
+        before = ceph.store_reads()
+        assert read()
+        after = ceph.store_reads()
+        reads = sum(after[osd][0] > before[osd][0] for osd in after)
+        tries.append((reads, sum(after[osd][1] - before[osd][1] for osd in after)))
+    return min(tries)
+
+
+# --- what reads cost ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [(0, PAGE), (STRIPE, PAGE), (3 * (128 << 10) + (32 << 10), 64 << 10), (4 * (128 << 10) - (32 << 10), 64 << 10)],
+    ids=["header", "second header", "64 KiB in a chunk", "64 KiB over two chunks"],
+)
+def test_the_counters_are_what_the_osds_counted(
+    ceph: CephCluster, store: OwnBlockStore, offset: int, length: int
+) -> None:
+    data = stripes(1, 2)
+    block_id = new_block(store, data)
+    before = store.counters()
+    measured = osd_reads(ceph, lambda: store.read(block_id, offset, length) == data[offset : offset + length])
+    after = store.counters()
+    counted = (after.shard_reads - before.shard_reads, after.shard_bytes - before.shard_bytes)
+    assert measured == (counted[0] // TRIES, counted[1] // TRIES)
+
+
+@pytest.mark.usefixtures("xfail_unless_pages_are_read")
+def test_all_headers_of_a_block_are_one_vectored_read_of_one_osd(ceph: CephCluster, store: OwnBlockStore) -> None:
+    data = stripes(2, 32)
+    block_id = new_block(store, data)
+    extents = [(stripe * STRIPE, PAGE) for stripe in range(32)]
+    headers = [data[at : at + length] for at, length in extents]
+    assert osd_reads(ceph, lambda: store.read_many(block_id, extents) == headers) == (1, 32 * PAGE)
+
+
+def test_more_extents_than_one_operation_takes_come_back_in_order(store: OwnBlockStore) -> None:
+    data = stripes(3, 8)
+    block_id = new_block(store, data)
+    random = Random(3)
+    extents = [(random.randrange(7 * STRIPE), random.choice([0, 1, 5000, STRIPE])) for _ in range(700)]
+    assert store.read_many(block_id, extents) == [data[at : at + length] for at, length in extents]
+    with pytest.raises(Corrupt, match="past the end"):
+        store.read_many(block_id, [*extents, (8 * STRIPE - 1, 2)])
+
+
+# --- OSDs that are down -----------------------------------------------------------------------------------------
+
+
+def test_with_one_osd_down_reads_and_appends_go_on(ceph: CephCluster, namespace: str, store: OwnBlockStore) -> None:
+    if not ceph.owned():
+        pytest.skip("the cluster is not this test run's to break")
+    data = {new_block(store, stripes(seed)): stripes(seed) for seed in range(6)}
+    first = next(iter(data))
+    landing = OwnLandingStore(ceph, namespace)
+    with ceph.osds_killed(ceph.osds_of(POOL_BLOCKS, namespace, first.hex())[:1]):
+        for block_id, written in data.items():
+            assert store.read(block_id, 0, STRIPE) == written
+            assert store.read_many(block_id, [(0, PAGE), (5 * (128 << 10), 100)])[0] == written[:PAGE]
+            store.append(block_id, 1, written)
+            assert store.read(block_id, STRIPE, STRIPE) == written
+            assert store.seal(block_id) == 2
+        landing_id = LandingId(os.urandom(16))
+        landing.put(landing_id, b"x" * 70_000)
+        assert landing.read(landing_id) == b"x" * 70_000
+    for block_id, written in data.items():
+        assert store.read(block_id, 0, 2 * STRIPE) == written * 2
+    landing.close()
+
+
+def test_on_an_inactive_placement_group_operations_time_out_and_nothing_is_lost(
+    ceph: CephCluster, namespace: str, impatient: OwnBlockStore
+) -> None:
+    if not ceph.owned():
+        pytest.skip("the cluster is not this test run's to break")
+    block_id = new_block(impatient, stripes(1))
+    osds = ceph.osds_of(POOL_BLOCKS, namespace, block_id.hex())
+    landing_ids = [LandingId(os.urandom(16)) for _ in range(100)]
+    landing = OwnLandingStore(ceph, namespace, OP_TIMEOUT_MS)
+    for landing_id in landing_ids:
+        landing.put(landing_id, b"x")
+    # Three OSDs of the block's group, so that 8 are left, of which two are of a copy's group, so that 1 is left.
+    of_copy = [osd for osd in ceph.osds_of(POOL_LANDING, namespace, landing_ids[0].hex()) if osd in osds][:2]
+    with ceph.osds_killed([*of_copy, next(osd for osd in osds if osd not in of_copy)]):
+        for act in (
+            lambda: impatient.read(block_id, 0, PAGE),
+            lambda: impatient.append(block_id, 1, stripes(2)),
+            lambda: impatient.seal(block_id),
+        ):
+            begun = time.monotonic()
+            with pytest.raises(Transient, match="ceph health"):
+                act()
+            assert time.monotonic() - begun < OP_TIMEOUT_MS / 1000 + 5
+        failed = landing.delete_many(landing_ids)
+        assert landing_ids[0] in failed
+        assert len(failed) < len(landing_ids)
+        assert all("ceph health" in str(error) for error in failed.values())
+    assert set(landing.list_ids()) & set(landing_ids) <= failed.keys()
+    assert landing.delete_many(landing_ids) == {}
+    assert not set(landing.list_ids()) & set(landing_ids)
+    landing.close()
+    # The timed-out append was never sent, or is refused from now on: either way nothing comes after the seal.
+    sealed = impatient.seal(block_id)
+    assert sealed == 1 == impatient.stripes(block_id)
+    assert impatient.read(block_id, 0, STRIPE) == stripes(1)
+    with pytest.raises(Conflict, match="sealed"):
+        impatient.append(block_id, 1, stripes(2))
+
+
+def test_an_append_that_timed_out_never_lands_behind_the_seal(
+    ceph: CephCluster, namespace: str, store: OwnBlockStore, impatient: OwnBlockStore
+) -> None:
+    """A zombie: its OSD hangs with the append in its queue, the writer gives up, the block is sealed, the OSD wakes."""
+    if not ceph.owned():
+        pytest.skip("the cluster is not this test run's to break")
+    block_id = new_block(impatient, stripes(1))
+    primary = ceph.osds_of(POOL_BLOCKS, namespace, block_id.hex())[0]
+    with ceph.osd_stopped(primary), pytest.raises(Transient, match="ceph health"):
+        impatient.append(block_id, 1, stripes(2))
+    sealed = store.seal(block_id)
+    time.sleep(1)
+    assert store.seal(block_id) == store.stripes(block_id) == sealed
+    assert store.read(block_id, 0, sealed * STRIPE) == (stripes(1) + stripes(2))[: sealed * STRIPE]
+    with pytest.raises(Corrupt, match="past the end"):
+        store.read(block_id, sealed * STRIPE, 1)
+    for handle in (store, impatient):
+        with pytest.raises(Conflict, match="sealed"):
+            handle.append(block_id, sealed, stripes(3))
+
+
+# --- pools and keys that do not fit -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def extra_pool(ceph: CephCluster) -> Iterator[Callable[..., str]]:
+    """Makes pools of the blocks' profile, and deletes them at the end."""
+    made: list[str] = []
+
+    def make(**settings: str) -> str:
+        name = f"test-{uuid.uuid4().hex[:8]}"
+        profile = ceph.admin.command("osd pool get", pool=POOL_BLOCKS, var="erasure_code_profile")
+        ceph.admin.command(
+            "osd pool create",
+            pool=name,
+            pg_num=1,
+            pool_type="erasure",
+            erasure_code_profile=profile["erasure_code_profile"],
+        )
+        made.append(name)
+        for var, val in settings.items():
+            ceph.admin.command("osd pool set", pool=name, var=var, val=val)
+        return name
+
+    yield make
+    for name in made:
+        sure = {"yes_i_really_really_mean_it": True}
+        ceph.admin.command("osd pool delete", pool=name, pool2=name, **sure)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "message"),
+    [
+        (Geometry(k=8, m=4), r"is 8\+3, the configuration says 8\+4"),
+        (Geometry(k=4, m=2), r"is 8\+3, the configuration says 4\+2"),
+        (Geometry(chunk_size=64 << 10), r"stripe_unit\) of 131072 bytes, the configuration says 65536"),
+    ],
+)
+def test_another_geometry_than_the_pool_has(consumer: RadosCluster, geometry: Geometry, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RadosBlockStore.initialise(consumer, POOL_BLOCKS, geometry, "other")
+
+
+def test_another_geometry_than_the_store_has(consumer: RadosCluster, namespace: str) -> None:
+    other = Geometry(stripes_per_block=16)
+    for open_store in (RadosBlockStore, RadosBlockStore.initialise):
+        with pytest.raises(ConfigError, match=r"stripes_per_block=32.*stripes_per_block=16"):
+            open_store(consumer, POOL_BLOCKS, other, namespace)
+
+
+def test_pools_of_the_wrong_kind(consumer: RadosCluster) -> None:
+    with pytest.raises(ConfigError, match=r"not erasure-coded.*stripe_unit=131072"):
+        RadosBlockStore(consumer, POOL_LANDING, GEOMETRY)
+    with pytest.raises(ConfigError, match="replicated pool"):
+        RadosLandingStore(consumer, POOL_BLOCKS)
+
+
+def test_a_pool_that_does_not_insist_on_whole_stripes(
+    ceph: CephCluster, consumer: RadosCluster, extra_pool: Callable[..., str]
+) -> None:
+    name = extra_pool(allow_ec_overwrites="true")
+    with pytest.raises(ConfigError, match="allow_ec_overwrites"):
+        RadosBlockStore.initialise(consumer, name, GEOMETRY)
+
+
+def test_pools_and_stores_that_are_not_there(consumer: RadosCluster) -> None:
+    for open_store in (RadosBlockStore, RadosBlockStore.initialise):
+        with pytest.raises(ConfigError, match="no pool nowhere"):
+            open_store(consumer, "nowhere", GEOMETRY)
+    with pytest.raises(ConfigError, match="nos-ec init"):
+        RadosBlockStore(consumer, POOL_BLOCKS, GEOMETRY, "never-initialised")
+    with pytest.raises(ConfigError, match="nos-ec init"):
+        RadosLandingStore(consumer, POOL_LANDING, "never-initialised")
+
+
+def test_a_pool_that_is_deleted_is_not_taken_for_lost_objects(
+    ceph: CephCluster, extra_pool: Callable[..., str]
+) -> None:
+    name = extra_pool()
+    RadosBlockStore.initialise(ceph.admin, name, GEOMETRY)
+    store = RadosBlockStore(ceph.admin, name, GEOMETRY)
+    block_id = new_block(store, stripes(1))
+    ceph.admin.command("osd pool delete", pool=name, pool2=name, **{"yes_i_really_really_mean_it": True})
+    deadline = time.monotonic() + 30
+    with pytest.raises(ConfigError, match="was deleted"):
+        read_until(store, block_id, deadline)
+    with pytest.raises(ConfigError, match="was deleted"):
+        store.delete(block_id)
+    store.close()
+
+
+def test_keys_that_are_wrong(ceph: CephCluster, tmp_path: Path) -> None:
+    right = ceph.options("consumer")
+    assert right.keyring_file is not None
+    key = right.keyring_file.read_text()
+    forged = tmp_path / "forged.keyring"
+    forged.write_text(key.replace(key.split("key = ")[1].split()[0], "AQBEjWBnAAAAABAAfc8ZqVzLQy1ZzZ2yCwCNZg=="))
+    for user, keyring in [
+        (right.user, forged),
+        ("client.nobody-at-all", right.keyring_file),
+        (right.user, tmp_path / "absent.keyring"),
+    ]:
+        with pytest.raises(ConfigError, match="key"):
+            RadosCluster(RadosOptions(right.conf_file, user, keyring))
+
+
+def test_a_cluster_that_is_not_there(ceph: CephCluster, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        RadosCluster(RadosOptions(tmp_path / "ceph.conf", "client.x"))
+    (tmp_path / "ceph.conf").write_text("[global]\nmon_host = [v2:127.0.0.1:1]\n")
+    begun = time.monotonic()
+    with pytest.raises(Transient, match="mon_host"):
+        RadosCluster(
+            RadosOptions(
+                tmp_path / "ceph.conf",
+                "client.nos-ec-gc",
+                ceph.options("gc").keyring_file,
+                connect_timeout_ms=1_500,
+            )
+        )
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("role", ["reader", "producer"])
+def test_a_reader_cannot_write(ceph: CephCluster, namespace: str, store: OwnBlockStore, role: str) -> None:
+    block_id = new_block(store, stripes(1))
+    with RadosCluster(ceph.options(role)) as cluster:
+        blocks = RadosBlockStore(cluster, POOL_BLOCKS, GEOMETRY, namespace)
+        landing = RadosLandingStore(cluster, POOL_LANDING, namespace)
+        assert blocks.read(block_id, 0, PAGE) == stripes(1)[:PAGE]
+        assert blocks.free_bytes() > 0
+        assert landing.free_bytes() > 0
+        for act in (
+            lambda: blocks.append(block_id, 1, stripes(2)),
+            lambda: blocks.create(BlockId(os.urandom(16))),
+            lambda: blocks.seal(block_id),
+            lambda: blocks.delete(block_id),
+            lambda: landing.put(LandingId(os.urandom(16)), b"x"),
+            lambda: landing.delete(LandingId(os.urandom(16))),
+            lambda: landing.delete_many([LandingId(os.urandom(16))]),
+        ):
+            with pytest.raises(ConfigError, match="caps"):
+                act()
+
+
+def test_our_keys_reach_no_other_pool(
+    ceph: CephCluster, consumer: RadosCluster, extra_pool: Callable[..., str]
+) -> None:
+    name = extra_pool()
+    with pytest.raises(ConfigError, match="caps"):
+        RadosBlockStore.initialise(consumer, name, GEOMETRY)
+
+
+# --- full pools, foreign objects --------------------------------------------------------------------------------
+
+
+def test_a_full_pool_refuses_appends_at_once_and_lets_blocks_be_sealed_and_deleted(
+    ceph: CephCluster, extra_pool: Callable[..., str]
+) -> None:
+    name = extra_pool()
+    RadosBlockStore.initialise(ceph.admin, name, GEOMETRY)
+    store = RadosBlockStore(ceph.admin, name, GEOMETRY)
+    block_id = new_block(store, stripes(1))
+    ceph.admin.command("osd pool set-quota", pool=name, field="max_bytes", val=str(STRIPE))
+    with pytest.raises(NoSpace, match="quota"):
+        fill(store, block_id, 1)
+    with pytest.raises(NoSpace, match="quota"):
+        store.create(BlockId(os.urandom(16)))
+    assert store.read(block_id, 0, STRIPE) == stripes(1)
+    assert RadosBlockStore(ceph.admin, name, GEOMETRY).free_bytes() == 0
+    assert store.seal(block_id) == store.stripes(block_id)
+    store.delete(block_id)
+    assert list(store.list_blocks()) == []
+    store.close()
+
+
+def test_objects_of_others_are_passed_over_and_damaged_ends_are_corrupt(
+    ceph: CephCluster, namespace: str, store: OwnBlockStore
+) -> None:
+    with ceph.admin.open_pool(POOL_BLOCKS, namespace) as pool:
+        pool.write("somebody's", steps.must_be_new())
+        foreign, damaged = BlockId(os.urandom(16)), new_block(store, stripes(1))
+        pool.write(foreign.hex(), steps.must_be_new())
+        pool.write(damaged.hex(), steps.set_xattr(END, b"open 99999"))
+        listed = set(store.list_blocks())
+        assert {foreign, damaged} <= listed
+        for block_id in (foreign, damaged):
+            for act in (store.stripes, store.seal):
+                with pytest.raises(Corrupt, match=END):
+                    act(block_id)
+        with pytest.raises(Corrupt, match=END):
+            store.append(damaged, 1, stripes(2))
+        pool.write(damaged.hex(), steps.set_xattr(END, b"open 7"))
+        with pytest.raises(Corrupt, match="7 stripes"):
+            store.stripes(damaged)
+        pool.write("somebody's", steps.remove())
+    for block_id in (foreign, damaged):
+        store.delete(block_id)
+
+
+def test_whole_stripes_are_the_pools_own_rule(ceph: CephCluster, namespace: str) -> None:
+    """Why an append must never be shorter: it would be the object's last."""
+    with ceph.admin.open_pool(POOL_BLOCKS, namespace) as pool:
+        pool.write("short", steps.append(b"x" * 5000))
+        with pytest.raises(OSError) as refused:  # noqa: PT011
+            pool.write("short", steps.append(b"y" * 5000))
+        assert refused.value.errno == errno.EOPNOTSUPP
+        pool.write("short", steps.remove())

@@ -1,0 +1,70 @@
+"""The contracts of block store and landing store on real Ceph pools."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from nos_ec.adapters.rados.block_store import RadosBlockStore
+from nos_ec.adapters.rados.cluster import RadosCluster
+from nos_ec.adapters.rados.landing_store import RadosLandingStore
+from nos_ec.core.geometry import Geometry
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.testing.block_store_contract import BlockStoreContract
+from nos_ec.testing.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster, OwnBlockStore, OwnLandingStore
+from nos_ec.testing.landing_store_contract import LandingStoreContract
+
+pytestmark = pytest.mark.real
+
+
+COST_TESTS = {
+    "test_a_range_inside_a_chunk_is_one_shard_read",
+    "test_reads_cost_whole_pages",
+    "test_a_longer_range_reads_each_shard_once",
+}
+
+
+def test_the_cost_tests_are_still_called_so() -> None:
+    assert set(dir(BlockStoreContract)) >= COST_TESTS
+
+
+@pytest.fixture
+def namespace() -> str:
+    """Each test has a store to itself."""
+    return uuid.uuid4().hex
+
+
+class TestRadosBlockStore(BlockStoreContract):
+    """See nos_ec/testing/block_store_contract.py."""
+
+    @pytest.fixture(autouse=True)
+    def gap_of_an_older_ceph(self, request: pytest.FixtureRequest) -> None:
+        """Tests of what reads cost fail there, and must."""
+        if request.function.__name__ in COST_TESTS:
+            request.getfixturevalue("xfail_unless_pages_are_read")
+
+    @pytest.fixture
+    def open_store(self, ceph: CephCluster, namespace: str) -> Iterator[Callable[[], BlockStore]]:
+        geometry = Geometry()
+        with RadosCluster(ceph.options("consumer")) as cluster:
+            RadosBlockStore.initialise(cluster, POOL_BLOCKS, geometry, namespace)
+            yield lambda: OwnBlockStore(ceph, namespace, geometry)
+            store = RadosBlockStore(cluster, POOL_BLOCKS, geometry, namespace)
+            for block_id in list(store.list_blocks()):
+                store.delete(block_id)
+
+
+class TestRadosLandingStore(LandingStoreContract):
+    """See nos_ec/testing/landing_store_contract.py."""
+
+    @pytest.fixture
+    def open_store(self, ceph: CephCluster, namespace: str) -> Iterator[Callable[[], LandingStore]]:
+        with RadosCluster(ceph.options("front")) as cluster:
+            RadosLandingStore.initialise(cluster, POOL_LANDING, namespace)
+            yield lambda: OwnLandingStore(ceph, namespace)
+            store = RadosLandingStore(cluster, POOL_LANDING, namespace)
+            for landing_id in list(store.list_ids()):
+                store.delete(landing_id)
