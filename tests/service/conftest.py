@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,6 +155,12 @@ class Bench:
         assert (totals.leases, totals.landing_deletions, totals.landed_objects, totals.queued_objects) == (0, 0, 0, 0)
         assert list(system.landing.list_ids()) == []
         assert {state.value for _, state in totals.blocks} <= {"sealed"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """A shell starts background jobs with SIGINT ignored, and children inherit that: the programs under test must not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
