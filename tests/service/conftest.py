@@ -159,7 +159,7 @@ class Bench:
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """A shell starts background jobs with SIGINT ignored, and children inherit that: the programs under test must not."""
+    """A shell starts background jobs with SIGINT ignored; the programs under test must not inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
