@@ -3,7 +3,7 @@
 Why not the python binding `rados`: it lacks the comparison of an xattr within a write (`rados_write_op_cmpxattr`) and
 reads of several ranges in one operation (`rados_read_op_read`), on which appends and header scans rest, and it does not
 give away its handles, so those calls could not be added to its connection. It is also built for one Python of one
-distribution, whereas librados.so.2 serves any. docs/adr/0009-librados-through-ctypes.md has the whole story.
+distribution, whereas librados.so.2 serves any. docs/adr/0011-librados-through-ctypes.md has the whole story.
 
 Functions that can fail return a negative errno. All of them release the GIL while they wait.
 """
