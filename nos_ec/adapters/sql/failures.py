@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pymysql  # type: ignore[import-untyped]
 from sqlalchemy import URL
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
@@ -53,11 +53,6 @@ def translate(error: Exception, url: URL) -> Failure | None:
     if isinstance(cause, pymysql.err.Error):
         return _mysql(cause, url, lost=isinstance(error, DBAPIError) and error.connection_invalidated)
     return None
-
-
-def is_duplicate(error: Exception) -> bool:
-    """True when another transaction inserted the same key first."""
-    return isinstance(error, IntegrityError)
 
 
 def _sqlite(cause: sqlite3.Error, url: URL) -> Failure | None:
