@@ -8,6 +8,7 @@ docs/CONFIG.md is made from this module by `reference`.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -72,6 +73,23 @@ def _flag(value: object) -> object:
     return value
 
 
+def _table(value: object) -> object:
+    """A TOML table, or JSON in the environment; `a.b = 1` without quotes, which TOML nests, means the key "a.b"."""
+    if isinstance(value, str):
+        value = json.loads(value)
+    if not isinstance(value, dict):
+        raise ValueError("no table")
+    return dict(_flattened("", value))
+
+
+def _flattened(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flattened(f"{prefix}{key}.", value)
+        else:
+            yield prefix + key, value
+
+
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Count = Annotated[int, BeforeValidator(_number)]
 Ratio = Annotated[float, BeforeValidator(_number)]
@@ -85,11 +103,15 @@ class _Section(BaseModel):
 class StoreSettings(_Section):
     """Where the store is."""
 
+    backend: Literal["local", "ceph"] = Field(
+        default="local",
+        description="Where blocks and landing copies are: local (folders in root) or ceph (two pools, see [ceph]).",
+    )
     root: Annotated[Path, BeforeValidator(_path)] = Field(
         default=Path("var/nos_ec"),
-        description="Folder of the embedded store: blocks, landing copies, message log and, unless metadata_url says"
-        " otherwise, metadata. A relative path in a file starts at the file's folder, so that cron and a"
-        " shell find the same store. Must be on a local file system.",
+        description="Folder of what is embedded: local blocks and landing copies, the local message log and, unless"
+        " metadata_url says otherwise, metadata. A relative path in a file starts at the file's folder, so that cron"
+        " and a shell find the same store. Must be on a local file system.",
     )
     metadata_url: SecretStr | None = Field(
         default=None,
@@ -103,6 +125,52 @@ class StoreSettings(_Section):
         if self.metadata_url is not None:
             return self.metadata_url.get_secret_value()
         return f"sqlite:///{quote(str(self.root.absolute() / 'metadata.db'))}"
+
+
+class CephSettings(_Section):
+    """The Ceph cluster of `store.backend = "ceph"` (CEPH.md). Each kind of process can have a user of its own: set user
+    and keyring_file in the environment of each."""
+
+    conf_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
+        default=None,
+        title="a path",
+        description="The cluster's ceph.conf; `mon_host` is all that is needed in it. A relative path in a file starts"
+        " at the file's folder.",
+    )
+    user: str = Field(
+        default="client.nos-ec", min_length=1, max_length=200, description="The whole name, `client.` included."
+    )
+    keyring_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
+        default=None,
+        title="a path",
+        description="Holds the user's key. Left out, Ceph looks where ceph.conf or its own defaults say. A relative"
+        " path in a file starts at the file's folder.",
+    )
+    blocks_pool: str = Field(
+        default="nos-ec-blocks", min_length=1, max_length=200, description="Erasure-coded pool of the blocks."
+    )
+    landing_pool: str = Field(
+        default="nos-ec-landing", min_length=1, max_length=200, description="Replicated pool of the landing copies."
+    )
+    namespace: str = Field(
+        default="",
+        max_length=200,
+        title="a string of at most 200 characters",
+        description="RADOS namespace in both pools: keeps several stores in the same pools apart.",
+    )
+    op_timeout_ms: Count = Field(
+        default=30 * _SECOND,
+        ge=_SECOND,
+        le=_HOUR,
+        description="Milliseconds one read or write may take; whole seconds, rounded up. Then it counts as failed and"
+        " is tried again.",
+    )
+    connect_timeout_ms: Count = Field(
+        default=15 * _SECOND,
+        ge=_SECOND,
+        le=_HOUR,
+        description="Milliseconds to connect, and for a command to the monitors; rounded up as well.",
+    )
 
 
 class GeometrySettings(_Section):
@@ -272,8 +340,11 @@ class GcSettings(_Section):
 
 
 class LogSettings(_Section):
-    """The embedded message log."""
+    """The message log between producers and consumers."""
 
+    backend: Literal["local", "kafka"] = Field(
+        default="local", description="local (a file in store.root) or kafka (a topic, see [kafka])."
+    )
     partitions: Count = Field(
         default=8,
         ge=1,
@@ -286,6 +357,71 @@ class LogSettings(_Section):
         le=_HOUR,
         description="Milliseconds after which a consumer that does not poll loses its partitions to the others.",
     )
+
+
+class KafkaSettings(_Section):
+    """The topic of `log.backend = "kafka"` (KAFKA.md)."""
+
+    servers: str | None = Field(
+        default=None,
+        max_length=4000,
+        title="host:port of one or more brokers, separated by commas",
+        description="Brokers to begin with; the others are found through them.",
+    )
+    topic: str = Field(default="nos-ec", min_length=1, max_length=200, description="Topic of the pack requests.")
+    dead_letter_topic: str | None = Field(
+        default=None,
+        max_length=249,
+        title="a topic name",
+        description="Topic of messages nobody can work on. Left out: `<topic>.dead-letters`.",
+    )
+    replication: Count = Field(
+        default=3, ge=1, le=100, description="Replicas of both topics, when `nos-ec init` makes them."
+    )
+    in_sync_min: Count = Field(
+        default=2,
+        ge=1,
+        le=100,
+        description="Replicas that must have a message before it counts as published, when `nos-ec init` makes them.",
+    )
+    retention_ms: Count = Field(
+        default=7 * _DAY,
+        ge=_DAY,
+        le=3650 * _DAY,
+        description="Milliseconds a pack request is kept, when `nos-ec init` makes the topic. Longer than the longest"
+        " stop of all consumers that you plan for.",
+    )
+    request_timeout_ms: Count = Field(
+        default=30 * _SECOND, ge=_SECOND, le=_HOUR, description="Milliseconds one request to the brokers may take."
+    )
+    poll_interval_ms_max: Count = Field(
+        default=5 * _MINUTE,
+        ge=_SECOND,
+        le=_DAY,
+        description="Milliseconds after which a consumer that hangs loses its partitions. Longer than the slowest group"
+        " write, with room to spare, and not less than log.session_ms.",
+    )
+    instance: str | None = Field(
+        default=None,
+        max_length=200,
+        title="a string of 1 to 200 characters",
+        description="Static membership: a name for one consumer, kept over restarts; another one for each. Set it in"
+        " the environment of each consumer. Left out: a consumer that restarts makes the group share out anew.",
+    )
+    options: Annotated[dict[str, str | int | bool], BeforeValidator(_table)] = Field(
+        default_factory=dict,
+        title='a table such as {"security.protocol" = "SASL_SSL"} (JSON in the environment)',
+        description="Further settings of librdkafka under its own names: TLS, SASL, tuning. No secrets.",
+    )
+    secrets: Annotated[dict[str, SecretStr], BeforeValidator(_table)] = Field(
+        default_factory=dict,
+        title='a table such as {"sasl.password" = "..."} (JSON in the environment)',
+        description="Options that are secrets; they are never shown. Prefer the environment.",
+    )
+
+    def all_options(self) -> dict[str, str | int | bool]:
+        """options and secrets together, passwords and all: never log them."""
+        return self.options | {key: value.get_secret_value() for key, value in self.secrets.items()}
 
 
 class ApiSettings(_Section):
@@ -373,6 +509,7 @@ class Settings(_Section):
     """All sections. Every field has a default, so an empty file is a valid one."""
 
     store: StoreSettings = StoreSettings()
+    ceph: CephSettings = CephSettings()
     geometry: GeometrySettings = GeometrySettings()
     put: PutSettings = PutSettings()
     producer: ProducerSettings = ProducerSettings()
@@ -380,6 +517,7 @@ class Settings(_Section):
     reaper: ReaperSettings = ReaperSettings()
     gc: GcSettings = GcSettings()
     log: LogSettings = LogSettings()
+    kafka: KafkaSettings = KafkaSettings()
     monitoring: MonitoringSettings = MonitoringSettings()
     api: ApiSettings = ApiSettings()
     logging: LoggingSettings = LoggingSettings()
@@ -416,7 +554,7 @@ def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, l
 
 
 # --- sources: each yields (place, section, key, value) for the keys that exist, and reports the others -------------
-_PATHS = {("store", "root"), ("api", "token_file")}
+_PATHS = {("store", "root"), ("ceph", "conf_file"), ("ceph", "keyring_file"), ("api", "token_file")}
 """Settings that are paths: a relative one in a file starts at the file's folder."""
 
 _Given = Iterator[tuple[str, str, str, Any]]
@@ -498,7 +636,7 @@ def _describe(details: Mapping[str, Any], places: Mapping[tuple[str, str], str])
     section, key = details["loc"][:2]
     place = places[section, key]
     field = _fields(section)[key]
-    if field.annotation == SecretStr | None:
+    if field.annotation in (SecretStr | None, dict[str, SecretStr]):
         return f"{place}: not allowed (the value is not shown, it is a secret or holds one); use {_allowed(field)}"
     return f"{place}: {details['input']!r} is not allowed; use {_allowed(field)}"
 
@@ -510,6 +648,7 @@ def _cross_check(settings: Settings) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
+    yield from _backends(settings)
     consumer = settings.consumer
     if consumer.merge_list_bytes_max < geometry.group_size_max:
         yield (
@@ -521,6 +660,27 @@ def _cross_check(settings: Settings) -> Iterator[str]:
             f"producer.republish_ms: {settings.producer.republish_ms} is not more than consumer.linger_ms, so objects"
             f" that merely wait are published again and again; use more than {consumer.linger_ms}"
         )
+
+
+def _backends(settings: Settings) -> Iterator[str]:
+    """What a backend needs, and what is set that would do nothing."""
+    kafka = settings.kafka
+    if settings.store.backend == "ceph" and settings.ceph.conf_file is None:
+        yield 'ceph.conf_file: store.backend is "ceph", which needs it; set it to the path of the cluster\'s ceph.conf'
+    if settings.log.backend == "kafka" and not kafka.servers:
+        yield 'kafka.servers: log.backend is "kafka", which needs it; set it to host:port of one or more brokers'
+    if kafka.in_sync_min > kafka.replication:
+        yield f"kafka.in_sync_min: {kafka.in_sync_min} is more than kafka.replication; use at most {kafka.replication}"
+    if kafka.poll_interval_ms_max < settings.log.session_ms:
+        yield (
+            f"kafka.poll_interval_ms_max: {kafka.poll_interval_ms_max} is less than log.session_ms; use at least"
+            f" {settings.log.session_ms}"
+        )
+    for key in sorted(kafka.options):
+        if "password" in key or "secret" in key:
+            yield f"kafka.options: {key} is a secret and would be shown; move it to kafka.secrets"
+    for key in sorted(kafka.options.keys() & kafka.secrets.keys()):
+        yield f"kafka.secrets: {key} is in kafka.options too; remove it from one of them"
 
 
 def _allowed(field: FieldInfo) -> str:
@@ -552,8 +712,8 @@ def _shown_size(size_bytes: int) -> str:
 
 
 def _shown_default(field: FieldInfo) -> str:
-    default = field.default
-    if default is None:
+    default = field.get_default(call_default_factory=True)
+    if default is None or default in ("", {}):
         return "none"
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"

@@ -1,25 +1,22 @@
-"""Chooses the adapters that the settings ask for. The only module that knows both engine and adapters."""
+"""An open store: the adapters that the settings ask for, and the engine over them."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from prometheus_client import CollectorRegistry
 
-from nos_ec.adapters.local.block_store import LocalBlockStore
-from nos_ec.adapters.local.durable import make_folder
-from nos_ec.adapters.local.landing_store import LocalLandingStore
-from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.backends import Log, initialise_log, initialise_objects, make_root, open_log, open_objects
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId
@@ -45,39 +42,62 @@ from nos_ec.settings import Settings
 
 
 def initialise(settings: Settings) -> None:
-    """Create (or complete) the store that the settings describe: schema, folders, message log. Idempotent.
+    """Create (or complete) the store that the settings describe: schema, folders or pools, message log. Idempotent.
 
     Raises ConfigError when a store of another geometry, partition count or schema is there already, or its data
-    without its metadata.
+    without its metadata; Transient when a server of it cannot be reached.
     """
     geometry = settings.geometry.value()
-    root = settings.store.root
-    try:
-        make_folder(root)
-    except OSError as error:
-        raise ConfigError(f"store.root {root} cannot be created: {error.strerror}") from error
+    make_root(settings)
     migrate(settings.store.url())
-    metadata = open_metadata(settings.store.url())
-    try:
-        if metadata.is_new():
-            _refuse_data_without_metadata(root)
-        metadata.bind_geometry(geometry)
-    finally:
-        metadata.close()
-    LocalBlockStore.initialise(root / "blocks", geometry)
-    LocalLandingStore.initialise(root / "landing")
-    LocalMessageLog.initialise(root / "log.db", settings.log.partitions)
+    with closing(open_metadata(settings.store.url())) as metadata:
+        new = metadata.is_new()
+        if not new:
+            metadata.bind_geometry(geometry)
+        initialise_objects(settings)
+        if new:
+            _refuse_data_without_metadata(settings)
+            metadata.bind_geometry(geometry)
+    initialise_log(settings)
 
 
-def _refuse_data_without_metadata(root: Path) -> None:
+def _refuse_data_without_metadata(settings: Settings) -> None:
     """New metadata beside old data would hide all of it, and look like a healthy store."""
-    for place in ("blocks/shard-*/?/*", "landing/??/*"):
-        found = next(root.glob(place), None)
-        if found is not None:
-            raise ConfigError(
-                f"{found} is there, but the metadata is new and empty: restore the metadata from a backup, or name the"
-                f" right store.metadata_url; to begin anew, give another store.root or remove {root}"
-            )
+    with ExitStack() as stack:
+        objects = open_objects(settings, stack)
+        block_id = next(objects.blocks.list_blocks(), None)
+        landing_id = next(objects.landing.list_ids(), None)
+    found = block_id or landing_id
+    if found is not None:
+        what = "landing copy" if block_id is None else "block"
+        raise ConfigError(
+            f"{what} {found.hex()} is there, but the metadata is new and empty: restore the metadata from a backup, or"
+            " name the right store.metadata_url; to begin anew, give another store.root (with Ceph: another"
+            " ceph.namespace) or remove the old data"
+        )
+
+
+class LagProbe:
+    """Asks for the lag of the group without joining it. Safe to call from several threads; connects when asked."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._consumer: MessageConsumer | None = None
+
+    def value(self) -> int:
+        """Messages that the group has not committed yet. Raises Transient."""
+        with self._lock:
+            if self._consumer is None:
+                self._consumer = self._log.consumer("lag", "")
+            return self._consumer.lag()
+
+    def close(self) -> None:
+        """Release what is held open."""
+        with self._lock:
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
 
 
 @dataclass(slots=True)
@@ -89,7 +109,8 @@ class System:
     metadata: Metadata
     landing: LandingStore
     blocks: BlockStore
-    _log: LocalMessageLog
+    _log: Log
+    _lag: LagProbe
     _pool: ThreadPoolExecutor
     _stack: ExitStack
 
@@ -150,18 +171,11 @@ class System:
 
     def log_consumer(self, member: str) -> MessageConsumer:
         """A member of the configured group."""
-        settings = self.settings
-        return self._log.consumer(
-            group=settings.consumer.group, member=member, clock=self.clock, session_ms=settings.log.session_ms
-        )
+        return self._log.consumer(member, self.settings.kafka.instance or "")
 
     def lag(self) -> int:
         """Messages that the configured group has not committed yet, asked from outside the group. Raises Transient."""
-        consumer = self.log_consumer("lag")
-        try:
-            return consumer.lag()
-        finally:
-            consumer.close()
+        return self._lag.value()
 
     # --- monitoring -------------------------------------------------------------------------------
     def monitor(self, service: str, *, writes: bool) -> Monitor:
@@ -215,19 +229,15 @@ class System:
 def open_system(settings: Settings) -> System:
     """Open an initialised store. Raises ConfigError when it is missing or does not match, Transient when a server of
     it cannot be reached."""
-    geometry = settings.geometry.value()
-    root = settings.store.root
     with ExitStack() as stack:
-        blocks = LocalBlockStore(root / "blocks", geometry)
-        stack.callback(blocks.close)
-        landing = LocalLandingStore(root / "landing")
-        stack.callback(landing.close)
-        metadata = open_metadata(settings.store.url())
-        stack.callback(metadata.close)
+        objects = open_objects(settings, stack)
+        metadata = stack.enter_context(closing(open_metadata(settings.store.url())))
         if metadata.is_new():
-            raise ConfigError(f"the metadata of the store in {root} is new and empty; run `nos-ec init`")
-        metadata.bind_geometry(geometry)
-        log = LocalMessageLog.initialise(root / "log.db", settings.log.partitions)
+            raise ConfigError("the metadata of the store is new and empty; run `nos-ec init`")
+        metadata.bind_geometry(settings.geometry.value())
+        clock = SystemClock()
+        log = open_log(settings, clock)
+        lag = stack.enter_context(closing(LagProbe(log)))
         pool = ThreadPoolExecutor(settings.consumer.read_threads, thread_name_prefix="read")
         stack.callback(pool.shutdown)
-        return System(settings, SystemClock(), metadata, landing, blocks, log, pool, stack.pop_all())
+        return System(settings, clock, metadata, objects.landing, objects.blocks, log, lag, pool, stack.pop_all())

@@ -184,3 +184,32 @@ def test_every_setting_says_what_it_is() -> None:
         for key, field in section.annotation.model_fields.items():
             assert field.description, key
             assert field.description.endswith("."), key
+
+
+def test_a_backend_needs_its_servers(file: Path) -> None:
+    file.write_text('[store]\nbackend = "ceph"\n[log]\nbackend = "kafka"\n')
+    assert [problem.split(":")[0] for problem in check_settings(file, {})] == ["ceph.conf_file", "kafka.servers"]
+    file.write_text(file.read_text() + '[ceph]\nconf_file = "ceph.conf"\n[kafka]\nservers = "127.0.0.1:9092"\n')
+    assert check_settings(file, {}) == []
+    assert load_settings(file, {}).ceph.conf_file == file.parent / "ceph.conf"
+
+
+def test_options_of_kafka_come_as_a_table_or_as_json(file: Path) -> None:
+    file.write_text('[kafka.options]\n"security.protocol" = "SASL_SSL"\nsasl.mechanism = "PLAIN"\nlinger.ms = 5\n')
+    env = {"NOS_EC_KAFKA__SECRETS": '{"sasl.password": "hunter2"}'}
+    settings = load_settings(file, env)
+    assert settings.kafka.options == {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "linger.ms": 5}
+    assert settings.kafka.all_options() == settings.kafka.options | {"sasl.password": "hunter2"}
+    assert "hunter2" not in repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
+
+
+def test_secrets_of_kafka_are_never_shown(file: Path) -> None:
+    (problem,) = check_settings(None, {"NOS_EC_KAFKA__SECRETS": "sasl.password=hunter2"})
+    assert "NOS_EC_KAFKA__SECRETS" in problem
+    assert "hunter2" not in problem
+    file.write_text('[kafka.options]\n"sasl.password" = "hunter2"\n[kafka.secrets]\n"ssl.key.password" = [1]\n')
+    problems = check_settings(file, {})
+    assert "kafka.secrets" in problems[0]
+    file.write_text('[kafka.options]\n"sasl.password" = "hunter2"\n')
+    (problem,) = check_settings(file, {})
+    assert problem == "kafka.options: sasl.password is a secret and would be shown; move it to kafka.secrets"

@@ -1,0 +1,163 @@
+"""Makes and opens the adapters that the settings ask for. Knows no use case; `wiring` puts both together.
+
+The adapters of Ceph and Kafka are imported only when they are asked for: their client libraries may be missing on a
+machine that runs the embedded store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.adapters.local.durable import make_folder
+from nos_ec.adapters.local.landing_store import LocalLandingStore
+from nos_ec.adapters.local.message_log import LocalMessageLog
+from nos_ec.core.errors import ConfigError
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.message_log import MessageConsumer, MessagePublisher
+from nos_ec.settings import Settings
+
+if TYPE_CHECKING:
+    from nos_ec.adapters.kafka.cluster import KafkaTopic
+    from nos_ec.adapters.rados.cluster import RadosOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """An open message log: makers of its two sides. consumer: takes the member's name and its static instance ("":
+    none), gives a member of the configured group."""
+
+    publisher: Callable[[], MessagePublisher]
+    consumer: Callable[[str, str], MessageConsumer]
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """Open stores of blocks and of landing copies."""
+
+    blocks: BlockStore
+    landing: LandingStore
+
+
+def make_root(settings: Settings) -> None:
+    """Make the folder of what is embedded, if anything is. Raises ConfigError."""
+    store = settings.store
+    if store.backend != "local" and settings.log.backend != "local" and store.metadata_url is not None:
+        return
+    try:
+        make_folder(store.root)
+    except OSError as error:
+        raise ConfigError(f"store.root {store.root} cannot be created: {error.strerror}") from error
+
+
+# --- blocks and landing copies --------------------------------------------------------------------
+def initialise_objects(settings: Settings) -> None:
+    """Make both stores, or check those that are there. Raises ConfigError, NoSpace, Transient."""
+    geometry = settings.geometry.value()
+    if settings.store.backend == "local":
+        root = settings.store.root
+        LocalBlockStore.initialise(root / "blocks", geometry)
+        LocalLandingStore.initialise(root / "landing")
+        return
+    from nos_ec.adapters.rados.block_store import RadosBlockStore
+    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.landing_store import RadosLandingStore
+
+    ceph = settings.ceph
+    with RadosCluster(_rados_options(settings)) as cluster:
+        RadosBlockStore.initialise(cluster, ceph.blocks_pool, geometry, ceph.namespace)
+        RadosLandingStore.initialise(cluster, ceph.landing_pool, ceph.namespace)
+
+
+def open_objects(settings: Settings, stack: ExitStack) -> Objects:
+    """Open both stores; `stack` closes them. Raises ConfigError, Transient."""
+    geometry = settings.geometry.value()
+    if settings.store.backend == "local":
+        root = settings.store.root
+        return Objects(
+            stack.enter_context(closing(LocalBlockStore(root / "blocks", geometry))),
+            stack.enter_context(closing(LocalLandingStore(root / "landing"))),
+        )
+    from nos_ec.adapters.rados.block_store import RadosBlockStore
+    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.landing_store import RadosLandingStore
+
+    ceph = settings.ceph
+    cluster = stack.enter_context(RadosCluster(_rados_options(settings)))
+    return Objects(
+        stack.enter_context(closing(RadosBlockStore(cluster, ceph.blocks_pool, geometry, ceph.namespace))),
+        stack.enter_context(closing(RadosLandingStore(cluster, ceph.landing_pool, ceph.namespace))),
+    )
+
+
+def _rados_options(settings: Settings) -> RadosOptions:
+    from nos_ec.adapters.rados.cluster import RadosOptions
+
+    ceph = settings.ceph
+    if ceph.conf_file is None:
+        raise ConfigError('ceph.conf_file is not set, and store.backend is "ceph"')
+    return RadosOptions(ceph.conf_file, ceph.user, ceph.keyring_file, ceph.op_timeout_ms, ceph.connect_timeout_ms)
+
+
+# --- the message log ------------------------------------------------------------------------------
+def initialise_log(settings: Settings) -> None:
+    """Make the log, or check the one that is there. Raises ConfigError, Transient."""
+    if settings.log.backend == "local":
+        LocalMessageLog.initialise(settings.store.root / "log.db", settings.log.partitions)
+        return
+    from nos_ec.adapters.kafka.message_log import KafkaMessageLog
+
+    kafka = settings.kafka
+    KafkaMessageLog.initialise(
+        _kafka_topic(settings),
+        replication=kafka.replication,
+        in_sync_min=kafka.in_sync_min,
+        retention_ms=kafka.retention_ms,
+    )
+
+
+def open_log(settings: Settings, clock: Clock) -> Log:
+    """Open the log. A local one that was lost is made anew: it holds hints, never facts.
+
+    Raises ConfigError, Transient.
+    """
+    group, session_ms = settings.consumer.group, settings.log.session_ms
+    if settings.log.backend == "local":
+        local = LocalMessageLog.initialise(settings.store.root / "log.db", settings.log.partitions)
+        return Log(
+            local.publisher,
+            lambda member, _: local.consumer(group=group, member=member, clock=clock, session_ms=session_ms),
+        )
+    from nos_ec.adapters.kafka.message_log import KafkaMessageLog
+
+    kafka = KafkaMessageLog(_kafka_topic(settings))
+    poll_interval_ms_max = settings.kafka.poll_interval_ms_max
+    return Log(
+        kafka.publisher,
+        lambda member, instance: kafka.consumer(
+            group=group,
+            member=member,
+            session_ms=session_ms,
+            poll_interval_ms_max=poll_interval_ms_max,
+            instance=instance,
+        ),
+    )
+
+
+def _kafka_topic(settings: Settings) -> KafkaTopic:
+    from nos_ec.adapters.kafka.cluster import KafkaTopic
+
+    kafka = settings.kafka
+    return KafkaTopic(
+        servers=kafka.servers or "",
+        name=kafka.topic,
+        partitions=settings.log.partitions,
+        dead_letter_topic=kafka.dead_letter_topic or "",
+        request_timeout_ms=kafka.request_timeout_ms,
+        options=kafka.all_options(),
+    )
