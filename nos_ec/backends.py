@@ -95,6 +95,17 @@ def open_objects(settings: Settings, stack: ExitStack) -> Objects:
     )
 
 
+def remove_objects(settings: Settings) -> None:
+    """Remove a scratch store's namespace from both pools, with all that is in it. Raises ConfigError, Transient."""
+    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.removal import remove_namespace
+
+    ceph = settings.ceph
+    with RadosCluster(_rados_options(settings)) as cluster:
+        for pool in (ceph.blocks_pool, ceph.landing_pool):
+            remove_namespace(cluster, pool, ceph.namespace)
+
+
 def _rados_options(settings: Settings) -> RadosOptions:
     from nos_ec.adapters.rados.cluster import RadosOptions
 
@@ -147,6 +158,13 @@ def open_log(settings: Settings, clock: Clock) -> Log:
             instance=instance,
         ),
     )
+
+
+def remove_log(settings: Settings) -> None:
+    """Remove a scratch store's topics. Raises ConfigError, Transient."""
+    from nos_ec.adapters.kafka.message_log import KafkaMessageLog
+
+    KafkaMessageLog.remove(_kafka_topic(settings))
 
 
 def _kafka_topic(settings: Settings) -> KafkaTopic:

@@ -67,6 +67,14 @@ class KafkaMessageLog:
         )
         return cls(topic)
 
+    @classmethod
+    def remove(cls, topic: KafkaTopic) -> None:
+        """Remove both topics with all that is in them; those that are not there are no error.
+
+        Raises ConfigError, Transient.
+        """
+        _Admin(topic).remove()
+
     def publisher(self, *, client: str = "nos-ec-publisher", delivery_timeout_ms: int = 30_000) -> KafkaPublisher:
         """A publisher of its own connections."""
         return KafkaPublisher(self.topic, client=client, delivery_timeout_ms=delivery_timeout_ms)
@@ -128,6 +136,17 @@ class _Admin:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise translate(error.args[0], self._topic, f"create topic {name}") from error
         self._await_topics()
+
+    def remove(self) -> None:
+        """Remove both, if they are there."""
+        timeout_s = self._topic.timeout_s
+        answers = self._client.delete_topics(list(self._names), request_timeout=timeout_s, operation_timeout=timeout_s)
+        for name, answer in answers.items():
+            try:
+                answer.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise translate(error.args[0], self._topic, f"remove topic {name}") from error
 
     def _await_topics(self) -> None:
         """Brokers hear of a new topic one after the other."""

@@ -1,0 +1,62 @@
+"""A store of its own beside the configured one, on the same servers, that goes when it has served: for demo and bench.
+
+what is configured          the scratch store has
+local blocks, log, SQLite   a folder
+Ceph                        a RADOS namespace in both pools
+Kafka                       a topic
+MySQL, MariaDB              a database
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from nos_ec.adapters.sql.databases import SCRATCH, create_database, drop_database, scratch_url
+from nos_ec.backends import remove_log, remove_objects
+from nos_ec.settings import Settings
+from nos_ec.wiring import initialise
+
+
+@contextmanager
+def scratch_store(settings: Settings, root: Path, purpose: str, *, keep: bool = False) -> Iterator[Settings]:
+    """Settings of a new, initialised and empty store like the one of `settings`. At the end all of it is removed, what
+    is in `root` excepted, unless `keep`.
+
+    root: folder of what is embedded. purpose: a word for its names. Raises ConfigError (also when the users of Ceph,
+    Kafka and MySQL may not make what it needs), Transient.
+    """
+    scratch = _settings(settings, root, f"{purpose}_{os.urandom(4).hex()}")
+    with ExitStack() as stack:
+        if scratch.store.metadata_url is not None:
+            create_database(scratch.store.url())
+            stack.callback(drop_database, scratch.store.url())
+        if scratch.store.backend != "local":
+            stack.callback(remove_objects, scratch)
+        if scratch.log.backend != "local":
+            stack.callback(remove_log, scratch)
+        initialise(scratch)
+        yield scratch
+        if keep:
+            stack.pop_all()
+
+
+def _settings(settings: Settings, root: Path, tag: str) -> Settings:
+    url = settings.store.metadata_url
+    if url is not None:
+        url = (
+            None if url.get_secret_value().startswith("sqlite") else SecretStr(scratch_url(url.get_secret_value(), tag))
+        )
+    return settings.model_copy(
+        update={
+            "store": settings.store.model_copy(update={"root": root, "metadata_url": url}),
+            "ceph": settings.ceph.model_copy(update={"namespace": f"{settings.ceph.namespace}{SCRATCH}{tag}"}),
+            "kafka": settings.kafka.model_copy(
+                update={"topic": f"{settings.kafka.topic}{SCRATCH}{tag}", "dead_letter_topic": None}
+            ),
+        }
+    )
