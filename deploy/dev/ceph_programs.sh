@@ -22,8 +22,13 @@ need_programs() {
     esac
 }
 
-# What nos_ec itself loads: the client library of the distribution it runs on.
-need_client() { ldconfig -p | grep -q 'librados\.so\.2' || install_packages librados2; }
+# What nos_ec itself loads: the Python binding of the distribution it runs on.
+need_client() {
+    local found=(/usr/lib/python3/dist-packages/rados.*.so /usr/lib*/python3.*/site-packages/rados.*.so)
+    local file
+    for file in "${found[@]}"; do [ ! -e "$file" ] || return 0; done
+    install_packages python3-rados
+}
 
 # Install Debian packages, or say which ones are missing.
 install_packages() {

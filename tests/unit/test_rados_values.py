@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import errno
+import sys
+from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.adapters.rados import librados
-from nos_ec.adapters.rados.block_store import BlockEnd
+from nos_ec.adapters.rados import binding
 from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
 from nos_ec.adapters.rados.failures import port_error, rados_error
+from nos_ec.adapters.rados.known_ends import BLOCKS_MAX, BlockEnd, KnownEnd, KnownEnds
 from nos_ec.adapters.rados.read_cost import ReadCost, ReadCounter
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
 from nos_ec.core.geometry import PAGE, Geometry
+from nos_ec.core.ids import BlockId
 
 GEOMETRY = Geometry()
 CHUNK, STRIPE = GEOMETRY.chunk_size, GEOMETRY.stripe_size
@@ -89,12 +94,66 @@ def test_every_failure_has_its_class_and_says_what_to_do(code: int, kind: type[N
     assert says in str(error)
 
 
-def test_a_missing_library_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(librados, "_SONAME", "librados-that-is-not-there.so.2")
-    librados.load.cache_clear()
-    with pytest.raises(ConfigError, match="install librados2"):
-        RadosCluster(RadosOptions(tmp_path / "ceph.conf", "client.x"))
-    librados.load.cache_clear()
+@pytest.fixture
+def no_binding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A Python that sees no binding; gives the folder in which one will be looked for."""
+    monkeypatch.setattr(binding, "_FOLDERS", (tmp_path,))
+    monkeypatch.delitem(sys.modules, "rados", raising=False)
+    monkeypatch.setattr(sys, "path", [])
+    binding.load.cache_clear()
+    yield tmp_path
+    binding.load.cache_clear()
+
+
+def test_a_missing_binding_is_a_configuration_error(no_binding: Path) -> None:
+    with pytest.raises(ConfigError, match="apt-get install python3-rados"):
+        RadosCluster(RadosOptions(no_binding / "ceph.conf", "client.x"))
+
+
+def test_a_binding_for_another_python_is_a_configuration_error(no_binding: Path) -> None:
+    (no_binding / "rados.cpython-399-x86_64-linux-gnu.so").touch()
+    with pytest.raises(ConfigError, match=r"cpython-399.* is for another Python than this one .*/usr/bin/python3"):
+        binding.load()
+
+
+def test_a_damaged_binding_is_a_configuration_error(no_binding: Path) -> None:
+    (no_binding / f"rados{EXTENSION_SUFFIXES[0]}").touch()
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        binding.load()
+    assert "rados" not in sys.modules
+
+
+def test_another_module_of_that_name_is_a_configuration_error(
+    no_binding: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rados", ModuleType("rados"))
+    with pytest.raises(ConfigError, match=r"no Python binding of Ceph.*install python3-rados"):
+        binding.load()
+
+
+def known(stripes: int) -> KnownEnd:
+    return KnownEnd(BlockEnd(stripes, sealed=False), version=stripes + 100)
+
+
+def test_known_ends_are_taken_once() -> None:
+    ends, block_id = KnownEnds(), BlockId(bytes(16))
+    assert ends.take(block_id) is None
+    ends.put(block_id, known(1))
+    ends.put(block_id, known(2))
+    assert ends.take(block_id) == known(2)
+    assert ends.take(block_id) is None
+
+
+def test_known_ends_are_bounded_and_the_oldest_is_dropped() -> None:
+    ends = KnownEnds()
+    block_ids = [BlockId(number.to_bytes(16)) for number in range(BLOCKS_MAX + 2)]
+    for number, block_id in enumerate(block_ids[:BLOCKS_MAX]):
+        ends.put(block_id, known(number))
+    ends.put(block_ids[0], known(0))
+    for block_id in block_ids[BLOCKS_MAX:]:
+        ends.put(block_id, known(7))
+    gone = [block_id for block_id in block_ids if ends.take(block_id) is None]
+    assert gone == block_ids[1:3]
 
 
 def test_options_that_make_no_sense(tmp_path: Path) -> None:

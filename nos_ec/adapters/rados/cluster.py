@@ -6,17 +6,18 @@ that is not active waits for ever.
 
 from __future__ import annotations
 
-import ctypes as c
 import errno
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nos_ec.adapters.rados import librados
+from nos_ec.adapters.rados import binding
+from nos_ec.adapters.rados.binding import Rados
 from nos_ec.adapters.rados.failures import port_error, rados_error
 from nos_ec.adapters.rados.pool import Pool
 from nos_ec.core.errors import ConfigError, NosError, Transient
@@ -47,24 +48,31 @@ class RadosOptions:
                 raise ConfigError(f"{name} is {value}; give 1 or more: an operation without a limit can hang for ever")
 
 
+LOG_LEVEL = "info"
+
+LogWatcher = Callable[[str, str, str], None]
+"""Takes (channel, level, text) of an entry of the cluster's log, such as ("cluster", "[WRN]", "osd.3 failed ...")."""
+
+
 class RadosCluster:
     """A connection, to be shared by the stores of a process. Safe to call from several threads.
 
-    Connecting raises ConfigError when the library, ceph.conf, the keyring or the key is wrong, Transient when the
+    Connecting raises ConfigError when the binding, ceph.conf, the keyring or the key is wrong, Transient when the
     monitors do not answer in time. Close the stores first, and have no call under way: closing ends librados' threads.
     """
 
     def __init__(self, options: RadosOptions) -> None:
-        self._library = librados.load()
         self._options = options
         self._closing = threading.Lock()
         self._pools: list[Pool] = []
-        handle = librados.Handle()
-        self._check(self._library.rados_create2(c.byref(handle), b"ceph", options.user.encode(), 0), "connecting")
-        self._handle: librados.Handle | None = handle
+        self._watched = False
+        module = binding.load()
+        with self._errors("connecting"):
+            rados = module.Rados(name=options.user, clustername="ceph")
+        self._rados: Rados | None = rados
         try:
-            self._configure(handle)
-            self._connect(handle)
+            self._configure(rados)
+            self._connect(rados)
         except BaseException:
             self.close()
             raise
@@ -79,50 +87,87 @@ class RadosCluster:
 
     def open_pool(self, name: str, namespace: str = "") -> Pool:
         """A pool, or one namespace of it. Raises ConfigError when there is no such pool, Transient."""
-        handle = librados.Handle()
-        code = self._library.rados_ioctx_create(self._open_handle(), name.encode(), c.byref(handle))
-        if code == -errno.ENOENT:
-            raise ConfigError(
-                f"the Ceph cluster of {self._options.conf_file} has no pool {name}: make it as docs/CEPH.md says, or"
-                " correct the configuration"
-            )
-        self._check(code, f"opening pool {name}")
-        if namespace:
-            self._library.rados_ioctx_set_namespace(handle, namespace.encode())
-        pool = Pool(self._library, self._open_handle(), handle, name)
+        rados = self._open()
+        with self._errors(f"opening pool {name}"):
+            try:
+                with binding.os_errors():
+                    ioctx = rados.open_ioctx(name)
+                    ioctx.set_namespace(namespace)
+                    pool = Pool(rados, ioctx, name, namespace, self._options.op_timeout_ms)
+            except FileNotFoundError as error:
+                raise ConfigError(
+                    f"the Ceph cluster of {self._options.conf_file} has no pool {name}: make it as docs/CEPH.md says,"
+                    " or correct the configuration"
+                ) from error
         self._pools.append(pool)
         return pool
 
-    def command(self, prefix: str, **arguments: str | int) -> Any:
+    def command(self, prefix: str, **arguments: str | int | list[str]) -> Any:
         """The JSON answer of the monitors to a command such as "df"; None to one without an answer.
 
         Raises ConfigError, Transient."""
-        return self._command(self._library.rados_mon_command, [], prefix, arguments)
+        request = json.dumps({"prefix": prefix, "format": "json", **arguments})
+        with self._errors(f"command `{prefix}`"):
+            return self._answer(prefix, *self._open().mon_command(request, b""))
 
     def command_osd(self, osd: int, prefix: str) -> Any:
         """The JSON answer of one OSD to a command such as "perf dump". Needs an administrator's caps.
 
         Raises ConfigError, Transient."""
-        return self._command(self._library.rados_osd_command, [osd], prefix, {})
+        request = json.dumps({"prefix": prefix, "format": "json"})
+        with self._errors(f"command `{prefix}`"):
+            return self._answer(prefix, *self._open().osd_command(osd, request, b""))
+
+    def watch_log(self, watcher: LogWatcher) -> LogWatch:
+        """Have the monitors push each new entry of the cluster's log, of level info and above, to `watcher`.
+
+        It is called in a thread of librados that holds the connection's lock: it must neither raise nor wait, nor use
+        this cluster, but hand over to another thread. Entries are lost while the connection to the monitors is, so
+        whoever must not miss anything looks now and then by himself. One watch at a time. Raises ConfigError,
+        Transient."""
+        rados = self._open()
+
+        def take(*entry: object) -> None:
+            _, _, channel, *_, level, text = entry
+            watcher(_text(channel), _text(level), _text(text))
+
+        with self._closing:
+            if self._watched:
+                raise ValueError("the log of this cluster is watched already: close that watch first")
+            with self._errors("watching the log"):
+                rados.monitor_log2(LOG_LEVEL, take, None)
+            self._watched = True
+        return LogWatch(self._end_watch)
+
+    def _end_watch(self) -> None:
+        with self._closing:
+            if self._watched and self._rados is not None:
+                self._rados.monitor_log2(LOG_LEVEL, None, None)
+            self._watched = False
 
     def close(self) -> None:
         """Close what is open. Idempotent."""
+        self._end_watch()
         with self._closing:
-            handle, self._handle = self._handle, None
-        if handle is not None:
+            rados, self._rados = self._rados, None
+        if rados is not None:
             for pool in self._pools:
                 pool.close()
-            self._library.rados_shutdown(handle)
+            rados.shutdown()
 
     # --- connecting -----------------------------------------------------------------------------------
 
-    def _configure(self, handle: librados.Handle) -> None:
+    def _configure(self, rados: Rados) -> None:
         options = self._options
         if not options.conf_file.is_file():
             raise ConfigError(f"{options.conf_file} does not exist: give the path of the cluster's ceph.conf")
-        code = self._library.rados_conf_read_file(handle, str(options.conf_file).encode())
-        if code < 0:
-            raise ConfigError(f"{options.conf_file} cannot be read as a ceph.conf (errno {-code}): correct it")
+        try:
+            with binding.os_errors():
+                rados.conf_read_file(str(options.conf_file))
+        except OSError as error:
+            raise ConfigError(
+                f"{options.conf_file} cannot be read as a ceph.conf (errno {error.errno}): correct it"
+            ) from error
         settings = {
             "rados_osd_op_timeout": _seconds(options.op_timeout_ms),
             "rados_mon_op_timeout": _seconds(options.connect_timeout_ms),
@@ -137,66 +182,74 @@ class RadosCluster:
                 raise ConfigError(f"{options.keyring_file} does not exist: give the path of {options.user}'s keyring")
             settings["keyring"] = str(options.keyring_file)
         for name, value in settings.items():
-            self._check(self._library.rados_conf_set(handle, name.encode(), value.encode()), f"setting {name}")
+            with self._errors(f"setting {name}"):
+                rados.conf_set(name, value)
 
-    def _connect(self, handle: librados.Handle) -> None:
-        code = -self._library.rados_connect(handle)
+    def _connect(self, rados: Rados) -> None:
         options = self._options
-        if code in (errno.EPERM, errno.EACCES, errno.ENOENT, errno.EINVAL, errno.ENOTSUP):
-            raise ConfigError(
-                f"the Ceph cluster of {options.conf_file} does not accept {options.user} (errno {code}): is its key in"
-                f" {options.keyring_file or 'the keyring that ceph.conf names'}, the one that `ceph auth get"
-                f" {options.user}` shows, and of a type that librados on this machine knows (aes)?"
-            )
-        if code == errno.ETIMEDOUT:
-            raise Transient(
-                f"no monitor of {options.conf_file} answers within {options.connect_timeout_ms} ms: check mon_host, the"
-                " network and that the monitors run"
-            )
-        if code > 0:
-            raise port_error(f"connecting to the Ceph cluster of {options.conf_file}", rados_error(-code))
+        try:
+            with binding.os_errors():
+                rados.connect()
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EACCES, errno.ENOENT, errno.EINVAL, errno.ENOTSUP):
+                raise ConfigError(
+                    f"the Ceph cluster of {options.conf_file} does not accept {options.user} (errno {error.errno}): is"
+                    f" its key in {options.keyring_file or 'the keyring that ceph.conf names'}, the one that `ceph auth"
+                    f" get {options.user}` shows, and of a type that librados on this machine knows (aes)?"
+                ) from error
+            if error.errno == errno.ETIMEDOUT:
+                raise Transient(
+                    f"no monitor of {options.conf_file} answers within {options.connect_timeout_ms} ms: check mon_host,"
+                    " the network and that the monitors run"
+                ) from error
+            raise port_error(f"connecting to the Ceph cluster of {options.conf_file}", error) from error
 
-    # --- commands -------------------------------------------------------------------------------------
+    # --------------------------------------------------------------------------------------------------
 
-    def _command(
-        self, function: Callable[..., int], target: Sequence[int], prefix: str, arguments: Mapping[str, str | int]
-    ) -> Any:
-        request = {"prefix": prefix, "format": "json", **arguments}
-        commands = (c.c_char_p * 1)(json.dumps(request).encode())
-        output, status = c.c_void_p(), c.c_void_p()
-        output_size, status_size = c.c_size_t(), c.c_size_t()
-        code = function(
-            self._open_handle(), *target, commands, 1, b"", 0,
-            c.byref(output), c.byref(output_size), c.byref(status), c.byref(status_size),
-        )  # fmt: skip
-        answer, text = self._taken(output, output_size), self._taken(status, status_size)
+    def _answer(self, prefix: str, code: int, answer: bytes, status: str) -> Any:
         if code < 0:
-            raise self._failure(code, f"command `{prefix}` ({text.decode(errors='replace')})")
+            raise self._failure(f"command `{prefix}` ({status})", rados_error(code))
         try:
             return json.loads(answer) if answer.strip() else None
         except ValueError as error:
             raise Transient(f"Ceph command `{prefix}` gave no JSON ({error}): is this Ceph older than 16.2?") from error
 
-    def _taken(self, pointer: c.c_void_p, size: c.c_size_t) -> bytes:
-        """Copy what librados allocated, and free it."""
-        if not pointer:
-            return b""
-        try:
-            return c.string_at(pointer, size.value)
-        finally:
-            self._library.rados_buffer_free(pointer)
-
-    def _open_handle(self) -> librados.Handle:
-        if self._handle is None:
+    def _open(self) -> Rados:
+        if self._rados is None:
             raise ValueError("the connection to Ceph is closed")
-        return self._handle
+        return self._rados
 
-    def _check(self, code: int, action: str) -> None:
-        if code < 0:
-            raise self._failure(code, action)
+    @contextmanager
+    def _errors(self, action: str) -> Iterator[None]:
+        try:
+            with binding.os_errors():
+                yield
+        except OSError as error:
+            raise self._failure(action, error) from error
 
-    def _failure(self, code: int, action: str) -> NosError:
-        return port_error(f"Ceph cluster of {self._options.conf_file}: {action}", rados_error(code))
+    def _failure(self, action: str, error: OSError) -> NosError:
+        return port_error(f"Ceph cluster of {self._options.conf_file}: {action}", error)
+
+
+class LogWatch:
+    """A watch of the log that `RadosCluster.watch_log` began."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
+
+    def close(self) -> None:
+        """End it: on return the watcher is not called any more. Idempotent; not to be called by the watcher."""
+        end, self._end = self._end, _nothing
+        end()
+
+
+def _nothing() -> None:
+    """What a second close does."""
+
+
+def _text(value: object) -> str:
+    """The binding declares text, and gives bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _seconds(duration_ms: int) -> str:

@@ -1,47 +1,54 @@
 """Operations on the objects of one pool: atomic writes of several steps, and reads of several ranges at once.
 
-A write operation is one RADOS transaction: all of its steps are done on all replicas or shards, or none is.
+A write is one RADOS transaction: all of its steps are done on all replicas or shards, or none is.
 Failures are raised as OSError with librados' errno; the stores say what each means.
+
+Versions: each object has one, which every transaction on it raises, and which no later object of that name takes again.
 """
 
 from __future__ import annotations
 
-import ctypes as c
 import errno
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
-from typing import Any, Self
+from contextlib import contextmanager
+from typing import Self
 
-from nos_ec.adapters.rados import librados
+from nos_ec.adapters.rados import binding
+from nos_ec.adapters.rados.binding import Completion, Ioctx, ListedObject, Rados, WriteOp
 from nos_ec.adapters.rados.failures import rados_error
 from nos_ec.core.errors import ConfigError
 
-BATCH_EXTENTS_MAX = 128
-BATCH_BYTES_MAX = 4 << 20
-"""One read operation has at most so many ranges and, unless a single range is longer, bytes."""
-READS_IN_FLIGHT_MAX = 4
-"""Read operations one call has under way at a time; it bounds the memory of a call and its share of an OSD's queue."""
+READS_IN_FLIGHT_MAX = 32
+READ_BYTES_IN_FLIGHT_MAX = 16 << 20
+"""What one call for several ranges has under way at a time, unless a single range is longer. They bound the memory of a
+call and its share of an OSD's queue."""
 
 REMOVALS_IN_FLIGHT_MAX = 32
 """Removals one call has under way at a time. They are small, and wait for the OSDs' journals."""
 
-XATTR_BYTES_MAX = 4096
-"""Longest xattr that is read; ours have some 100 bytes."""
-
 Buffer = bytes | bytearray | memoryview
-Step = Callable[["librados.Library", "librados.Handle"], None]
+Step = Callable[[WriteOp], None]
 
 
 class Pool:
-    """One namespace of one pool. Made by RadosCluster.open_pool. Safe to call from several threads."""
+    """One namespace of one pool. Made by RadosCluster.open_pool. Safe to call from several threads.
 
-    def __init__(self, library: librados.Library, cluster: librados.Handle, handle: librados.Handle, name: str) -> None:
-        self._library = library
-        self._cluster = cluster
-        self._handle: librados.Handle | None = handle
-        self._id: int = library.rados_ioctx_get_id(handle)
+    `op_timeout_ms` is the time limit that the connection has for operations.
+    """
+
+    def __init__(self, rados: Rados, ioctx: Ioctx, name: str, namespace: str, op_timeout_ms: int) -> None:
         self.name = name
+        self._rados = rados
+        self._namespace = namespace
+        self._op_timeout_ms = op_timeout_ms
+        self._ioctx = ioctx
+        self._id = ioctx.get_pool_id()
+        self._idle: list[Ioctx] = []
+        self._closing = threading.Lock()
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -51,312 +58,251 @@ class Pool:
 
     def close(self) -> None:
         """Idempotent."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._library.rados_ioctx_destroy(handle)
+        with self._closing:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for ioctx in (self._ioctx, *idle):
+            ioctx.close()
 
     @property
     def alignment(self) -> int:
         """Bytes that every append must be a multiple of; 0 when the pool takes any."""
-        alignment = c.c_uint64()
-        _check(self._library.rados_ioctx_pool_required_alignment2(self._open(), c.byref(alignment)))
-        return alignment.value
+        with self._errors():
+            return self._ioctx.alignment() or 0
 
     def allocated_bytes(self) -> int:
         """Bytes allocated on all OSDs, all namespaces together, as the monitors last heard (some seconds ago)."""
-        stat = librados.PoolStat()
-        _check(self._library.rados_ioctx_pool_stat(self._open(), c.byref(stat)))
-        return int(stat.num_bytes)
+        with self._errors():
+            return self._ioctx.get_stats()["num_bytes"]
 
     # --- writing --------------------------------------------------------------------------------------
 
-    def write(self, name: str, *steps: Step) -> None:
-        """Do all steps on object `name` in one transaction; durable on return. Raises OSError, and then did nothing -
-        except for ETIMEDOUT, after which the transaction may have been done or may yet be."""
-        operation = self._library.rados_create_write_op()
-        try:
+    def write(self, name: str, *steps: Step) -> int:
+        """Do all steps on object `name` in one transaction; durable on return. Returns the object's new version.
+
+        Raises OSError, and then did nothing - except for ETIMEDOUT, after which the transaction may have been done or
+        may yet be."""
+        with self._errors(), self._own_ioctx() as ioctx, binding.load().WriteOpCtx() as operation:
             for step in steps:
-                step(self._library, operation)
-            code = self._library.rados_write_op_operate(operation, self._open(), name.encode(), None, librados.FULL_TRY)
-            self._check(code)
-        finally:
-            self._library.rados_release_write_op(operation)
+                step(operation)
+            ioctx.operate_write_op(operation, name, 0, binding.FULL_TRY)
+            return ioctx.get_last_version()
 
     def remove_many(self, names: Sequence[str]) -> dict[str, OSError]:
         """Remove objects, several at a time; durable on return. Those that may still be there, each with the reason;
         one that was not there is no failure. Raises ConfigError when the pool itself is gone."""
-        waiting: deque[_Removal] = deque()
+        waiting: deque[tuple[str, Completion]] = deque()
         failed: dict[str, OSError] = {}
-        try:
-            for name in names:
-                if len(waiting) == REMOVALS_IN_FLIGHT_MAX:
-                    self._collect_removal(waiting, failed)
-                waiting.append(_Removal(self._library, self._open(), name))
-            while waiting:
-                self._collect_removal(waiting, failed)
-        finally:
-            for removal in waiting:
-                removal.finish()
+        for name in names:
+            if len(waiting) == REMOVALS_IN_FLIGHT_MAX:
+                self._collect_removal(*waiting.popleft(), failed)
+            waiting.append((name, self._begin_removal(name)))
+        while waiting:
+            self._collect_removal(*waiting.popleft(), failed)
         return failed
 
-    def _collect_removal(self, waiting: deque[_Removal], failed: dict[str, OSError]) -> None:
-        removal = waiting.popleft()
+    def _begin_removal(self, name: str) -> Completion:
+        with self._errors(), binding.load().WriteOpCtx() as operation:
+            operation.remove()
+            return self._ioctx.operate_aio_write_op(operation, name, flags=binding.FULL_TRY)
+
+    def _collect_removal(self, name: str, removal: Completion, failed: dict[str, OSError]) -> None:
+        removal.wait_for_complete()
         try:
-            self._check(removal.finish())
+            self._check(removal.get_return_value())
         except FileNotFoundError:
             return
         except OSError as error:
-            failed[removal.name] = error
+            failed[name] = error
 
     # --- reading --------------------------------------------------------------------------------------
 
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """What lies there, shorter where the object ends; one operation. Raises OSError."""
+        with self._errors():
+            if not length:
+                # To librados a length of 0 means the whole object.
+                self._ioctx.stat(name)
+                return b""
+            return self._ioctx.read(name, length, offset)
+
     def read_many(self, name: str, extents: Sequence[tuple[int, int]]) -> list[bytes]:
         """What lies at these (offset, length) ranges, shorter where the object ends. Raises OSError."""
-        waiting: deque[_ReadBatch] = deque()
-        found: list[bytes] = []
-        try:
-            for some in _batches(extents):
-                if len(waiting) == READS_IN_FLIGHT_MAX:
-                    self._collect(waiting, found)
-                waiting.append(_ReadBatch(self._library, self._open(), name, some))
-            while waiting:
-                self._collect(waiting, found)
-        finally:
-            # librados writes into the buffers of what is under way: they must outlive it, whatever was raised.
-            for batch in waiting:
-                batch.finish()
-        return found
-
-    def _collect(self, waiting: deque[_ReadBatch], found: list[bytes]) -> None:
-        batch = waiting.popleft()
-        self._check(batch.finish())
-        found.extend(batch.parts())
+        if len(extents) == 1 or not any(length for _, length in extents):
+            return [self.read(name, offset, length) for offset, length in extents]
+        reads: list[_Read] = []
+        first = 0  # of those that may still be under way
+        in_flight_bytes = 0
+        for offset, length in extents:
+            while first < len(reads) and (
+                len(reads) - first == READS_IN_FLIGHT_MAX or in_flight_bytes + length > READ_BYTES_IN_FLIGHT_MAX
+            ):
+                in_flight_bytes -= reads[first].length
+                self._check(reads[first].finish())
+                first += 1
+            with self._errors():
+                reads.append(_Read(self._ioctx, name, offset, length))
+            in_flight_bytes += length
+        for read in reads[first:]:
+            self._check(read.finish())
+        return [read.found for read in reads]
 
     def read_whole(self, name: str, first_read_bytes: int) -> bytes:
-        """A whole object that nobody changes: one operation up to `first_read_bytes`, two for a longer one.
+        """A whole object that nobody changes: one operation for one shorter than `first_read_bytes`, else more.
         Raises OSError."""
-        size = c.c_uint64()
-        with _ReadBatch(self._library, self._open(), name, [(0, first_read_bytes)], size) as batch:
-            self._check(batch.finish())
-            (start,) = batch.parts()
-        if size.value <= first_read_bytes:
-            return start
-        return b"".join([start, *self.read_many(name, [(first_read_bytes, size.value - first_read_bytes)])])
+        parts = [self.read(name, 0, first_read_bytes)]
+        if len(parts[0]) == first_read_bytes:
+            with self._errors():
+                size, _ = self._ioctx.stat(name)
+            parts.append(self.read(name, first_read_bytes, size - first_read_bytes))
+        return b"".join(parts)
 
     def size_of(self, name: str) -> int:
         """Bytes of an object. Raises OSError."""
-        size = c.c_uint64()
-        with _ReadBatch(self._library, self._open(), name, [], size) as batch:
-            self._check(batch.finish())
-        return size.value
+        with self._errors():
+            size, _ = self._ioctx.stat(name)
+        return size
 
     def xattr(self, name: str, key: str) -> bytes:
         """One xattr. Raises OSError: ENOENT without the object, ENODATA without the xattr."""
-        buffer = c.create_string_buffer(XATTR_BYTES_MAX)
-        length = self._library.rados_getxattr(self._open(), name.encode(), key.encode(), buffer, XATTR_BYTES_MAX)
-        self._check(length)
-        return buffer.raw[:length]
+        with self._errors():
+            return self._ioctx.get_xattr(name, key)
+
+    def xattrs(self, name: str) -> tuple[dict[str, bytes], int]:
+        """All xattrs of an object, and its version when it had them; one operation. Raises OSError."""
+        with self._errors(), self._own_ioctx() as ioctx:
+            found = ioctx.get_xattrs(name)
+            version = ioctx.get_last_version()
+            return dict(found), version
 
     def names(self) -> Iterator[str]:
         """The objects of the namespace, in no order. Raises OSError. Names that are no UTF-8 are not ours: skipped."""
-        listing = librados.Handle()
-        self._check(self._library.rados_nobjects_list_open(self._open(), c.byref(listing)))
-        try:
-            while (entry := self._next_name(listing)) is not None:
+        with self._errors():
+            listing = self._ioctx.list_objects()
+        while True:
+            with self._errors():
                 try:
-                    yield entry.decode()
+                    name = next(listing).key
                 except UnicodeDecodeError:
                     continue
-        finally:
-            self._library.rados_nobjects_list_close(listing)
+                except StopIteration:
+                    break
+            yield name
+        self._check_listed(listing)
 
-    def _next_name(self, listing: librados.Handle) -> bytes | None:
-        entry, entry_size = c.c_void_p(), c.c_size_t()
-        code = self._library.rados_nobjects_list_next2(
-            listing, c.byref(entry), None, None, c.byref(entry_size), None, None
-        )
-        if code == -errno.ENOENT:
-            return None
-        self._check(code)
-        return c.string_at(entry, entry_size.value)
+    def _check_listed(self, listing: Iterator[ListedObject]) -> None:
+        """Raise OSError unless the listing came to its end: to the binding, a failure is an end too.
+
+        An end is at hand when it is asked for again; a listing that failed goes on, and so either fails as late as the
+        time limit or finds something. What fails at once - a key without rights, a process on the blocklist, a pool
+        that is gone - fails whatever is asked."""
+        begun = time.monotonic()
+        with self._errors():
+            more = next(listing, None)
+        if more is not None or time.monotonic() - begun > self._op_timeout_ms / 2000:
+            raise rados_error(-errno.ETIMEDOUT)
+        try:
+            self.size_of(_PROBE)
+        except FileNotFoundError:
+            return
 
     # --------------------------------------------------------------------------------------------------
 
-    def _open(self) -> librados.Handle:
-        if self._handle is None:
+    @contextmanager
+    def _own_ioctx(self) -> Iterator[Ioctx]:
+        """A handle that no other thread uses meanwhile: the version that it tells is that of its last operation."""
+        try:
+            ioctx = self._idle.pop()
+        except IndexError:
+            ioctx = self._rados.open_ioctx2(self._id)
+            ioctx.set_namespace(self._namespace)
+        try:
+            yield ioctx
+        finally:
+            with self._closing:
+                if not self._closed:
+                    self._idle.append(ioctx)
+            if self._closed:
+                ioctx.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise the binding's errors as OSError; ConfigError when an object is missing because its pool is."""
+        if self._closed:
             raise ValueError(f"pool {self.name} is closed")
-        return self._handle
+        try:
+            with binding.os_errors():
+                yield
+        except FileNotFoundError as error:
+            if self._rados.pool_lookup(self.name) != self._id:
+                raise ConfigError(
+                    f"Ceph pool {self.name} was deleted or renamed while it was in use: restore it"
+                ) from error
+            raise
 
     def _check(self, code: int) -> None:
-        """Raise OSError for a negative code; ConfigError when an object is missing because its pool is."""
-        if code == -errno.ENOENT and self._library.rados_pool_lookup(self._cluster, self.name.encode()) != self._id:
-            raise ConfigError(f"Ceph pool {self.name} was deleted or renamed while it was in use: restore it")
-        _check(code)
-
-
-class _ReadBatch:
-    """A read operation under way: some ranges of one object and, if asked for, its size."""
-
-    def __init__(
-        self,
-        library: librados.Library,
-        pool: librados.Handle,
-        name: str,
-        extents: Sequence[tuple[int, int]],
-        size: c.c_uint64 | None = None,
-    ) -> None:
-        self._library = library
-        lengths = [length for _, length in extents]
-        self._starts = list(accumulate(lengths, initial=0))
-        self._buffer = (c.c_char * max(1, self._starts[-1]))()
-        self._got = (c.c_size_t * max(1, len(extents)))()
-        self._codes = (c.c_int * (len(extents) + 1))()
-        self._count = len(extents)
-        self._size = size  # kept alive with the other buffers
-        self._code: int | None = None
-        self._operation = library.rados_create_read_op()
-        self._completion = librados.Handle()
-        library.rados_read_op_assert_exists(self._operation)
-        if size is not None:
-            library.rados_read_op_stat(self._operation, c.byref(size), None, self._address_of(self._codes, self._count))
-        for number, (offset, length) in enumerate(extents):
-            # To librados a length of zero means the whole object.
-            if length:
-                library.rados_read_op_read(
-                    self._operation, offset, length, self._address_of(self._buffer, self._starts[number]),
-                    self._address_of(self._got, number), self._address_of(self._codes, number),
-                )  # fmt: skip
-        _check(library.rados_aio_create_completion2(None, None, c.byref(self._completion)))
-        code = library.rados_aio_read_op_operate(self._operation, pool, self._completion, name.encode(), 0)
+        """Raise what a negative return code means, as `_errors` does."""
         if code < 0:
-            self._release(code)
+            with self._errors():
+                raise rados_error(code)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.finish()
+_PROBE = "nos_ec.probe"
+"""An object that need not exist; asked for to see whether this client may ask."""
+
+
+class _Read:
+    """A read under way."""
+
+    def __init__(self, ioctx: Ioctx, name: str, offset: int, length: int) -> None:
+        self.length = length
+        self.found = b""
+        # To librados a length of 0 means the whole object.
+        self._completion = ioctx.aio_read(name, length, offset, self._take) if length else None
+
+    def _take(self, completion: Completion, data: bytes | None) -> None:
+        """Called in a thread of librados."""
+        size = completion.get_return_value()
+        if data is not None:
+            # Of a read of 0 bytes the binding hands over the whole buffer, which nobody has written to.
+            self.found = data[:size]
 
     def finish(self) -> int:
-        """Wait for the end; the return code. Idempotent. Bounded by the time limit of operations."""
-        if self._code is None:
-            self._library.rados_aio_wait_for_complete(self._completion)
-            self._release(self._library.rados_aio_get_return_value(self._completion))
-        assert self._code is not None
-        return self._code
-
-    def _release(self, code: int) -> None:
-        self._code = code if code < 0 else min(self._codes, default=0)
-        self._library.rados_aio_release(self._completion)
-        self._library.rados_release_read_op(self._operation)
-
-    @staticmethod
-    def _address_of(array: c.Array[Any], number: int) -> int:
-        return c.addressof(array) + number * c.sizeof(array) // len(array)
-
-    def parts(self) -> list[bytes]:
-        """What each range gave."""
-        view = memoryview(self._buffer).cast("B")
-        return [
-            bytes(view[start : start + got])
-            for start, got in zip(self._starts[: self._count], self._got[: self._count], strict=True)
-        ]
-
-
-class _Removal:
-    """The removal of one object, under way."""
-
-    def __init__(self, library: librados.Library, pool: librados.Handle, name: str) -> None:
-        self.name = name
-        self._library = library
-        self._code: int | None = None
-        self._operation = library.rados_create_write_op()
-        self._completion = librados.Handle()
-        library.rados_write_op_remove(self._operation)
-        _check(library.rados_aio_create_completion2(None, None, c.byref(self._completion)))
-        code = library.rados_aio_write_op_operate(
-            self._operation, pool, self._completion, name.encode(), None, librados.FULL_TRY
-        )
-        if code < 0:
-            self._release(code)
-
-    def finish(self) -> int:
-        """Wait for the end; the return code. Idempotent. Bounded by the time limit of operations."""
-        if self._code is None:
-            self._library.rados_aio_wait_for_complete(self._completion)
-            self._release(self._library.rados_aio_get_return_value(self._completion))
-        assert self._code is not None
-        return self._code
-
-    def _release(self, code: int) -> None:
-        self._code = code
-        self._library.rados_aio_release(self._completion)
-        self._library.rados_release_write_op(self._operation)
+        """Wait for the end; the return code. Bounded by the time limit of operations."""
+        if self._completion is None:
+            return 0
+        self._completion.wait_for_complete_and_cb()
+        return self._completion.get_return_value()
 
 
 # --- steps of a write -------------------------------------------------------------------------------------
 
 
-def must_exist() -> Step:
-    """Fail with ENOENT when the object is not there."""
-    return lambda library, operation: library.rados_write_op_assert_exists(operation)
-
-
 def must_be_new() -> Step:
     """Create the object; fail with EEXIST when it is there."""
-    return lambda library, operation: library.rados_write_op_create(operation, librados.CREATE_EXCLUSIVE, None)
+    return lambda operation: operation.new(binding.CREATE_EXCLUSIVE)
 
 
-def xattr_must_be(key: str, value: bytes) -> Step:
-    """Fail with ECANCELED when the xattr has another value (or, by Ceph's version, ENODATA when there is none)."""
-    return lambda library, operation: library.rados_write_op_cmpxattr(
-        operation, key.encode(), librados.COMPARE_EQUAL, value, len(value)
-    )
+def must_have_version(version: int) -> Step:
+    """Fail with ERANGE when the object has a later version, with EOVERFLOW when it has an earlier one or is absent."""
+    return lambda operation: operation.assert_version(version)
 
 
 def set_xattr(key: str, value: bytes) -> Step:
     """Set an xattr."""
-    return lambda library, operation: library.rados_write_op_setxattr(operation, key.encode(), value, len(value))
+    return lambda operation: operation.set_xattr(key, value)
 
 
 def append(data: Buffer) -> Step:
     """Append bytes, which librados copies."""
-    return lambda library, operation: library.rados_write_op_append(operation, _address(data), len(data))
+    return lambda operation: operation.append(bytes(data))
 
 
 def write_full(data: Buffer) -> Step:
     """Make these bytes the object's content."""
-    return lambda library, operation: library.rados_write_op_write_full(operation, _address(data), len(data))
+    return lambda operation: operation.write_full(bytes(data))
 
 
 def remove() -> Step:
     """Remove the object; fail with ENOENT when it is not there."""
-    return lambda library, operation: library.rados_write_op_remove(operation)
-
-
-def _address(data: Buffer) -> bytes | c.Array[c.c_char]:
-    """What ctypes takes for a pointer to the bytes. Only read-only views that are no bytes are copied."""
-    if isinstance(data, bytes):
-        return data
-    view = memoryview(data).cast("B")
-    if view.readonly or not len(view):
-        return bytes(view)
-    return (c.c_char * len(view)).from_buffer(view)
-
-
-def _batches(extents: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """In order, in as many as the limits ask for; one empty batch for no extents, as the object must still exist."""
-    batch: list[tuple[int, int]] = []
-    size_bytes = 0
-    for extent in extents:
-        if batch and (len(batch) == BATCH_EXTENTS_MAX or size_bytes + extent[1] > BATCH_BYTES_MAX):
-            yield batch
-            batch, size_bytes = [], 0
-        batch.append(extent)
-        size_bytes += extent[1]
-    yield batch
-
-
-def _check(code: int) -> None:
-    if code < 0:
-        raise rados_error(code)
+    return lambda operation: operation.remove()

@@ -1,0 +1,60 @@
+"""What the two stores share: objects named by an id of 16 bytes in hexadecimal, and what failures on them mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nos_ec.adapters.rados import pool as steps
+from nos_ec.adapters.rados.failures import port_error
+from nos_ec.adapters.rados.pool import Pool
+from nos_ec.core.errors import NosError, NotFound
+
+_NAME = re.compile("[0-9a-f]{32}")
+
+
+class NamedObjects:
+    """The objects of a store in `pool`. `kind` is what messages call one, such as "block"."""
+
+    def __init__(self, pool: Pool, kind: str) -> None:
+        self._pool = pool
+        self._kind = kind
+
+    def all_ids(self) -> Iterator[bytes]:
+        """The id of every object; objects of others in the pool are passed over. Raises what `port_error` gives."""
+        try:
+            for name in self._pool.names():
+                if _NAME.fullmatch(name):
+                    yield bytes.fromhex(name)
+        except OSError as error:
+            raise port_error(f"listing Ceph pool {self._pool.name}", error) from error
+
+    def delete(self, object_id: bytes) -> None:
+        """Delete one, durably; one that is not there is no failure. Raises what `port_error` gives."""
+        try:
+            with self.translated(object_id):
+                self._pool.write(object_id.hex(), steps.remove())
+        except NotFound:
+            return
+
+    def allocated_bytes(self) -> int:
+        """Bytes allocated on all OSDs for the whole pool, other namespaces included; some seconds old."""
+        try:
+            return self._pool.allocated_bytes()
+        except OSError as error:
+            raise port_error(f"Ceph pool {self._pool.name}", error) from error
+
+    @contextmanager
+    def translated(self, object_id: bytes) -> Iterator[None]:
+        """Raise NotFound, or what `port_error` gives, for an OSError of an operation on this object."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise NotFound(f"{self._kind} {object_id.hex()} does not exist") from error
+        except OSError as error:
+            raise self.failure(object_id, error) from error
+
+    def failure(self, object_id: bytes, error: OSError) -> NosError:
+        """What `port_error` gives for this object."""
+        return port_error(f"{self._kind} {object_id.hex()} in Ceph pool {self._pool.name}", error)
