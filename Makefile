@@ -10,15 +10,18 @@ DEMO_ARGS ?=
 PYTEST_ARGS ?=
 MEMORY_ARGS ?=
 COST_ARGS ?=
+DATABASE ?=
 BIN := .venv/bin
 PACKAGES := nos_ec producer/nos_producer consumer/nos_consumer gc/nos_gc
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(UPGRADE)
 
-.PHONY: help venv demo test memory cost check lint types format requirements reference clean
+STACK = $(if $(DATABASE),NOS_EC_DEV_DATABASE=$(DATABASE)) deploy/dev/stack.sh
+
+.PHONY: help venv demo up down down-clean stack-status test memory cost check lint types format requirements reference clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: .venv/.complete ## build .venv from the hashed requirements (PYTHON=python3.12 chooses another Python)
 
@@ -41,6 +44,18 @@ venv: .venv/.complete ## build .venv from the hashed requirements (PYTHON=python
 
 demo: venv ## show the whole life of objects on an embedded store (DEMO_ARGS="...")
 	$(BIN)/nos-ec demo $(DEMO_ARGS)
+
+up: ## start Ceph, Kafka and MySQL on this machine, or restart what died of them (DATABASE=mariadb)
+	@$(STACK) up
+
+down: ## stop them; their data stays
+	@$(STACK) down
+
+down-clean: ## stop them and remove their data
+	@$(STACK) clean
+
+stack-status: ## which of them run; fails when one does not
+	@$(STACK) status
 
 test: venv ## run all tests; REQUIRE_REAL=1 fails where a real server cannot be started (PYTEST_ARGS="...")
 	@echo "Tests that need a server start it themselves. One that cannot be started is listed as SKIPPED, with the reason,"

@@ -6,8 +6,7 @@
 #
 # The last word that `start` and `status` print is the path of ceph.conf; the keyrings lie beside it.
 #
-# Environment:
-#   NOS_EC_DEV_DIR           where the cluster goes (default: var/dev in the repository, ignored by git)
+# Environment, besides that of base.sh:
 #   NOS_EC_DEV_PORT          port of the monitor (default 13320); the other daemons take free ports from 6800 up
 #   NOS_EC_DEV_CEPH          tentacle (default): Ceph 20.2 of Debian's forky suite, in a chroot, needs root
 #                            system: the distribution's own Ceph (Debian 12: Pacific 16.2)
@@ -15,34 +14,20 @@
 #   NOS_EC_DEV_CEPH_OSDS     number of OSDs, 11 or more (default 12)
 #   NOS_EC_DEV_CEPH_CONF     ceph.conf of a cluster that exists: `start` only makes the pools and keys it lacks there,
 #   NOS_EC_DEV_CEPH_KEYRING  with this keyring of client.admin; no daemon is started or stopped
-# Exit status: 0 done; 1 failed; 3 something is missing and cannot be installed (status: 3 means not running).
 
-set -eu
-export LC_ALL=C
-unset CEPH_ARGS CEPH_CONF CEPH_KEYRING
-
-here=$(cd "$(dirname "$0")" && pwd)
-repository=$(cd "$here/../.." && pwd)
 name=ceph
-base=${NOS_EC_DEV_DIR:-$repository/var/dev}
-mkdir -p "$base"
-base=$(cd "$base" && pwd -P)/ceph
+. "$(dirname "$0")/base.sh"
+unset CEPH_ARGS CEPH_CONF CEPH_KEYRING
 port=${NOS_EC_DEV_PORT:-13320}
 flavour=${NOS_EC_DEV_CEPH:-tentacle}
 osd_count=${NOS_EC_DEV_CEPH_OSDS:-12}
-chroot_dir=${NOS_EC_DEV_CEPH_PROGRAMS:-$repository/var/dev/ceph-tentacle}
+chroot_dir=${NOS_EC_DEV_CEPH_PROGRAMS:-$programs/ceph-tentacle}
 own_conf=$base/ceph.conf
 conf=$own_conf
 admin_keyring=$base/admin.keyring
 wait_s_max=120
 stop_wait_s_max=40
 
-missing() { echo "$name: $*" >&2; exit 3; }
-failed() {
-    echo "$name: $1" >&2
-    [ -z "${2:-}" ] || { echo "the end of $2:" >&2; tail -n 20 "$2" >&2; }
-    exit 1
-}
 exists_elsewhere() { [ -n "${NOS_EC_DEV_CEPH_CONF:-}" ]; }
 
 # Copies, so that the programs find both in their chroot.
@@ -59,8 +44,7 @@ adopt() {
 
 start() {
     mkdir -p "$base/log" "$base/run" "$base/tmp"
-    exec 9>"$base/lock"
-    flock -w "$wait_s_max" 9 || failed "another start or stop of this cluster is still under way"
+    take_lock
     need_client
     need_programs
     if exists_elsewhere; then
@@ -80,26 +64,28 @@ start() {
 stop_after_failure() {
     local status=$?
     trap - EXIT
-    [ "$status" = 0 ] || stop_daemons >&2
+    [ "$status" = 0 ] || stop_daemons >/dev/null
     exit "$status"
 }
 
 stop() {
     ! exists_elsewhere || { echo "$name: $conf is not this script's to stop"; return; }
     [ -e "$base/lock" ] || { echo "$name does not run"; return; }
-    exec 9>"$base/lock"
-    flock -w "$wait_s_max" 9 || failed "another start or stop of this cluster is still under way"
+    take_lock
     stop_daemons
 }
 
 status() {
-    if ! exists_elsewhere; then
-        [ "$(running_daemons | wc -l)" != 0 ] || { echo "$name does not run"; exit 3; }
-        [ "$(running_daemons | wc -l)" = $((osd_count + 2)) ] ||
-            failed "runs in part: $(running_daemons | tr '\n' ' '); start it again to complete it"
+    if exists_elsewhere; then
+        need_programs
+        adopt
+    else
+        [ -n "$(running_daemons)" ] || { echo "$name does not run"; exit 3; }
+        know_osd_count
+        need_all_daemons
+        need_programs
+        osds_are_up || failed "$(cluster_version), of the OSDs are only $(osd_counts); see $base/log"
     fi
-    need_programs
-    ! exists_elsewhere || adopt
     echo "$name runs: $(described)"
     echo "$conf"
 }

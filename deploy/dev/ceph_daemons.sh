@@ -1,7 +1,7 @@
 # The daemons of the development cluster: made once, started, stopped; sourced by ceph.sh.
 
 start_daemons() {
-    [ -e "$base/osd_count" ] && osd_count=$(cat "$base/osd_count")
+    know_osd_count
     [ "$osd_count" -ge 11 ] 2>/dev/null || failed "NOS_EC_DEV_CEPH_OSDS is $osd_count; 8+3 needs 11 or more"
     # The path of a socket has at most 107 bytes. Daemons take no commands without one.
     [ ${#base} -le 85 ] || failed "the path $base is too long for sockets; set NOS_EC_DEV_DIR to a shorter one"
@@ -17,6 +17,9 @@ start_daemons() {
     await "$osd_count OSDs to be up" "$wait_s_max" osds_are_up
 }
 
+# A cluster keeps the number of OSDs that it was made with.
+know_osd_count() { [ ! -e "$base/osd_count" ] || osd_count=$(cat "$base/osd_count"); }
+
 # Start a daemon unless it runs. It never forks (-f), so the pid of what is started is the daemon's.
 launch() {
     local daemon=$1 wrapped
@@ -27,13 +30,7 @@ launch() {
     echo $! >"$base/run/$daemon.pid"
 }
 
-# The pid of one of our daemons; fails when it does not run. A pid that now belongs to another program does not count.
-running_pid() {
-    local pid
-    pid=$(cat "$base/run/$1.pid" 2>/dev/null) || return 1
-    { tr '\0' '\n' <"/proc/$pid/cmdline" | grep -qxF -- "$own_conf"; } 2>/dev/null || return 1
-    echo "$pid"
-}
+running_pid() { process_of "$base/run/$1.pid" "$own_conf"; }
 
 running_daemons() {
     local file daemon
@@ -60,12 +57,18 @@ stop_daemons() {
     echo "$name stopped"
 }
 
-# A stopped process (SIGSTOP) takes its TERM only after CONT.
 signal() {
     local pid
-    pid=$(running_pid "$1") || return 0
-    kill "-$2" "$pid" 2>/dev/null || true
-    kill -CONT "$pid" 2>/dev/null || true
+    ! pid=$(running_pid "$1") || signal_process "$pid" "$2"
+}
+
+# Fails with the names of the daemons that do not run.
+need_all_daemons() {
+    local daemon lacking=()
+    for daemon in mon mgr $(seq -f 'osd.%g' 0 $((osd_count - 1))); do
+        running_pid "$daemon" >/dev/null || lacking+=("$daemon")
+    done
+    [ ${#lacking[@]} = 0 ] || failed "${lacking[*]} of $((osd_count + 2)) daemons not running; start again to complete it"
 }
 
 # --- making -------------------------------------------------------------------------------------------------------
@@ -89,7 +92,7 @@ keyring_entry() { # NAME CAP...    a CAP is such as: mon 'allow r'
 
 make_monitor() {
     rm -rf "$base/mon" "$base/mgr" "$base"/osd.* "$base"/client.*.keyring "$base/osds.complete" "$base/pools.complete"
-    (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null && failed "port $port is taken by another program; set NOS_EC_DEV_PORT"
+    need_free_port "$port"
     mkdir -p "$base/mon" "$base/mgr"
     local fsid ciphers=()
     fsid=$(cat /proc/sys/kernel/random/uuid)
@@ -235,6 +238,8 @@ groups_are_clean() {
         ! printf '%s' "$report" | grep -o '"name":[ ]*"[^"]*"' | grep -v '"active+clean' | grep -q .
 }
 
-described() {
-    echo "$(run ceph-osd --version | cut -d ' ' -f 3,5), $(ceph osd stat | tr '\n' ' ' | cut -d ';' -f 1,2 | cut -d '(' -f 1)"
-}
+described() { echo "$(cluster_version), $(osd_counts)"; }
+
+cluster_version() { run ceph-osd --version | cut -d ' ' -f 3,5; }
+
+osd_counts() { ceph osd stat | tr '\n' ' ' | cut -d ';' -f 1,2 | cut -d '(' -f 1; }

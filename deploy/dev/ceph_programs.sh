@@ -30,40 +30,22 @@ need_client() {
     install_packages python3-rados
 }
 
-# Install Debian packages, or say which ones are missing.
-install_packages() {
-    command -v apt-get >/dev/null || missing "needs the packages: $*; install them by your system's means"
-    local as_root=
-    if [ "$(id -u)" != 0 ]; then
-        sudo -n true 2>/dev/null || missing "needs root or sudo to install the packages: $*"
-        as_root=sudo
-    fi
-    local install=($as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@")
-    # Ceph's packages start no daemons by themselves: there is none to start before a cluster is made.
-    "${install[@]}" >"$base/log/install.log" 2>&1 ||
-        { $as_root apt-get update -q >>"$base/log/install.log" 2>&1 && "${install[@]}" >>"$base/log/install.log" 2>&1; } ||
-        missing "could not install $*; see $base/log/install.log"
-}
-
 # Debian's forky suite from the mirror that apt uses already: about 170 MB to fetch, 750 MB on disk, one or two
-# minutes. It is built beside its place and renamed at the end, so an interrupted one is never used.
+# minutes.
 install_chroot() {
-    command -v debootstrap >/dev/null || PATH=$PATH:/usr/sbin command -v debootstrap >/dev/null || install_packages debootstrap
-    local mirror script part log=$base/log/install.log
+    PATH=$PATH:/usr/sbin command -v debootstrap >/dev/null || install_packages debootstrap
     mirror=$(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | grep -m1 -E '/debian/?$') ||
         missing "apt knows no Debian mirror to take Tentacle from; set NOS_EC_DEV_CEPH=system or NOS_EC_DEV_CEPH_CONF"
-    script=/usr/share/debootstrap/scripts/forky
-    [ -e "$script" ] || script=/usr/share/debootstrap/scripts/sid
-    mkdir -p "$(dirname "$chroot_dir")"
-    part=$(mktemp -d "$chroot_dir.XXXXXX")
-    chmod 755 "$part"
     echo "$name: installing Tentacle in $chroot_dir, once; this takes one or two minutes" >&2
-    { PATH=$PATH:/usr/sbin debootstrap --variant=minbase forky "$part" "$mirror" "$script" && fill_chroot "$part"; } \
-        >"$log" 2>&1 || { rm -rf --one-file-system "$part"; missing "could not install Tentacle; see $log"; }
-    touch "$part/.complete"
-    mv -T "$part" "$chroot_dir" 2>/dev/null || [ -e "$chroot_dir/.complete" ] ||
-        failed "$chroot_dir is in the way: it holds no complete installation; remove it"
-    rm -rf --one-file-system "$part"
+    install_program "$chroot_dir" .complete bootstrap
+}
+
+bootstrap() { # FOLDER
+    local script=/usr/share/debootstrap/scripts/forky
+    [ -e "$script" ] || script=/usr/share/debootstrap/scripts/sid
+    PATH=$PATH:/usr/sbin debootstrap --variant=minbase forky "$1" "$mirror" "$script" &&
+        fill_chroot "$1" &&
+        touch "$1/.complete"
 }
 
 fill_chroot() {

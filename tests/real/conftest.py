@@ -71,6 +71,53 @@ class Server:
         return subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=START_S_MAX)
 
 
+class Stack:
+    """All servers at once through stack.sh, with their data in `folder`, on ports of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._environment = os.environ | {
+            "NOS_EC_DEV_DIR": str(folder),
+            "NOS_EC_DEV_CEPH_PORT": str(free_port()),
+            "NOS_EC_DEV_KAFKA_PORT": str(free_port()),
+            "NOS_EC_DEV_DATABASE_PORT": str(free_port()),
+            "NOS_EC_DEV_CEPH_OSDS": "11",
+            "NOS_EC_DEV_FAST": "1",
+        }
+
+    def script(self, action: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run it with some environment added."""
+        command = [str(SCRIPTS / "stack.sh"), action]
+        return subprocess.run(
+            command, env=self._environment | environment, capture_output=True, text=True, timeout=START_S_MAX
+        )
+
+    def up(self) -> str:
+        """Start it, or skip (fail, with REQUIRE_REAL=1) when it cannot be had. Returns what was said."""
+        started = self.script("up")
+        if started.returncode == MISSING and os.environ.get("REQUIRE_REAL") != "1":
+            pytest.skip(started.stderr.strip())
+        assert started.returncode == 0, started.stderr
+        return started.stdout
+
+    def pids(self) -> dict[str, int]:
+        """The pid noted for each daemon, by its name."""
+        files = [*self.folder.glob("*/server.pid"), *self.folder.glob("ceph/run/*.pid")]
+        return {file.stem if file.stem != "server" else file.parent.name: int(file.read_text()) for file in files}
+
+    def processes(self) -> set[int]:
+        """Processes that have the folder in their command line, whatever the scripts noted."""
+        found = set()
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                command_line = (process / "cmdline").read_bytes()
+            except OSError:
+                continue  # it ended meanwhile
+            if str(self.folder).encode() in command_line:
+                found.add(int(process.name))
+        return found
+
+
 def run(name: str, folder: Path) -> Iterator[Server]:
     """Start the server `name`, give it, and stop it."""
     server = Server(name, folder)
@@ -115,3 +162,11 @@ def xfail_unless_pages_are_read(ceph: CephCluster, request: pytest.FixtureReques
     """For a test of what reads cost: the gap of an older Ceph, which must show, is an expected failure."""
     if not ceph.reads_pages():
         request.applymarker(pytest.mark.xfail(strict=True, reason="this Ceph or pool reads more than is asked for"))
+
+
+@pytest.fixture
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("stack"))
+    yield stack
+    stopped = stack.script("down")
+    assert stopped.returncode == 0, stopped.stderr

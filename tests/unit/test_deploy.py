@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from nos_ec.cli.app import run
 from nos_ec.settings import check_settings, load_settings
@@ -151,6 +152,36 @@ def test_the_crontab_runs_commands_that_exist(capsys: pytest.CaptureFixture[str]
 def test_the_sample_configuration_is_right() -> None:
     settings = load_settings(DEPLOY / "nos-ec.toml", {})
     assert settings.store.root == Path("/var/lib/nos-ec")
+
+
+def test_the_configuration_of_the_development_stack_is_right() -> None:
+    settings = load_settings(DEPLOY / "dev" / "nos-ec.toml", {})
+    programs = (DEPLOY.parent / "var" / "dev").resolve()
+    assert (settings.store.backend, settings.log.backend) == ("ceph", "kafka")
+    assert settings.ceph.conf_file is not None
+    assert settings.ceph.conf_file.resolve() == programs / "ceph" / "ceph.conf"
+    assert settings.ceph.keyring_file is not None
+    assert settings.ceph.keyring_file.resolve() == programs / "ceph" / f"{settings.ceph.user}.keyring"
+    ports = {script: default_port(script) for script in ("kafka.sh", "sql_server.sh")}
+    assert settings.kafka.servers == f"127.0.0.1:{ports['kafka.sh']}"
+    assert settings.store.metadata_url is not None
+    assert make_url(settings.store.metadata_url.get_secret_value()).port == ports["sql_server.sh"]
+
+
+def default_port(script: str) -> int:
+    """The port a script of deploy/dev chooses when none is given."""
+    found = re.search(r"^port=\$\{NOS_EC_DEV_PORT:-(\d+)\}$", (DEPLOY / "dev" / script).read_text(), re.M)
+    assert found is not None
+    return int(found[1])
+
+
+def test_the_scripts_of_the_development_stack_can_be_read_by_bash() -> None:
+    scripts = sorted((DEPLOY / "dev").glob("*.sh"))
+    assert scripts
+    for script in scripts:
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        sourced = "usage:" not in script.read_text().partition("\n\n")[0]
+        assert (script.stat().st_mode & 0o111 == 0) is sourced, script.name
 
 
 def test_the_readme_knows_every_file() -> None:

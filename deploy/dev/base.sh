@@ -1,0 +1,83 @@
+# What every script here stands on: its folder, errors, packages, processes by pid. Sourced; `name` is set before.
+#
+# Environment of all of them:
+#   NOS_EC_DEV_DIR   where data, logs and pids go (default: var/dev in the repository, ignored by git)
+# Exit status: 0 done; 1 failed; 3 something is missing and cannot be installed (status: 3 means not running).
+# Programs that are not packages go to var/dev, whatever NOS_EC_DEV_DIR is: new data needs no new download.
+
+set -eu
+export LC_ALL=C
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repository=$(cd "$here/../.." && pwd)
+programs=$repository/var/dev
+mkdir -p "${NOS_EC_DEV_DIR:-$programs}"
+base=$(cd "${NOS_EC_DEV_DIR:-$programs}" && pwd -P)/$name
+
+missing() { echo "$name: $*" >&2; exit 3; }
+
+failed() { # MESSAGE [LOG]
+    echo "$name: $1" >&2
+    [ -z "${2:-}" ] || { echo "the end of $2:" >&2; tail -n 20 "$2" >&2; }
+    exit 1
+}
+
+# One start or stop at a time. Daemons are started with 9>&-, or they would hold the lock as long as they live.
+take_lock() {
+    exec 9>"$base/lock"
+    flock -w 120 9 || failed "another start or stop is still under way"
+}
+
+# --- programs -----------------------------------------------------------------------------------------------------
+
+# Install Debian packages, or say which ones are missing. Scripts that run at once take turns at it.
+install_packages() {
+    command -v apt-get >/dev/null || missing "needs the packages: $*; install them by your system's means"
+    local as_root=() log=$base/install.log
+    if [ "$(id -u)" != 0 ]; then
+        sudo -n true 2>/dev/null || missing "needs root or sudo to install the packages: $*"
+        as_root=(sudo -n)
+    fi
+    local install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -q
+        --no-install-recommends "$@")
+    mkdir -p "$base" "$programs"
+    (
+        flock -w 900 8
+        "${install[@]}" || { "${as_root[@]}" apt-get update -q && "${install[@]}"; }
+    ) 8>"$programs/install.lock" >"$log" 2>&1 </dev/null || missing "could not install $*; see $log"
+}
+
+# Fill a folder of programs, once: a function fills another folder beside it, which is renamed when it is complete. An
+# interrupted one is never used, and of several that are filled at once the first one wins.
+install_program() { # FOLDER PROOF FUNCTION    PROOF: a path in the folder that the function makes last
+    local folder=$1 proof=$2 part
+    [ ! -e "$folder/$proof" ] || return 0
+    mkdir -p "$base" "$(dirname "$folder")"
+    part=$(mktemp -d "$folder.XXXXXX")
+    chmod 755 "$part"
+    "$3" "$part" >"$base/fetch.log" 2>&1 </dev/null ||
+        { rm -rf --one-file-system "$part"; missing "could not install $folder; see $base/fetch.log"; }
+    mv -T "$part" "$folder" 2>/dev/null || [ -e "$folder/$proof" ] ||
+        failed "$folder is in the way: it holds no complete installation; remove it"
+    rm -rf --one-file-system "$part"
+}
+
+# --- processes and ports ------------------------------------------------------------------------------------------
+
+# The pid noted in a file, if that process runs and has this argument. A pid that now belongs to another program does
+# not count.
+process_of() { # FILE ARGUMENT
+    local pid
+    pid=$(cat "$1" 2>/dev/null) || return 1
+    { tr '\0' '\n' <"/proc/$pid/cmdline" | grep -qxF -- "$2"; } 2>/dev/null || return 1
+    echo "$pid"
+}
+
+# A stopped process (SIGSTOP) takes its TERM only after CONT.
+signal_process() { # PID SIGNAL
+    kill "-$2" "$1" 2>/dev/null || true
+    kill -CONT "$1" 2>/dev/null || true
+}
+
+answers_on() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+
+need_free_port() { ! answers_on "$1" || failed "port $1 is taken by another program; choose another one"; }

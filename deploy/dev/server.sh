@@ -1,0 +1,83 @@
+# A server that is one process with one port: start, stop, status. Sourced, by base.sh's users; they set: name, port,
+# data (a folder), argument (one of its command line by which the process is known), and the functions
+#   need_program     install what is missing
+#   prepare          write the configuration; what it leaves is overwritten at every start
+#   make_data        fill the data folder, which does not exist yet
+#   server_command   print the command line, one argument a line
+#   port_of_running  the port of the server that runs; the environment may have changed since
+#   url              what clients connect to
+#
+# Environment:
+#   NOS_EC_DEV_PORT  port on 127.0.0.1 (default: set by the script)
+
+pid_file=$base/server.pid
+log=$base/server.log
+wait_s_max=60
+
+running_pid() { process_of "$pid_file" "$argument"; }
+
+start() {
+    mkdir -p "$base"
+    take_lock
+    if running_pid >/dev/null; then echo "$name runs already"; url; return; fi
+    need_program
+    need_free_port "$port"
+    prepare
+    need_data
+    local arguments=()
+    mapfile -t arguments < <(server_command)
+    # setsid becomes nohup, and nohup the server: the pid noted is the server's own.
+    setsid nohup "${arguments[@]}" >>"$log" 2>&1 </dev/null 9>&- &
+    echo $! >"$pid_file"
+    await_start $!
+    echo "$name runs as process $(running_pid)"
+    url
+}
+
+# A folder that was filled halfway has no .complete, and is made anew.
+need_data() {
+    [ ! -e "$data/.complete" ] || return 0
+    rm -rf "$data"
+    make_data >"$base/init.log" 2>&1 </dev/null || failed "the data cannot be made" "$base/init.log"
+    touch "$data/.complete"
+}
+
+await_start() { # PID
+    local waited
+    for ((waited = 0; waited < wait_s_max * 5; waited++)); do
+        ! answers_on "$port" || return 0
+        kill -0 "$1" 2>/dev/null || failed "it did not start" "$log"
+        sleep 0.2
+    done
+    end >&2
+    failed "it did not answer on port $port within $wait_s_max s" "$log"
+}
+
+stop() {
+    [ -e "$base/lock" ] || { echo "$name does not run"; return; }
+    take_lock
+    end
+}
+
+end() {
+    local pid waited
+    pid=$(running_pid) || { echo "$name does not run"; return; }
+    signal_process "$pid" TERM
+    for ((waited = 0; waited < wait_s_max * 5; waited++)); do
+        running_pid >/dev/null || { rm -f "$pid_file"; echo "$name stopped"; return; }
+        sleep 0.2
+    done
+    failed "process $pid is still there after $wait_s_max s; see $log"
+}
+
+status() {
+    running_pid >/dev/null || { echo "$name does not run"; exit 3; }
+    answers_on "$(port_of_running)" || failed "process $(running_pid) does not answer on port $(port_of_running)" "$log"
+    echo "$name runs as process $(running_pid)"
+    url
+}
+
+case "${1:-}" in
+start | stop | status) "$1" ;;
+*) echo "usage: $0 start|stop|status" >&2; exit 1 ;;
+esac

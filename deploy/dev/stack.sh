@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# The real stack in one command, on 127.0.0.1, for development and tests: Ceph (12 OSDs), Kafka, and MySQL or MariaDB.
+# usage: deploy/dev/stack.sh up|down|status|clean
+#   up      start what does not run, all at once; again: restart what died. deploy/dev/nos-ec.toml is its configuration
+#   down    stop all; the data stays
+#   status  a line for each server
+#   clean   down, and remove the data; installed programs stay
+#
+# Environment, besides that of base.sh and ceph.sh (deploy/README.md tells more):
+#   NOS_EC_DEV_DATABASE       mysql or mariadb (default: that of the last `up`; at first, mysql)
+#   NOS_EC_DEV_CEPH_PORT, NOS_EC_DEV_KAFKA_PORT, NOS_EC_DEV_DATABASE_PORT    other ports than 13320, 19092 and 13306
+#   NOS_EC_DEV_FAST           1: Kafka and the database do not wait for the disk
+# Exit status: 0 done; 1 failed (status: it runs in part); 3 something is missing and cannot be installed (status: 3
+# means that nothing runs).
+
+name=stack
+. "$(dirname "$0")/base.sh"
+unset NOS_EC_DEV_PORT
+folder=$(dirname "$base")
+pids=()
+
+# --- the servers --------------------------------------------------------------------------------------------------
+
+choose_database() {
+    database=${NOS_EC_DEV_DATABASE:-$(cat "$base/database" 2>/dev/null || echo mysql)}
+    case $database in
+    mysql) other_database=mariadb ;;
+    mariadb) other_database=mysql ;;
+    *) failed "NOS_EC_DEV_DATABASE is $database; it must be mysql or mariadb" ;;
+    esac
+}
+
+server() { # SERVER ACTION
+    local port
+    case $1 in
+    ceph) port=${NOS_EC_DEV_CEPH_PORT:-} ;;
+    kafka) port=${NOS_EC_DEV_KAFKA_PORT:-} ;;
+    *) port=${NOS_EC_DEV_DATABASE_PORT:-} ;;
+    esac
+    exec env NOS_EC_DEV_DIR="$folder" ${port:+NOS_EC_DEV_PORT="$port"} "$here/$1.sh" "$2"
+}
+
+# Run an action of several servers at once, then show what each said. Fails with the worst status of theirs.
+each() { # ACTION SERVER...
+    local action=$1 one pid status worst=0
+    shift
+    pids=()
+    for one in "$@"; do
+        server "$one" "$action" >"$base/$one.said" 9>&- &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do
+        status=0
+        wait "$pid" || status=$?
+        [ "$status" -le "$worst" ] || worst=$status
+    done
+    for one in "$@"; do one_line <"$base/$one.said"; done
+    return "$worst"
+}
+
+# "kafka runs as process 7: 127.0.0.1:19092" from two lines. Nothing from none.
+one_line() { paste -s -d '|' | sed '/^$/d; s/ *|/: /g'; }
+
+# Jobs in the background do not hear the Ctrl-C of a terminal.
+pass_on_end() {
+    trap - INT TERM
+    kill "${pids[@]}" 2>/dev/null || true
+    wait
+    exit 130
+}
+
+# --- actions ------------------------------------------------------------------------------------------------------
+
+up() {
+    choose_database
+    ! (server "$other_database" status) >/dev/null 2>&1 ||
+        failed "$other_database runs, and a store has one database; run \`down\` before changing over to $database"
+    mkdir -p "$base"
+    take_lock
+    echo "$database" >"$base/database"
+    local status=0
+    each start ceph kafka "$database" || status=$?
+    if [ "$status" != 0 ]; then
+        echo "$name: not complete; see above. What did start runs on: run up again, or down" >&2
+        exit "$status"
+    fi
+    write_environment
+    say_what_next
+}
+
+down() {
+    mkdir -p "$base"
+    take_lock
+    each stop ceph kafka mysql mariadb | sed '/does not run/d'
+    echo "$name is down; its data is in $folder"
+}
+
+status() {
+    choose_database
+    local one said status ran=0 stopped=0
+    for one in ceph kafka "$database"; do
+        status=0
+        said=$( (server "$one" status) 2>&1) || status=$?
+        one_line <<<"$said"
+        case $status in
+        0) ran=$((ran + 1)) ;;
+        3) stopped=$((stopped + 1)) ;;
+        esac
+    done
+    [ "$stopped" -lt 3 ] || exit 3
+    [ "$ran" = 3 ] || exit 1
+}
+
+clean() {
+    down
+    rm -rf --one-file-system "$folder/ceph" "$folder/kafka" "$folder/mysql" "$folder/mariadb" "$base"
+    echo "$name: the data in $folder is removed"
+}
+
+# --- how to use it ------------------------------------------------------------------------------------------------
+
+# The same as deploy/dev/nos-ec.toml says, for a stack in another folder or on other ports.
+write_environment() {
+    local ceph_dir=$folder/ceph
+    cat >"$base/nos-ec.env" <<ENVIRONMENT
+NOS_EC_STORE__METADATA_URL=$(tail -n 1 "$base/$database.said")
+NOS_EC_CEPH__CONF_FILE=$(tail -n 1 "$base/ceph.said")
+NOS_EC_CEPH__KEYRING_FILE=$ceph_dir/client.nos-ec-front.keyring
+NOS_EC_KAFKA__SERVERS=$(tail -n 1 "$base/kafka.said")
+ENVIRONMENT
+}
+
+say_what_next() {
+    echo
+    echo "It is configured by deploy/dev/nos-ec.toml. Next, in $repository:"
+    is_where_expected || echo "  set -a; . $base/nos-ec.env; set +a       # for it is not in the usual place"
+    echo "  .venv/bin/nos-ec --config deploy/dev/nos-ec.toml init"
+    echo "  .venv/bin/nos-ec --config deploy/dev/nos-ec.toml demo"
+}
+
+is_where_expected() {
+    [ "$folder" -ef "$programs" ] &&
+        grep -q "^NOS_EC_STORE__METADATA_URL=.*:13306/" "$base/nos-ec.env" &&
+        grep -q "^NOS_EC_KAFKA__SERVERS=.*:19092$" "$base/nos-ec.env"
+}
+
+trap pass_on_end INT TERM
+case "${1:-}" in
+up | down | status | clean) "$1" ;;
+*) echo "usage: $0 up|down|status|clean" >&2; exit 1 ;;
+esac

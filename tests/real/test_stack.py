@@ -1,0 +1,75 @@
+"""deploy/dev/stack.sh: the whole stack at once, in a folder and on ports of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.real.conftest import Stack
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif("NOS_EC_DEV_CEPH_CONF" in os.environ, reason="needs daemons that it may kill"),
+]
+NOT_RUNNING = 3
+IN_PART = 1
+
+
+def test_the_whole_stack(stack: Stack) -> None:
+    """One test, for starting the stack is what takes the time."""
+    assert stack.script("status").returncode == NOT_RUNNING
+
+    said = stack.up()
+    assert "nos-ec --config deploy/dev/nos-ec.toml init" in said
+    pids = stack.pids()
+    assert pids.keys() == {"mon", "mgr", "kafka", "mysql", *(f"osd.{osd}" for osd in range(11))}
+    assert stack.processes() == set(pids.values())
+
+    stack.up()
+    assert stack.pids() == pids, "what runs already is left alone"
+    found = stack.script("status")
+    assert found.returncode == 0, found.stdout
+    assert [line.split()[0] for line in found.stdout.splitlines()] == ["ceph", "kafka", "mysql"]
+    assert_environment_fits(stack, found.stdout)
+
+    for daemon in ("osd.7", "kafka", "mysql"):
+        os.kill(pids[daemon], signal.SIGKILL)
+    found = stack.script("status")
+    assert found.returncode == IN_PART
+    assert "osd.7" in found.stdout
+    assert "kafka does not run" in found.stdout
+    assert "mysql does not run" in found.stdout
+    stack.up()
+    repaired = stack.pids()
+    assert {daemon for daemon in pids if repaired[daemon] != pids[daemon]} == {"osd.7", "kafka", "mysql"}
+    assert stack.script("status").returncode == 0
+
+    other = stack.script("up", NOS_EC_DEV_DATABASE="mariadb")
+    assert other.returncode == IN_PART
+    assert "run `down` before" in other.stderr
+
+    assert stack.script("down").returncode == 0
+    assert stack.processes() == set()
+    assert stack.script("status").returncode == NOT_RUNNING
+    assert stack.script("clean").returncode == 0
+    assert list(stack.folder.iterdir()) == []
+
+
+def assert_environment_fits(stack: Stack, status: str) -> None:
+    """nos-ec.env names just what the servers say of themselves."""
+    lines = (stack.folder / "stack" / "nos-ec.env").read_text().splitlines()
+    given = dict(line.split("=", 1) for line in lines)
+    for name in ("NOS_EC_STORE__METADATA_URL", "NOS_EC_CEPH__CONF_FILE", "NOS_EC_KAFKA__SERVERS"):
+        assert f": {given[name]}\n" in status
+    assert Path(given["NOS_EC_CEPH__KEYRING_FILE"]).is_file()
+
+
+def test_a_database_that_does_not_exist(stack: Stack) -> None:
+    refused = stack.script("up", NOS_EC_DEV_DATABASE="sqlite")
+    assert refused.returncode == 1
+    assert "must be mysql or mariadb" in refused.stderr
