@@ -15,7 +15,7 @@ Invariants kept here (numbers of docs/INVARIANTS.md):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -180,6 +180,7 @@ class Totals:
     queued_bytes: int
     landing_deletions: int
     leases: int
+    """Those of writers; a producer's guard no blocks and do not count."""
 
 
 class Metadata(Protocol):
@@ -246,8 +247,12 @@ class Metadata(Protocol):
         ...
 
     # --- producer ---------------------------------------------------------------------------------
-    def due_objects(self, now_ms: int, limit: int) -> list[ObjectRow]:
-        """LANDED and QUEUED rows whose due time has come, longest due first."""
+    def due_objects(self, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
+        """LANDED and QUEUED rows of these slots whose due time has come, longest due first.
+
+        A row's slot is that of its bucket (`core.slots.bucket_slot`). What it costs depends on `limit` and the number
+        of slots, not on how many rows wait.
+        """
         ...
 
     def mark_published(self, rows: Sequence[ObjectRow], due_ms: int) -> int:
@@ -274,6 +279,26 @@ class Metadata(Protocol):
 
     def release_lease(self, lease: Lease) -> None:
         """Give it up. Its OPEN blocks, if any, become FENCED for recovery. Idempotent."""
+        ...
+
+    def acquire_leases(self, names: Sequence[str], now_ms: int, ttl_ms: int) -> list[Lease]:
+        """Take those of the leases that do not exist, in O(1) statements; returns what it took.
+
+        The others are somebody's, expired or not, and no error.
+        """
+        ...
+
+    def renew_leases(self, held: Sequence[Lease], now_ms: int, ttl_ms: int) -> list[Lease]:
+        """Extend those of them that are still held, in O(1) statements; returns these. The others were fenced or
+        released."""
+        ...
+
+    def release_leases(self, held: Sequence[Lease]) -> None:
+        """Give them up as `release_lease` does, all in one transaction. Idempotent."""
+        ...
+
+    def list_leases(self, prefix: str) -> list[Lease]:
+        """Leases whose names begin with `prefix`, in order of names, expired ones among them."""
         ...
 
     def expired_leases(self, now_ms: int) -> list[Lease]:

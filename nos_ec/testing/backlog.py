@@ -22,6 +22,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.messages import encode_pack_request
+from nos_ec.core.slots import bucket_slot
 from nos_ec.ports.message_log import MessagePublisher
 
 BATCH_OBJECTS = 10_000
@@ -123,6 +124,7 @@ class Backlog:
             "object_id": object_id,
             "bucket": key.bucket,
             "name": key.name,
+            "slot": bucket_slot(key.bucket),
             "version": created_ms * 1000,
             "size": size,
             "created_ms": created_ms,

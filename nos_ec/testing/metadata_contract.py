@@ -6,12 +6,15 @@ Numbers in names and comments are those of docs/INVARIANTS.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nos_ec.core.errors import ConfigError, Conflict, InvalidInput, LeaseLost, NotFound, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.core.slots import ALL_SLOTS, LEASE_PREFIX, bucket_slot
 from nos_ec.ports.metadata import GroupCommit, LandingDeletion, Lease, Metadata, Move, NewObject
 from nos_ec.testing.metadata_bench import GEOMETRY, HEADER, TTL_MS, MetadataBench, new_block_id, new_landing_id
 
@@ -63,10 +66,10 @@ class PutContract:
     def test_an_empty_object_needs_no_landing_copy(self, bench: MetadataBench) -> None:
         row = bench.put("empty", 0)
         assert (row.state, row.landing_id, row.extent, row.size) == (ObjectState.EMPTY, None, None, 0)
-        assert bench.store.due_objects(2**60, 10) == []
+        assert bench.store.due_objects(2**60, 10, ALL_SLOTS) == []
         bench.put("empty", 10)
         assert bench.put("empty", 0).state is ObjectState.EMPTY
-        assert bench.store.due_objects(2**60, 10) == []
+        assert bench.store.due_objects(2**60, 10, ALL_SLOTS) == []
 
     def test_an_object_whose_copy_and_size_disagree_is_a_bug(self, bench: MetadataBench) -> None:
         with pytest.raises(ValueError, match="landing copy"):
@@ -335,15 +338,34 @@ class ProducerContract:
             bench.put(name, due_ms=due_ms)
         bench.packed("packed")
         bench.put("empty", 0)
-        assert [row.key.name for row in bench.store.due_objects(30, 10)] == ["a", "b", "c"]
-        assert [row.key.name for row in bench.store.due_objects(30, 2)] == ["a", "b"]
+        assert [row.key.name for row in bench.store.due_objects(30, 10, ALL_SLOTS)] == ["a", "b", "c"]
+        assert [row.key.name for row in bench.store.due_objects(30, 2, ALL_SLOTS)] == ["a", "b"]
+
+    def test_due_objects_are_those_of_the_slots(self, bench: MetadataBench) -> None:
+        buckets = {bucket_slot(bucket): bucket for bucket in (f"bucket-{i}" for i in range(999))}
+        assert buckets.keys() == ALL_SLOTS
+        lease = bench.lease()
+        for slot, bucket in sorted(buckets.items()):
+            bench.put("n", bucket=bucket, due_ms=100 - slot)
+            bench.put("later", bucket=bucket, due_ms=101)
+            large = bench.large("l", lease)
+            bench.store.record_large(replace(large, key=ObjectKey(bucket, "l")), lease, 5)
+            bench.put("l", bucket=bucket, due_ms=200 - slot)
+        for slots in ({3}, {15, 0, 7}, ALL_SLOTS):
+            due = bench.store.due_objects(100, 99, slots)
+            assert [row.key for row in due] == [ObjectKey(buckets[slot], "n") for slot in sorted(slots, reverse=True)]
+            assert bench.store.due_objects(100, 1, slots) == due[:1]
+            overwritten = [ObjectKey(buckets[slot], "l") for slot in sorted(slots, reverse=True)]
+            due = bench.store.due_objects(200, 99, slots)
+            assert [row.key for row in due][-len(slots) :] == overwritten, "a large object had its slot before"
+        assert bench.store.due_objects(100, 99, frozenset()) == []
 
     def test_published_objects_are_due_again_later(self, bench: MetadataBench) -> None:
         rows = [bench.put("a", due_ms=10), bench.put("b", due_ms=10)]
         for _ in range(2):
             assert bench.store.mark_published(rows, 50) == 2
-        assert bench.store.due_objects(49, 10) == []
-        again = bench.store.due_objects(50, 10)
+        assert bench.store.due_objects(49, 10, ALL_SLOTS) == []
+        again = bench.store.due_objects(50, 10, ALL_SLOTS)
         assert [row.state for row in again] == [ObjectState.QUEUED] * 2
         assert bench.store.mark_published([], 5) == 0
 
@@ -402,6 +424,40 @@ class LeaseContract:
             bench.store.renew_lease(renewed, 1, 1)
         assert other.epoch > lease.epoch
 
+    def test_several_leases_at_once(self, bench: MetadataBench) -> None:
+        other = bench.store.acquire_lease("b", 100, 50)
+        taken = bench.store.acquire_leases(["c", "b", "a"], 200, 50)
+        assert [(lease.name, lease.expires_ms) for lease in taken] == [("c", 250), ("a", 250)]
+        assert len({lease.epoch for lease in taken} | {other.epoch}) == 3
+        assert min(lease.epoch for lease in taken) > other.epoch
+        assert bench.store.acquire_leases(["a", "b", "c"], 999, 50) == [], "expired is not free"
+        assert bench.store.acquire_leases([], 999, 50) == []
+        bench.store.release_lease(taken[0])
+        again = bench.store.acquire_lease("c", 100, 50)
+        assert bench.store.renew_leases(taken, 300, 50) == [Lease("a", taken[1].epoch, 350)]
+        assert bench.store.renew_leases(taken[:1], 300, 50) == []
+        assert bench.store.renew_leases([], 300, 50) == []
+        assert bench.store.list_leases("") == [Lease("a", taken[1].epoch, 350), other, again]
+        with pytest.raises(InvalidInput):
+            bench.store.acquire_leases(["d", ""], 1, 1)
+
+    def test_releasing_several_leases(self, bench: MetadataBench) -> None:
+        held, kept = [bench.lease(), bench.lease()], bench.lease()
+        blocks = [bench.block(lease) for lease in (*held, kept)]
+        for _ in range(2):
+            bench.store.release_leases(held)
+            bench.store.release_leases([])
+        states = [bench.store.block(block_id).state for block_id in blocks]
+        assert states == [BlockState.FENCED, BlockState.FENCED, BlockState.OPEN]
+        assert bench.store.list_leases("") == [kept]
+
+    def test_leases_are_listed_by_prefix(self, bench: MetadataBench) -> None:
+        names = ["a", "a-1", "a-2", "a.", "a-\U0010ffff", "A-1"]
+        for name in names:
+            bench.lease(name)
+        assert [lease.name for lease in bench.store.list_leases("a-")] == ["a-1", "a-2", "a-\U0010ffff"]
+        assert len(bench.store.list_leases("")) == len(names)
+
     def test_releasing_fences_open_blocks(self, bench: MetadataBench) -> None:
         lease, bystander = bench.lease(), bench.lease()
         left, sealed, other = bench.block(lease), bench.block(lease), bench.block(bystander)
@@ -443,7 +499,7 @@ class CommitContract:
         block = bench.store.block(block_id)
         assert (block.stripes, block.live_bytes, block.dead_bytes, block.live_objects) == (2, 1500, 0, 3)
         assert block.overhead_bytes == 2 * SIZE - 1500
-        assert bench.store.due_objects(2**60, 10) == []
+        assert bench.store.due_objects(2**60, 10, ALL_SLOTS) == []
         bench.check_books()
 
     def test_landing_copies_of_winners_are_queued(self, bench: MetadataBench) -> None:
@@ -819,8 +875,8 @@ class LandingContract:
         bench.now_ms += 10
         assert bench.store.revert_to_landing(deletion, bench.now_ms)
         assert bench.get("n") == row
-        assert bench.store.due_objects(bench.now_ms, 9) == [row]
-        assert bench.store.due_objects(bench.now_ms - 1, 9) == []
+        assert bench.store.due_objects(bench.now_ms, 9, ALL_SLOTS) == [row]
+        assert bench.store.due_objects(bench.now_ms - 1, 9, ALL_SLOTS) == []
         assert bench.deletions() == {}
         block = bench.store.block(block_id)
         assert (block.live_bytes, block.dead_bytes, block.live_objects) == (0, 600, 0)
@@ -878,6 +934,8 @@ class FiguresContract:
         assert (totals.landed_objects, totals.landed_bytes) == (1, 10)
         assert (totals.queued_objects, totals.queued_bytes) == (1, 20)
         assert (totals.packed_objects, totals.landing_deletions, totals.leases) == (1, 2, 2)
+        bench.lease(LEASE_PREFIX + "slots-00")
+        assert bench.store.totals().leases == 2, "a producer is no writer"
 
 
 class MetadataContract(

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from nos_ec.core.errors import LeaseLost, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.core.slots import ALL_SLOTS
 from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow
 from nos_ec.testing.metadata_bench import GEOMETRY, MetadataBench
 
@@ -156,7 +157,7 @@ class MetadataMachine(RuleBasedStateMachine):
     def publish(self, forward_ms: int) -> None:
         """Time passes and the producer publishes what is due."""
         self.bench.now_ms += forward_ms
-        due = self.store.due_objects(self.bench.now_ms, 99)
+        due = self.store.due_objects(self.bench.now_ms, 99, ALL_SLOTS)
         assert self.store.mark_published(due, self.bench.now_ms + 5) == len(due)
 
     @invariant()

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, event
 
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.slots import ALL_SLOTS
 from nos_ec.ports.metadata import Metadata, ObjectRow
 from nos_ec.testing.metadata_bench import MetadataBench
 
@@ -80,6 +81,17 @@ class SqlPlans:
                     for line in scans(connection, *one)
                 ]
             assert found == [], f"{name}: {found} {statements}"
+
+    def test_the_sums_of_the_backlog_read_the_backlog_alone(self, store: SqlMetadata, bench: MetadataBench) -> None:
+        _populate(bench)
+        waiting = store.due_objects(2**60, OBJECTS, ALL_SLOTS)
+        store.delete_many([row.key for row in waiting[50:]], bench.now_ms)
+        _analyze(store._engine)
+        with caught(store._engine) as statements:
+            assert store.totals().landed_objects == 50
+        (sums,) = (one for one in statements if "FROM objects" in one[0])
+        with store._engine.connect() as connection:
+            assert scans(connection, *sums) == []
 
     def test_a_scan_is_noticed(self, store: SqlMetadata, bench: MetadataBench) -> None:
         bench.put("n")
@@ -154,7 +166,7 @@ def _analyze(engine: Engine) -> None:
 def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
     store: Metadata = bench.store
     lease = bench.lease()
-    landed = [row for row in store.due_objects(2**60, 500) if row.state.in_landing]
+    landed = [row for row in store.due_objects(2**60, 500, ALL_SLOTS) if row.state.in_landing]
     block = next(block for block in store.list_blocks(None, 9999) if block.live_objects > 5)
     placed = [store.get(one.key) for one in store.placed_in(block.block_id)]
     deletions = [one for one in store.due_deletions(2**60, 300) if one.row]
@@ -172,7 +184,8 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "list_objects": lambda: store.list_objects("bucket", "n01", "n0100", 50),
         "list_buckets": lambda: store.list_buckets("", 50),
         "segments": lambda: store.segments(large.object_id, large.version),
-        "due_objects": lambda: store.due_objects(bench.now_ms, 100),
+        "due_objects": lambda: store.due_objects(bench.now_ms, 100, ALL_SLOTS),
+        "due_objects of one slot": lambda: store.due_objects(bench.now_ms, 100, {5}),
         "mark_published": lambda: store.mark_published(landed[:200], bench.now_ms + 9),
         "still_landed": lambda: store.still_landed([(row.object_id, row.version) for row in landed]),
         "commit_group from the landing store": lambda: store.commit_group(bench.group(lease, target, landed[:150])),
@@ -184,6 +197,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "condemned_blocks": lambda: store.condemned_blocks(bench.now_ms, 10),
         "release_lease": lambda: store.release_lease(bench.lease()),
         "expired_leases": lambda: store.expired_leases(5),
+        "release_leases": lambda: store.release_leases([bench.lease(), bench.lease()]),
         "due_deletions": lambda: store.due_deletions(bench.now_ms + 9, 100),
         "postpone_deletion": lambda: store.postpone_deletion(ids[:50], bench.now_ms),
         "landing_known": lambda: store.landing_known(ids),

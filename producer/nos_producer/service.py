@@ -15,6 +15,7 @@ import structlog
 from nos_ec.core.errors import Transient
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.messages import encode_pack_request
+from nos_ec.core.slots import ALL_SLOTS
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.message_log import MessagePublisher
 from nos_ec.ports.metadata import Metadata, ObjectRow
@@ -56,7 +57,7 @@ class ProducerService:
     def turn(self) -> int:
         """Publish one batch of due rows. Returns how many; 0 means that nothing is due. Raises Transient."""
         now_ms = self._clock.now_ms()
-        rows = self._metadata.due_objects(now_ms, self._options.batch_objects)
+        rows = self._metadata.due_objects(now_ms, self._options.batch_objects, ALL_SLOTS)
         if rows:
             self._publisher.publish([_event(row) for row in rows])
             kill_point("producer.published")

@@ -15,6 +15,7 @@ from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.sql.schema import METADATA
 from nos_ec.core.errors import ConfigError, Corrupt, Transient
+from nos_ec.testing.sql_migrations import SqlMigrations
 
 
 @pytest.fixture
@@ -50,11 +51,12 @@ def test_a_store_of_a_newer_release_is_refused(url: str, call: object) -> None:
         call(url)  # type: ignore[operator]
 
 
-def test_a_store_of_an_older_release_asks_for_the_upgrade(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    migrate(url)
-    monkeypatch.setattr("nos_ec.adapters.sql.migrate.schema_head", lambda: "0002")
-    with pytest.raises(ConfigError, match="run `nos-ec init --upgrade`"):
+def test_a_store_of_an_older_release_asks_for_the_upgrade(url: str) -> None:
+    migrate(url, "0001")
+    with pytest.raises(ConfigError, match="schema 0001, needed is 0002; stop its daemons, then run `nos-ec init`"):
         open_metadata(url)
+    migrate(url)
+    open_metadata(url).close()
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,10 @@ def test_a_file_that_is_no_database_is_corrupt(url: str, tmp_path: Path) -> None
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="check that the folder exists"):
         migrate(f"sqlite:///{tmp_path / 'no' / 'meta.db'}")
+
+
+class TestSqliteMigrations(SqlMigrations):
+    """See nos_ec/testing/sql_migrations.py."""
 
 
 def _set_revision(url: str, revision: str) -> None:

@@ -1,4 +1,4 @@
-"""The metadata contract, races and query plans on a real MySQL server."""
+"""The metadata contract, races, query plans and migrations on a real MySQL server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.testing.metadata_contract import MetadataContract
 from nos_ec.testing.metadata_races import MetadataRaces
+from nos_ec.testing.sql_migrations import SqlMigrations, drop_all
 from nos_ec.testing.sql_plans import SqlPlans
 from nos_ec.testing.sql_servers import empty_store
 
@@ -31,3 +32,13 @@ class TestMySQLRaces(MetadataRaces):
 
 class TestMySQLPlans(SqlPlans):
     """See nos_ec/testing/sql_plans.py."""
+
+
+class TestMySQLMigrations(SqlMigrations):
+    """See nos_ec/testing/sql_migrations.py."""
+
+    @pytest.fixture
+    def url(self, mysql_url: str) -> Iterator[str]:
+        drop_all(mysql_url)
+        yield mysql_url
+        drop_all(mysql_url)

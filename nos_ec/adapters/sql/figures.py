@@ -7,10 +7,13 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, cast, func, insert, select
 
-from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, LEASES, OBJECTS, STORE_INFO
+from nos_ec.adapters.sql import leases
+from nos_ec.adapters.sql.rows import by_index
+from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, STORE_INFO
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifecycle import BlockKind, ObjectState
+from nos_ec.core.slots import ALL_SLOTS, LEASE_PREFIX
 from nos_ec.ports.metadata import Totals
 
 _B, _O = BLOCKS.c, OBJECTS.c
@@ -52,7 +55,7 @@ def totals(connection: Connection) -> Totals:
         queued_objects=landed.get(ObjectState.QUEUED, (0, 0))[0],
         queued_bytes=landed.get(ObjectState.QUEUED, (0, 0))[1],
         landing_deletions=connection.execute(select(func.count()).select_from(LANDING_DELETIONS)).scalar_one(),
-        leases=connection.execute(select(func.count()).select_from(LEASES)).scalar_one(),
+        leases=connection.execute(_WRITER_LEASES).scalar_one(),
     )
 
 
@@ -61,6 +64,7 @@ def _sum(of: Any, name: str) -> Any:
     return cast(func.sum(of), BigInteger).label(name)
 
 
+_WRITER_LEASES = select(func.count()).where(~leases.begins_with(LEASE_PREFIX))
 _BLOCK_SUMS = select(
     _B.kind,
     _B.state,
@@ -71,8 +75,9 @@ _BLOCK_SUMS = select(
     _sum(_B.overhead_bytes, "overhead_bytes"),
     _sum(_B.live_objects, "live_objects"),
 ).group_by(_B.kind, _B.state)
+# The slots are listed for the index of due objects: it begins with them.
 _LANDED_SUMS = (
-    select(_O.state, func.count().label("objects"), _sum(_O.size, "bytes"))
-    .where(_O.due_ms.is_not(None))
+    by_index(select(_O.state, func.count().label("objects"), _sum(_O.size, "bytes")), OBJECTS, "objects_due_by_slot")
+    .where(_O.slot.in_(sorted(ALL_SLOTS)), _O.due_ms.is_not(None))
     .group_by(_O.state)
 )

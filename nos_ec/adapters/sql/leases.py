@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
+from collections.abc import Sequence
+
+from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, delete, insert, select, update
 
 from nos_ec.adapters.sql.schema import BLOCKS, COUNTERS, LEASES, WRITER_BYTES_MAX, utf8
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost
@@ -15,17 +17,29 @@ _EPOCH = _C.name == "lease_epoch"
 
 def acquire(connection: Connection, name: str, now_ms: int, ttl_ms: int) -> Lease:
     """See `Metadata.acquire_lease`."""
-    if not 0 < len(utf8(name)) <= WRITER_BYTES_MAX:
-        raise InvalidInput(f"a writer's name must have 1 to {WRITER_BYTES_MAX} bytes of UTF-8; this one is {name!r}")
-    # The counter's row lock makes concurrent calls take turns, so the look for the lease below sees the winner's.
-    connection.execute(update(COUNTERS).where(_EPOCH).values(value=_C.value + 1))
-    held = connection.execute(select(_L.expires_ms).where(_L.name == name).with_for_update()).first()
-    if held is not None:
-        raise Conflict(f"lease {name!r} is taken until {held.expires_ms} ms; once expired it must be fenced first")
-    epoch = connection.execute(select(_C.value).where(_EPOCH)).scalar_one()
-    lease = Lease(name, epoch, now_ms + ttl_ms)
-    connection.execute(insert(LEASES).values(name=name, epoch=epoch, expires_ms=lease.expires_ms))
-    return lease
+    taken = acquire_free(connection, [name], now_ms, ttl_ms)
+    if not taken:
+        held = connection.execute(select(_L.expires_ms).where(_L.name == name)).scalar_one()
+        raise Conflict(f"lease {name!r} is taken until {held} ms; once expired it must be fenced first")
+    return taken[0]
+
+
+def acquire_free(connection: Connection, names: Sequence[str], now_ms: int, ttl_ms: int) -> list[Lease]:
+    """See `Metadata.acquire_leases`."""
+    for name in names:
+        if not 0 < len(utf8(name)) <= WRITER_BYTES_MAX:
+            raise InvalidInput(f"a lease's name must have 1 to {WRITER_BYTES_MAX} bytes of UTF-8; this one is {name!r}")
+    # The counter's row lock makes concurrent calls take turns, so the look for the leases below sees the winner's.
+    connection.execute(update(COUNTERS).where(_EPOCH).values(value=_C.value + len(names)))
+    held = set(connection.execute(select(_L.name).where(_L.name.in_(names)).with_for_update()).scalars())
+    free = [name for name in dict.fromkeys(names) if name not in held]
+    if not free:
+        return []
+    last = connection.execute(select(_C.value).where(_EPOCH)).scalar_one()
+    leases = [Lease(name, epoch, now_ms + ttl_ms) for epoch, name in enumerate(free, last - len(names) + 1)]
+    rows = [{"name": one.name, "epoch": one.epoch, "expires_ms": one.expires_ms} for one in leases]
+    connection.execute(insert(LEASES), rows)
+    return leases
 
 
 def renew(connection: Connection, lease: Lease, now_ms: int, ttl_ms: int) -> Lease:
@@ -36,16 +50,40 @@ def renew(connection: Connection, lease: Lease, now_ms: int, ttl_ms: int) -> Lea
     return Lease(lease.name, lease.epoch, expires_ms)
 
 
+def renew_held(connection: Connection, held: Sequence[Lease], now_ms: int, ttl_ms: int) -> list[Lease]:
+    """See `Metadata.renew_leases`."""
+    connection.execute(update(LEASES).where(_among(held)).values(expires_ms=now_ms + ttl_ms))
+    return _listed(connection, _among(held))
+
+
 def release(connection: Connection, lease: Lease) -> None:
     """See `Metadata.release_lease`."""
-    connection.execute(delete(LEASES).where(_is(lease)))
-    _fence_blocks(connection, lease)
+    release_all(connection, [lease])
+
+
+def release_all(connection: Connection, held: Sequence[Lease]) -> None:
+    """See `Metadata.release_leases`."""
+    connection.execute(delete(LEASES).where(_among(held)))
+    for lease in held:
+        # One by one: given several writers at once, planners read all blocks.
+        _fence_blocks(connection, lease)
 
 
 def expired(connection: Connection, now_ms: int) -> list[Lease]:
     """See `Metadata.expired_leases`."""
     found = select(_L.name, _L.epoch, _L.expires_ms).where(_L.expires_ms <= now_ms).order_by(_L.expires_ms)
     return [Lease(*row) for row in connection.execute(found)]
+
+
+def listed(connection: Connection, prefix: str) -> list[Lease]:
+    """See `Metadata.list_leases`."""
+    return _listed(connection, begins_with(prefix))
+
+
+def begins_with(prefix: str) -> ColumnElement[bool]:
+    """Of a lease's name; a range of the primary key."""
+    # No byte of UTF-8 is 0xFF, so every longer name lies below.
+    return and_(_L.name >= _bytes("from", utf8(prefix)), _L.name < _bytes("to", utf8(prefix) + b"\xff"))
 
 
 def fence(connection: Connection, lease: Lease, now_ms: int) -> bool:
@@ -67,6 +105,20 @@ def require(connection: Connection, lease: Lease) -> None:
 
 def _is(lease: Lease) -> ColumnElement[bool]:
     return and_(_L.name == lease.name, _L.epoch == lease.epoch)
+
+
+def _among(held: Sequence[Lease]) -> ColumnElement[bool]:
+    """One of these. An epoch belongs to one name for ever, so names and epochs need not be compared in pairs."""
+    return and_(_L.name.in_([one.name for one in held]), _L.epoch.in_([one.epoch for one in held]))
+
+
+def _listed(connection: Connection, which: ColumnElement[bool]) -> list[Lease]:
+    found = select(_L.name, _L.epoch, _L.expires_ms).where(which).order_by(_L.name)
+    return [Lease(*row) for row in connection.execute(found)]
+
+
+def _bytes(name: str, value: bytes) -> BindParameter[bytes]:
+    return bindparam(f"prefix_{name}", value, type_=_L.name.type)
 
 
 def _fence_blocks(connection: Connection, lease: Lease) -> None:

@@ -6,7 +6,7 @@ landing, figures. Here is only which of them runs, and whether it writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, Engine
 
@@ -100,9 +100,9 @@ class SqlMetadata:
         """See the port."""
         return self._read(objects.list_buckets, after, limit)
 
-    def due_objects(self, now_ms: int, limit: int) -> list[ObjectRow]:
+    def due_objects(self, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
         """See the port."""
-        return self._read(objects.due, now_ms, limit)
+        return self._read(objects.due, now_ms, limit, slots)
 
     def mark_published(self, rows: Sequence[ObjectRow], due_ms: int) -> int:
         """See the port."""
@@ -123,6 +123,23 @@ class SqlMetadata:
     def release_lease(self, lease: Lease) -> None:
         """See the port."""
         self._write(leases.release, lease)
+
+    def acquire_leases(self, names: Sequence[str], now_ms: int, ttl_ms: int) -> list[Lease]:
+        """See the port."""
+        return self._write(leases.acquire_free, names, now_ms, ttl_ms) if names else []
+
+    def renew_leases(self, held: Sequence[Lease], now_ms: int, ttl_ms: int) -> list[Lease]:
+        """See the port."""
+        return self._write(leases.renew_held, held, now_ms, ttl_ms) if held else []
+
+    def release_leases(self, held: Sequence[Lease]) -> None:
+        """See the port."""
+        if held:
+            self._write(leases.release_all, held)
+
+    def list_leases(self, prefix: str) -> list[Lease]:
+        """See the port."""
+        return self._read(leases.listed, prefix)
 
     def expired_leases(self, now_ms: int) -> list[Lease]:
         """See the port."""

@@ -21,11 +21,12 @@ _SCRIPTS = Path(__file__).parent / "migrations"
 _LOCK_WAIT_S = 30
 
 
-def migrate(url: str) -> None:
+def migrate(url: str, to: str = "head") -> None:
     """Bring the store at `url` to this release's schema; creates a SQLite file, but not a MySQL database.
 
-    Safe to call again and from several processes at once. Raises ConfigError (bad URL, no such database, a store
-    of a newer release), Transient (server unreachable, with host and port).
+    `to` names an older schema, for tests of the way from there. Safe to call again and from several processes at
+    once. Raises ConfigError (bad URL, no such database, a store of a newer release), Transient (server unreachable,
+    with host and port).
     """
     engine = make_engine(url, create=True)
     try:
@@ -33,7 +34,7 @@ def migrate(url: str) -> None:
             _refuse_unknown(connection)
             config = _config()
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            command.upgrade(config, to)
             connection.commit()
     except DBAPIError as error:
         failure = translate(error, engine.url)
@@ -53,7 +54,9 @@ def check_schema(connection: Connection) -> None:
         raise ConfigError(f"metadata at {where} has no tables yet; run `nos-ec init`")
     if found != head:
         _refuse_unknown(connection)
-        raise ConfigError(f"metadata at {where} has schema {found}, needed is {head}; run `nos-ec init --upgrade`")
+        raise ConfigError(
+            f"metadata at {where} has schema {found}, needed is {head}; stop its daemons, then run `nos-ec init`"
+        )
 
 
 def schema_head() -> str:

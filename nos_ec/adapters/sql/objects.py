@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from typing import Any
 
-from sqlalchemy import BindParameter, Connection, LargeBinary, bindparam, delete, func, select, update
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    LargeBinary,
+    Select,
+    bindparam,
+    delete,
+    func,
+    select,
+    union_all,
+    update,
+)
 
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import KEYS, OBJECT_COLUMNS, OBJECT_IDS, by_index, delete_listed, key_rows, object_row
@@ -23,12 +36,6 @@ LOCK_KEYS = (
     .with_for_update(of=OBJECTS)
 )
 
-DUE = (
-    by_index(select(*OBJECT_COLUMNS), OBJECTS, "objects_by_due")
-    .where(_O.due_ms <= bindparam("now_ms"))
-    .order_by(_O.due_ms, _O.object_id)
-    .limit(bindparam("rows_max"))
-)
 MARK_PUBLISHED = (
     update(OBJECTS)
     .where(
@@ -150,9 +157,37 @@ def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
     return buckets
 
 
-def due(connection: Connection, now_ms: int, limit: int) -> list[ObjectRow]:
+def due(connection: Connection, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
     """See `Metadata.due_objects`."""
-    return [object_row(row) for row in connection.execute(DUE, {"now_ms": now_ms, "rows_max": limit})]
+    if not slots:
+        return []
+    numbered = {f"slot_{i}": slot for i, slot in enumerate(sorted(set(slots)))}
+    found = connection.execute(_due_in(len(numbered)), {"now_ms": now_ms, "rows_max": limit, **numbered})
+    return [object_row(row) for row in found]
+
+
+@cache
+def _due_in(slots: int) -> Select[Any]:
+    """The due rows of that many slots.
+
+    Each slot's part is a walk along the index from its first due row on, and ends with the rows asked for, so that
+    what waits behind them costs nothing. The walks read the index alone; only rows that are returned are looked up.
+    """
+    walks = [
+        by_index(select(_O.due_ms, _O.object_id), OBJECTS, "objects_due_by_slot")
+        .where(_O.slot == bindparam(f"slot_{i}"), _O.due_ms <= bindparam("now_ms"))
+        .order_by(_O.due_ms, _O.object_id)
+        .limit(bindparam("rows_max"))
+        .subquery(f"walk_{i}")
+        for i in range(slots)
+    ]
+    walked = union_all(*(select(walk.c.due_ms, walk.c.object_id) for walk in walks)).subquery("walked")
+    first = select(walked).order_by(*walked.c).limit(bindparam("rows_max")).subquery("first_due")
+    return (
+        select(*OBJECT_COLUMNS)
+        .join_from(first, OBJECTS, _O.object_id == first.c.object_id)
+        .order_by(first.c.due_ms, first.c.object_id)
+    )
 
 
 def mark_published(connection: Connection, rows: Sequence[ObjectRow], due_ms: int) -> int:

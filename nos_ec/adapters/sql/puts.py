@@ -21,6 +21,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.slots import bucket_slot
 from nos_ec.ports.metadata import Lease, NewLargeObject, NewObject, ObjectRow
 
 _O, _D = OBJECTS.c, LANDING_DELETIONS.c
@@ -187,6 +188,7 @@ def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> No
             "landing_id": one.landing_id,
             "due_ms": None if one.landing_id is None else one.due_ms,
             "created_ms": now_ms,
+            "slot": bucket_slot(one.key.bucket),
         }
         for one in sorted(new, key=lambda one: (one.key.bucket.encode(), one.key.name.encode()))
     ]
@@ -250,7 +252,7 @@ def _put_large_row(connection: Connection, current: ObjectRow | None, new: NewLa
     if current is not None:
         connection.execute(update(OBJECTS).where(_O.object_id == current.object_id).values(values))
         return current.object_id
-    key = {"bucket": new.key.bucket, "name": new.key.name}
+    key = {"bucket": new.key.bucket, "name": new.key.name, "slot": bucket_slot(new.key.bucket)}
     made = connection.execute(insert(OBJECTS).values(key | values)).inserted_primary_key
     assert made is not None
     return int(made[0])

@@ -27,6 +27,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    SmallInteger,
     String,
     Table,
     Text,
@@ -129,9 +130,10 @@ def _table(name: str, *parts: Any, **options: Any) -> Table:
     return Table(name, METADATA, *parts, **options)
 
 
-def _partial(name: str, *columns: str) -> Index:
-    """An index of the rows whose first column is set; on MySQL, which has no partial ones, of all rows."""
-    return Index(name, *columns, sqlite_where=column(columns[0]).is_not(None))
+def _partial(name: str, *columns: str, where_set: str = "") -> Index:
+    """An index of the rows whose column `where_set`, else the first, is set; on MySQL, which has no partial ones, of
+    all rows."""
+    return Index(name, *columns, sqlite_where=column(where_set or columns[0]).is_not(None))
 
 
 def _bigint(name: str, *, nullable: bool = False) -> Column[Any]:
@@ -155,13 +157,17 @@ OBJECTS = _table(
     _bigint("block_offset", nullable=True),
     _bigint("due_ms", nullable=True),
     _bigint("created_ms"),
+    Column("slot", SmallInteger, nullable=False, server_default="0"),
     UniqueConstraint("bucket", "name", name="objects_by_key"),
-    _partial("objects_by_due", "due_ms", "object_id"),
+    _partial("objects_due_by_slot", "slot", "due_ms", "object_id", where_set="due_ms"),
     _partial("objects_by_block", "block_id", "block_offset"),
     _partial("objects_by_landing", "landing_id"),
     sqlite_autoincrement=True,
 )
-"""Current versions. An overwrite keeps the row and its object_id; an object_id is never used twice."""
+"""Current versions. An overwrite keeps the row and its object_id; an object_id is never used twice.
+
+slot: `core.slots.bucket_slot` of the bucket, set when the row is made and never changed.
+"""
 
 SEGMENTS = _table(
     "segments",

@@ -1,0 +1,161 @@
+"""A store of an older release becomes one of this release without losing a row, also when it takes two attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Engine, column, event, insert, table, text
+
+from nos_ec.adapters.sql.engine import WRITES, make_engine
+from nos_ec.adapters.sql.metadata import open_metadata
+from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.migrations.versions import v0002_slots
+from nos_ec.adapters.sql.schema import METADATA, OBJECTS
+from nos_ec.core.errors import ConfigError
+from nos_ec.core.slots import ALL_SLOTS, SLOTS, bucket_slot
+
+BATCHES = 3
+OBJECTS_COUNT = (BATCHES - 1) * v0002_slots.BATCH_ROWS + 1000
+LANDED_PERCENT = 30
+
+_SETS_SLOTS = "UPDATE objects SET slot"
+_TABLES = (*METADATA.tables, "alembic_version")
+_OLD_OBJECTS = table("objects", *(column(one.name, one.type) for one in OBJECTS.columns if one.name != "slot"))
+
+
+class SqlMigrations:
+    """Give a fixture `url`: a database without tables, which may be dropped again."""
+
+    @pytest.fixture
+    def old(self, url: str) -> Iterator[Engine]:
+        """A store of schema 0001 with some objects."""
+        migrate(url, "0001")
+        engine = make_engine(url)
+        with _writing(engine) as connection:
+            connection.execute(insert(_OLD_OBJECTS), [_old_row(number) for number in range(1, OBJECTS_COUNT + 1)])
+        yield engine
+        engine.dispose()
+
+    def test_every_row_is_kept_and_gets_its_slot(self, url: str, old: Engine) -> None:
+        before = _rows(old)
+        for _ in range(2):
+            migrate(url)
+        self._assert_migrated(url, old, before)
+
+    def test_a_migration_that_was_cut_off_goes_on(self, url: str, old: Engine) -> None:
+        before = _rows(old)
+        # In the last of the batches.
+        with pytest.raises(_CutOffError), _running(_SETS_SLOTS, fail_at=2 * SLOTS + 5):
+            migrate(url)
+        with pytest.raises(ConfigError, match="run `nos-ec init`"):
+            open_metadata(url)
+        with _running(_SETS_SLOTS) as ran:
+            migrate(url)
+        # Where DDL commits, the batches before count; SQLite takes all of it back.
+        assert len(ran) == (BATCHES * SLOTS if old.dialect.name == "sqlite" else SLOTS)
+        self._assert_migrated(url, old, before)
+
+    def test_a_migration_that_is_cut_off_again_and_again_ends(self, url: str, old: Engine) -> None:
+        before = _rows(old)
+        for fail_at in range(3, 200, 11):
+            try:
+                with _running("", fail_at=fail_at):
+                    migrate(url)
+            except _CutOffError:
+                continue
+            break
+        else:
+            pytest.fail("it never ended")
+        assert fail_at > 50
+        self._assert_migrated(url, old, before)
+
+    def test_a_writer_of_the_release_before_does_no_harm(self, url: str, old: Engine) -> None:
+        migrate(url)
+        with _writing(old) as connection:
+            connection.execute(insert(_OLD_OBJECTS), [_old_row(OBJECTS_COUNT + 1)])
+        store = open_metadata(url)
+        due = store.due_objects(2**60, 2 * OBJECTS_COUNT, ALL_SLOTS)
+        store.close()
+        assert len(due) == OBJECTS_COUNT * LANDED_PERCENT // 100 + 1
+
+    def _assert_migrated(self, url: str, old: Engine, before: list[dict[str, Any]]) -> None:
+        after = _rows(old)
+        slots = {row["object_id"]: row.pop("slot") for row in after}
+        assert after == before
+        assert slots == {row["object_id"]: bucket_slot(row["bucket"].decode()) for row in before}
+        assert set(slots.values()) == ALL_SLOTS
+        with old.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+            assert connection.execute(text("SELECT count(*) FROM store_info")).scalar() == 0
+        store = open_metadata(url)
+        assert [row.object_id for row in store.due_objects(2**60, 2 * OBJECTS_COUNT, ALL_SLOTS)] == [
+            row["object_id"] for row in before if row["due_ms"] is not None
+        ]
+        store.close()
+
+
+class _CutOffError(Exception):
+    """Where the migration was made to stop."""
+
+
+@contextmanager
+def _running(begins: str, fail_at: int = 1_000_000) -> Iterator[list[str]]:
+    """The statements that run meanwhile and begin so; instead of the one of that number, an exception."""
+    ran: list[str] = []
+
+    def catch(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith(begins):
+            ran.append(statement)
+            if len(ran) == fail_at:
+                raise _CutOffError
+
+    event.listen(Engine, "before_cursor_execute", catch)
+    try:
+        yield ran
+    finally:
+        event.remove(Engine, "before_cursor_execute", catch)
+
+
+def drop_all(url: str) -> None:
+    """Remove every table of a store."""
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        for name in _TABLES:
+            connection.execute(text(f"DROP TABLE IF EXISTS {name}"))
+    engine.dispose()
+
+
+@contextmanager
+def _writing(engine: Engine) -> Iterator[Any]:
+    with engine.execution_options(**{WRITES: True}).begin() as connection:
+        yield connection
+
+
+def _old_row(number: int) -> dict[str, Any]:
+    landed = number % 100 < LANDED_PERCENT
+    return {
+        "object_id": number,
+        "bucket": f"bucket-{number % 97}-\N{SNOWMAN}",
+        "name": f"object-{number}",
+        "version": number * 1000,
+        "size": number,
+        "crc32c": number,
+        "md5": number.to_bytes(16, "big"),
+        "state": "landed" if landed else "packed",
+        "landing_id": number.to_bytes(16, "big") if landed else None,
+        "block_id": None if landed else bytes(16),
+        "block_offset": None if landed else number,
+        "due_ms": number if landed else None,
+        "created_ms": number,
+    }
+
+
+def _rows(engine: Engine) -> list[dict[str, Any]]:
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT * FROM objects ORDER BY object_id")).mappings()
+        return [{name: bytes(v) if isinstance(v, bytearray) else v for name, v in row.items()} for row in found]
