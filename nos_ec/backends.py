@@ -15,11 +15,14 @@ from nos_ec.adapters.local.block_store import LocalBlockStore
 from nos_ec.adapters.local.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalMessageLog
+from nos_ec.adapters.local.placement import AnyPlace
 from nos_ec.core.errors import ConfigError
+from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.message_log import MessageConsumer, MessagePublisher
+from nos_ec.ports.placement import Placement
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,10 +41,11 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """Open stores of blocks and of landing copies."""
+    """Open stores of blocks and of landing copies, and where blocks go."""
 
     blocks: BlockStore
     landing: LandingStore
+    placement: Placement
 
 
 def make_root(settings: Settings) -> None:
@@ -74,24 +78,27 @@ def initialise_objects(settings: Settings) -> None:
         RadosLandingStore.initialise(cluster, ceph.landing_pool, ceph.namespace)
 
 
-def open_objects(settings: Settings, stack: ExitStack) -> Objects:
-    """Open both stores; `stack` closes them. Raises ConfigError, Transient."""
+def open_objects(settings: Settings, stack: ExitStack, new_block_id: Callable[[], BlockId]) -> Objects:
+    """Open both stores; `stack` closes them. new_block_id: draws an id. Raises ConfigError, Transient."""
     geometry = settings.geometry.value()
     if settings.store.backend == "local":
         root = settings.store.root
         return Objects(
             stack.enter_context(closing(LocalBlockStore(root / "blocks", geometry))),
             stack.enter_context(closing(LocalLandingStore(root / "landing"))),
+            AnyPlace(new_block_id),
         )
     from nos_ec.adapters.rados.block_store import RadosBlockStore
     from nos_ec.adapters.rados.cluster import RadosCluster
     from nos_ec.adapters.rados.landing_store import RadosLandingStore
+    from nos_ec.adapters.rados.placement import RadosPlacement
 
     ceph = settings.ceph
     cluster = stack.enter_context(RadosCluster(_rados_options(settings)))
     return Objects(
         stack.enter_context(closing(RadosBlockStore(cluster, ceph.blocks_pool, geometry, ceph.namespace))),
         stack.enter_context(closing(RadosLandingStore(cluster, ceph.landing_pool, ceph.namespace))),
+        stack.enter_context(closing(RadosPlacement(cluster, ceph.blocks_pool, ceph.namespace, new_block_id))),
     )
 
 

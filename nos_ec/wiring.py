@@ -38,6 +38,7 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.message_log import MessageConsumer, MessagePublisher
 from nos_ec.ports.metadata import Lease, Metadata
+from nos_ec.ports.placement import Placement
 from nos_ec.settings import Settings
 
 
@@ -64,7 +65,7 @@ def initialise(settings: Settings) -> None:
 def _refuse_data_without_metadata(settings: Settings) -> None:
     """New metadata beside old data would hide all of it, and look like a healthy store."""
     with ExitStack() as stack:
-        objects = open_objects(settings, stack)
+        objects = open_objects(settings, stack, lambda: _new_block_id(SystemClock()))
         block_id = next(objects.blocks.list_blocks(), None)
         landing_id = next(objects.landing.list_ids(), None)
     found = block_id or landing_id
@@ -109,6 +110,7 @@ class System:
     metadata: Metadata
     landing: LandingStore
     blocks: BlockStore
+    placement: Placement
     _log: Log
     _lag: LagProbe
     _pool: ThreadPoolExecutor
@@ -138,7 +140,7 @@ class System:
         put = self.settings.put
         reserve = PUT_RESERVES * self.settings.gc.reserve_bytes
         options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry), reserve)
-        large = LargeObjects(self.metadata, self.blocks, self.clock, self.new_block_id, put.lease_ttl_ms, reserve)
+        large = LargeObjects(self.metadata, self.blocks, self.clock, self.placement, put.lease_ttl_ms, reserve)
         return Store(self.metadata, self.landing, self.blocks, large, self.clock, self.new_landing_id, options)
 
     # --- writers ----------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ class System:
             read_back=not fresh,
         )
         sources = SourceReader(self.landing, self.blocks, self._pool, self.settings.consumer.read_threads)
-        return StripeWriter(self.metadata, self.blocks, sources, self.clock, lease, self.new_block_id, options)
+        return StripeWriter(self.metadata, self.blocks, sources, self.clock, lease, self.placement, options)
 
     def housekeeping(self) -> Housekeeping:
         """Recovery and reaper."""
@@ -209,35 +211,51 @@ class System:
 
     # --- ids --------------------------------------------------------------------------------------
     def new_block_id(self) -> BlockId:
-        """A new block id."""
-        return BlockId(self._new_id())
+        """A new block id, wherever it would lie."""
+        return _new_block_id(self.clock)
 
     def new_landing_id(self) -> LandingId:
         """A new landing id."""
-        return LandingId(self._new_id())
+        return LandingId(_new_id(self.clock))
 
     def member_name(self, service: str) -> str:
         """A name for a process of a service, unique for ever and readable to an operator."""
         return f"{service}-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
 
-    def _new_id(self) -> bytes:
-        """16 bytes: 48 bits of Unix milliseconds, so that ids of one time lie together in an index, and 80 random
-        bits (the layout of a ULID)."""
-        return self.clock.now_ms().to_bytes(6, "big") + os.urandom(10)
+
+def _new_id(clock: Clock) -> bytes:
+    """16 bytes: 48 bits of Unix milliseconds, so that ids of one time lie together in an index, and 80 random bits
+    (the layout of a ULID)."""
+    return clock.now_ms().to_bytes(6, "big") + os.urandom(10)
+
+
+def _new_block_id(clock: Clock) -> BlockId:
+    return BlockId(_new_id(clock))
 
 
 def open_system(settings: Settings) -> System:
     """Open an initialised store. Raises ConfigError when it is missing or does not match, Transient when a server of
     it cannot be reached."""
+    clock = SystemClock()
     with ExitStack() as stack:
-        objects = open_objects(settings, stack)
+        objects = open_objects(settings, stack, lambda: _new_block_id(clock))
         metadata = stack.enter_context(closing(open_metadata(settings.store.url())))
         if metadata.is_new():
             raise ConfigError("the metadata of the store is new and empty; run `nos-ec init`")
         metadata.bind_geometry(settings.geometry.value())
-        clock = SystemClock()
         log = open_log(settings, clock)
         lag = stack.enter_context(closing(LagProbe(log)))
         pool = ThreadPoolExecutor(settings.consumer.read_threads, thread_name_prefix="read")
         stack.callback(pool.shutdown)
-        return System(settings, clock, metadata, objects.landing, objects.blocks, log, lag, pool, stack.pop_all())
+        return System(
+            settings,
+            clock,
+            metadata,
+            objects.landing,
+            objects.blocks,
+            objects.placement,
+            log,
+            lag,
+            pool,
+            stack.pop_all(),
+        )

@@ -35,7 +35,8 @@ make_pool_landing() {
         "osd pool application enable $pool_landing nos_ec" | ceph
 }
 
-# Least privilege, by kind of process (docs/CEPH.md has the table). `mon r` is for maps, pool settings and free space.
+# Least privilege, by kind of process (docs/CEPH.md has the table). `mon r` is for maps, pool
+# settings, free space, states of placement groups and the cluster's log.
 roles=(front producer consumer gc reader)
 caps_of() {
     case $1 in

@@ -1,15 +1,17 @@
 """Objects too big for a stripe group: written straight to blocks of their own, one segment and one group a block.
 
 The group of such a block spans all of its stripes: one 4 KiB header for up to 32 MiB, and the block describes
-itself like any other (invariant 7). One block is in memory at a time.
+itself like any other (invariant 7). One block is in memory at a time; should the store not take it, it is written again
+to another one (engine/stripe_writer.py says why no more than a few times).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import google_crc32c
+import structlog
 
 from nos_ec.core.errors import Conflict, NosError, NotFound
 from nos_ec.core.header import header_length, name_record_size, names_size_max
@@ -22,9 +24,13 @@ from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.room import require_room
 from nos_ec.engine.streams import ByteStream, read_up_to
+from nos_ec.engine.stripe_writer import APPEND_TRIES, another_place_may_do
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow, Segment
+from nos_ec.ports.placement import Placement
+
+_log = structlog.get_logger(__name__)
 
 
 class LargeObjects:
@@ -35,14 +41,14 @@ class LargeObjects:
         metadata: Metadata,
         blocks: BlockStore,
         clock: Clock,
-        new_block_id: Callable[[], BlockId],
+        placement: Placement,
         lease_ttl_ms: int,
         reserve_bytes: int,
     ) -> None:
         self._metadata = metadata
         self._blocks = blocks
         self._clock = clock
-        self._new_block_id = new_block_id
+        self._placement = placement
         self._lease_ttl_ms = lease_ttl_ms
         self._reserve_bytes = reserve_bytes
 
@@ -52,7 +58,7 @@ class LargeObjects:
         Raises NoSpace, Transient, LeaseLost; the blocks written so far are then left to recovery, which deletes
         them, and the old version stays current.
         """
-        name = f"put-{self._new_block_id().hex()}"
+        name = f"put-{self._placement.new_block_id().hex()}"
         with HeldLease(self._metadata, self._clock, name, self._lease_ttl_ms) as held:
             version = self._metadata.next_version(key, self._clock.now_ms())
             made: list[BlockId] = []
@@ -125,19 +131,31 @@ class LargeObjects:
         front = self._front(key)
         stripes = geometry.stripes_for(front + len(piece))
         require_room(self._blocks, stripes * geometry.stripe_size, self._reserve_bytes)
-        block_id = self._new_block_id()
-        now_ms = self._clock.now_ms()
         crc32c = google_crc32c.value(piece)
         item = GroupItem(key, version, front, piece, crc32c, part=part)
-        data = assemble(geometry, GroupPlace(block_id, 0, stripes, lease.epoch, now_ms), [item])
-        self._metadata.allocate_block(lease, block_id, BlockKind.LARGE, now_ms)
-        made.append(block_id)
-        kill_point("large.allocated")
+        for tries_left in reversed(range(APPEND_TRIES)):
+            block_id = self._placement.new_block_id()
+            self._metadata.allocate_block(lease, block_id, BlockKind.LARGE, self._clock.now_ms())
+            made.append(block_id)
+            kill_point("large.allocated")
+            try:
+                self._fill(block_id, stripes, item, lease)
+                return Segment(Extent(block_id, front, len(piece)), crc32c), stripes
+            except NosError as error:
+                # The block stays this lease's; giving the lease up at the end of the PUT leaves it to recovery.
+                if not tries_left or not another_place_may_do(error):
+                    raise
+                _log.warning("part is written again, to another block", error=str(error), tries_left=tries_left)
+        raise AssertionError("unreachable")
+
+    def _fill(self, block_id: BlockId, stripes: int, item: GroupItem, lease: Lease) -> None:
+        """Create the block, write the one group it gets, and seal it."""
+        place = GroupPlace(block_id, 0, stripes, lease.epoch, self._clock.now_ms())
+        data = assemble(self._blocks.geometry, place, [item])
         self._blocks.create(block_id)
         self._blocks.append(block_id, 0, data)
         kill_point("large.appended")
         self._blocks.seal(block_id)
-        return Segment(Extent(block_id, front, len(piece)), crc32c), stripes
 
     def read(self, row: ObjectRow, offset: int, length: int) -> Iterator[bytes]:
         """Bytes [offset, offset + length) of a large object, a segment at a time; whole segments are CRC-checked.

@@ -2,6 +2,10 @@
 
 plan -> read sources -> append to the block's known end -> one metadata transaction
 
+A block whose place went bad is left for a new one before the next group. An append that failed, or was not answered in
+time, is made again to a new block at once, a few times: the block that failed is fenced and nothing ever refers to its
+bytes, so however many of the appends are done in the end, there is one commit a group.
+
 3  an extent is committed only after the store acknowledged the bytes, whose CRC was checked on reading
 5  a row that moved on meanwhile leaves a hole, not an error
 8  only this writer appends to its block; after any doubt about the block's end it is never appended to again
@@ -9,7 +13,7 @@ plan -> read sources -> append to the block's known end -> one metadata transact
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Event
 
@@ -27,12 +31,17 @@ from nos_ec.engine.room import require_room
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import GroupCommit, Lease, Metadata, Move
+from nos_ec.ports.placement import Placement
 
 _log = structlog.get_logger(__name__)
 
 PAYS_RATIO_MIN = 0.8
 """A plan that lost sources is still written while this share of its bytes is left: the gate of the published
 policy (80 % of a stripe) applied to repair. Below it the survivors are planned again."""
+
+APPEND_TRIES = 3
+"""Blocks a group is tried on before it is given back. The time limits of so many appends together should be longer than
+the store takes to notice that a part of it hangs: then the last of them succeeds (docs/CEPH.md)."""
 
 COMMIT_TRIES = 5
 COMMIT_RETRY_WAIT_MS = 500
@@ -92,7 +101,7 @@ class StripeWriter:
         sources: SourceReader,
         clock: Clock,
         lease: Lease,
-        new_block_id: Callable[[], BlockId],
+        placement: Placement,
         options: WriterOptions,
     ) -> None:
         self._metadata = metadata
@@ -100,7 +109,7 @@ class StripeWriter:
         self._sources = sources
         self._clock = clock
         self._lease = lease
-        self._new_block_id = new_block_id
+        self._placement = placement
         self._options = options
         self._open: _OpenBlock | None = None
         self._never = Event()
@@ -117,8 +126,7 @@ class StripeWriter:
         if not items or bytes_left < PAYS_RATIO_MIN * plan.data_length:
             return WriteResult(failed=failed, retry=[*retry, *(packable for packable, _ in items)], cause=cause)
         try:
-            block = self._block_with_room(plan.stripe_count)
-            winners = self._append_and_commit(block, plan.stripe_count, items)
+            winners = self._append_and_commit(plan.stripe_count, items)
         except LeaseLost:
             raise
         except (Transient, Conflict, Corrupt, NotFound) as error:
@@ -165,25 +173,35 @@ class StripeWriter:
 
     # --- blocks -----------------------------------------------------------------------------------
     def _block_with_room(self, stripe_count: int) -> _OpenBlock:
-        geometry = self._blocks.geometry
-        if self._open is not None and self._open.stripes + stripe_count > geometry.stripes_per_block:
-            self._seal()
+        """The open block, or a new one when it is full or its place went bad. A new one has its row only."""
+        block = self._open
+        if block is not None and not self._placement.healthy(block.block_id):
+            _log.info("block left, its place went bad", block=block.block_id.hex(), stripes=block.stripes)
+            self._leave()
+        elif block is not None and block.stripes + stripe_count > self._blocks.geometry.stripes_per_block:
+            self._leave()
         if self._open is None:
             self._open = self._allocate()
         return self._open
 
     def _allocate(self) -> _OpenBlock:
         require_room(self._blocks, self._blocks.geometry.group_size_max, self._options.reserve_bytes)
-        block_id = self._new_block_id()
+        block_id = self._placement.new_block_id()
         self._metadata.allocate_block(self._lease, block_id, self._options.kind, self._clock.now_ms())
         kill_point("writer.allocated")
-        try:
-            self._blocks.create(block_id)
-        except NosError:
-            self._abandon(block_id)
-            raise
-        kill_point("writer.created")
         return _OpenBlock(block_id, 0)
+
+    def _leave(self) -> None:
+        """Seal the open block; one that cannot be sealed is recovery's, and no reason not to write the next group."""
+        assert self._open is not None
+        block_id = self._open.block_id
+        try:
+            self._seal()
+        except LeaseLost:
+            raise
+        except NosError as error:
+            _log.warning("block left to recovery", block=block_id.hex(), error=str(error))
+            self._abandon(block_id)
 
     def _seal(self) -> None:
         assert self._open is not None
@@ -202,17 +220,13 @@ class StripeWriter:
             # It stays OPEN under our lease; giving the lease up, or losing it, fences it.
             _log.warning("block not fenced yet", block=block_id.hex(), error=str(error))
             return
+        kill_point("writer.abandoned")
         remove_late_block(self._metadata, self._blocks, block_id)
 
     # --- the protocol -----------------------------------------------------------------------------
-    def _append_and_commit(
-        self, block: _OpenBlock, stripe_count: int, items: Sequence[tuple[Packable, GroupItem]]
-    ) -> frozenset[int]:
-        geometry = self._blocks.geometry
-        now_ms = self._clock.now_ms()
-        place = GroupPlace(block.block_id, block.stripes, stripe_count, self._lease.epoch, now_ms)
-        data = assemble(geometry, place, [item for _, item in items])
-        start = block.stripes * geometry.stripe_size
+    def _append_and_commit(self, stripe_count: int, items: Sequence[tuple[Packable, GroupItem]]) -> frozenset[int]:
+        block, data = self._append(stripe_count, [item for _, item in items])
+        start = block.stripes * self._blocks.geometry.stripe_size
         commit = GroupCommit(
             lease=self._lease,
             block_id=block.block_id,
@@ -222,12 +236,9 @@ class StripeWriter:
                 Move(packable.object_id, packable.version, packable.from_block, start + item.offset, packable.size)
                 for packable, item in items
             ],
-            landing_not_before_ms=now_ms + self._options.landing_grace_ms,
+            landing_not_before_ms=self._clock.now_ms() + self._options.landing_grace_ms,
         )
         try:
-            kill_point("writer.before_append")
-            self._blocks.append(block.block_id, block.stripes, data)
-            kill_point("writer.appended")
             if self._options.read_back and self._blocks.read(block.block_id, start, len(data)) != data:
                 raise Corrupt(
                     f"block {block.block_id.hex()}: the group at stripe {block.stripes} reads back differently"
@@ -239,6 +250,31 @@ class StripeWriter:
         block.stripes += stripe_count
         kill_point("writer.committed")
         return winners
+
+    def _append(self, stripe_count: int, items: Sequence[GroupItem]) -> tuple[_OpenBlock, bytearray]:
+        """Write a group to the open block or, when that fails, to new ones; the block that has it, and its bytes."""
+        for tries_left in reversed(range(APPEND_TRIES)):
+            block = self._block_with_room(stripe_count)
+            try:
+                return block, self._append_to(block, stripe_count, items)
+            except NosError as error:
+                self._abandon(block.block_id)
+                if not tries_left or not another_place_may_do(error):
+                    raise
+                _log.warning("group is written again, to another block", error=str(error), tries_left=tries_left)
+        raise AssertionError("unreachable")
+
+    def _append_to(self, block: _OpenBlock, stripe_count: int, items: Sequence[GroupItem]) -> bytearray:
+        # The header names block and stripe, so the bytes are another group's for each block.
+        place = GroupPlace(block.block_id, block.stripes, stripe_count, self._lease.epoch, self._clock.now_ms())
+        data = assemble(self._blocks.geometry, place, items)
+        if block.stripes == 0:
+            self._blocks.create(block.block_id)
+            kill_point("writer.created")
+        kill_point("writer.before_append")
+        self._blocks.append(block.block_id, block.stripes, data)
+        kill_point("writer.appended")
+        return data
 
     def _commit(self, commit: GroupCommit) -> frozenset[int]:
         """Commit, trying again after Transient; a try whose outcome was lost is found out by looking."""
@@ -264,6 +300,11 @@ class StripeWriter:
     def _winners(self, commit: GroupCommit) -> frozenset[int]:
         here = {(placed.object_id, placed.extent.offset) for placed in self._metadata.placed_in(commit.block_id)}
         return frozenset(move.object_id for move in commit.moves if (move.object_id, move.offset) in here)
+
+
+def another_place_may_do(error: NosError) -> bool:
+    """Whether a block elsewhere may take what this one did not: not when there is no space at all."""
+    return isinstance(error, Transient) and not isinstance(error, NoSpace)
 
 
 def _packable(payload: object) -> Packable:

@@ -7,8 +7,11 @@ acknowledged object, have balanced books (invariant 6) and nothing left over.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -43,6 +46,20 @@ CONSUMER_POINTS = [
     "landing_store.unlinked",
     "landing_store.unlinked:20",
 ]
+AILING_CONSUMER_POINTS = [
+    "writer.abandoned",
+    "writer.allocated:2",
+    "writer.before_append:2",
+    "writer.appended",
+    "writer.abandoned:2",
+    "writer.allocated:3",
+    "writer.appended:2",
+    "metadata.commit_group.before_commit",
+    "writer.committed",
+    "writer.store_sealed",
+    "writer.sealed",
+]
+"""While a group is written again to other blocks, and while a block is left because its place went bad."""
 PRODUCER_POINTS = ["producer.published", "producer.marked"]
 PUT_POINTS = [
     "put.reserved",
@@ -60,6 +77,7 @@ LARGE_POINTS = [
     "large.written",
     "large.recorded",
 ]
+AILING_LARGE_POINTS = ["large.allocated:2", "large.allocated:3", "large.appended:2", "large.written", "large.recorded"]
 GC_POINTS = [
     "writer.allocated",
     "writer.created",
@@ -86,6 +104,16 @@ def kill(bench: Bench, point: str, *arguments: str, stdin: bytes = b"") -> None:
     assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.returncode} {done.stderr.decode()[-2000:]}"
 
 
+def kill_ailing(bench: Bench, point: str, action: str, stdin: bytes = b"") -> None:
+    """Run it on a store some of whose appends fail; it must die at `point`."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
+    command = [sys.executable, str(Path(__file__).with_name("ailing_store.py")), str(bench.config), action]
+    done = subprocess.run(
+        command, env=environment | {"NOS_EC_KILL_AT": point}, input=stdin, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.returncode} {done.stderr.decode()[-2000:]}"
+
+
 def assert_recovers(bench: Bench, *, readable_at_once: bool = True) -> None:
     """What a restart of all services makes of the store."""
     time.sleep(LEASE_TTL_S)
@@ -107,6 +135,15 @@ def test_consumer_killed(bench: Bench, point: str) -> None:
         for key in keys[::9]:
             bench.delete(system, key)
     kill(bench, point, "consumer", "--once")
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", AILING_CONSUMER_POINTS)
+def test_consumer_killed_while_places_go_bad(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 220)
+        bench.produce(system)
+    kill_ailing(bench, point, "consumer")
     assert_recovers(bench)
 
 
@@ -141,6 +178,15 @@ def test_large_put_killed(bench: Bench, point: str, existing: bool) -> None:
         with bench.open() as system:
             bench.put(system, "victim", bench.data(9 * STRIPE))
     kill(bench, point, "put", str(key), "-", stdin=new)
+    _adopt_unacknowledged(bench, key, new)
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", AILING_LARGE_POINTS)
+def test_large_put_killed_while_places_go_bad(bench: Bench, point: str) -> None:
+    key = ObjectKey("b", "victim")
+    new = bench.data(20 * STRIPE)
+    kill_ailing(bench, point, "put", stdin=new)
     _adopt_unacknowledged(bench, key, new)
     assert_recovers(bench)
 
@@ -200,9 +246,11 @@ def test_every_kill_point_is_in_the_matrix() -> None:
         point.partition(":")[0]
         for points in (
             CONSUMER_POINTS,
+            AILING_CONSUMER_POINTS,
             PRODUCER_POINTS,
             PUT_POINTS,
             LARGE_POINTS,
+            AILING_LARGE_POINTS,
             GC_POINTS,
             RECOVERY_POINTS,
             OTHER_POINTS,

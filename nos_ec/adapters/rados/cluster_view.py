@@ -1,0 +1,107 @@
+"""The map of the cluster that placement decides by, kept up to date in the background.
+
+    every REFRESH_S, and soon after `stale` was called:   osd dump    who is up; published at once
+                                                           osd df      how full they are
+                                                           pg dump     what the groups are
+    when the monitors push a line of the cluster's log about OSDs, groups or health: `stale`
+
+What cannot be asked stays as it was: a monitor or manager that is away costs knowledge, never an operation.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import ExitStack, closing
+
+import structlog
+
+from nos_ec.adapters.rados import cluster_map
+from nos_ec.adapters.rados.cluster import RadosCluster
+from nos_ec.core.errors import NosError
+from nos_ec.core.placement import ClusterMap
+
+_log = structlog.get_logger(__name__)
+
+REFRESH_S = 5.0
+"""How often the manager's figures change by default (mgr_stats_period): asking more often tells nothing new."""
+SETTLE_S = 0.1
+"""After a line of the log: what breaks together is logged together."""
+
+TELLING = re.compile(r"\bosd\.\d|\b(OSD|PG|POOL)_|\bpgs?\b|\bosds?\b")
+"""Lines of the cluster's log after which the map may be another: "osd.3 marked down", "Health check failed: 1 osds down
+(OSD_DOWN)", "pgs degraded (PG_DEGRADED)"."""
+
+
+class ClusterView:
+    """`current` is the latest map, None before the first. Safe to call from several threads; `close` ends its own.
+
+    Close it before the cluster it asks.
+    """
+
+    def __init__(self, cluster: RadosCluster, pool_name: str, refresh_s: float = REFRESH_S) -> None:
+        self._cluster = cluster
+        self._pool_name = pool_name
+        self._refresh_s = refresh_s
+        self._map: ClusterMap | None = None
+        self._complete = threading.Event()
+        """Set once a map has been read, or could not be: nobody waits for the first one any longer."""
+        self._wanted = threading.Event()
+        self._closing = threading.Event()
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name="cluster-view", daemon=True)
+        self._thread.start()
+
+    def current(self, first_wait_s: float = 0.0) -> ClusterMap | None:
+        """The latest map, without asking anybody; only for the very first one is it waited, at most so long."""
+        if self._map is None and first_wait_s:
+            self._complete.wait(first_wait_s)
+        return self._map
+
+    def stale(self) -> None:
+        """Something happened: look again soon."""
+        self._wanted.set()
+
+    def close(self) -> None:
+        """Stop looking. Idempotent. Waits for a question under way, which the cluster's time limit bounds."""
+        self._closing.set()
+        self._wanted.set()
+        self._thread.join()
+
+    def _heard(self, _channel: str, _level: str, text: str) -> None:
+        if TELLING.search(text):
+            self.stale()
+
+    def _run(self) -> None:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(closing(self._cluster.watch_log(self._heard)))
+            except NosError as error:
+                _log.warning("log of the Ceph cluster not watched; its map is renewed by the clock", error=str(error))
+            self._renew_until_closed()
+
+    def _renew_until_closed(self) -> None:
+        while not self._closing.is_set():
+            self._wanted.clear()
+            self._look()
+            self._complete.set()
+            if self._wanted.wait(self._refresh_s):
+                self._closing.wait(SETTLE_S)
+
+    def _look(self) -> None:
+        """Ask everything once. Each answer is published as it comes."""
+        try:
+            dump = self._cluster.command("osd dump")
+            known = cluster_map.with_osds(self._map or ClusterMap(1, 1), dump, self._pool_name)
+            self._map = known
+            known = cluster_map.with_fills(known, self._cluster.command("osd df"))
+            brief = self._cluster.command("pg dump", dumpcontents=["pgs_brief"])
+            self._map = cluster_map.with_groups(known, brief, cluster_map.pool_id(dump, self._pool_name))
+        except NosError as error:
+            if not self._failed:
+                _log.warning("map of the Ceph cluster not renewed; blocks are placed by the last one", error=str(error))
+            self._failed = True
+        else:
+            if self._failed:
+                _log.info("map of the Ceph cluster is renewed again")
+            self._failed = False

@@ -1,0 +1,51 @@
+"""The consumer, or a PUT of a large object, on a block store that fails some appends: a program for the crash matrix.
+
+usage: ailing_store.py CONFIG consumer|put      put reads the object b/victim from standard input
+"""
+
+from __future__ import annotations
+
+import sys
+from io import BytesIO
+from pathlib import Path
+
+from nos_consumer.assemble import drain
+from nos_ec.core.errors import Transient
+from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.ports.placement import Placement
+from nos_ec.settings import load_settings
+from nos_ec.testing.faulty import Faults, faulty
+from nos_ec.wiring import open_system
+
+
+class Wearing:
+    """A `Placement` whose every place goes bad after its third group."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._asked: dict[BlockId, int] = {}
+
+    def new_block_id(self) -> BlockId:
+        return self._placement.new_block_id()
+
+    def healthy(self, block_id: BlockId) -> bool:
+        self._asked[block_id] = self._asked.get(block_id, 0) + 1
+        return self._asked[block_id] < 3
+
+
+def main(config: str, action: str) -> None:
+    faults = Faults()
+    # The first append fails; the next one, of the same group to another block, is done and its answer lost.
+    faults.before["append"] = [Transient("no answer")]
+    faults.after["append"] = [Transient("no answer")]
+    with open_system(load_settings(Path(config), {})) as system:
+        system.blocks = faulty(system.blocks, faults)
+        system.placement = Wearing(system.placement)
+        if action == "consumer":
+            drain(system)
+        else:
+            system.store().put(ObjectKey("b", "victim"), BytesIO(sys.stdin.buffer.read()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
