@@ -115,6 +115,7 @@ class RadosBlockStore:
         end = BlockEnd(at_stripe + count, sealed=False)
         version = self._changed(block_id, known, steps.append(data), steps.set_xattr(END, end.encode()))
         if version is None:
+            self._look_up(block_id)  # raises NotFound when it was deleted
             raise Conflict(f"block {block_id.hex()} was changed by another writer or sealed: seal it")
         self._known_ends.put(block_id, KnownEnd(end, version))
         self._free.spent(size_bytes)
@@ -139,15 +140,14 @@ class RadosBlockStore:
         self._blocks.delete(block_id)
 
     def _changed(self, block_id: BlockId, known: KnownEnd, *change: steps.Step) -> int | None:
-        """Do a change if nothing has changed the block since its end was known (invariant a); its new version.
-        Raises NotFound, Conflict, NoSpace, Transient."""
+        """Do a change if nothing has changed or deleted the block since its end was known (invariant a). Returns the
+        block's new version, None when something has. Raises Conflict, NoSpace, Transient."""
         with self._translated(block_id):
             try:
                 return self._pool.write(block_id.hex(), steps.must_have_version(known.version), *change)
             except OSError as error:
                 if error.errno not in _CHANGED:
                     raise
-        self._look_up(block_id)  # raises NotFound when the change was its deletion
         return None
 
     # --- reading --------------------------------------------------------------------------------------

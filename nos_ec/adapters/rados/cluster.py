@@ -93,7 +93,7 @@ class RadosCluster:
                 with binding.os_errors():
                     ioctx = rados.open_ioctx(name)
                     ioctx.set_namespace(namespace)
-                    pool = Pool(rados, ioctx, name, namespace, self._options.op_timeout_ms)
+                    pool = Pool(rados, ioctx, name, namespace, _seconds(self._options.op_timeout_ms))
             except FileNotFoundError as error:
                 raise ConfigError(
                     f"the Ceph cluster of {self._options.conf_file} has no pool {name}: make it as docs/CEPH.md says,"
@@ -169,9 +169,9 @@ class RadosCluster:
                 f"{options.conf_file} cannot be read as a ceph.conf (errno {error.errno}): correct it"
             ) from error
         settings = {
-            "rados_osd_op_timeout": _seconds(options.op_timeout_ms),
-            "rados_mon_op_timeout": _seconds(options.connect_timeout_ms),
-            "client_mount_timeout": _seconds(options.connect_timeout_ms),
+            "rados_osd_op_timeout": str(_seconds(options.op_timeout_ms)),
+            "rados_mon_op_timeout": str(_seconds(options.connect_timeout_ms)),
+            "client_mount_timeout": str(_seconds(options.connect_timeout_ms)),
             # What goes wrong is raised; a library must not write to its host's standard error, nor make sockets.
             "log_to_stderr": "false",
             "err_to_stderr": "false",
@@ -252,5 +252,6 @@ def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _seconds(duration_ms: int) -> str:
-    return str(-(-duration_ms // 1000))
+def _seconds(duration_ms: int) -> int:
+    """Rounded up, as Ceph counts whole seconds."""
+    return -(-duration_ms // 1000)

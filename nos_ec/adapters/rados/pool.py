@@ -12,7 +12,7 @@ import errno
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -29,6 +29,9 @@ call and its share of an OSD's queue."""
 REMOVALS_IN_FLIGHT_MAX = 32
 """Removals one call has under way at a time. They are small, and wait for the OSDs' journals."""
 
+_PROBE = "nos_ec.probe"
+"""An object that need not exist; asked for to see whether this client may ask."""
+
 Buffer = bytes | bytearray | memoryview
 Step = Callable[[WriteOp], None]
 
@@ -36,14 +39,14 @@ Step = Callable[[WriteOp], None]
 class Pool:
     """One namespace of one pool. Made by RadosCluster.open_pool. Safe to call from several threads.
 
-    `op_timeout_ms` is the time limit that the connection has for operations.
+    `op_timeout_s` is the time limit that the connection has for operations.
     """
 
-    def __init__(self, rados: Rados, ioctx: Ioctx, name: str, namespace: str, op_timeout_ms: int) -> None:
+    def __init__(self, rados: Rados, ioctx: Ioctx, name: str, namespace: str, op_timeout_s: int) -> None:
         self.name = name
         self._rados = rados
         self._namespace = namespace
-        self._op_timeout_ms = op_timeout_ms
+        self._op_timeout_s = op_timeout_s
         self._ioctx = ioctx
         self._id = ioctx.get_pool_id()
         self._idle: list[Ioctx] = []
@@ -93,12 +96,16 @@ class Pool:
         one that was not there is no failure. Raises ConfigError when the pool itself is gone."""
         waiting: deque[tuple[str, Completion]] = deque()
         failed: dict[str, OSError] = {}
-        for name in names:
-            if len(waiting) == REMOVALS_IN_FLIGHT_MAX:
+        try:
+            for name in names:
+                if len(waiting) == REMOVALS_IN_FLIGHT_MAX:
+                    self._collect_removal(*waiting.popleft(), failed)
+                waiting.append((name, self._begin_removal(name)))
+            while waiting:
                 self._collect_removal(*waiting.popleft(), failed)
-            waiting.append((name, self._begin_removal(name)))
-        while waiting:
-            self._collect_removal(*waiting.popleft(), failed)
+        finally:
+            for _, removal in waiting:
+                removal.wait_for_complete()
         return failed
 
     def _begin_removal(self, name: str) -> Completion:
@@ -109,7 +116,8 @@ class Pool:
     def _collect_removal(self, name: str, removal: Completion, failed: dict[str, OSError]) -> None:
         removal.wait_for_complete()
         try:
-            self._check(removal.get_return_value())
+            with self._errors():
+                _check(removal)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -130,31 +138,29 @@ class Pool:
         """What lies at these (offset, length) ranges, shorter where the object ends. Raises OSError."""
         if len(extents) == 1 or not any(length for _, length in extents):
             return [self.read(name, offset, length) for offset, length in extents]
-        reads: list[_Read] = []
-        first = 0  # of those that may still be under way
-        in_flight_bytes = 0
-        for offset, length in extents:
-            while first < len(reads) and (
-                len(reads) - first == READS_IN_FLIGHT_MAX or in_flight_bytes + length > READ_BYTES_IN_FLIGHT_MAX
-            ):
-                in_flight_bytes -= reads[first].length
-                self._check(reads[first].finish())
-                first += 1
-            with self._errors():
-                reads.append(_Read(self._ioctx, name, offset, length))
-            in_flight_bytes += length
-        for read in reads[first:]:
-            self._check(read.finish())
-        return [read.found for read in reads]
+        waiting: deque[_Read] = deque()
+        found: list[bytes] = []
+        with self._errors():
+            try:
+                for offset, length in extents:
+                    while waiting and not _has_room(waiting, length):
+                        found.append(waiting.popleft().result())
+                    waiting.append(_Read(self._ioctx, name, offset, length))
+                while waiting:
+                    found.append(waiting.popleft().result())
+            finally:
+                for read in waiting:
+                    read.wait()
+        return found
 
     def read_whole(self, name: str, first_read_bytes: int) -> bytes:
-        """A whole object that nobody changes: one operation for one shorter than `first_read_bytes`, else more.
-        Raises OSError."""
+        """A whole object that nobody changes: one operation for one shorter than `first_read_bytes`, two for one
+        shorter than five times that, and so on. Raises OSError."""
         parts = [self.read(name, 0, first_read_bytes)]
-        if len(parts[0]) == first_read_bytes:
-            with self._errors():
-                size, _ = self._ioctx.stat(name)
-            parts.append(self.read(name, first_read_bytes, size - first_read_bytes))
+        offset, asked = 0, first_read_bytes
+        while len(parts[-1]) == asked:
+            offset, asked = offset + asked, 4 * asked
+            parts.append(self.read(name, offset, asked))
         return b"".join(parts)
 
     def size_of(self, name: str) -> int:
@@ -179,16 +185,19 @@ class Pool:
         """The objects of the namespace, in no order. Raises OSError. Names that are no UTF-8 are not ours: skipped."""
         with self._errors():
             listing = self._ioctx.list_objects()
-        while True:
-            with self._errors():
+        while (name := self._next_name(listing)) is not None:
+            yield name
+        self._check_listed(listing)
+
+    def _next_name(self, listing: Iterator[ListedObject]) -> str | None:
+        with self._errors():
+            while True:
                 try:
-                    name = next(listing).key
+                    return next(listing).key
                 except UnicodeDecodeError:
                     continue
                 except StopIteration:
-                    break
-            yield name
-        self._check_listed(listing)
+                    return None
 
     def _check_listed(self, listing: Iterator[ListedObject]) -> None:
         """Raise OSError unless the listing came to its end: to the binding, a failure is an end too.
@@ -197,9 +206,8 @@ class Pool:
         time limit or finds something. What fails at once - a key without rights, a process on the blocklist, a pool
         that is gone - fails whatever is asked."""
         begun = time.monotonic()
-        with self._errors():
-            more = next(listing, None)
-        if more is not None or time.monotonic() - begun > self._op_timeout_ms / 2000:
+        more = self._next_name(listing)
+        if more is not None or time.monotonic() - begun > self._op_timeout_s / 2:
             raise rados_error(-errno.ETIMEDOUT)
         try:
             self.size_of(_PROBE)
@@ -240,23 +248,13 @@ class Pool:
                 ) from error
             raise
 
-    def _check(self, code: int) -> None:
-        """Raise what a negative return code means, as `_errors` does."""
-        if code < 0:
-            with self._errors():
-                raise rados_error(code)
-
-
-_PROBE = "nos_ec.probe"
-"""An object that need not exist; asked for to see whether this client may ask."""
-
 
 class _Read:
     """A read under way."""
 
     def __init__(self, ioctx: Ioctx, name: str, offset: int, length: int) -> None:
         self.length = length
-        self.found = b""
+        self._found = b""
         # To librados a length of 0 means the whole object.
         self._completion = ioctx.aio_read(name, length, offset, self._take) if length else None
 
@@ -264,15 +262,30 @@ class _Read:
         """Called in a thread of librados."""
         size = completion.get_return_value()
         if data is not None:
-            # Of a read of 0 bytes the binding hands over the whole buffer, which nobody has written to.
-            self.found = data[:size]
+            # Of a read of 0 bytes the binding hands over its whole buffer, which nobody has written to.
+            self._found = data[:size]
 
-    def finish(self) -> int:
-        """Wait for the end; the return code. Bounded by the time limit of operations."""
-        if self._completion is None:
-            return 0
-        self._completion.wait_for_complete_and_cb()
-        return self._completion.get_return_value()
+    def wait(self) -> None:
+        """Wait for the end; bounded by the time limit of operations."""
+        if self._completion is not None:
+            self._completion.wait_for_complete_and_cb()
+
+    def result(self) -> bytes:
+        """What was read, when it has ended. Raises OSError."""
+        self.wait()
+        if self._completion is not None:
+            _check(self._completion)
+        return self._found
+
+
+def _has_room(waiting: Collection[_Read], length: int) -> bool:
+    in_flight_bytes = sum(read.length for read in waiting)
+    return len(waiting) < READS_IN_FLIGHT_MAX and in_flight_bytes + length <= READ_BYTES_IN_FLIGHT_MAX
+
+
+def _check(completion: Completion) -> None:
+    if (code := completion.get_return_value()) < 0:
+        raise rados_error(code)
 
 
 # --- steps of a write -------------------------------------------------------------------------------------
