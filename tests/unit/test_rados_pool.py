@@ -1,0 +1,146 @@
+"""How a pool deals with what the Python binding of Ceph does wrong, without a cluster."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from nos_ec.adapters.rados import binding
+from nos_ec.adapters.rados.binding import Completion, Ioctx, ListedObject, Rados
+from nos_ec.adapters.rados.pool import READ_BYTES_IN_FLIGHT_MAX, READS_IN_FLIGHT_MAX, Pool
+
+OP_TIMEOUT_S = 1
+
+
+class BindingError(Exception):
+    """As `rados.Error`."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.errno = code
+
+
+class Listing:
+    """An object listing of the binding: `None` is an end, or a failure that looks like one."""
+
+    def __init__(self, steps: Sequence[str | float | None]) -> None:
+        self._steps = list(steps)
+
+    def __iter__(self) -> Iterator[ListedObject]:
+        return self
+
+    def __next__(self) -> ListedObject:
+        step = self._steps.pop(0) if self._steps else None
+        if isinstance(step, float):
+            time.sleep(step)
+        if not isinstance(step, str):
+            raise StopIteration
+        if step == "not text":
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+        return cast(ListedObject, SimpleNamespace(key=step))
+
+
+class FakeIoctx:
+    """A pool with one object, which has `size` bytes of 1; reads end when they are waited for."""
+
+    def __init__(self, size: int = 0) -> None:
+        self.size = size
+        self.steps: list[str | float | None] = []
+        self.stat_code = errno.ENOENT
+        self.read_code = 0
+        self.under_way: list[int] = []
+        self.ops_max = self.bytes_max = 0
+
+    def get_pool_id(self) -> int:
+        return 7
+
+    def list_objects(self) -> Listing:
+        return Listing(self.steps)
+
+    def stat(self, key: str) -> tuple[int, object]:
+        raise BindingError(self.stat_code)
+
+    def aio_read(self, name: str, length: int, offset: int, oncomplete: object) -> Completion:
+        self.under_way.append(length)
+        self.ops_max = max(self.ops_max, len(self.under_way))
+        self.bytes_max = max(self.bytes_max, sum(self.under_way))
+        code = self.read_code or max(0, min(length, self.size - offset))
+
+        def end() -> int:
+            self.under_way.remove(length)
+            # As the binding: cut to what was read, unless nothing was.
+            data = None if code < 0 else b"1" * code or b"x" * length
+            oncomplete(completion, data)  # type: ignore[operator]
+            return 0
+
+        completion = SimpleNamespace(wait_for_complete_and_cb=end, get_return_value=lambda: code)
+        return cast(Completion, completion)
+
+
+@pytest.fixture
+def ioctx(monkeypatch: pytest.MonkeyPatch) -> FakeIoctx:
+    monkeypatch.setattr(binding, "load", lambda: SimpleNamespace(Error=BindingError))
+    return FakeIoctx()
+
+
+@pytest.fixture
+def pool(ioctx: FakeIoctx) -> Pool:
+    rados = SimpleNamespace(pool_lookup=lambda name: 7)
+    return Pool(cast(Rados, rados), cast(Ioctx, ioctx), "blocks", "", OP_TIMEOUT_S)
+
+
+def test_a_listing_that_ends_is_whole(ioctx: FakeIoctx, pool: Pool) -> None:
+    ioctx.steps = ["a", "not text", "b"]
+    assert list(pool.names()) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [["a", None, "b"], ["a", None, "not text", "b"], [None, "a"], ["a", None, float(OP_TIMEOUT_S)]],
+    ids=["goes on", "goes on behind a foreign name", "at once", "times out again"],
+)
+def test_a_listing_that_failed_does_not_pass_for_a_short_one(
+    ioctx: FakeIoctx, pool: Pool, steps: list[str | float | None]
+) -> None:
+    ioctx.steps = steps
+    with pytest.raises(OSError) as failed:  # noqa: PT011
+        list(pool.names())
+    assert failed.value.errno == errno.ETIMEDOUT
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ESHUTDOWN])
+def test_nor_does_one_by_a_client_that_may_not_ask(ioctx: FakeIoctx, pool: Pool, code: int) -> None:
+    ioctx.stat_code = code
+    with pytest.raises(OSError) as failed:  # noqa: PT011
+        list(pool.names())
+    assert failed.value.errno == code
+
+
+def test_a_read_behind_the_end_gives_nothing_not_what_was_in_memory(ioctx: FakeIoctx, pool: Pool) -> None:
+    ioctx.size = 10
+    assert pool.read_many("a", [(0, 4), (8, 4), (10, 4), (99, 4), (0, 0)]) == [b"1111", b"11", b"", b"", b""]
+
+
+def test_reads_under_way_are_bounded(ioctx: FakeIoctx, pool: Pool) -> None:
+    ioctx.size = 100 * READS_IN_FLIGHT_MAX
+    extents = [(at, 100) for at in range(0, ioctx.size, 100)] * 3
+    assert b"".join(pool.read_many("a", extents)) == b"1" * ioctx.size * 3
+    assert ioctx.ops_max == READS_IN_FLIGHT_MAX
+    third = READ_BYTES_IN_FLIGHT_MAX // 3
+    ioctx.size = 2 * READ_BYTES_IN_FLIGHT_MAX
+    lengths = [third, third, third, third, 1, ioctx.size, third]
+    assert [len(part) for part in pool.read_many("a", [(0, length) for length in lengths])] == lengths
+    assert ioctx.bytes_max == ioctx.size, "a range longer than the limit is read alone"
+
+
+def test_nothing_is_under_way_after_a_read_that_failed(ioctx: FakeIoctx, pool: Pool) -> None:
+    ioctx.read_code = -errno.EIO
+    with pytest.raises(OSError) as failed:  # noqa: PT011
+        pool.read_many("a", [(at, 1) for at in range(10)])
+    assert failed.value.errno == errno.EIO
+    assert ioctx.under_way == []
