@@ -88,7 +88,7 @@ requirements: ## compile requirements/*.txt from pyproject.toml with uv (UPGRADE
 	$(COMPILE) --extra dev --output-file requirements/dev.txt pyproject.toml requirements/build.in
 
 reference: venv ## write docs/CONFIG.md and docs/METRICS.md from the code
-	$(BIN)/python -c 'import pathlib, nos_ec.settings as s; pathlib.Path("docs/CONFIG.md").write_text(s.reference())'
+	$(BIN)/python -c 'import pathlib, nos_ec.settings.reference as s; pathlib.Path("docs/CONFIG.md").write_text(s.reference())'
 	$(BIN)/python -c 'import pathlib, nos_ec.monitoring.metrics as m; pathlib.Path("docs/METRICS.md").write_text(m.reference())'
 
 clean: ## remove .venv and caches; your stores are left alone

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nos_ec.adapters.local.block_store import LocalBlockStore
@@ -27,7 +27,7 @@ from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
     from nos_ec.adapters.kafka.cluster import KafkaTopic
-    from nos_ec.adapters.rados.cluster import RadosOptions
+    from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,14 @@ def remove_objects(settings: Settings) -> None:
     with RadosCluster(_rados_options(settings)) as cluster:
         for pool in (ceph.blocks_pool, ceph.landing_pool):
             remove_namespace(cluster, pool, ceph.namespace)
+
+
+def admin_cluster(settings: Settings) -> RadosCluster:
+    """A connection as client.admin, to a cluster for development. Raises ConfigError, Transient."""
+    from nos_ec.adapters.rados.cluster import RadosCluster
+
+    keyring_file = settings.ceph.admin_keyring_file
+    return RadosCluster(replace(_rados_options(settings), user="client.admin", keyring_file=keyring_file))
 
 
 def _rados_options(settings: Settings) -> RadosOptions:

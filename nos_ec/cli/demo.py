@@ -16,7 +16,10 @@ from rich.table import Table
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import emit, err, out, progress, size_text
 from nos_ec.core.errors import Corrupt
-from nos_ec.demo import REPLICAS, Demo, DemoOptions, Report
+from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
+
+CONSUMERS = 3
+"""Processes that share the work where the message log lets them."""
 
 
 def register(app: typer.Typer) -> None:
@@ -37,6 +40,10 @@ def demo(
     root: Annotated[
         Path | None, typer.Option(help="Empty folder for the demo's store. Default: a temporary one.")
     ] = None,
+    consumers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Consumer processes. Default: 3 on Kafka, else 1, the demo's own process."),
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the store there afterwards.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -51,9 +58,13 @@ def demo(
             bar.update(tasks[step], completed=done, total=total)
 
         place = root or Path(tempfile.mkdtemp(prefix="nos-ec-demo-"))
-        options = DemoOptions(source, limit_bytes, limit_objects, delete_share, sample_objects, seed, place, keep)
+        count = consumers or (CONSUMERS if settings.log.backend == "kafka" else 1)
+        options = DemoOptions(
+            source, limit_bytes, limit_objects, delete_share, sample_objects, seed, place, keep, count
+        )
+        run = Demo(settings, options, perf_counter, tick)
         try:
-            report = Demo(settings, options, perf_counter, tick).run()
+            report = run.run()
         finally:
             if root is None and not keep:
                 shutil.rmtree(place, ignore_errors=True)
@@ -68,7 +79,7 @@ def demo(
     }
     emit(data, as_json, lambda: _print(report))
     if keep:
-        err.print(f"the store is kept in {place}: NOS_EC_STORE__ROOT={place} nos-ec status", markup=False)
+        err.print(f"the store is kept: nos-ec --config {run.config_file} status", markup=False)
     if report.verify.mismatches:
         raise Corrupt(f"{report.verify.mismatches} reads differ, first {report.verify.first_mismatch}")
 
@@ -95,7 +106,7 @@ def _print(report: Report) -> None:
     reads.add_row("small objects inside one chunk", _figure(figures["single_chunk_ratio"], ".2%"))
     reads.add_row("shard reads per small GET", f"[bold green]{_figure(small['shard_reads_mean'], '.3f')}[/]")
     reads.add_row("shard bytes per user byte, small GETs", _figure(small["shard_bytes_per_user_byte"], ".2f"))
-    reads.add_row(f"with shards {lost['shards']} lost", f"{lost['reads']} reads, {lost['degraded_reads']} decoded")
+    reads.add_row(*_lost_text(lost))
     reads.add_row("compared to the files", f"{verify.reads:,} reads, {size_text(verify.bytes)}")
     colour = "red" if verify.mismatches else "green"
     reads.add_row("mismatches", f"[bold {colour}]{verify.mismatches}[/]")
@@ -113,6 +124,14 @@ def _print(report: Report) -> None:
     )
     out.print(collection)
     out.print("Seconds: " + ", ".join(f"{step} {seconds:.1f}" for step, seconds in report.seconds.items()))
+
+
+def _lost_text(lost: dict[str, Any] | None) -> tuple[str, str]:
+    if lost is None:
+        return "with OSDs down", "not tried: ceph.admin_keyring_file is not set"
+    if lost["degraded_reads"] is None:
+        return f"with OSDs {lost['shards']} down", f"{lost['reads']} reads"
+    return f"with shards {lost['shards']} lost", f"{lost['reads']} reads, {lost['degraded_reads']} decoded"
 
 
 def _figure(value: float | None, form: str) -> str:

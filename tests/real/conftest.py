@@ -158,6 +158,34 @@ def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
 
 
 @pytest.fixture
+def stack_config(tmp_path: Path, ceph: CephCluster, kafka: Server, mysql_url: str) -> Path:
+    """A configuration on all three servers. Its store is not initialised: take a scratch one, or say so in `namespace`,
+    `topic` and database."""
+    client = ceph.options("consumer")
+    path = tmp_path / "nos-ec.toml"
+    path.write_text(
+        f"""
+[store]
+backend = "ceph"
+metadata_url = "{mysql_url}"
+[ceph]
+conf_file = "{client.conf_file}"
+user = "{client.user}"
+keyring_file = "{client.keyring_file}"
+admin_keyring_file = "{ceph.folder / "admin.keyring"}"
+[log]
+backend = "kafka"
+session_ms = 6000
+[kafka]
+servers = "{kafka.url}"
+replication = 1
+in_sync_min = 1
+"""
+    )
+    return path
+
+
+@pytest.fixture
 def xfail_unless_pages_are_read(ceph: CephCluster, request: pytest.FixtureRequest) -> None:
     """For a test of what reads cost: the gap of an older Ceph, which must show, is an expected failure."""
     if not ceph.reads_pages():

@@ -8,7 +8,8 @@ import pytest
 
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry
-from nos_ec.settings import Settings, check_settings, load_settings, reference
+from nos_ec.settings import Settings, check_settings, load_settings, without_settings, write_settings
+from nos_ec.settings.reference import reference
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -213,3 +214,27 @@ def test_secrets_of_kafka_are_never_shown(file: Path) -> None:
     file.write_text('[kafka.options]\n"sasl.password" = "hunter2"\n')
     (problem,) = check_settings(file, {})
     assert problem == "kafka.options: sasl.password is a secret and would be shown; move it to kafka.secrets"
+
+
+def test_written_settings_read_back(file: Path) -> None:
+    env = {
+        "NOS_EC_STORE__ROOT": '/srv/a "quoted" \\ place é',
+        "NOS_EC_STORE__METADATA_URL": "mysql+pymysql://u:p%40ss@db/x",
+        "NOS_EC_CONSUMER__LANES": "3",
+        "NOS_EC_GC__HOLE_RATIO_MIN": "0.5",
+        "NOS_EC_API__ANONYMOUS": "true",
+        "NOS_EC_CEPH__NAMESPACE": "n",
+        "NOS_EC_KAFKA__OPTIONS": '{"security.protocol": "SSL", "linger.ms": 5, "debug.on": true}',
+        "NOS_EC_KAFKA__SECRETS": '{"sasl.password": "x"}',
+    }
+    settings = load_settings(None, env)
+    write_settings(settings, file)
+    assert load_settings(file, {}) == settings
+    assert file.stat().st_mode & 0o077 == 0
+    write_settings(Settings(), file)
+    assert load_settings(file, {}) == Settings()
+
+
+def test_the_environment_without_settings() -> None:
+    env = {"PATH": "/bin", "NOS_EC_STORE__ROOT": "x", "NOS_EC_KILL_AT": "a", "NOS_EC_CONFIG": "c"}
+    assert without_settings(env) == {"PATH": "/bin", "NOS_EC_KILL_AT": "a", "NOS_EC_CONFIG": "c"}

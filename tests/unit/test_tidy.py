@@ -29,12 +29,13 @@ MAY_ASK_THE_WORLD = {
     "nos_ec/testing/": "fakes and suites for tests",
     "nos_ec/wiring.py": "makes the ids and names that everybody else is given",
     "nos_ec/cli/": "the process itself: its environment, its waiting",
-    "nos_ec/demo.py": "a command",
+    "nos_ec/demo/": "a command",
+    "nos_ec/scratch.py": "makes names that nobody used before",
     "nos_ec/core/killpoints.py": "reads one variable at import, to die in a crash test",
 }
 MAY_PRINT = {
     "nos_ec/cli/": "talks to people",
-    "nos_ec/demo.py": "talks to people",
+    "nos_ec/demo/": "talks to people",
 }
 
 MEANINGLESS_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}

@@ -1,41 +1,20 @@
-"""Settings: one TOML file, and environment variables over it.
-
-A key `lanes` of the section `[consumer]` is `NOS_EC_CONSUMER__LANES` in the environment. A wrong key or value is
-never skipped and never guessed: all of them are reported at once, each with the place it was written at.
-docs/CONFIG.md is made from this module by `reference`.
-"""
+"""The sections: every setting with its default, its bounds and its meaning."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic.fields import FieldInfo
 
-from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry
 
-ENV_PREFIX = "NOS_EC_"
-ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_KILL_AT"})
-"""Variables with our prefix that are no settings: which file to read, and where a crash test kills the process."""
-ENV_DEV_PREFIX = "NOS_EC_DEV_"
-"""Begins what the development scripts in deploy/ are told."""
-
-_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 _SIZE_PATTERN = re.compile(r"\s*(\d{1,18})\s*([A-Za-z]*)\s*")
 
@@ -47,14 +26,14 @@ def _number(value: object) -> object:
     return value
 
 
-def _size(value: object) -> object:
+def size_of(value: object) -> object:
     """Bytes: a number, or a string such as "512MiB"."""
     if not isinstance(value, str):
         return _number(value)
     match = _SIZE_PATTERN.fullmatch(value)
-    if match is None or match[2] not in _UNITS:
+    if match is None or match[2] not in UNITS:
         raise ValueError("no size")
-    return int(match[1]) * _UNITS[match[2]]
+    return int(match[1]) * UNITS[match[2]]
 
 
 def _path(value: object) -> object:
@@ -93,7 +72,7 @@ def _flattened(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, obj
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Count = Annotated[int, BeforeValidator(_number)]
 Ratio = Annotated[float, BeforeValidator(_number)]
-Size = Annotated[int, BeforeValidator(_size)]
+Size = Annotated[int, BeforeValidator(size_of)]
 
 
 class _Section(BaseModel):
@@ -145,6 +124,12 @@ class CephSettings(_Section):
         title="a path",
         description="Holds the user's key. Left out, Ceph looks where ceph.conf or its own defaults say. A relative"
         " path in a file starts at the file's folder.",
+    )
+    admin_keyring_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
+        default=None,
+        title="a path",
+        description="Keyring of client.admin, on a cluster for development only: `nos-ec demo` marks OSDs down with it"
+        " to show that reads go on, `nos-ec bench` reads the OSDs' counters. No daemon uses it.",
     )
     blocks_pool: str = Field(
         default="nos-ec-blocks", min_length=1, max_length=200, description="Erasure-coded pool of the blocks."
@@ -523,221 +508,9 @@ class Settings(_Section):
     logging: LoggingSettings = LoggingSettings()
 
 
-def load_settings(path: Path | None, env: Mapping[str, str]) -> Settings:
-    """The settings of the file (None: none) with those of the environment over it.
-
-    Raises ConfigError whose message has one line for every problem: its place, the value, what is allowed.
-    """
-    settings, problems = _load(path, env)
-    if settings is None or problems:
-        raise ConfigError("\n".join(problems))
-    return settings
-
-
-def check_settings(path: Path | None, env: Mapping[str, str]) -> list[str]:
-    """What `load_settings` would complain about, a line each. Empty: all is well."""
-    return _load(path, env)[1]
-
-
-def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, list[str]]:
-    problems: list[str] = []
-    given: dict[str, dict[str, Any]] = {}
-    places: dict[tuple[str, str], str] = {}
-    for place, section, key, value in (*_from_file(path, problems), *_from_env(env, problems)):
-        given.setdefault(section, {})[key] = value
-        places[section, key] = place
-    try:
-        settings = Settings.model_validate(given)
-    except ValidationError as error:
-        return None, problems + [_describe(details, places) for details in error.errors()]
-    return settings, problems + list(_cross_check(settings))
-
-
-# --- sources: each yields (place, section, key, value) for the keys that exist, and reports the others -------------
-_PATHS = {("store", "root"), ("ceph", "conf_file"), ("ceph", "keyring_file"), ("api", "token_file")}
-"""Settings that are paths: a relative one in a file starts at the file's folder."""
-
-_Given = Iterator[tuple[str, str, str, Any]]
-
-
-def _from_file(path: Path | None, problems: list[str]) -> _Given:
-    if path is None:
-        return
-    for section, table in _parse(path, problems).items():
-        if section not in Settings.model_fields:
-            problems.append(f"{path}: [{section}]: no such section{_hint(section, list(Settings.model_fields))}")
-        elif not isinstance(table, dict):
-            problems.append(
-                f"{path}: {section} = {table!r}: {section} is a section; write [{section}] and its keys below"
-            )
-        else:
-            for key, value in table.items():
-                if key not in _fields(section):
-                    problems.append(f"{path}: {section}.{key}: no such setting{_hint(f'{section}.{key}', _all_keys())}")
-                elif (section, key) in _PATHS and isinstance(value, str) and value:
-                    yield f"{path}: {section}.{key}", section, key, path.absolute().parent / Path(value).expanduser()
-                else:
-                    yield f"{path}: {section}.{key}", section, key, value
-
-
-def _parse(path: Path, problems: list[str]) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_bytes().decode())
-    except FileNotFoundError:
-        problems.append(f"{path}: there is no such file; create it, or name another one")
-    except OSError as error:
-        problems.append(f"{path}: cannot be read ({error.strerror}); check its permissions")
-    except UnicodeDecodeError as error:
-        problems.append(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8")
-    except tomllib.TOMLDecodeError as error:
-        problems.append(f"{path}: not valid TOML: {error}")
-    return {}
-
-
-def _from_env(env: Mapping[str, str], problems: list[str]) -> _Given:
-    known = {_variable(*name.split(".")): name.split(".") for name in _all_keys()}
-    for variable in sorted(env):
-        if not variable.startswith(ENV_PREFIX) or variable in ENV_OTHERS or variable.startswith(ENV_DEV_PREFIX):
-            continue
-        if variable not in known:
-            problems.append(f"environment variable {variable}: no such setting{_hint(variable, list(known))}")
-        else:
-            section, key = known[variable]
-            yield f"environment variable {variable}", section, key, env[variable]
-
-
-def _variable(section: str, key: str) -> str:
-    return f"{ENV_PREFIX}{section}__{key}".upper()
-
-
-def _fields(section: str) -> dict[str, FieldInfo]:
+def fields_of(section: str) -> dict[str, FieldInfo]:
+    """The settings of one section, by key."""
     model = Settings.model_fields[section].annotation
     assert isinstance(model, type)
-    assert issubclass(model, _Section)
+    assert issubclass(model, BaseModel)
     return model.model_fields
-
-
-def _all_keys() -> list[str]:
-    return [f"{section}.{key}" for section in Settings.model_fields for key in _fields(section)]
-
-
-def _hint(wrong: str, known: list[str]) -> str:
-    """The right name, when the wrong one is nearly it or stands in the wrong section."""
-    key = wrong.rpartition(".")[2]
-    near = [name for name in known if "." in name and name.endswith(f".{key}")]
-    near = near or difflib.get_close_matches(wrong, known, n=1, cutoff=0.7)
-    if near:
-        return f"; did you mean {' or '.join(near)}?"
-    return "; remove it, or see docs/CONFIG.md for what there is"
-
-
-# --- messages ------------------------------------------------------------------------------------------------------
-def _describe(details: Mapping[str, Any], places: Mapping[tuple[str, str], str]) -> str:
-    section, key = details["loc"][:2]
-    place = places[section, key]
-    field = _fields(section)[key]
-    if field.annotation in (SecretStr | None, dict[str, SecretStr]):
-        return f"{place}: not allowed (the value is not shown, it is a secret or holds one); use {_allowed(field)}"
-    return f"{place}: {details['input']!r} is not allowed; use {_allowed(field)}"
-
-
-def _cross_check(settings: Settings) -> Iterator[str]:
-    """What each field alone cannot see."""
-    try:
-        geometry = settings.geometry.value()
-    except ConfigError as error:
-        yield str(error)
-        return
-    yield from _backends(settings)
-    consumer = settings.consumer
-    if consumer.merge_list_bytes_max < geometry.group_size_max:
-        yield (
-            f"consumer.merge_list_bytes_max: {consumer.merge_list_bytes_max} is less than a stripe group; use at least"
-            f" {geometry.group_size_max}"
-        )
-    if settings.producer.republish_ms <= consumer.linger_ms:
-        yield (
-            f"producer.republish_ms: {settings.producer.republish_ms} is not more than consumer.linger_ms, so objects"
-            f" that merely wait are published again and again; use more than {consumer.linger_ms}"
-        )
-
-
-def _backends(settings: Settings) -> Iterator[str]:
-    """What a backend needs, and what is set that would do nothing."""
-    kafka = settings.kafka
-    if settings.store.backend == "ceph" and settings.ceph.conf_file is None:
-        yield 'ceph.conf_file: store.backend is "ceph", which needs it; set it to the path of the cluster\'s ceph.conf'
-    if settings.log.backend == "kafka" and not kafka.servers:
-        yield 'kafka.servers: log.backend is "kafka", which needs it; set it to host:port of one or more brokers'
-    if kafka.in_sync_min > kafka.replication:
-        yield f"kafka.in_sync_min: {kafka.in_sync_min} is more than kafka.replication; use at most {kafka.replication}"
-    if kafka.poll_interval_ms_max < settings.log.session_ms:
-        yield (
-            f"kafka.poll_interval_ms_max: {kafka.poll_interval_ms_max} is less than log.session_ms; use at least"
-            f" {settings.log.session_ms}"
-        )
-    for key in sorted(kafka.options):
-        if "password" in key or "secret" in key:
-            yield f"kafka.options: {key} is a secret and would be shown; move it to kafka.secrets"
-    for key in sorted(kafka.options.keys() & kafka.secrets.keys()):
-        yield f"kafka.secrets: {key} is in kafka.options too; remove it from one of them"
-
-
-def _allowed(field: FieldInfo) -> str:
-    """What a field takes, in words."""
-    if field.title:
-        return field.title
-    choices = get_args(field.annotation)
-    if field.annotation is Path:
-        return "a path"
-    if field.annotation is bool:
-        return "true or false"
-    if choices:
-        return " or ".join(f'"{choice}"' for choice in choices)
-    if field.annotation is str:
-        return "a string of 1 to 200 characters"
-    low = next((f"{m.ge}" for m in field.metadata if hasattr(m, "ge")), "more than 0")
-    high = next(m.le for m in field.metadata if hasattr(m, "le"))
-    kind = "a number" if field.annotation is float else "a whole number"
-    if any(isinstance(m, BeforeValidator) and m.func is _size for m in field.metadata):
-        return f'a size from {_shown_size(int(low))} to {_shown_size(int(high))}: bytes, or such as "512MiB"'
-    return f"{kind}, {low} to {high}"
-
-
-def _shown_size(size_bytes: int) -> str:
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if size_bytes and size_bytes % _UNITS[unit] == 0:
-            return f"{size_bytes // _UNITS[unit]}{unit}"
-    return str(size_bytes)
-
-
-def _shown_default(field: FieldInfo) -> str:
-    default = field.get_default(call_default_factory=True)
-    if default is None or default in ("", {}):
-        return "none"
-    if isinstance(default, bool):
-        return f"`{str(default).lower()}`"
-    if any(isinstance(m, BeforeValidator) and m.func is _size for m in field.metadata):
-        return f'`"{_shown_size(default)}"`'
-    return f'`"{default}"`' if isinstance(default, str | Path) else f"`{default}`"
-
-
-def reference() -> str:
-    """docs/CONFIG.md: every section and key with its variable, default, allowed values and meaning."""
-    lines = [
-        "# Configuration",
-        "",
-        "<!-- Made from nos_ec/settings.py by `make reference`; change it there. -->",
-        "",
-        "One TOML file (`nos-ec --config FILE`), and environment variables over it: the key `lanes` of the section",
-        "`[consumer]` is `NOS_EC_CONSUMER__LANES`. Everything has a default. `nos-ec config check` reports every wrong",
-        "key and value at once, each with its place. Times are in milliseconds; sizes are bytes, or strings such as",
-        '`"512MiB"` (units B, KiB, MiB, GiB, TiB).',
-    ]
-    for section, info in Settings.model_fields.items():
-        assert isinstance(info.annotation, type)
-        lines += ["", f"## [{section}]", "", str(info.annotation.__doc__), ""]
-        lines += ["| key | default | allowed | meaning |", "|---|---|---|---|"]
-        for key, field in _fields(section).items():
-            lines.append(f"| `{key}` | {_shown_default(field)} | {_allowed(field)} | {field.description} |")
-    return "\n".join(lines) + "\n"

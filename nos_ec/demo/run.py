@@ -1,7 +1,9 @@
-"""The whole main job on a real folder, measured: what `nos-ec demo` runs.
+"""The steps of the demo, and what is measured at each.
 
 PUT every file -> producer and consumer until drained -> read everything back from the stripes -> delete a share ->
 GC -> read every survivor -> lose shards -> read a sample. All bytes are compared to the files.
+
+The store is one of its own (nos_ec/scratch.py), so the demo never meets the data of the configured one.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import hashlib
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nos_consumer.assemble import drain
+from nos_consumer.service import ConsumerCounters
 from nos_ec.core.bounds import utilisation_max
 from nos_ec.core.errors import InvalidInput, NosError, NoSpace
 from nos_ec.core.header import name_record_size
@@ -24,13 +28,16 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.merge_list import merge_list
 from nos_ec.core.plan import Candidate
+from nos_ec.demo.losses import shards_lost
+from nos_ec.demo.packing import pack_in_processes
 from nos_ec.engine.collector import CollectionResult
 from nos_ec.engine.store import DELETE_BATCH_OBJECTS, Store
 from nos_ec.engine.tree import load_tree
 from nos_ec.ports.block_store import ReadCounters
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.settings import Settings
-from nos_ec.wiring import System, initialise, open_system
+from nos_ec.scratch import scratch_store
+from nos_ec.settings import Settings, write_settings
+from nos_ec.wiring import System, open_system
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 
@@ -42,6 +49,9 @@ PUBLISHED_LINGER_WINDOWS = 2
 
 PAGE_ROWS = 1000
 
+RAW_REST_S, RAW_WAIT_S_MAX = 8, 60
+"""Figures of a Ceph pool count when they have not changed for so long; the wait is bounded."""
+
 REPLICAS = 3
 """What the pool this saves space against keeps of every byte."""
 
@@ -50,7 +60,8 @@ REPLICAS = 3
 class DemoOptions:
     """source: folder to read; its first path component below is the bucket. limit_*: cap on what is taken.
     delete_share: share of the objects deleted before GC. sample_objects: objects read with lost shards.
-    root: where the store is made (and removed again unless keep)."""
+    root: folder of what is embedded and of the store's configuration. keep: leave the store there afterwards.
+    consumers: processes that pack at the same time; 1 is this process itself."""
 
     source: Path
     limit_bytes: int
@@ -60,6 +71,7 @@ class DemoOptions:
     seed: int
     root: Path
     keep: bool
+    consumers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +119,8 @@ class Demo:
         self._timer = timer
         self._tick = tick
         self._rng = random.Random(options.seed)
-        self._settings = _demo_settings(settings, options.root)
+        self._raw_before = 0
+        self._settings = _demo_settings(settings)
         self.report = Report(source=str(options.source))
 
     def run(self) -> Report:
@@ -115,17 +128,26 @@ class Demo:
         with self._step("scan"):
             files = self._scan()
         self._check_space(sum(file.size for file in files))
-        initialise(self._settings)
+        options = self._options
         try:
-            with open_system(self._settings) as system:
-                self._run(system, files)
+            with scratch_store(self._settings, options.root, "demo", keep=options.keep) as settings:
+                self._settings = settings
+                write_settings(settings, self.config_file)
+                with open_system(settings) as system:
+                    self._run(system, files)
         finally:
-            if not self._options.keep:
-                shutil.rmtree(self._options.root, ignore_errors=True)
+            if not options.keep:
+                shutil.rmtree(options.root, ignore_errors=True)
         return self.report
+
+    @property
+    def config_file(self) -> Path:
+        """The configuration of the demo's store, for its consumer processes and for whoever keeps it."""
+        return self._options.root / "nos-ec.toml"
 
     def _run(self, system: System, files: list[SourceFile]) -> None:
         store = system.store()
+        self._raw_before = self._raw_bytes(system)
         with self._step("put"):
             self._put(system, store, files)
         with self._step("pack"):
@@ -171,6 +193,8 @@ class Demo:
         if root.exists() and any(root.iterdir()):
             raise InvalidInput(f"{root} is not empty; the demo makes a store of its own: give another --root")
         root.mkdir(parents=True, exist_ok=True)
+        if self._settings.store.backend != "local":
+            return
         free = shutil.disk_usage(root).free
         if free < size * SPACE_FACTOR:
             raise NoSpace(
@@ -192,11 +216,23 @@ class Demo:
     def _pack(self, system: System) -> None:
         with producer_service(system) as producer:
             published = producer.drain()
-        # With a grace of zero the landing copies go at once: every reading from here on is from packed stripes.
-        counters = drain(system, lambda counters: self._tick("pack", counters.packed, published))
+        counters = self._consume(system, published)
         self.report.figures["published"] = published
         self.report.figures["consumer"] = asdict(counters)
+        self.report.figures["consumer_processes"] = self._options.consumers
         self.report.figures["landing_copies_left"] = system.metadata.totals().landing_deletions
+
+    def _consume(self, system: System, published: int) -> ConsumerCounters:
+        """With a grace of zero the landing copies go at once: every reading after this is from packed stripes."""
+        if self._options.consumers == 1:
+            return drain(system, lambda counters: self._tick("pack", counters.packed, published))
+
+        def watch() -> None:
+            self._tick("pack", system.metadata.totals().packed_objects, published)
+
+        counters = pack_in_processes(self.config_file, self._options.consumers, watch)
+        system.housekeeping().run_once()
+        return counters
 
     def _read_all(self, system: System, store: Store, files: Sequence[SourceFile]) -> None:
         """Small objects first, so that their shard reads can be told apart."""
@@ -226,7 +262,7 @@ class Demo:
 
     def _collect(self, system: System) -> None:
         before = system.metadata.totals()
-        raw_before = system.blocks.raw_bytes()
+        raw_before = self._raw_bytes(system)
         result = gc_service(system).run_once()
         after = system.metadata.totals()
         self.report.figures["gc"] = {
@@ -234,23 +270,22 @@ class Demo:
             "stripes_before": before.stripes,
             "stripes_after": after.stripes,
             "raw_bytes_before": raw_before,
-            "raw_bytes_after": system.blocks.raw_bytes(),
+            "raw_bytes_after": self._raw_bytes(system),
             "utilisation_before": _ratio(before.live_bytes, before.stripes * system.geometry.stripe_size),
             "utilisation_after": _ratio(after.live_bytes, after.stripes * system.geometry.stripe_size),
         }
 
     def _read_degraded(self, system: System, store: Store, survivors: Sequence[SourceFile]) -> None:
-        shards = sorted(self._rng.sample(range(system.geometry.k + system.geometry.m), system.geometry.m))
-        folders = [self._settings.store.root / "blocks" / f"shard-{shard:02}" for shard in shards]
-        for folder in folders:
-            folder.rename(_lost(folder))
         sample = self._rng.sample(list(survivors), min(self._options.sample_objects, len(survivors)))
-        before = system.blocks.counters()
-        self._verify("read with lost shards", store, sample)
-        degraded = system.blocks.counters().degraded_reads - before.degraded_reads
-        for folder in folders:
-            _lost(folder).rename(folder)
-        self.report.figures["lost_shards"] = {"shards": shards, "reads": len(sample), "degraded_reads": degraded}
+        with shards_lost(self._settings, self._rng) as shards:
+            if shards is None:
+                self.report.figures["lost_shards"] = None
+                return
+            before = system.blocks.counters()
+            self._verify("read with lost shards", store, sample)
+            degraded = system.blocks.counters().degraded_reads - before.degraded_reads
+        told = degraded if self._settings.store.backend == "local" else None
+        self.report.figures["lost_shards"] = {"shards": shards, "reads": len(sample), "degraded_reads": told}
 
     # --- measuring --------------------------------------------------------------------------------
     def _measure_packing(self, system: System, rows: Sequence[ObjectRow]) -> None:
@@ -262,7 +297,7 @@ class Demo:
         packed_bytes = sum(row.size for row in packed)
         small = [row for row in packed if row.size <= geometry.chunk_size]
         in_one = [row for row in small if row.extent and geometry.chunks_touched(row.extent.offset, row.size) == 1]
-        raw_bytes = system.blocks.raw_bytes() + system.landing.raw_bytes()
+        raw_bytes = self._raw_bytes(system)
         user_bytes = sum(row.size for row in rows)
         records = [(row.size, name_record_size(row.key.bucket, row.key.name)) for row in packed]
         self.report.figures.update(
@@ -280,6 +315,20 @@ class Demo:
             bound=round(utilisation_max([row.size for row in packed], geometry), 6),
             utilisation_nos_policy=self._published_utilisation(records),
         )
+
+    def _raw_bytes(self, system: System) -> int:
+        """Bytes allocated for blocks and landing copies together. Of Ceph's pools what was there before is taken off,
+        and the figures must have come to rest: OSDs report every few seconds, and delete behind the scenes."""
+        raw_bytes = system.blocks.raw_bytes() + system.landing.raw_bytes()
+        if self._settings.store.backend != "local":
+            since_s = self._timer()
+            deadline_s = since_s + RAW_WAIT_S_MAX
+            while self._timer() < min(deadline_s, since_s + RAW_REST_S):
+                time.sleep(1)
+                found = system.blocks.raw_bytes() + system.landing.raw_bytes()
+                if found != raw_bytes:
+                    raw_bytes, since_s = found, self._timer()
+        return raw_bytes - self._raw_before
 
     def _published_utilisation(self, records: Sequence[tuple[int, int]]) -> float | None:
         """What the published policy makes of the very same objects, names and last stripes included."""
@@ -314,15 +363,10 @@ class Demo:
         self.report.seconds[name] = round(self._timer() - start, 3)
 
 
-def _lost(folder: Path) -> Path:
-    return folder.with_name(folder.name + ".lost")
-
-
-def _demo_settings(settings: Settings, root: Path) -> Settings:
-    """The settings in force, on a store of the demo's own, with graces of zero so that one run shows everything."""
+def _demo_settings(settings: Settings) -> Settings:
+    """The settings in force, with graces of zero so that one run shows everything."""
     return settings.model_copy(
         update={
-            "store": settings.store.model_copy(update={"root": root, "metadata_url": None}),
             "put": settings.put.model_copy(update={"min_age_ms": 0}),
             "reaper": settings.reaper.model_copy(update={"landing_grace_ms": 0}),
             "gc": settings.gc.model_copy(update={"block_grace_ms": 0}),

@@ -1,0 +1,167 @@
+"""Reading settings from one TOML file and the environment, and writing them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr, ValidationError
+
+from nos_ec.core.errors import ConfigError
+from nos_ec.settings.checks import cross_check
+from nos_ec.settings.reference import allowed
+from nos_ec.settings.sections import Settings, fields_of
+
+ENV_PREFIX = "NOS_EC_"
+ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_KILL_AT"})
+"""Variables with our prefix that are no settings: which file to read, and where a crash test kills the process."""
+ENV_DEV_PREFIX = "NOS_EC_DEV_"
+"""Begins what the development scripts in deploy/ are told."""
+
+
+def load_settings(path: Path | None, env: Mapping[str, str]) -> Settings:
+    """The settings of the file (None: none) with those of the environment over it.
+
+    Raises ConfigError whose message has one line for every problem: its place, the value, what is allowed.
+    """
+    settings, problems = _load(path, env)
+    if settings is None or problems:
+        raise ConfigError("\n".join(problems))
+    return settings
+
+
+def check_settings(path: Path | None, env: Mapping[str, str]) -> list[str]:
+    """What `load_settings` would complain about, a line each. Empty: all is well."""
+    return _load(path, env)[1]
+
+
+def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, list[str]]:
+    problems: list[str] = []
+    given: dict[str, dict[str, Any]] = {}
+    places: dict[tuple[str, str], str] = {}
+    for place, section, key, value in (*_from_file(path, problems), *_from_env(env, problems)):
+        given.setdefault(section, {})[key] = value
+        places[section, key] = place
+    try:
+        settings = Settings.model_validate(given)
+    except ValidationError as error:
+        return None, problems + [_describe(details, places) for details in error.errors()]
+    return settings, problems + list(cross_check(settings))
+
+
+def write_settings(settings: Settings, path: Path) -> None:
+    """Write a file that `load_settings` reads back as these settings, secrets included: only its owner may read it."""
+    lines: list[str] = []
+    for section in Settings.model_fields:
+        values = getattr(settings, section)
+        lines.append(f"[{section}]")
+        for key, field in fields_of(section).items():
+            if (value := getattr(values, key)) != field.get_default(call_default_factory=True):
+                lines.append(f"{key} = {_toml(value)}")
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def _toml(value: object) -> str:
+    """A value as TOML: strings escaped as in JSON are TOML's basic strings."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, SecretStr):
+        return json.dumps(value.get_secret_value())
+    return json.dumps(value if isinstance(value, bool | int | float) else str(value))
+
+
+def without_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variables that are settings."""
+    return {name: value for name, value in env.items() if name in ENV_OTHERS or not name.startswith(ENV_PREFIX)}
+
+
+# --- sources: each yields (place, section, key, value) for the keys that exist, and reports the others -------------
+_PATHS = {
+    ("store", "root"),
+    ("ceph", "conf_file"),
+    ("ceph", "keyring_file"),
+    ("ceph", "admin_keyring_file"),
+    ("api", "token_file"),
+}
+"""Settings that are paths: a relative one in a file starts at the file's folder."""
+
+_Given = Iterator[tuple[str, str, str, Any]]
+
+
+def _from_file(path: Path | None, problems: list[str]) -> _Given:
+    if path is None:
+        return
+    for section, table in _parse(path, problems).items():
+        if section not in Settings.model_fields:
+            problems.append(f"{path}: [{section}]: no such section{_hint(section, list(Settings.model_fields))}")
+        elif not isinstance(table, dict):
+            problems.append(
+                f"{path}: {section} = {table!r}: {section} is a section; write [{section}] and its keys below"
+            )
+        else:
+            for key, value in table.items():
+                if key not in fields_of(section):
+                    problems.append(f"{path}: {section}.{key}: no such setting{_hint(f'{section}.{key}', _all_keys())}")
+                elif (section, key) in _PATHS and isinstance(value, str) and value:
+                    yield f"{path}: {section}.{key}", section, key, path.absolute().parent / Path(value).expanduser()
+                else:
+                    yield f"{path}: {section}.{key}", section, key, value
+
+
+def _parse(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except FileNotFoundError:
+        problems.append(f"{path}: there is no such file; create it, or name another one")
+    except OSError as error:
+        problems.append(f"{path}: cannot be read ({error.strerror}); check its permissions")
+    except UnicodeDecodeError as error:
+        problems.append(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8")
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"{path}: not valid TOML: {error}")
+    return {}
+
+
+def _from_env(env: Mapping[str, str], problems: list[str]) -> _Given:
+    known = {_variable(*name.split(".")): name.split(".") for name in _all_keys()}
+    for variable in sorted(env):
+        if not variable.startswith(ENV_PREFIX) or variable in ENV_OTHERS or variable.startswith(ENV_DEV_PREFIX):
+            continue
+        if variable not in known:
+            problems.append(f"environment variable {variable}: no such setting{_hint(variable, list(known))}")
+        else:
+            section, key = known[variable]
+            yield f"environment variable {variable}", section, key, env[variable]
+
+
+def _variable(section: str, key: str) -> str:
+    return f"{ENV_PREFIX}{section}__{key}".upper()
+
+
+def _all_keys() -> list[str]:
+    return [f"{section}.{key}" for section in Settings.model_fields for key in fields_of(section)]
+
+
+def _hint(wrong: str, known: list[str]) -> str:
+    """The right name, when the wrong one is nearly it or stands in the wrong section."""
+    key = wrong.rpartition(".")[2]
+    near = [name for name in known if "." in name and name.endswith(f".{key}")]
+    near = near or difflib.get_close_matches(wrong, known, n=1, cutoff=0.7)
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return "; remove it, or see docs/CONFIG.md for what there is"
+
+
+def _describe(details: Mapping[str, Any], places: Mapping[tuple[str, str], str]) -> str:
+    section, key = details["loc"][:2]
+    place = places[section, key]
+    field = fields_of(section)[key]
+    if field.annotation in (SecretStr | None, dict[str, SecretStr]):
+        return f"{place}: not allowed (the value is not shown, it is a secret or holds one); use {allowed(field)}"
+    return f"{place}: {details['input']!r} is not allowed; use {allowed(field)}"
