@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +19,7 @@ from nos_ec.adapters.rados.block_store import RadosBlockStore
 from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
 from nos_ec.adapters.rados.known_ends import END
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
+from nos_ec.adapters.rados.pool import Pool
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, Transient
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId, LandingId
@@ -231,6 +234,56 @@ def test_an_append_that_timed_out_never_lands_behind_the_seal(
     for handle in (store, impatient):
         with pytest.raises(Conflict, match="sealed"):
             handle.append(block_id, sealed, stripes(3))
+
+
+def test_a_writer_looks_nothing_up_between_its_appends(
+    monkeypatch: pytest.MonkeyPatch, namespace: str, ceph: CephCluster, store: OwnBlockStore
+) -> None:
+    looked_up: list[str] = []
+    look_up = Pool.xattrs
+
+    def counting(pool: Pool, name: str) -> tuple[dict[str, bytes], int]:
+        looked_up.append(name)
+        return look_up(pool, name)
+
+    monkeypatch.setattr(Pool, "xattrs", counting)
+    block_id = new_block(store, stripes(1), stripes(2, 2), stripes(3))
+    assert looked_up == []
+    other = OwnBlockStore(ceph, namespace, GEOMETRY)
+    other.append(block_id, 4, stripes(4))
+    assert len(looked_up) == 1
+    other.append(block_id, 5, stripes(5))
+    assert len(looked_up) == 1
+    other.close()
+    with pytest.raises(Conflict, match="another writer"):
+        store.append(block_id, 4, stripes(6))
+    assert store.read(block_id, 4 * STRIPE, 2 * STRIPE) == stripes(4) + stripes(5)
+    assert store.seal(block_id) == 6
+
+
+def test_a_process_on_the_blocklist_can_do_nothing_and_sees_no_short_list(ceph: CephCluster, namespace: str) -> None:
+    with RadosCluster(ceph.options("consumer")) as cluster:
+        store = RadosBlockStore(cluster, POOL_BLOCKS, GEOMETRY, namespace)
+        block_id = new_block(store, stripes(1))
+        addresses = re.findall(r"[\d.]+:\d+/\d+", cast(Any, cluster)._rados.get_addrs())
+        assert addresses
+        for address in addresses:
+            ceph.admin.command("osd blocklist", blocklistop="add", addr=address)
+        try:
+            with pytest.raises(Transient, match="restart the process"):
+                read_until(store, block_id, time.monotonic() + 30)
+            for act in (
+                lambda: list(store.list_blocks()),
+                lambda: store.append(block_id, 1, stripes(2)),
+                lambda: store.seal(block_id),
+                lambda: store.create(BlockId(os.urandom(16))),
+            ):
+                with pytest.raises(Transient, match="restart the process"):
+                    act()
+        finally:
+            for address in addresses:
+                ceph.admin.command("osd blocklist", blocklistop="rm", addr=address)
+        store.close()
 
 
 # --- pools and keys that do not fit -----------------------------------------------------------------------------
