@@ -27,6 +27,7 @@ conf=$own_conf
 admin_keyring=$base/admin.keyring
 wait_s_max=120
 stop_wait_s_max=40
+making=() # pids of what makes the OSDs
 
 exists_elsewhere() { [ -n "${NOS_EC_DEV_CEPH_CONF:-}" ]; }
 
@@ -51,6 +52,7 @@ start() {
         adopt
     else
         trap stop_after_failure EXIT
+        trap 'exit 143' INT TERM
         start_daemons
     fi
     make_pools
@@ -64,7 +66,10 @@ start() {
 stop_after_failure() {
     local status=$?
     trap - EXIT
-    [ "$status" = 0 ] || stop_daemons >/dev/null
+    if [ "$status" != 0 ]; then
+        [ ${#making[@]} = 0 ] || kill -KILL "${making[@]}" 2>/dev/null || true
+        stop_daemons >/dev/null
+    fi
     exit "$status"
 }
 

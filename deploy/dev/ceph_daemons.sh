@@ -7,7 +7,8 @@ start_daemons() {
     [ ${#base} -le 85 ] || failed "the path $base is too long for sockets; set NOS_EC_DEV_DIR to a shorter one"
     [ ! -e "$base/flavour" ] || [ "$(cat "$base/flavour")" = "$flavour" ] ||
         failed "$base was made by $(cat "$base/flavour"), not $flavour: set NOS_EC_DEV_CEPH to it, or remove $base"
-    [ -e "$base/mon/.complete" ] || make_monitor
+    # A cluster whose making was interrupted is made anew: its monitor may know OSDs that were never made.
+    [ -e "$base/osds.complete" ] || { stop_daemons >/dev/null; make_monitor; }
     launch mon ceph-mon -f -i a
     launch mgr ceph-mgr -f -i x
     await "the monitor to answer" "$wait_s_max" answers
@@ -108,7 +109,6 @@ make_monitor() {
             run ceph-mon --mkfs -c "$own_conf" -i a --monmap "$base/tmp/monmap" --keyring "$base/tmp/first.keyring"
     } >"$base/log/mon.make" 2>&1 || failed "the monitor cannot be made" "$base/log/mon.make"
     cp "$base/tmp/mon.keyring" "$base/mon/keyring" # not before: a folder that is not empty counts as made
-    touch "$base/mon/.complete"
 }
 
 make_keyrings() {
@@ -119,7 +119,7 @@ make_keyrings() {
 }
 
 make_osds() {
-    local osd id ids=() commands="" pids=() pid
+    local osd id ids=() commands="" wrapped pid
     : >"$base/tmp/osds.keyring"
     for ((osd = 0; osd < osd_count; osd++)); do
         rm -rf "$base/osd.$osd"
@@ -133,14 +133,16 @@ make_osds() {
     printf '%s' "$commands" | ceph >"$base/log/osd.new" 2>&1 || failed "OSDs cannot be registered" "$base/log/osd.new"
     ceph auth import -i "$base/tmp/osds.keyring" >>"$base/log/osd.new" 2>&1 || failed "OSDs cannot be registered" "$base/log/osd.new"
     for ((osd = 0; osd < osd_count; osd++)); do
-        run ceph-osd --mkfs -c "$own_conf" -i "$osd" --osd-uuid "${ids[osd]}" >"$base/log/osd.$osd.make" 2>&1 9>&- &
-        pids+=($!)
+        wrap ceph-osd --mkfs -f -c "$own_conf" -i "$osd" --osd-uuid "${ids[osd]}"
+        "${wrapped[@]}" >"$base/log/osd.$osd.make" 2>&1 9>&- &
+        making+=($!)
     done
     osd=0
-    for pid in "${pids[@]}"; do
+    for pid in "${making[@]}"; do
         wait "$pid" || failed "osd.$osd cannot be made" "$base/log/osd.$osd.make"
         osd=$((osd + 1))
     done
+    making=()
     touch "$base/osds.complete"
 }
 

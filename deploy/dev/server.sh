@@ -54,7 +54,7 @@ await_start() { # PID
 }
 
 stop() {
-    [ -e "$base/lock" ] || { echo "$name does not run"; return; }
+    [ -d "$base" ] || { echo "$name does not run"; return; }
     take_lock
     end
 }

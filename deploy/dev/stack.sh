@@ -91,7 +91,7 @@ up() {
 down() {
     mkdir -p "$base"
     take_lock
-    each stop ceph kafka mysql mariadb | sed '/does not run/d'
+    each stop ceph kafka mysql mariadb || failed "not all of it is down; see above"
     echo "$name is down; its data is in $folder"
 }
 
@@ -121,19 +121,17 @@ clean() {
 
 # The same as deploy/dev/nos-ec.toml says, for a stack in another folder or on other ports.
 write_environment() {
-    local ceph_dir=$folder/ceph
-    cat >"$base/nos-ec.env" <<ENVIRONMENT
-NOS_EC_STORE__METADATA_URL=$(tail -n 1 "$base/$database.said")
-NOS_EC_CEPH__CONF_FILE=$(tail -n 1 "$base/ceph.said")
-NOS_EC_CEPH__KEYRING_FILE=$ceph_dir/client.nos-ec-front.keyring
-NOS_EC_KAFKA__SERVERS=$(tail -n 1 "$base/kafka.said")
-ENVIRONMENT
+    printf '%s=%q\n' \
+        NOS_EC_STORE__METADATA_URL "$(tail -n 1 "$base/$database.said")" \
+        NOS_EC_CEPH__CONF_FILE "$(tail -n 1 "$base/ceph.said")" \
+        NOS_EC_CEPH__KEYRING_FILE "$folder/ceph/client.nos-ec-front.keyring" \
+        NOS_EC_KAFKA__SERVERS "$(tail -n 1 "$base/kafka.said")" >"$base/nos-ec.env"
 }
 
 say_what_next() {
     echo
     echo "It is configured by deploy/dev/nos-ec.toml. Next, in $repository:"
-    is_where_expected || echo "  set -a; . $base/nos-ec.env; set +a       # for it is not in the usual place"
+    is_where_expected || echo "  set -a; . $(printf %q "$base/nos-ec.env"); set +a       # for it is not in the usual place"
     echo "  .venv/bin/nos-ec --config deploy/dev/nos-ec.toml init"
     echo "  .venv/bin/nos-ec --config deploy/dev/nos-ec.toml demo"
 }
