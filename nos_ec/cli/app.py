@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nos_ec import __version__
-from nos_ec.cli import api, config, demo, objects, services, simulate, status
+from nos_ec.cli import api, bench, config, demo, objects, services, simulate, status
 from nos_ec.cli.context import Context, log_for_people
 from nos_ec.cli.errors import EXIT_BUG, EXIT_READER_GONE, report
 from nos_ec.cli.output import stdout
@@ -50,6 +50,7 @@ status.register(app)
 simulate.register(app)
 config.register(app)
 demo.register(app)
+bench.register(app)
 
 
 def main() -> None:

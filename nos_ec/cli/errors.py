@@ -20,6 +20,8 @@ from nos_ec.core.errors import (
 
 EXIT_BUG = 1
 EXIT_USAGE = 2
+EXIT_BAR_MISSED = 10
+"""A bench that was asked to check its bars missed one."""
 EXIT_READER_GONE = 141
 """What a shell says of a command that a closed pipe ended; it is no failure of ours."""
 

@@ -30,6 +30,7 @@ MAY_ASK_THE_WORLD = {
     "nos_ec/wiring.py": "makes the ids and names that everybody else is given",
     "nos_ec/cli/": "the process itself: its environment, its waiting",
     "nos_ec/demo/": "a command",
+    "nos_ec/bench/": "measures time and CPU time",
     "nos_ec/scratch.py": "makes names that nobody used before",
     "nos_ec/core/killpoints.py": "reads one variable at import, to die in a crash test",
 }

@@ -1,0 +1,158 @@
+"""The same storage work without the product: bare librados calls from Python, nothing else.
+
+floor  reads landing copies and appends stripes, group by group, with the concurrency the consumer has. No metadata,
+       no log, no packing, no checksums, no layout: what is appended is a constant.
+naive  one write_full an object into an erasure-coded pool, what an object store without packing does.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nos_ec.core.errors import Transient
+
+Timer = Callable[[], float]
+"""Seconds from any fixed point, only growing."""
+
+
+@dataclass(frozen=True, slots=True)
+class BareGroup:
+    """What one stripe group reads: (name, size in bytes) of each landing copy; and how many stripes it writes."""
+
+    copies: Sequence[tuple[str, int]]
+    stripe_count: int
+
+
+class InFlight:
+    """Asynchronous operations under way, at most `limit` of them; the first failure is kept and raised by `wait`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._room = threading.Semaphore(limit)
+        self._failed: list[str] = []
+
+    def start(self, operation: Callable[..., Any], *arguments: Any) -> None:
+        """Start `operation(*arguments, on_complete)` of the binding as soon as there is room."""
+        self._room.acquire()
+        operation(*arguments, self._done)
+
+    def wait(self) -> None:
+        """Wait for all that were started. Raises Transient when one of them failed."""
+        for _ in range(self._limit):
+            self._room.acquire()
+        for _ in range(self._limit):
+            self._room.release()
+        if self._failed:
+            raise Transient(f"bench: {len(self._failed)} operations failed, the first with {self._failed[0]}")
+
+    def _done(self, completion: Any, *_data: Any) -> None:
+        # Runs on a thread of librados.
+        code = completion.get_return_value()
+        if code < 0:
+            self._failed.append(f"errno {-code}")
+        self._room.release()
+
+
+def put_all(pool: Any, names: Sequence[str], datas: Iterable[bytes], in_flight_max: int) -> None:
+    """One write_full an object, at most so many under way. Durable on return. Raises Transient."""
+    running = InFlight(in_flight_max)
+    for name, data in zip(names, datas, strict=True):
+        running.start(lambda name, data, done: pool.aio_write_full(name, data, done), name, data)
+    running.wait()
+
+
+def remove_all(pool: Any, names: Sequence[str], in_flight_max: int) -> None:
+    """Remove objects. Raises Transient."""
+    running = InFlight(in_flight_max)
+    for name in names:
+        running.start(pool.aio_remove, name)
+    running.wait()
+
+
+class Floor:
+    """The landing reads and stripe appends of `groups`, on `lanes` threads with `reads` reads under way in all."""
+
+    def __init__(self, landing: Any, blocks: Any, lanes: int, reads: int) -> None:
+        self._landing = landing
+        self._blocks = blocks
+        self._lanes = lanes
+        self._reads = max(1, reads // lanes)
+        self._contents: dict[int, bytes] = {}
+        self.block_names: list[str] = []
+
+    def run(self, groups: Sequence[BareGroup], stripe_size: int, stripes_per_block: int, prefix: str) -> None:
+        """Carry the groups out. Raises what a lane raised (Transient, or an error of the binding)."""
+        waiting: queue.SimpleQueue[BareGroup] = queue.SimpleQueue()
+        for group in groups:
+            waiting.put(group)
+        lanes = [
+            _FloorLane(self, waiting, f"{prefix}-{number}", stripe_size, stripes_per_block)
+            for number in range(self._lanes)
+        ]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join()
+        for lane in lanes:
+            self.block_names += lane.block_names
+            if lane.error is not None:
+                raise lane.error
+
+    def read(self, group: BareGroup) -> None:
+        """Read the group's landing copies and forget them."""
+        running = InFlight(self._reads)
+        for name, size in group.copies:
+            running.start(self._landing.aio_read, name, size, 0)
+        running.wait()
+
+    def append(self, block: str, data: bytes) -> None:
+        """One append, durable on return."""
+        completion = self._blocks.aio_append(block, data)
+        completion.wait_for_complete()
+        if (code := completion.get_return_value()) < 0:
+            raise Transient(f"bench: an append failed with errno {-code}")
+
+    def content(self, size_bytes: int) -> bytes:
+        """Bytes to append; the same ones each time."""
+        if size_bytes not in self._contents:
+            self._contents[size_bytes] = random.Random(size_bytes).randbytes(size_bytes)
+        return self._contents[size_bytes]
+
+
+class _FloorLane(threading.Thread):
+    """One lane: a group at a time, into blocks of its own."""
+
+    def __init__(
+        self, floor: Floor, waiting: queue.SimpleQueue[BareGroup], name: str, stripe_size: int, stripes_per_block: int
+    ) -> None:
+        super().__init__(name=f"floor-{name}", daemon=True)
+        self._floor = floor
+        self._waiting = waiting
+        self._stripe_size = stripe_size
+        self._stripes_per_block = stripes_per_block
+        self._stripes = stripes_per_block
+        self._prefix = name
+        self.block_names: list[str] = []
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            while True:
+                self._write(self._waiting.get_nowait())
+        except queue.Empty:
+            return
+        except Exception as error:
+            self.error = error
+
+    def _write(self, group: BareGroup) -> None:
+        self._floor.read(group)
+        if self._stripes + group.stripe_count > self._stripes_per_block:
+            self.block_names.append(f"{self._prefix}-{len(self.block_names)}")
+            self._stripes = 0
+        self._floor.append(self.block_names[-1], self._floor.content(group.stripe_count * self._stripe_size))
+        self._stripes += group.stripe_count

@@ -1,0 +1,44 @@
+"""What the product promises of itself, as limits of a bench's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A figure (its path in the JSON, dots between) and the limit it must keep, from above or from below."""
+
+    figure: str
+    limit: float
+    at_least: bool
+
+    def missed(self, figures: Mapping[str, Any]) -> str | None:
+        """A sentence that says by how much, or None when the bar is kept. A figure that was not taken is missed."""
+        value: Any = figures
+        for part in self.figure.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is None:
+            return f"{self.figure} was not measured"
+        if value >= self.limit if self.at_least else value <= self.limit:
+            return None
+        return f"{self.figure} is {value:.3f}, the bar is {'at least' if self.at_least else 'at most'} {self.limit:g}"
+
+
+def _pipeline(over_naive: float) -> tuple[Bar, ...]:
+    return (
+        Bar("ours_over_floor", 0.8, at_least=True),
+        Bar("ours_over_naive", over_naive, at_least=True),
+        Bar("ours.raw_bytes_per_user_byte", 1.40, at_least=False),
+    )
+
+
+PIPELINE: Mapping[str, Sequence[Bar]] = {"W1": _pipeline(1.8), "W2": _pipeline(5.0)}
+"""By workload. The others have none."""
+
+
+def missed(bars: Sequence[Bar], figures: Mapping[str, Any]) -> list[str]:
+    """A sentence for every bar that is missed."""
+    return [sentence for bar in bars if (sentence := bar.missed(figures)) is not None]

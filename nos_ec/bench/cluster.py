@@ -1,0 +1,169 @@
+"""What the bench asks of a Ceph cluster with an administrator's key: bare handles on pools, a pool for a while, and
+counters of the OSDs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+from nos_ec.adapters.rados import binding
+from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
+from nos_ec.core.errors import ConfigError, NosError, Transient
+
+POOL_GROUPS = 32
+"""Placement groups of the pool that is made: as many as a small development pool has."""
+WAIT_S = 0.5
+WAIT_S_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class OsdCounters:
+    """What all OSDs together did since they started, by the counters of `perf dump`.
+
+    client_writes: write operations of clients (osd.op_w, and osd.op_rw: those with a condition). store_writes:
+    transactions of the OSDs' stores, their own bookkeeping included (bluestore.state_prepare_lat). allocated_bytes:
+    what BlueStore occupies now. store_reads: by OSD, reads of its store (bluestore.read_lat); read_bytes: what these
+    gave, from its cache or its disk.
+    """
+
+    client_writes: int
+    store_writes: int
+    allocated_bytes: int
+    store_reads: Mapping[int, int]
+    read_bytes: int
+
+
+class BenchCluster:
+    """A connection with an administrator's key. Raises ConfigError, Transient."""
+
+    def __init__(self, options: RadosOptions) -> None:
+        self._options = options
+        self._cluster = RadosCluster(options)
+        try:
+            self._osds = {osd["osd"]: osd for osd in self._cluster.command("osd dump")["osds"] if osd["up"]}
+            self._require_admin()
+        except BaseException:
+            self._cluster.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cluster.close()
+
+    def _require_admin(self) -> None:
+        try:
+            self.counters()
+        except NosError as error:
+            raise ConfigError(
+                f"{self._options.user} may not read the OSDs' counters ({error}): the bench needs a key with an"
+                " administrator's caps, name its keyring with --admin-keyring"
+            ) from error
+
+    # --- bare access ----------------------------------------------------------------------------------
+    @contextmanager
+    def bare_pools(self, namespace: str, *names: str) -> Iterator[list[Any]]:
+        """The binding's own handles on one namespace of pools, over a connection of their own.
+
+        Raises OSError (of the binding): a bench that cannot reach its pools any more has no way to go on.
+        """
+        options = self._options
+        rados = binding.load().Rados(name=options.user, clustername="ceph")
+        rados.conf_read_file(str(options.conf_file))
+        if options.keyring_file is not None:
+            rados.conf_set("keyring", str(options.keyring_file))
+        rados.conf_set("rados_osd_op_timeout", str(-(-options.op_timeout_ms // 1000)))
+        handles: list[Any] = []
+        try:
+            rados.connect()
+            for name in names:
+                handles.append(rados.open_ioctx(name))
+                handles[-1].set_namespace(namespace)
+            yield handles
+        finally:
+            for handle in handles:
+                handle.close()
+            rados.shutdown()
+
+    @contextmanager
+    def plain_pool(self, blocks_pool: str) -> Iterator[str]:
+        """A pool for a while: the erasure-code profile of `blocks_pool`, without allow_ec_optimizations.
+
+        Raises ConfigError when the cluster lets no pool be deleted: the error names the pool that stays behind.
+        """
+        details = self._cluster.command("osd pool ls", detail="detail")
+        profile = next(pool["erasure_code_profile"] for pool in details if pool["pool_name"] == blocks_pool)
+        name = f"nos-ec-bench-plain-{os.urandom(4).hex()}"
+        self._cluster.command(
+            "osd pool create",
+            pool=name,
+            pg_num=POOL_GROUPS,
+            pgp_num=POOL_GROUPS,
+            pool_type="erasure",
+            erasure_code_profile=profile,
+        )
+        try:
+            self._cluster.command("osd pool application enable", pool=name, app="nos_ec")
+            self._await_clean()
+            yield name
+        finally:
+            self._delete_pool(name)
+
+    def _delete_pool(self, name: str) -> None:
+        try:
+            self._cluster.command("osd pool delete", pool=name, pool2=name, yes_i_really_really_mean_it=True)
+        except ConfigError as error:
+            raise ConfigError(
+                f"pool {name} of the bench stays behind ({error}): delete it by hand, and run with --no-naive on a"
+                " cluster where mon_allow_pool_delete is not set"
+            ) from error
+
+    def _await_clean(self) -> None:
+        deadline_s = time.monotonic() + WAIT_S_MAX
+        while time.monotonic() < deadline_s:
+            states = self._cluster.command("pg stat")["pg_summary"]["num_pg_by_state"]
+            if all(state["name"].startswith("active+clean") for state in states):
+                return
+            time.sleep(WAIT_S)
+        raise Transient(f"placement groups are not all active and clean after {WAIT_S_MAX:.0f} s: wait, and look why")
+
+    # --- counters -------------------------------------------------------------------------------------
+    def osd_ports(self) -> list[int]:
+        """TCP ports of the OSDs that run."""
+        return [
+            int(address["addr"].rpartition(":")[2])
+            for osd in self._osds.values()
+            for address in osd["public_addrs"]["addrvec"]
+        ]
+
+    def counters(self) -> OsdCounters:
+        """Now. One command an OSD."""
+        dumps = {osd: self._cluster.command_osd(osd, "perf dump") for osd in self._osds}
+        stores = {osd: _without_prefix(dump["bluestore"]) for osd, dump in dumps.items()}
+        return OsdCounters(
+            client_writes=sum(dump["osd"]["op_w"] + dump["osd"]["op_rw"] for dump in dumps.values()),
+            store_writes=sum(store["state_prepare_lat"]["avgcount"] for store in stores.values()),
+            allocated_bytes=sum(store["allocated"] for store in stores.values()),
+            store_reads={osd: store["read_lat"]["avgcount"] for osd, store in stores.items()},
+            read_bytes=sum(store["buffer_hit_bytes"] + store["buffer_miss_bytes"] for store in stores.values()),
+        )
+
+    def settled_counters(self) -> OsdCounters:
+        """As `counters`, once what was deleted is freed: allocations are the same twice in a row."""
+        found = self.counters()
+        for _ in range(int(WAIT_S_MAX / WAIT_S)):
+            time.sleep(WAIT_S)
+            before, found = found, self.counters()
+            if found.allocated_bytes == before.allocated_bytes:
+                break
+        return found
+
+
+def _without_prefix(counters: Mapping[str, Any]) -> dict[str, Any]:
+    """Older releases name BlueStore's counters bluestore_allocated and so on."""
+    return {name.removeprefix("bluestore_"): value for name, value in counters.items()}

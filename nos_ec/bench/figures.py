@@ -1,0 +1,72 @@
+"""Figures of runs: rates, percentiles, medians of rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One way of storing in one round. cpu_s: CPU seconds by group of processes, None for one that is elsewhere.
+    client_writes, store_writes, allocated_bytes: what the OSDs counted meanwhile."""
+
+    objects: int
+    bytes: int
+    seconds: float
+    cpu_s: Mapping[str, float | None]
+    client_writes: int
+    store_writes: int
+    allocated_bytes: int
+
+    @property
+    def objects_per_s(self) -> float:
+        """Objects stored a second."""
+        return self.objects / self.seconds
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The least value that so many percent of the values do not exceed (nearest rank). ValueError without values."""
+    if not values:
+        raise ValueError("no values to take a percentile of")
+    ordered = sorted(values)
+    rank = -(-percent * len(ordered) // 100)
+    return ordered[max(0, int(rank) - 1)]
+
+
+def summary(runs: Sequence[Run]) -> dict[str, object]:
+    """What all rounds of one way show: medians of their rates, and costs an object over all of them."""
+    objects, size = sum(run.objects for run in runs), sum(run.bytes for run in runs)
+    return {
+        "objects_per_s": median(run.objects_per_s for run in runs),
+        "mb_per_s": median(run.bytes / run.seconds / 1e6 for run in runs),
+        "raw_bytes_per_user_byte": sum(run.allocated_bytes for run in runs) / size,
+        "client_write_ops_per_object": sum(run.client_writes for run in runs) / objects,
+        "osd_write_ops_per_object": sum(run.store_writes for run in runs) / objects,
+        "cpu_ms_per_object": _cpu(runs, objects),
+        "rounds_objects_per_s": [run.objects_per_s for run in runs],
+    }
+
+
+def ratio(runs: Sequence[Run], others: Sequence[Run]) -> float:
+    """Median over the rounds of how much faster `runs` were than `others`, in objects/s."""
+    return median(run.objects_per_s / other.objects_per_s for run, other in zip(runs, others, strict=True))
+
+
+def _cpu(runs: Sequence[Run], objects: int) -> dict[str, float | None]:
+    """By group of processes, and `total` of those that are known."""
+    found: dict[str, float | None] = {}
+    for name in runs[0].cpu_s:
+        seconds = [run.cpu_s[name] for run in runs]
+        known = [one for one in seconds if one is not None]
+        found[name] = sum(known) * 1000 / objects if len(known) == len(seconds) else None
+    found["total"] = sum(value for value in found.values() if value is not None)
+    return found
+
+
+def latency_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """Percentiles in milliseconds."""
+    return {f"p{percent}": percentile(seconds, percent) * 1000 for percent in PERCENTILES}

@@ -1,0 +1,63 @@
+"""How long a stripe group takes to write, by its stripes: read the sources, append, commit. One lane, one at a time."""
+
+from __future__ import annotations
+
+import random
+
+from nos_ec.bench.bare import Timer
+from nos_ec.bench.figures import latency_ms
+from nos_ec.bench.landing import Objects
+from nos_ec.core.best_fit import BestFitMergeList
+from nos_ec.core.errors import Transient
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.packer import size_max
+from nos_ec.core.plan import GroupPlan
+from nos_ec.core.workloads import sizes
+from nos_ec.engine.packable import Packable
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.wiring import System
+
+WORKLOAD = "W3"
+"""Objects of up to a chunk, so that a group may have any number of stripes."""
+OBJECTS_PER_STRIPE = 15
+"""Somewhat fewer than fit a stripe on average."""
+
+
+def group_latencies(
+    system: System, objects: Objects, groups: int, rng: random.Random, timer: Timer
+) -> dict[str, dict[str, float]]:
+    """By stripes of the group, from 1 to the geometry's limit: `groups`, how many were timed, and percentiles in
+    milliseconds. Lands what it writes. Raises NosError."""
+    found: dict[str, dict[str, float]] = {}
+    with system.lease(system.member_name("bench"), system.settings.consumer.lease_ttl_ms) as held:
+        writer = system.writer(held.lease, BlockKind.FRESH)
+        for stripe_count in range(1, system.geometry.stripes_per_group_max + 1):
+            drawn = sizes(WORKLOAD, groups * stripe_count * OBJECTS_PER_STRIPE, rng, size_max(system.geometry))
+            plans = _plans(system, objects.land(list(drawn)), stripe_count)
+            seconds: list[float] = []
+            for plan in plans:
+                started_s = timer()
+                result = writer.write(plan)
+                seconds.append(timer() - started_s)
+                if result.failed or result.retry:
+                    raise Transient(f"bench: a group of {stripe_count} stripes was not written ({result.cause})")
+            found[str(stripe_count)] = {"groups": len(seconds)} | latency_ms(seconds)
+        writer.close()
+    return found
+
+
+def _plans(system: System, rows: list[ObjectRow], stripe_count: int) -> list[GroupPlan]:
+    """Full groups of so many stripes; what is left at the end stays where it landed."""
+    packer = BestFitMergeList(system.geometry, system.settings.consumer.window_objects, 0, stripe_count)
+    for row in rows:
+        packer.add(_packable(row).candidate(0))
+    plans: list[GroupPlan] = []
+    while (plan := packer.plan(0, flush=True)) is not None:
+        if plan.stripe_count == stripe_count:
+            plans.append(plan)
+    return plans
+
+
+def _packable(row: ObjectRow) -> Packable:
+    assert row.landing_id is not None
+    return Packable(row.object_id, row.key, row.version, row.size, row.crc32c, row.landing_id)

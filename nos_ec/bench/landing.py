@@ -1,0 +1,54 @@
+"""Objects for a bench: their bytes, and putting them into the landing store as users do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.packer import size_max
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.wiring import System
+
+BUCKETS = 32
+"""Enough that every partition of the log gets some."""
+PUT_BATCH_BYTES = 64 << 20
+PUT_BATCH_OBJECTS = 500
+NOISE_BYTES = 8 << 20
+"""Objects are pieces of so many random bytes, which do not compress."""
+
+
+class Objects:
+    """Objects of given sizes, each under a new name. Not thread-safe."""
+
+    def __init__(self, system: System, rng: random.Random) -> None:
+        self._system = system
+        self._rng = rng
+        self._noise = rng.randbytes(NOISE_BYTES + size_max(system.geometry))
+        self._numbers = count()
+
+    def number(self) -> int:
+        """A number that was not given before."""
+        return next(self._numbers)
+
+    def pieces(self, drawn: Sequence[int]) -> Iterator[bytes]:
+        """Incompressible bytes of these sizes."""
+        for size in drawn:
+            start = self._rng.randrange(NOISE_BYTES)
+            yield self._noise[start : start + size]
+
+    def land(self, drawn: Sequence[int]) -> list[ObjectRow]:
+        """PUT objects of these sizes; their rows. Raises NoSpace, Transient."""
+        store = self._system.store()
+        objects = zip(map(key_of, self._numbers), self.pieces(drawn), strict=False)
+        batch_objects = max(1, min(PUT_BATCH_OBJECTS, PUT_BATCH_BYTES * len(drawn) // sum(drawn)))
+        rows: list[ObjectRow] = []
+        while batch := list(islice(objects, min(batch_objects, len(drawn) - len(rows)))):
+            rows += store.put_many(batch, self._system.pool)
+        return rows
+
+
+def key_of(number: int) -> ObjectKey:
+    """The name of the object with this number."""
+    return ObjectKey(f"bucket-{number % BUCKETS:02}", f"{number:09}.bin")

@@ -1,0 +1,81 @@
+"""Time, CPU and counters of the OSDs from one moment to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nos_ec.bench.bare import Timer
+from nos_ec.bench.cluster import BenchCluster, OsdCounters
+from nos_ec.bench.figures import Run
+from nos_ec.bench.processes import Processes
+
+
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """What there is to read. timer: seconds from any fixed point."""
+
+    timer: Timer
+    processes: Processes
+    cluster: BenchCluster
+
+
+class Meter:
+    """Measures one run: `prepare`, `start` (again and again, the last one counts), `stop`, `run`.
+
+    As a context manager it measures what is inside.
+    """
+
+    def __init__(self, instruments: Instruments, drawn: Sequence[int]) -> None:
+        """drawn: sizes in bytes of the objects that the run stores."""
+        self._instruments = instruments
+        self._objects = len(drawn)
+        self._bytes = sum(drawn)
+        self._before: OsdCounters | None = None
+        self._after: OsdCounters | None = None
+        self._cpu_s: Mapping[str, float | None] = {}
+        self._started_s = 0.0
+        self._seconds = 0.0
+
+    def __enter__(self) -> None:
+        self.prepare()
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def prepare(self) -> None:
+        """Wait until the OSDs are at rest, and note their counters."""
+        self._before = self._instruments.cluster.settled_counters()
+
+    def start(self) -> None:
+        """Begin, or begin anew."""
+        self._cpu_s = self._instruments.processes.cpu_s()
+        self._started_s = self._instruments.timer()
+
+    def stop(self) -> None:
+        """End."""
+        self._seconds = self._instruments.timer() - self._started_s
+        after = self._instruments.processes.cpu_s()
+        self._cpu_s = {name: _less(after[name], before) for name, before in self._cpu_s.items()}
+        self._after = self._instruments.cluster.counters()
+
+    @property
+    def run(self) -> Run:
+        """What was measured."""
+        before, after = self._before, self._after
+        assert before is not None
+        assert after is not None
+        return Run(
+            objects=self._objects,
+            bytes=self._bytes,
+            seconds=self._seconds,
+            cpu_s=self._cpu_s,
+            client_writes=after.client_writes - before.client_writes,
+            store_writes=after.store_writes - before.store_writes,
+            allocated_bytes=after.allocated_bytes - before.allocated_bytes,
+        )
+
+
+def _less(value: float | None, before: float | None) -> float | None:
+    return None if value is None or before is None else value - before

@@ -1,0 +1,200 @@
+"""`bench pipeline`: packing against its floor and against naive writes, on the configured Ceph, Kafka and MySQL.
+
+One run, rounds of (floor, ours, naive) one after the other, so that whatever else the machine does meets all of them;
+ratios are medians over the rounds. Each way stores objects of the same sizes. Prepared outside the timing: landing
+copies (a set for the floor and another one for ours, so that neither warms the other's caches), rows and events of
+ours. Not timed either: sealing the last blocks, and the deletion of the landing copies, which the reaper does after
+each round.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from nos_consumer.assemble import BACKLOG_WINDOWS, consumer_service
+from nos_consumer.service import ConsumerService
+from nos_ec.bench.bare import BareGroup, Floor, put_all, remove_all
+from nos_ec.bench.figures import Run, ratio, summary
+from nos_ec.bench.groups import group_latencies
+from nos_ec.bench.landing import Objects, key_of
+from nos_ec.bench.meter import Instruments, Meter
+from nos_ec.core.errors import Transient
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.header import name_record_size
+from nos_ec.core.merge_list import merge_list
+from nos_ec.core.packer import size_max
+from nos_ec.core.plan import Candidate
+from nos_ec.core.workloads import sizes
+from nos_ec.settings.sections import ConsumerSettings
+from nos_ec.wiring import System
+from nos_producer.assemble import producer_service
+
+IDLE_TURNS_S_MAX = 60.0
+CLEANUP_IN_FLIGHT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """objects: of each way in each round. groups: how many of each number of stripes are timed. naive_pool: where
+    naive writes go; None leaves them out."""
+
+    workload: str
+    objects: int
+    rounds: int
+    groups: int
+    seed: int
+    naive_pool: str | None
+
+
+Tick = Callable[[str, int, int], None]
+"""Progress: (what, done, total)."""
+
+
+class PipelineBench:
+    """One run over an empty store, which is left to be removed as a whole."""
+
+    def __init__(
+        self,
+        system: System,
+        instruments: Instruments,
+        options: PipelineOptions,
+        tick: Tick,
+    ) -> None:
+        self._system = system
+        self._instruments = instruments
+        self._timer = instruments.timer
+        self._options = options
+        self._tick = tick
+        self._rng = random.Random(options.seed)
+        self._objects = Objects(system, self._rng)
+        self._runs: dict[str, list[Run]] = {"floor": [], "ours": []}
+        if options.naive_pool is not None:
+            self._runs["naive"] = []
+
+    def run(self) -> dict[str, Any]:
+        """All rounds; the figures (docs/BENCH.md explains them). Raises NosError."""
+        ceph = self._system.settings.ceph
+        pools = [ceph.landing_pool, ceph.blocks_pool]
+        if self._options.naive_pool is not None:
+            pools.append(self._options.naive_pool)
+        with self._instruments.cluster.bare_pools(ceph.namespace, *pools) as handles:
+            for number in range(self._options.rounds):
+                self._tick("rounds", number, self._options.rounds)
+                drawn = list(
+                    sizes(self._options.workload, self._options.objects, self._rng, size_max(self._system.geometry))
+                )
+                self._runs["floor"].append(self._floor(handles[0], handles[1], drawn))
+                self._runs["ours"].append(self._ours(drawn))
+                if "naive" in self._runs:
+                    self._runs["naive"].append(self._naive(handles[2], drawn))
+        self._reap()
+        self._tick("groups", 0, 1)
+        latencies = group_latencies(
+            self._system, self._objects, self._options.groups, self._rng, self._instruments.timer
+        )
+        self._reap()
+        return self._report() | {"group_write_ms": latencies}
+
+    def _report(self) -> dict[str, Any]:
+        consumer = self._system.settings.consumer
+        found: dict[str, Any] = {
+            "workload": self._options.workload,
+            "objects": self._options.objects,
+            "rounds": self._options.rounds,
+            "seed": self._options.seed,
+            "lanes": consumer.lanes,
+            "read_threads": consumer.read_threads,
+        }
+        found |= {name: summary(runs) for name, runs in self._runs.items()}
+        found["ours_over_floor"] = ratio(self._runs["ours"], self._runs["floor"])
+        if "naive" in self._runs:
+            found["ours_over_naive"] = ratio(self._runs["ours"], self._runs["naive"])
+        return found
+
+    # --- the three ways -------------------------------------------------------------------------------
+    def _floor(self, landing: Any, blocks: Any, drawn: Sequence[int]) -> Run:
+        consumer = self._system.settings.consumer
+        geometry = self._system.geometry
+        names = [f"bare-{self._objects.number()}" for _ in drawn]
+        put_all(landing, names, self._objects.pieces(drawn), consumer.read_threads)
+        groups = planned(geometry, consumer, list(zip(names, drawn, strict=True)))
+        floor = Floor(landing, blocks, consumer.lanes, consumer.read_threads)
+        meter = Meter(self._instruments, drawn)
+        with meter:
+            floor.run(groups, geometry.stripe_size, geometry.stripes_per_block, f"bare-{self._objects.number()}")
+        remove_all(landing, names, CLEANUP_IN_FLIGHT)
+        remove_all(blocks, floor.block_names, CLEANUP_IN_FLIGHT)
+        return meter.run
+
+    def _ours(self, drawn: Sequence[int]) -> Run:
+        self._objects.land(drawn)
+        with producer_service(self._system) as producer:
+            producer.drain()
+        meter = Meter(self._instruments, drawn)
+        with consumer_service(self._system) as service:
+            meter.prepare()
+            self._await_messages(service, meter)
+            self._pack(service, len(drawn))
+            meter.stop()
+        self._reap()
+        return meter.run
+
+    def _naive(self, pool: Any, drawn: Sequence[int]) -> Run:
+        names = [f"naive-{self._objects.number()}" for _ in drawn]
+        meter = Meter(self._instruments, drawn)
+        with meter:
+            put_all(pool, names, self._objects.pieces(drawn), self._system.settings.consumer.read_threads)
+        remove_all(pool, names, CLEANUP_IN_FLIGHT)
+        return meter.run
+
+    # --- parts of ours --------------------------------------------------------------------------------
+    def _await_messages(self, service: ConsumerService, meter: Meter) -> None:
+        """Turns of the consumer until it has its partitions; the meter starts with the turn that brings messages."""
+        deadline_s = self._timer() + IDLE_TURNS_S_MAX
+        while not service.counters.messages:
+            meter.start()
+            service.turn(flush=False)
+            if self._timer() > deadline_s:
+                raise Transient(f"bench: no message came to the consumer within {IDLE_TURNS_S_MAX:.0f} s")
+
+    def _pack(self, service: ConsumerService, objects: int) -> None:
+        """Pack all of a round and commit its offsets."""
+        counters = service.counters
+        moved_s = self._timer()
+        while counters.offsets_committed < objects:
+            if service.turn(flush=True):
+                moved_s = self._timer()
+            if self._timer() - moved_s > IDLE_TURNS_S_MAX:
+                raise Transient(
+                    f"bench: the consumer stopped at {counters.offsets_committed} of {objects} messages: see its log"
+                )
+        if counters.packed != objects:
+            raise Transient(f"bench: {counters.packed} of {objects} objects were packed: see the log")
+
+    def _reap(self) -> None:
+        """Delete the landing copies of what was packed, after reading it back as always."""
+        housekeeping = self._system.housekeeping()
+        while housekeeping.run_once().reaper.deleted:
+            pass
+
+
+def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[tuple[str, int]]) -> list[BareGroup]:
+    """The groups that the consumer's packing makes of copies (name, size in bytes) that arrive in this order."""
+    packer = merge_list(consumer.policy, geometry, consumer.window_objects, consumer.linger_ms, random.Random(1))
+    name_size = name_record_size(key_of(0).bucket, key_of(0).name)
+    groups: list[BareGroup] = []
+
+    def take(flush: bool) -> None:
+        while (plan := packer.plan(0, flush=flush)) is not None:
+            placed = [copies[cast(int, placement.candidate.payload)] for placement in plan.placements]
+            groups.append(BareGroup(placed, plan.stripe_count))
+
+    for index, (_, size) in enumerate(copies):
+        packer.add(Candidate(size, name_size, index, 0))
+        if len(packer) >= BACKLOG_WINDOWS * consumer.window_objects:
+            take(flush=False)
+    take(flush=True)
+    return groups

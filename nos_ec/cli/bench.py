@@ -1,0 +1,119 @@
+"""bench pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from nos_ec.bench.bars import PIPELINE, Bar, missed
+from nos_ec.bench.pipeline import PipelineBench, PipelineOptions
+from nos_ec.bench.stack import AdminKey, bench_stack
+from nos_ec.cli.context import AsJson, context
+from nos_ec.cli.errors import EXIT_BAR_MISSED
+from nos_ec.cli.output import emit, err, out, progress
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.workloads import WORKLOADS
+
+bench_app = typer.Typer(
+    help="Measure a store of its own on the configured Ceph, Kafka and MySQL.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+AdminUser = Annotated[str, typer.Option(help="Ceph user that may read the OSDs' counters and make a pool.")]
+AdminKeyring = Annotated[Path | None, typer.Option(help="Its keyring. Default: admin.keyring beside ceph.conf.")]
+Check = Annotated[bool, typer.Option("--check", help="End with 10 when a bar of docs/BENCH.md is missed.")]
+Seed = Annotated[int, typer.Option(help="Of every random choice.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    bench_app.command("pipeline")(pipeline)
+    app.add_typer(bench_app, name="bench")
+
+
+def pipeline(
+    ctx: typer.Context,
+    workload: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)} (docs/PACKING.md).")] = "W1",
+    objects: Annotated[int, typer.Option(min=100, help="Objects of each way in each round.")] = 2000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of floor, ours and naive.")] = 3,
+    groups: Annotated[int, typer.Option(min=1, help="Groups timed, of each number of stripes.")] = 25,
+    naive: Annotated[bool, typer.Option(help="Measure naive writes, into a pool made for the time.")] = True,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Packing against the same reads and appends done bare (floor), and against one write an object (naive)."""
+    if workload not in WORKLOADS:
+        raise InvalidInput(f"unknown workload {workload!r}; choose one of: {', '.join(WORKLOADS)}")
+    settings = context(ctx).settings()
+    with ExitStack() as stack:
+        bar = stack.enter_context(progress())
+        tasks: dict[str, Any] = {}
+
+        def tick(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step, total=total)
+            bar.update(tasks[step], completed=done, total=total)
+
+        bench = stack.enter_context(bench_stack(settings, AdminKey(admin_user, admin_keyring)))
+        pool = stack.enter_context(bench.instruments.cluster.plain_pool(settings.ceph.blocks_pool)) if naive else None
+        options = PipelineOptions(workload, objects, rounds, groups, seed, pool)
+        figures = PipelineBench(bench.system, bench.instruments, options, tick).run()
+    _finish(figures, PIPELINE.get(workload, ()) if check else (), as_json, lambda: _print_pipeline(figures))
+
+
+def _finish(figures: Mapping[str, Any], bars: Sequence[Bar], as_json: bool, human: Any) -> None:
+    """Print, then end with EXIT_BAR_MISSED when a bar is missed."""
+    emit(figures, as_json, human)
+    sentences = missed(bars, figures)
+    for sentence in sentences:
+        err.print(f"bar missed: {sentence}", markup=False)
+    if sentences:
+        raise typer.Exit(EXIT_BAR_MISSED)
+
+
+def _print_pipeline(figures: Mapping[str, Any]) -> None:
+    ways = [way for way in ("floor", "ours", "naive") if way in figures]
+    table = Table(
+        title=f"{figures['workload']}: {figures['objects']:,} objects, {figures['rounds']} rounds,"
+        f" {figures['lanes']} lanes, {figures['read_threads']} reads at a time",
+        title_justify="left",
+    )
+    for column in ("", *ways):
+        table.add_column(column, justify="right" if column else "left")
+    rows = {
+        "objects/s": ("objects_per_s", ".0f"),
+        "MB/s": ("mb_per_s", ".1f"),
+        "raw bytes per user byte": ("raw_bytes_per_user_byte", ".3f"),
+        "client writes per object": ("client_write_ops_per_object", ".3f"),
+        "OSD writes per object": ("osd_write_ops_per_object", ".2f"),
+    }
+    for title, (key, form) in rows.items():
+        table.add_row(title, *(format(figures[way][key], form) for way in ways))
+    for name in figures["ours"]["cpu_ms_per_object"]:
+        table.add_row(
+            f"CPU ms per object: {name}", *(_optional(figures[way]["cpu_ms_per_object"][name], ".3f") for way in ways)
+        )
+    out.print(table)
+    out.print(f"ours over floor: [bold]{figures['ours_over_floor']:.3f}[/]")
+    if "ours_over_naive" in figures:
+        out.print(f"ours over naive: [bold]{figures['ours_over_naive']:.2f}[/]")
+    latencies = Table(title="Writing a group, milliseconds", title_justify="left")
+    for column in ("stripes", "groups", "p50", "p90", "p99"):
+        latencies.add_column(column, justify="right")
+    for stripes, one in figures["group_write_ms"].items():
+        latencies.add_row(stripes, f"{one['groups']:.0f}", *(f"{one[p]:.1f}" for p in ("p50", "p90", "p99")))
+    out.print(latencies)
+
+
+def _optional(value: float | None, form: str) -> str:
+    """A figure, or '-' where it was not to be had: a server on another machine."""
+    return "-" if value is None else format(value, form)
