@@ -13,6 +13,7 @@ from nos_consumer.service import ConsumerCounters
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.output import count_text, emit, out, progress, size_text
 from nos_ec.cli.watching import endpoint, pulse
+from nos_ec.core.slots import SLOTS
 from nos_ec.engine.collector import CollectionPlan, CollectionResult
 from nos_ec.wiring import System, initialise, open_system
 from nos_gc.assemble import gc_service
@@ -53,7 +54,14 @@ def producer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
         interrupt_on_sigterm()
         with producer_service(system) as service:
             published = service.drain()
-    emit({"published": published}, as_json, lambda: out.print(f"{count_text(published, 'object')} published"))
+            others = service.slots_of_others
+    emit({"published": published, "slots_of_others": others}, as_json, lambda: _print_published(published, others))
+
+
+def _print_published(published: int, slots_of_others: int) -> None:
+    out.print(f"{count_text(published, 'object')} published")
+    if slots_of_others:
+        out.print(f"{slots_of_others} of {SLOTS} slots are held by other producers, which publish what is due there")
 
 
 def _produce(system: System, stop: Event) -> None:
@@ -61,7 +69,7 @@ def _produce(system: System, stop: Event) -> None:
     system.watch_store(monitor)
     with (
         endpoint(monitor, system, system.settings.monitoring.producer_port),
-        producer_service(system, monitor) as service,
+        producer_service(system, monitor, shares=True) as service,
         pulse(monitor, system),
     ):
         service.run(stop, monitor.health.heart("publishing"))

@@ -15,6 +15,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.core.reclaim import BlockAccount, LiveEntry, account_block
+from nos_ec.core.slots import is_producer_lease
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
@@ -29,7 +30,7 @@ RECONCILE_TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class RecoveryResult:
-    """Leases fenced and blocks sealed by one run."""
+    """Leases of writers fenced and blocks sealed by one run. A producer's leases guard no blocks and do not count."""
 
     leases_fenced: int = 0
     blocks_sealed: int = 0
@@ -52,8 +53,8 @@ class Recovery:
         fenced = 0
         for lease in self._metadata.expired_leases(now_ms):
             if self._metadata.fence_lease(lease, now_ms):
-                fenced += 1
-                _log.info("lease of a dead writer fenced", lease=lease.name, epoch=lease.epoch)
+                fenced += not is_producer_lease(lease.name)
+                _log.info("lease of a dead process fenced", lease=lease.name, epoch=lease.epoch)
                 kill_point("recovery.fenced")
         sealed = 0
         while blocks := self._metadata.fenced_blocks(BLOCKS_PER_PAGE):

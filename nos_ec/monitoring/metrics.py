@@ -112,6 +112,12 @@ PUBLISHED_BYTES = _counter(
     "Bytes of the objects published.",
     "If it outgrows the consumers' packed bytes for long, add lanes or consumers.",
 )
+PRODUCER_SLOTS = _gauge(
+    "producer_held_slots",
+    (PRODUCER,),
+    "Slots, of 16, whose objects this producer publishes.",
+    "Their sum over all producers is 16, but for moments. 0: it is a spare, which is well; alert on the sum.",
+)
 PUBLISH_FAILURES = _counter(
     "producer_failures",
     (PRODUCER,),

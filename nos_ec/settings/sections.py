@@ -221,6 +221,13 @@ class ProducerSettings(_Section):
     idle_wait_ms: Count = Field(
         default=500, ge=1, le=_HOUR, description="Milliseconds between scans when there was nothing to publish."
     )
+    lease_ttl_ms: Count = Field(
+        default=30 * _SECOND,
+        ge=_SECOND,
+        le=_HOUR,
+        description="Milliseconds a producer's leases last without renewal: how soon the others take over from a killed"
+        " one, and a new one gets its share. More than publishing a batch takes.",
+    )
 
 
 class ConsumerSettings(_Section):

@@ -9,18 +9,28 @@ from nos_ec.monitoring.monitor import Monitor
 from nos_ec.wiring import System
 from nos_producer.figures import producer_samples
 from nos_producer.service import ProducerOptions, ProducerService
+from nos_producer.slots import HeldSlots
 
 
 @contextmanager
-def producer_service(system: System, monitor: Monitor | None = None) -> Iterator[ProducerService]:
-    """A producer and its end of the message log, which is closed at the end. A monitor is shown its figures."""
+def producer_service(
+    system: System, monitor: Monitor | None = None, *, shares: bool = False
+) -> Iterator[ProducerService]:
+    """A producer and its end of the message log. Its leases are released and its end closed at the end.
+
+    One that `shares` divides the slots with the others that do; else it takes what is free. A monitor is shown its
+    figures.
+    """
     settings = system.settings.producer
     options = ProducerOptions(settings.batch_objects, settings.republish_ms, settings.idle_wait_ms)
+    member = system.member_name("producer") if shares else None
+    held = HeldSlots(system.metadata, system.clock, settings.lease_ttl_ms, member)
     publisher = system.publisher()
-    service = ProducerService(system.metadata, publisher, system.clock, options)
+    service = ProducerService(system.metadata, publisher, system.clock, held, options)
     if monitor is not None:
-        monitor.metrics.add("producer", lambda: producer_samples(service.counters))
+        monitor.metrics.add("producer", lambda: producer_samples(service.counters, held))
     try:
         yield service
     finally:
+        held.release()
         publisher.close()

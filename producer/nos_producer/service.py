@@ -2,7 +2,8 @@
 
 No cursor is kept: a row says itself when it is due, so rows whose transaction commits late are never missed, and
 a row whose event was lost comes due again (`republish_ms`). Publishing comes first and the mark second: a crash
-in between publishes twice, which the commit's compare-and-set makes harmless (invariant 5).
+in between publishes twice, which the commit's compare-and-set makes harmless (invariant 5). Only rows of the slots that
+this producer holds are looked for, so that several producers share the work and none of it is done twice.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import structlog
 from nos_ec.core.errors import Transient
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.messages import encode_pack_request
-from nos_ec.core.slots import ALL_SLOTS
+from nos_ec.core.slots import SLOTS
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.message_log import MessagePublisher
 from nos_ec.ports.metadata import Metadata, ObjectRow
+from nos_producer.slots import HeldSlots
 
 _log = structlog.get_logger(__name__)
 
@@ -47,17 +49,36 @@ class ProducerCounters:
 class ProducerService:
     """One producer. Not thread-safe."""
 
-    def __init__(self, metadata: Metadata, publisher: MessagePublisher, clock: Clock, options: ProducerOptions) -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        publisher: MessagePublisher,
+        clock: Clock,
+        held: HeldSlots,
+        options: ProducerOptions,
+    ) -> None:
         self._metadata = metadata
         self._publisher = publisher
         self._clock = clock
+        self._held = held
         self._options = options
         self.counters = ProducerCounters()
 
+    @property
+    def slots_of_others(self) -> int:
+        """Slots whose objects this producer does not publish now."""
+        return SLOTS - len(self._held.slots())
+
     def turn(self) -> int:
-        """Publish one batch of due rows. Returns how many; 0 means that nothing is due. Raises Transient."""
+        """Publish one batch of due rows of the slots held. Returns how many; 0: none is due. Raises Transient."""
+        self._held.keep()
+        slots = self._held.slots()
         now_ms = self._clock.now_ms()
-        rows = self._metadata.due_objects(now_ms, self._options.batch_objects, ALL_SLOTS)
+        rows = self._metadata.due_objects(now_ms, self._options.batch_objects, slots)
+        if not slots <= self._held.slots():
+            raise Transient(
+                "leases of slots expired while due objects were looked for: is the metadata store too slow?"
+            )
         if rows:
             self._publisher.publish([_event(row) for row in rows])
             kill_point("producer.published")
@@ -68,7 +89,7 @@ class ProducerService:
         return len(rows)
 
     def drain(self) -> int:
-        """Publish until nothing is due. Returns how many. Raises Transient."""
+        """Publish until nothing is due in the slots held. Returns how many. Raises Transient."""
         published = 0
         while count := self.turn():
             published += count
@@ -88,8 +109,9 @@ class ProducerService:
             if count:
                 _log.info("published", objects=count)
             else:
-                beat(self._options.idle_wait_ms)
-                self._clock.wait(stop, self._options.idle_wait_ms)
+                wait_ms = min(self._options.idle_wait_ms, self._held.rest_ms())
+                beat(wait_ms)
+                self._clock.wait(stop, wait_ms)
 
 
 def _event(row: ObjectRow) -> tuple[bytes, bytes]:

@@ -37,6 +37,7 @@ reservation_ms = 1000
 lease_ttl_ms = 1000
 [producer]
 republish_ms = 300000
+lease_ttl_ms = 1000
 [consumer]
 window_objects = 50
 lease_ttl_ms = 1000

@@ -60,7 +60,7 @@ def test_the_whole_life_of_an_object(cli: Cli, file: Path, tmp_path: Path) -> No
     put = cli("put", "photos/2026/a.jpg", str(file))
     assert (put["bucket"], put["name"], put["size"], put["state"]) == ("photos", "2026/a.jpg", 3 * CHUNK, "landed")
     assert "landing" in cli("stat", "photos/2026/a.jpg")["location"]
-    assert cli("producer", "--once") == {"published": 1}
+    assert cli("producer", "--once") == {"published": 1, "slots_of_others": 0}
     assert cli("consumer", "--once")["packed"] == 1
     stat = cli("stat", "photos/2026/a.jpg")
     assert stat["state"] == "packed"

@@ -60,7 +60,8 @@ AILING_CONSUMER_POINTS = [
     "writer.sealed",
 ]
 """While a group is written again to other blocks, and while a block is left because its place went bad."""
-PRODUCER_POINTS = ["producer.published", "producer.marked"]
+PRODUCER_POINTS = ["producer.leases_taken", "producer.published", "producer.marked", "producer.leases_released"]
+TAKEOVER_POINTS = ["producer.lease_fenced", "producer.lease_fenced:7", "producer.leases_taken"]
 PUT_POINTS = [
     "put.reserved",
     "landing_store.written",
@@ -151,6 +152,16 @@ def test_consumer_killed_while_places_go_bad(bench: Bench, point: str) -> None:
 def test_producer_killed(bench: Bench, point: str) -> None:
     with bench.open() as system:
         bench.put_some(system, 60)
+    kill(bench, point, "producer", "--once")
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", TAKEOVER_POINTS)
+def test_producer_killed_while_it_takes_over_from_a_dead_one(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 60)
+    kill(bench, "producer.published", "producer", "--once")
+    time.sleep(LEASE_TTL_S)
     kill(bench, point, "producer", "--once")
     assert_recovers(bench)
 
@@ -248,6 +259,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             CONSUMER_POINTS,
             AILING_CONSUMER_POINTS,
             PRODUCER_POINTS,
+            TAKEOVER_POINTS,
             PUT_POINTS,
             LARGE_POINTS,
             AILING_LARGE_POINTS,

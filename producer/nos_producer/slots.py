@@ -1,0 +1,130 @@
+"""Holding slots: which part of the objects this producer publishes, so that no other publishes it as well.
+
+A slot's lease is what makes it ours. A daemon also holds a lease that says that it is alive; from those everybody knows
+how many they are, and so what everybody's share is (`core.slots.plan_slots`). Nobody talks to anybody else.
+
+A slot is given up between batches only, when everything published from it is marked: whoever takes it finds nothing
+to publish twice. Only a producer that stalls for longer than its leases last may publish what another one published
+meanwhile, which is harmless (invariant 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import structlog
+
+from nos_ec.core.errors import NosError
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.slots import (
+    ALL_SLOTS,
+    LEASE_PREFIX,
+    SlotPlan,
+    is_member_lease,
+    leased_slot,
+    member_lease,
+    plan_slots,
+    slot_lease,
+)
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import Lease, Metadata
+
+_log = structlog.get_logger(__name__)
+
+ROUNDS_PER_TTL = 3
+"""A lease survives two rounds that fail."""
+
+
+class HeldSlots:
+    """The slots of one producer. One thread calls `keep` and `release`; any may read `slots`.
+
+    Without a `member` name it takes every slot that is free and no part in the sharing: for a run that ends soon.
+    """
+
+    def __init__(self, metadata: Metadata, clock: Clock, ttl_ms: int, member: str | None) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._ttl_ms = ttl_ms
+        self._wait_ms = max(1, ttl_ms // ROUNDS_PER_TTL)
+        self._member = None if member is None else member_lease(member)
+        self._next_ms = 0
+        self._leases: dict[str, Lease] = {}
+
+    def slots(self) -> frozenset[int]:
+        """Those that nobody else may publish from now. What expired without renewal is not among them."""
+        now_ms = self._clock.now_ms()
+        held = {leased_slot(lease.name) for lease in self._leases.values() if lease.expires_ms > now_ms}
+        return ALL_SLOTS & held
+
+    def rest_ms(self) -> int:
+        """How long `keep` has nothing to do."""
+        return min(max(1, self._next_ms - self._clock.now_ms()), self._wait_ms)
+
+    def keep(self) -> None:
+        """Renew the leases and work towards a fair share, if it is time. Not in the middle of a batch.
+
+        Two transactions of three statements in all, whatever is held, as long as nobody comes or goes. Raises
+        Transient.
+        """
+        now_ms = self._clock.now_ms()
+        if 0 < self._next_ms - now_ms <= self._wait_ms:  # longer: the clock was set back
+            return
+        self._renew(now_ms)
+        if self._member is not None and self._member not in self._leases:
+            self._take([self._member], now_ms)
+        self._rebalance(self._metadata.list_leases(LEASE_PREFIX), now_ms)
+        self._next_ms = now_ms + self._wait_ms
+
+    def release(self) -> None:
+        """Give everything up, so that others need not wait until it expires."""
+        try:
+            self._give_up(list(self._leases))
+        except NosError as failure:
+            _log.warning("leases not released; they expire", error=str(failure))
+
+    def _renew(self, now_ms: int) -> None:
+        renewed = self._metadata.renew_leases(list(self._leases.values()), now_ms, self._ttl_ms)
+        lost = self._leases.keys() - {lease.name for lease in renewed}
+        self._leases = {lease.name: lease for lease in renewed}
+        if lost:
+            _log.warning("leases lost: this process stalled for longer than they last", leases=sorted(lost))
+
+    def _rebalance(self, found: Collection[Lease], now_ms: int) -> None:
+        expired = {lease.name: lease for lease in found if lease.expires_ms <= now_ms}
+        self._fence((lease for lease in expired.values() if is_member_lease(lease.name)), now_ms)
+        taken = {leased_slot(lease.name) for lease in found if lease.name not in expired}
+        members = [lease.name for lease in found if is_member_lease(lease.name) and lease.name not in expired]
+        plan = self._plan(ALL_SLOTS - taken, members)
+        if plan.give_up:
+            self._give_up([slot_lease(slot) for slot in plan.give_up])
+        if plan.take:
+            names = [slot_lease(slot) for slot in plan.take]
+            self._fence((expired[name] for name in names if name in expired), now_ms)
+            self._take(names, now_ms)
+        if plan.give_up or plan.take:
+            _log.info("slots held", slots=sorted(self.slots()), producers=len(members))
+
+    def _plan(self, free: frozenset[int], members: list[str]) -> SlotPlan:
+        if self._member is None:
+            return SlotPlan((), tuple(sorted(free)))
+        if self._member not in members:
+            return SlotPlan((), ())  # fenced this very moment; the next round joins again
+        return plan_slots(self.slots(), free, members.index(self._member), len(members))
+
+    def _fence(self, expired: Iterable[Lease], now_ms: int) -> None:
+        for lease in expired:
+            if self._metadata.fence_lease(lease, now_ms):
+                _log.info("lease of a dead producer fenced", lease=lease.name, epoch=lease.epoch)
+                kill_point("producer.lease_fenced")
+
+    def _take(self, names: list[str], now_ms: int) -> None:
+        taken = self._metadata.acquire_leases(names, now_ms, self._ttl_ms)
+        kill_point("producer.leases_taken")
+        self._leases = self._leases | {lease.name: lease for lease in taken}
+
+    def _give_up(self, names: list[str]) -> None:
+        # Ours no more even if the call fails: then they expire.
+        given = [self._leases[name] for name in names]
+        self._leases = {name: lease for name, lease in self._leases.items() if name not in names}
+        self._metadata.release_leases(given)
+        kill_point("producer.leases_released")
