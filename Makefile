@@ -10,6 +10,7 @@ DEMO_ARGS ?=
 PYTEST_ARGS ?=
 MEMORY_ARGS ?=
 COST_ARGS ?=
+CHAOS_ARGS ?=
 DATABASE ?=
 BIN := .venv/bin
 PACKAGES := nos_ec producer/nos_producer consumer/nos_consumer gc/nos_gc
@@ -18,7 +19,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 
 STACK = $(if $(DATABASE),NOS_EC_DEV_DATABASE=$(DATABASE)) deploy/dev/stack.sh
 
-.PHONY: help venv demo up down down-clean stack-status test memory cost check lint types format requirements reference clean
+.PHONY: help venv demo up down down-clean stack-status test memory cost chaos check lint types format requirements reference clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +68,9 @@ memory: venv ## measure the memory of a consumer with a backlog of a million (ME
 
 cost: venv ## measure whether an object costs more in a full store than in an empty one (COST_ARGS="...")
 	$(BIN)/python tests/soak/cost_per_object.py $(COST_ARGS)
+
+chaos: venv ## kill daemons, OSDs, Kafka and MySQL under load for 10 minutes, then compare all (CHAOS_ARGS="--seed 7")
+	$(BIN)/python tests/soak/chaos.py $(CHAOS_ARGS)
 
 check: lint types test ## all of it: lint, types, tests
 

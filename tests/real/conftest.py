@@ -6,69 +6,26 @@ A test that needs a server that cannot be had is skipped with the reason, or fai
 from __future__ import annotations
 
 import os
-import random
-import signal
-import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from nos_ec.testing.ceph_cluster import CephCluster
-
-SCRIPTS = Path(__file__).parents[2] / "deploy" / "dev"
-MISSING = 3
-"""Exit status of the scripts when something is not there and cannot be installed."""
-START_S_MAX = 600
-"""The first start may have to install and fetch."""
+from nos_ec.testing.dev_servers import MISSING, SCRIPTS, START_S_MAX, DevServer, ServerFailed, ServerMissing, free_port
 
 
-def free_port() -> int:
-    """A port nobody uses now, below those that Linux gives to clients: a server that comes back finds it free."""
-    for port in random.sample(range(20_000, 30_000), 100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free port")
-
-
-class Server:
-    """A server with its data in `folder`, on a port of its own, through its script."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name = name
-        self.folder = folder / name
-        self.url = ""
-        self._environment = os.environ | {
-            "NOS_EC_DEV_DIR": str(folder),
-            "NOS_EC_DEV_PORT": str(free_port()),
-            "NOS_EC_DEV_FAST": "1",
-        }
-
-    def start(self) -> None:
-        """Start it, or skip (fail, with REQUIRE_REAL=1) when it cannot be had."""
-        started = self.script("start")
-        if started.returncode == MISSING and os.environ.get("REQUIRE_REAL") != "1":
-            pytest.skip(started.stderr.strip())
-        if started.returncode != 0:
-            pytest.fail(f"{self.name} cannot be started: {started.stderr.strip()}", pytrace=False)
-        self.url = started.stdout.split()[-1]
-
-    def stop(self) -> None:
-        """Stop it; its data stays."""
-        stopped = self.script("stop")
-        assert stopped.returncode == 0, stopped.stderr
-
-    def kill(self) -> None:
-        """As a crash of the process leaves it."""
-        os.kill(int((self.folder / "server.pid").read_text()), signal.SIGKILL)
-
-    def script(self, action: str) -> subprocess.CompletedProcess[str]:
-        """Run the server's script."""
-        command = [str(SCRIPTS / f"{self.name}.sh"), action]
-        return subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=START_S_MAX)
+def start(server: DevServer) -> None:
+    """Start it, or skip (fail, with REQUIRE_REAL=1) when it cannot be had."""
+    try:
+        server.start()
+    except ServerMissing as missing:
+        if os.environ.get("REQUIRE_REAL") != "1":
+            pytest.skip(str(missing))
+        pytest.fail(str(missing), pytrace=False)
+    except ServerFailed as failed:
+        pytest.fail(str(failed), pytrace=False)
 
 
 class Stack:
@@ -118,10 +75,10 @@ class Stack:
         return found
 
 
-def run(name: str, folder: Path) -> Iterator[Server]:
+def run(name: str, folder: Path, *, fast: bool = True) -> Iterator[DevServer]:
     """Start the server `name`, give it, and stop it."""
-    server = Server(name, folder)
-    server.start()
+    server = DevServer(name, folder, fast=fast)
+    start(server)
     try:
         yield server
     finally:
@@ -140,7 +97,7 @@ def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     yield from run("kafka", tmp_path_factory.mktemp("kafka"))
 
 
@@ -149,16 +106,26 @@ def mysql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from run_server("mysql", tmp_path_factory.mktemp("mysql"))
 
 
+@pytest.fixture
+def durable_mysql(tmp_path: Path) -> Iterator[DevServer]:
+    """One that may be killed: that of the session loses what it committed last."""
+    yield from run("mysql", tmp_path, fast=False)
+
+
 @pytest.fixture(scope="session")
-def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
-    for conf_file in run_server("ceph", tmp_path_factory.mktemp("ceph")):
-        cluster = CephCluster(Path(conf_file), SCRIPTS / "ceph.sh")
-        yield cluster
-        cluster.close()
+def ceph_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
+    yield from run("ceph", tmp_path_factory.mktemp("ceph"))
+
+
+@pytest.fixture(scope="session")
+def ceph(ceph_server: DevServer) -> Iterator[CephCluster]:
+    cluster = CephCluster(Path(ceph_server.url), SCRIPTS / "ceph.sh")
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture
-def stack_config(tmp_path: Path, ceph: CephCluster, kafka: Server, mysql_url: str) -> Path:
+def stack_config(tmp_path: Path, ceph: CephCluster, kafka: DevServer, mysql_url: str) -> Path:
     """A configuration on all three servers. Its store is not initialised: take a scratch one, or say so in `namespace`,
     `topic` and database."""
     client = ceph.options("consumer")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -25,10 +25,8 @@ from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.ports.message_log import DeadLetter, Message, MessageConsumer, MessagePublisher
+from nos_ec.testing.dev_servers import DevServer
 from nos_ec.testing.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
-
-if TYPE_CHECKING:
-    from tests.real.conftest import Server
 
 pytestmark = pytest.mark.real
 
@@ -125,7 +123,7 @@ def as_dead_letter(message: DriverMessage) -> DeadLetter:
 
 
 @pytest.fixture
-def log(kafka: Server) -> Iterator[KafkaHarness]:
+def log(kafka: DevServer) -> Iterator[KafkaHarness]:
     harness = KafkaHarness(kafka.url)
     yield harness
     harness.close()
@@ -157,7 +155,7 @@ def test_initialise_is_idempotent_and_holds_on_to_the_partition_count(log: Kafka
         KafkaMessageLog.initialise(replace(log.topic, partitions=5), replication=1, in_sync_min=1)
 
 
-def test_of_many_initialisers_all_succeed(kafka: Server) -> None:
+def test_of_many_initialisers_all_succeed(kafka: DevServer) -> None:
     topic = KafkaTopic(kafka.url, "raced", 3)
     found: list[int] = []
     threads = [
@@ -181,12 +179,12 @@ def test_topics_are_made_as_told(log: KafkaHarness) -> None:
     assert topic_settings(log.admin(), log.topic.dead_letters)["retention.ms"] == str(30 * 86_400_000)
 
 
-def test_a_missing_topic_is_a_configuration_error(kafka: Server) -> None:
+def test_a_missing_topic_is_a_configuration_error(kafka: DevServer) -> None:
     with pytest.raises(ConfigError, match=r"topic nowhere does not exist .*; initialise the store first"):
         KafkaMessageLog(KafkaTopic(kafka.url, "nowhere", 4))
 
 
-def test_more_replicas_than_brokers_are_a_configuration_error(kafka: Server) -> None:
+def test_more_replicas_than_brokers_are_a_configuration_error(kafka: DevServer) -> None:
     with pytest.raises(ConfigError, match="use a replication that the number of brokers allows"):
         KafkaMessageLog.initialise(KafkaTopic(kafka.url, "ambitious", 4), replication=3, in_sync_min=2)
 
@@ -238,7 +236,7 @@ def test_an_unreachable_broker_is_transient() -> None:
             consumer.set_aside(Message(0, 0, b"k", b"v"), "no reason")
 
 
-def test_a_login_that_the_broker_refuses_is_a_configuration_error(kafka: Server) -> None:
+def test_a_login_that_the_broker_refuses_is_a_configuration_error(kafka: DevServer) -> None:
     login = {"sasl.mechanism": "PLAIN", "sasl.username": "nobody", "sasl.password": "wrong"}
     options = {"security.protocol": "SASL_PLAINTEXT"} | login
     topic = KafkaTopic(kafka.url, "t", 4, request_timeout_ms=1000, options=options)
@@ -251,7 +249,7 @@ def test_a_login_that_the_broker_refuses_is_a_configuration_error(kafka: Server)
         until(lambda: bool(consumer.poll(1, 100)))
 
 
-def test_work_goes_on_when_the_broker_is_killed_and_comes_back(kafka: Server, log: KafkaHarness) -> None:
+def test_work_goes_on_when_the_broker_is_killed_and_comes_back(kafka: DevServer, log: KafkaHarness) -> None:
     """Nothing acknowledged is lost, and copies aside each key's messages come in order."""
     publisher, consumer = log.publisher(), log.consumer("g")
     keys = keys_of_partitions(PARTITIONS)

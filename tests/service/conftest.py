@@ -18,9 +18,9 @@ from nos_consumer.assemble import consumer_service, drain
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import Settings
+from nos_ec.testing.at_rest import left_over, settle
 from nos_ec.testing.audit import problems
 from nos_ec.wiring import System, initialise, open_system
-from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 
 CHUNK = 16 * 1024
@@ -124,12 +124,7 @@ class Bench:
     # --- checks -----------------------------------------------------------------------------------
     def settle(self, system: System) -> None:
         """Let every service do what there is to do, as it would in time."""
-        system.housekeeping().run_once()
-        self.pack(system)
-        for _ in range(3):
-            result = gc_service(system).run_once()
-            if not result.blocks_condemned and not result.blocks_deleted:
-                break
+        settle(system)
 
     def assert_readable(self, system: System) -> None:
         """Invariant 1: every acknowledged object reads back; nothing else is there."""
@@ -151,11 +146,7 @@ class Bench:
 
     def assert_at_rest(self, system: System) -> None:
         """Balanced, and nothing is left to do: no lease, no queue, no landing copy, no dead block."""
-        self.assert_balanced(system)
-        totals = system.metadata.totals()
-        assert (totals.leases, totals.landing_deletions, totals.landed_objects, totals.queued_objects) == (0, 0, 0, 0)
-        assert list(system.landing.list_ids()) == []
-        assert {state.value for _, state in totals.blocks} <= {"sealed"}
+        assert left_over(system) == []
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -71,6 +71,9 @@ def make_engine(url: str | URL, *, create: bool = False, sqlite_busy_ms: int = S
         pool_size=POOL_SIZE,
         max_overflow=POOL_OVERFLOW,
         pool_recycle=MYSQL_RECYCLE_S,
+        # Every transaction has been ended when its connection goes back: another ROLLBACK would cost a round trip,
+        # and one that fails, because the server went down just then, is logged by the pool as if it were a bug.
+        pool_reset_on_return=None,
         connect_args={
             "charset": "utf8mb4",
             "connect_timeout": MYSQL_CONNECT_S,

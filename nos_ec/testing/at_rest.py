@@ -1,0 +1,58 @@
+"""Bringing a store to rest: every service does what there is to do, until nothing is left over."""
+
+from __future__ import annotations
+
+import time
+from threading import Event
+
+from nos_consumer.assemble import drain
+from nos_ec.testing.audit import problems
+from nos_ec.wiring import System
+from nos_gc.assemble import gc_service
+from nos_producer.assemble import producer_service
+
+LATER_MS = 3_600_000
+"""An hour: every lease, reservation, wait and republishing of a test's configuration is due by then."""
+GC_RUNS_MAX = 3
+
+
+class LaterClock:
+    """The system's time, an hour on."""
+
+    def now_ms(self) -> int:
+        """See Clock."""
+        return time.time_ns() // 1_000_000 + LATER_MS
+
+    def wait(self, stop: Event, wait_ms: int) -> bool:
+        """See Clock."""
+        return stop.wait(wait_ms / 1000)
+
+
+def settle(system: System) -> None:
+    """Let every service do what there is to do, as it would in time. Raises Transient."""
+    system.housekeeping().run_once()
+    with producer_service(system) as producer:
+        producer.drain()
+    drain(system)
+    for _ in range(GC_RUNS_MAX):
+        result = gc_service(system).run_once()
+        if not result.blocks_condemned and not result.blocks_deleted:
+            break
+
+
+def left_over(system: System) -> list[str]:
+    """All that does not balance, and all that a store at rest has none of: leases, queues, landing copies, blocks
+    that are not sealed. Empty for a store at rest."""
+    found = problems(system.metadata, system.blocks, system.landing)
+    totals = system.metadata.totals()
+    for what, count in (
+        ("leases", totals.leases),
+        ("landing copies queued for deletion", totals.landing_deletions),
+        ("objects landed", totals.landed_objects),
+        ("objects queued", totals.queued_objects),
+        ("landing copies", sum(1 for _ in system.landing.list_ids())),
+    ):
+        if count:
+            found.append(f"{count} {what}")
+    found += [f"{count} blocks {state.value}" for (_, state), count in totals.blocks.items() if state.value != "sealed"]
+    return found

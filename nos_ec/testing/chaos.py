@@ -1,0 +1,407 @@
+"""Chaos on the real stack: clients beside the daemons, while daemons, OSDs, Kafka and the SQL server are killed.
+
+At the end all is healed and comes to rest, every key is read and compared, and the books are checked.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from nos_ec.adapters.sql.databases import create_database
+from nos_ec.core.ids import ObjectKey
+from nos_ec.settings import load_settings
+from nos_ec.testing.at_rest import LaterClock, left_over, settle
+from nos_ec.testing.chaos_clients import Clients, History, Reader, Totals, Verdict, Workload, Writer, judge
+from nos_ec.testing.chaos_fleet import CODES, Actor, Fleet
+from nos_ec.testing.dev_servers import DevServer, free_port
+from nos_ec.wiring import System, initialise, open_system
+
+KINDS = ("kill consumer", "sleep consumer", "kill producer", "kill gc", "kill osd", "kill kafka", "kill mysql")
+OSDS_DOWN_MAX = 2
+"""8+3 can be read and written with that many of its 11 OSDs down."""
+LEASE_S = 4.0
+"""lease_ttl_ms of the configuration below."""
+RESTART_WAIT_S = 1.0
+"""As systemd waits before it starts a daemon again."""
+FIRST_STRIKE_S = 5.0
+"""By then the daemons are at work."""
+
+HEAL_S_MAX = 180.0
+DRAIN_S_MAX = 180.0
+WAIT_S = 0.1
+
+TRANSIENT = 7
+"""Exit code of a daemon that could not reach a server when it started."""
+
+ACTORS = {
+    "producer-0": ("producer",),
+    "producer-1": ("producer",),
+    "consumer-0": ("consumer",),
+    "consumer-1": ("consumer",),
+    "consumer-2": ("consumer",),
+    "gc-0": ("gc", "run", "--apply", "--loop"),
+}
+
+CHUNK, STRIPE = 128 << 10, 1 << 20
+WORKLOAD = Workload(
+    keys=100,
+    size_max=CHUNK,
+    edge_sizes=(0, 1, 4095, 4096, 4097, CHUNK - 1, CHUNK, CHUNK + 1, STRIPE - 4096, STRIPE),
+    large_sizes=(4 * STRIPE, 4 * STRIPE + 1, 8 * STRIPE, 9 * STRIPE),
+    tries_max=4,
+    pause_s=0.05,
+    retry_wait_s=0.5,
+)
+WRITERS, READERS = 4, 2
+READ_PAUSE_S = 0.05
+
+CONFIG = """
+[store]
+backend = "ceph"
+root = "root"
+metadata_url = "{metadata_url}"
+[ceph]
+conf_file = "{conf_file}"
+user = "client.nos-ec-front"
+keyring_file = "{keyrings}/client.nos-ec-front.keyring"
+namespace = "{tag}"
+op_timeout_ms = 10000
+[geometry]
+stripes_per_block = 4
+[put]
+reservation_ms = 60000
+lease_ttl_ms = {lease_ms}
+[producer]
+republish_ms = 20000
+idle_wait_ms = 100
+[consumer]
+window_objects = 100
+linger_ms = 1000
+lease_ttl_ms = {lease_ms}
+idle_wait_ms = 100
+[reaper]
+landing_grace_ms = 1000
+wait_ms = 1000
+[gc]
+hole_ratio_min = 0.3
+block_grace_ms = 2000
+wait_ms = 1000
+reserve_bytes = 0
+[log]
+backend = "kafka"
+partitions = 6
+session_ms = 3000
+[kafka]
+servers = "{servers}"
+topic = "{tag}"
+replication = 1
+in_sync_min = 1
+request_timeout_ms = 5000
+[logging]
+format = "json"
+"""
+"""Short leases, graces and waits, so that a run of a minute passes through everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The stack. With a Ceph cluster that is not the script's there is nothing of it to kill."""
+
+    ceph: DevServer
+    kafka: DevServer
+    mysql: DevServer
+
+    def all(self) -> tuple[DevServer, ...]:
+        """Each of them."""
+        return self.ceph, self.kafka, self.mysql
+
+    def osds(self) -> int:
+        """How many OSDs may be killed; 0 when they are not the script's."""
+        count = self.ceph.folder / "osd_count"
+        return int(count.read_text()) if count.exists() else 0
+
+    def kinds(self) -> list[str]:
+        """The strikes there can be."""
+        return [kind for kind in KINDS if kind != "kill osd" or self.osds()]
+
+
+# --- strikes ------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """Something is killed, or put to sleep, at_s after the start, and is back for_s later."""
+
+    at_s: float
+    kind: str
+    targets: tuple[str, ...]
+    for_s: float
+
+    def __str__(self) -> str:
+        return f"{self.kind.partition(' ')[0]} {' '.join(self.targets)} for {self.for_s:.1f} s"
+
+
+def schedule(seed: int, seconds: float, every_s: float, kinds: Sequence[str], osds: int) -> Iterator[Strike]:
+    """The strikes of a run, which the seed decides. Each kind comes once a round; the rounds are shuffled."""
+    rng = random.Random(f"{seed}/strikes")
+    at_s = FIRST_STRIKE_S
+    while True:
+        for kind in rng.sample(kinds, len(kinds)):
+            if at_s > seconds - every_s / 2:
+                return
+            for_s = rng.uniform(0.15, 0.4) * every_s
+            if kind == "sleep consumer":
+                for_s = LEASE_S * rng.uniform(1.2, 2.5)
+            yield Strike(at_s, kind, _targets(rng, kind, osds), for_s)
+            at_s += every_s
+
+
+def _targets(rng: random.Random, kind: str, osds: int) -> tuple[str, ...]:
+    what = kind.partition(" ")[2]
+    if what == "osd":
+        return tuple(f"osd.{osd}" for osd in rng.sample(range(osds), rng.randint(1, OSDS_DOWN_MAX)))
+    if what in ("kafka", "mysql"):
+        return (what,)
+    return (rng.choice([name for name in ACTORS if name.startswith(what)]),)
+
+
+class Striker:
+    """Carries strikes out, one after the other, and brings back what they took."""
+
+    def __init__(self, servers: Servers, fleet: Fleet, strikes: Iterator[Strike], say: Callable[[str], None]) -> None:
+        self._servers = servers
+        self._fleet = fleet
+        self._strikes = strikes
+        self._say = say
+        self._next = next(strikes, None)
+        self._start_s = time.monotonic()
+        self._down: dict[DevServer, float] = {}
+        """Servers that miss something, and when it is to be started again."""
+        self.done: list[str] = []
+
+    def turn(self) -> None:
+        """Do what is due. A strike on a server waits until that server is whole: with Ceph, until all is clean."""
+        self._fleet.mend()
+        for server, until_s in list(self._down.items()):
+            if time.monotonic() >= until_s:
+                server.begin_start()
+                del self._down[server]
+        strike = self._next
+        if strike is not None and time.monotonic() - self._start_s >= strike.at_s and self._possible(strike):
+            self._next = next(self._strikes, None)
+            self._carry_out(strike)
+
+    def _server(self, strike: Strike) -> DevServer | None:
+        servers = {"osd": self._servers.ceph, "kafka": self._servers.kafka, "mysql": self._servers.mysql}
+        return servers.get(strike.kind.partition(" ")[2])
+
+    def _possible(self, strike: Strike) -> bool:
+        server = self._server(strike)
+        if server is None:
+            return strike.targets[0] not in self._fleet.asleep()
+        return server not in self._down and server.settled()
+
+    def _carry_out(self, strike: Strike) -> None:
+        server = self._server(strike)
+        if server is not None:
+            for target in strike.targets:
+                server.kill(target if strike.kind == "kill osd" else "server")
+            self._down[server] = time.monotonic() + strike.for_s
+        elif strike.kind == "sleep consumer":
+            self._fleet.put_to_sleep(strike.targets[0], strike.for_s)
+        else:
+            self._fleet.kill(strike.targets[0])
+        self.done.append(f"{time.monotonic() - self._start_s:.1f} s: {strike}")
+        self._say(self.done[-1])
+
+    def heal(self) -> None:
+        """Bring all back, and wait until every daemon says it is ready. Raises TimeoutError."""
+        self._next = None
+        self._fleet.wake()
+        self._down = dict.fromkeys(self._down, 0.0)
+        _await("all servers to be back", HEAL_S_MAX, self._servers_are_whole)
+        _await("all daemons to be ready", HEAL_S_MAX, self._daemons_are_ready)
+
+    def _servers_are_whole(self) -> str:
+        self.turn()
+        return ", ".join(server.name for server in self._servers.all() if not server.settled())
+
+    def _daemons_are_ready(self) -> str:
+        self._fleet.mend()
+        return str(self._fleet.not_ready() or "")
+
+
+def _await(what: str, seconds_max: float, missing: Callable[[], str]) -> None:
+    deadline = time.monotonic() + seconds_max
+    while problem := missing():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited in vain for {what}: {problem}")
+        time.sleep(WAIT_S)
+
+
+# --- a run --------------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Report:
+    """What a run did and found. `problems` is all that must not be; leaked: blocks and copies nobody knows, books that
+    do not balance, work left over."""
+
+    seed: int
+    seconds: float
+    strikes: list[str] = field(default_factory=list)
+    clients: dict[str, int] = field(default_factory=dict)
+    exit_codes: dict[int, int] = field(default_factory=dict)
+    packed_objects: int = 0
+    gc_moved_objects: int = 0
+    gc_deleted_blocks: int = 0
+    healed_s: float = 0.0
+    drained_s: float = 0.0
+    verdict: Verdict = field(default_factory=Verdict)
+    leaked: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing lost, corrupt or leaked, and nothing else wrong."""
+        return not (self.verdict.lost or self.verdict.corrupt or self.leaked or self.problems)
+
+    def as_json(self) -> str:
+        """All of it, in one line."""
+        return json.dumps({"ok": self.ok} | asdict(self))
+
+
+def configure(folder: Path, servers: Servers) -> Path:
+    """Write the configuration of a new store on the servers into `folder`, and make that store. Returns the file."""
+    tag = f"chaos-{uuid.uuid4().hex[:12]}"
+    url = urlunsplit(urlsplit(servers.mysql.url)._replace(path="/" + tag.replace("-", "_")))
+    create_database(url)
+    conf_file = Path(servers.ceph.url)
+    config = folder / "nos-ec.toml"
+    config.write_text(
+        CONFIG.format(
+            metadata_url=url,
+            conf_file=conf_file,
+            keyrings=conf_file.parent,
+            servers=servers.kafka.url,
+            tag=tag,
+            lease_ms=int(LEASE_S * 1000),
+        )
+    )
+    initialise(load_settings(config, {}))
+    return config
+
+
+def _actors(keyrings: Path) -> dict[str, Actor]:
+    """Each kind of daemon with the key of least privilege made for it, and each with a port of its own."""
+    actors = {}
+    for name, arguments in ACTORS.items():
+        kind, port = name.partition("-")[0], free_port()
+        environment = {
+            "NOS_EC_CEPH__USER": f"client.nos-ec-{kind}",
+            "NOS_EC_CEPH__KEYRING_FILE": str(keyrings / f"client.nos-ec-{kind}.keyring"),
+            f"NOS_EC_MONITORING__{kind.upper()}_PORT": str(port),
+        }
+        actors[name] = Actor(arguments, environment, port)
+    return actors
+
+
+def run_chaos(
+    folder: Path, servers: Servers, *, seed: int, seconds: float, every_s: float, say: Callable[[str], None]
+) -> Report:
+    """One run on servers that are started, with a new store. Files of the run go into `folder`. Ends with no process
+    of its own left, however it ends; servers may miss something when it raises.
+
+    Raises TimeoutError when the stack does not heal, or the daemons do not come to an end with their work.
+    """
+    config = configure(folder, servers)
+    settings = load_settings(config, {})
+    report = Report(seed, seconds)
+    with ExitStack() as stack:
+        systems = [stack.enter_context(open_system(settings)) for _ in range(2)]
+        fleet = Fleet(config, _actors(Path(servers.ceph.url).parent), restart_wait_s=RESTART_WAIT_S)
+        stack.callback(fleet.abandon)
+        strikes = schedule(seed, seconds, every_s, servers.kinds(), servers.osds())
+        striker = Striker(servers, fleet, strikes, say)
+        histories = _run_clients(systems, striker, report)
+        _heal_and_drain(systems[0], striker, report, say)
+        fleet.stop()
+        _ask_fleet(fleet, report)
+        _inspect(systems[0], histories, report, say)
+    return report
+
+
+def _run_clients(systems: Sequence[System], striker: Striker, report: Report) -> Mapping[ObjectKey, History]:
+    """Let clients work and strikes fall for as long as the run is to go on. Returns what the clients know."""
+    totals = Totals()
+    store, other = (system.store() for system in systems)
+    pool = systems[0].pool
+    writers = [Writer(number, report.seed, store, WORKLOAD, totals, pool) for number in range(WRITERS)]
+    histories = {key: history for writer in writers for key, history in writer.histories.items()}
+    readers = [Reader(number, report.seed, other, histories, totals, READ_PAUSE_S) for number in range(READERS)]
+    clients = Clients([*(writer.run for writer in writers), *(reader.run for reader in readers)], totals)
+    deadline = time.monotonic() + report.seconds
+    clients.start()
+    try:
+        while not clients.stopped.is_set() and time.monotonic() < deadline:
+            striker.turn()
+            clients.stopped.wait(WAIT_S)
+    finally:
+        clients.stopped.set()
+    clients.stop()
+    report.clients = dict(sorted(totals.counts.items()))
+    report.strikes = striker.done
+    report.problems += totals.failures
+    return histories
+
+
+def _heal_and_drain(system: System, striker: Striker, report: Report, say: Callable[[str], None]) -> None:
+    """The daemons themselves come back to health and pack all there is: nobody helps them."""
+
+    def waiting() -> str:
+        striker.turn()
+        totals = system.metadata.totals()
+        left = totals.landed_objects + totals.queued_objects
+        return f"{left} objects wait to be packed" if left else ""
+
+    start_s = time.monotonic()
+    striker.heal()
+    report.healed_s = round(time.monotonic() - start_s, 1)
+    say(f"clients stopped; all servers and daemons healthy after {report.healed_s} s")
+    _await("all objects to be packed", DRAIN_S_MAX, waiting)
+    report.drained_s = round(time.monotonic() - start_s, 1)
+    say(f"all objects packed after {report.drained_s} s")
+
+
+def _ask_fleet(fleet: Fleet, report: Report) -> None:
+    report.exit_codes = dict(sorted(fleet.codes.items()))
+    report.problems += fleet.misbehaviour(CODES | {TRANSIENT})
+    report.gc_moved_objects = fleet.sum_said("gc", "collected", "objects_moved")
+    report.gc_deleted_blocks = fleet.sum_said("gc", "collected", "blocks_deleted")
+
+
+def _inspect(
+    system: System, histories: Mapping[ObjectKey, History], report: Report, say: Callable[[str], None]
+) -> None:
+    """Read all before and after the last clean-up, and audit what is left after it."""
+    before = judge(system.store(), histories)
+    system.clock = LaterClock()
+    # Twice: what the first round moves and deletes leaves work for the second.
+    settle(system)
+    settle(system)
+    report.verdict = judge(system.store(), histories)
+    if before != report.verdict:
+        report.problems.append(f"before the last clean-up the keys read differently: {before}")
+    report.packed_objects = system.metadata.totals().packed_objects
+    report.leaked = left_over(system)
+    if not (report.packed_objects and report.gc_moved_objects and report.gc_deleted_blocks):
+        report.problems.append("nothing was packed, moved or deleted: the run proves nothing")
+    verdict = report.verdict
+    say(
+        f"{verdict.objects} objects under {verdict.keys} keys read and compared: {len(verdict.lost)} lost,"
+        f" {len(verdict.corrupt)} corrupt, {len(report.leaked)} leaked"
+    )

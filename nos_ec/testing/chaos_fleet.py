@@ -1,0 +1,192 @@
+"""The daemons of a chaos run: real processes that are killed and stopped, and started again whenever they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+START_S_MAX = 60.0
+STOP_S_MAX = 60.0
+READY_S_MAX = 10.0
+
+KILLED = -signal.SIGKILL
+CODES = {0, 9, KILLED}
+"""How a daemon may end: asked to, after its lease was lost, killed by the run."""
+
+_DAMAGE = re.compile(r".*(?:damaged|no readable header|lost stripes|reads back differently).*")
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """A daemon: arguments of `nos-ec`, further environment, port of its endpoint (0: none)."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
+
+
+class Fleet:
+    """Daemons over one configuration, each with one log file for all its lives."""
+
+    def __init__(self, config: Path, actors: Mapping[str, Actor], *, restart_wait_s: float) -> None:
+        """Start them all. restart_wait_s: how long one that ended stays away, as systemd's RestartSec."""
+        self._config = config
+        self._actors = actors
+        self._restart_wait_s = restart_wait_s
+        self._environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._ended_s: dict[str, float] = {}
+        self._asleep_until_s: dict[str, float] = {}
+        self.codes: Counter[int] = Counter()
+        """How often a daemon ended with each exit code; negative: by that signal."""
+        for name in actors:
+            self._start(name)
+
+    def log(self, name: str) -> Path:
+        """Where a daemon's words go."""
+        return self._config.parent / f"{name}.log"
+
+    def names(self, kind: str) -> list[str]:
+        """The daemons called `kind`-0, `kind`-1, ..."""
+        return [name for name in self._actors if name.rpartition("-")[0] == kind]
+
+    def _start(self, name: str) -> None:
+        actor = self._actors[name]
+        command = [sys.executable, "-m", "nos_ec", "--config", str(self._config), *actor.arguments]
+        with self.log(name).open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command,
+                env=self._environment | dict(actor.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    # --- faults -----------------------------------------------------------------------------------
+    def kill(self, name: str) -> None:
+        """Kill it with SIGKILL, whatever it is at. Nothing happens when it has ended already."""
+        if name in self._processes:
+            self._processes[name].kill()
+
+    def put_to_sleep(self, name: str, for_s: float) -> None:
+        """Stop it with SIGSTOP; `mend` wakes it after that time."""
+        if name in self._processes:
+            self._processes[name].send_signal(signal.SIGSTOP)
+            self._asleep_until_s[name] = time.monotonic() + for_s
+
+    def asleep(self) -> set[str]:
+        """Who is stopped now."""
+        return set(self._asleep_until_s)
+
+    # --- care -------------------------------------------------------------------------------------
+    def mend(self) -> None:
+        """Wake whoever slept long enough, start whoever ended long enough ago."""
+        now_s = time.monotonic()
+        for name, until_s in list(self._asleep_until_s.items()):
+            if now_s >= until_s:
+                self._wake(name)
+        for name, process in list(self._processes.items()):
+            if process.poll() is not None:
+                self.codes[process.returncode] += 1
+                self._ended_s[name] = now_s
+                del self._processes[name]
+        for name, ended_s in list(self._ended_s.items()):
+            if now_s >= ended_s + self._restart_wait_s:
+                del self._ended_s[name]
+                self._start(name)
+
+    def wake(self) -> None:
+        """Wake all sleepers: one that sleeps inside a transaction keeps others waiting."""
+        for name in list(self._asleep_until_s):
+            self._wake(name)
+
+    def _wake(self, name: str) -> None:
+        del self._asleep_until_s[name]
+        if name in self._processes:
+            self._processes[name].send_signal(signal.SIGCONT)
+
+    def not_ready(self) -> dict[str, str]:
+        """Daemons that do not answer /readyz with 200, and why. Those without an endpoint count as ready."""
+        found = {}
+        for name, actor in self._actors.items():
+            if actor.port and (problem := _asked(f"http://127.0.0.1:{actor.port}/readyz")):
+                found[name] = problem
+        return found
+
+    def stop(self) -> None:
+        """End them all as an operator does, each when it is up: sooner, SIGTERM ends it as it ends any process."""
+        self.wake()
+        for process in self._processes.values():
+            _await_handler(process)
+            if process.poll() is None:
+                process.terminate()
+        for process in self._processes.values():
+            try:
+                self.codes[process.wait(timeout=STOP_S_MAX)] += 1
+            except subprocess.TimeoutExpired:
+                process.kill()
+                self.codes[process.wait()] += 1
+                raise
+        self._processes.clear()
+
+    def abandon(self) -> None:
+        """Leave no process behind, however the run ended."""
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        self._processes.clear()
+
+    # --- what they said ---------------------------------------------------------------------------
+    def said(self, name: str) -> list[dict[str, object]]:
+        """What a daemon logged. Beside it there are the last words of those that ended with an error."""
+        return [json.loads(line) for line in self.log(name).read_text().splitlines() if line.startswith("{")]
+
+    def sum_said(self, kind: str, event: str, figure: str) -> int:
+        """Sum of a figure over all events of that name that daemons of that kind logged."""
+        lines = (line for name in self.names(kind) for line in self.said(name))
+        return sum(int(str(line[figure])) for line in lines if line["event"] == event)
+
+    def misbehaviour(self, codes: set[int]) -> list[str]:
+        """Exit codes that are not among `codes`, bugs that were told, data that was found damaged."""
+        found = [f"{count} ended with exit code {code}" for code, count in self.codes.items() if code not in codes]
+        for name in self._actors:
+            text = self.log(name).read_text()
+            if "Traceback" in text:
+                found.append(f"{name}: {text[text.index('Traceback') :][:3000]}")
+            found += [f"{name}: {line}" for line in _DAMAGE.findall(text)[:5]]
+        return found
+
+
+def _await_handler(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the process catches SIGTERM, or has ended, or is not going to: /proc tells its signal handlers."""
+    deadline = time.monotonic() + START_S_MAX
+    while process.poll() is None and time.monotonic() < deadline:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+        if int(caught, 16) >> (signal.SIGTERM - 1) & 1:
+            return
+        time.sleep(0.05)
+
+
+def _asked(url: str) -> str:
+    """Empty when the answer is 200, else what is wrong."""
+    try:
+        with urllib.request.urlopen(url, timeout=READY_S_MAX) as answer:
+            answer.read()
+            return ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return f"{error.code} {error.read().decode(errors='replace').strip()}"
+    except OSError as error:
+        return str(error)

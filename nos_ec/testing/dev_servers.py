@@ -1,0 +1,109 @@
+"""Real servers through the scripts of deploy/dev: started, killed, started again, stopped."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parents[2] / "deploy" / "dev"
+MISSING = 3
+"""Exit status of the scripts when something is not there and cannot be installed."""
+START_S_MAX = 600
+"""The first start may have to install and fetch."""
+
+
+class ServerMissing(Exception):
+    """The server is not installed and cannot be; the message says why."""
+
+
+class ServerFailed(Exception):
+    """The server's script failed; the message is what it said."""
+
+
+def free_port() -> int:
+    """A port nobody uses now, below those that Linux gives to clients: a server that comes back finds it free."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
+
+
+class DevServer:
+    """A server with its data in `folder`/`name`, on a port of its own, through its script.
+
+    fast: commits do not wait for the disk. Not for tests that kill a database: what was acknowledged may be lost.
+    """
+
+    def __init__(self, name: str, folder: Path, *, fast: bool = True) -> None:
+        self.name = name
+        self.folder = folder / name
+        self.url = ""
+        self._environment = os.environ | {
+            "NOS_EC_DEV_DIR": str(folder),
+            "NOS_EC_DEV_PORT": str(free_port()),
+            "NOS_EC_DEV_FAST": str(int(fast)),
+        }
+        self._starting: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start it, or what of it does not run. Raises ServerMissing, ServerFailed."""
+        self._started(self.script("start"))
+
+    def begin_start(self) -> None:
+        """As `start`, without waiting; `settled` tells the end of it."""
+        self._starting = subprocess.Popen(
+            self._command("start"),
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def settled(self) -> bool:
+        """Whether no start is under way. Raises ServerFailed when one has failed."""
+        starting = self._starting
+        if starting is None:
+            return True
+        if starting.poll() is None:
+            return False
+        said, errors = starting.communicate()
+        self._starting = None
+        self._started(subprocess.CompletedProcess(starting.args, starting.returncode, said, errors))
+        return True
+
+    def stop(self) -> None:
+        """Stop it; its data stays. A start that is under way is waited for. Raises ServerFailed."""
+        if self._starting is not None:
+            self._starting.communicate(timeout=START_S_MAX)
+            self._starting = None
+        stopped = self.script("stop")
+        if stopped.returncode != 0:
+            raise ServerFailed(f"{self.name} cannot be stopped: {stopped.stderr.strip()}")
+
+    def kill(self, part: str = "server") -> None:
+        """As a crash of the process leaves it. `part` is a daemon of a server that has several, such as osd.3."""
+        folder = self.folder if part == "server" else self.folder / "run"
+        os.kill(int((folder / f"{part}.pid").read_text()), signal.SIGKILL)
+
+    def script(self, action: str) -> subprocess.CompletedProcess[str]:
+        """Run the server's script."""
+        return subprocess.run(
+            self._command(action), env=self._environment, capture_output=True, text=True, timeout=START_S_MAX
+        )
+
+    def _command(self, action: str) -> list[str]:
+        return [str(SCRIPTS / f"{self.name}.sh"), action]
+
+    def _started(self, script: subprocess.CompletedProcess[str]) -> None:
+        if script.returncode == MISSING:
+            raise ServerMissing(script.stderr.strip())
+        if script.returncode != 0:
+            raise ServerFailed(f"{self.name} cannot be started: {script.stderr.strip()}")
+        self.url = script.stdout.split()[-1]

@@ -1,0 +1,52 @@
+"""Clients, daemons and GC on Ceph, Kafka and MySQL while all of them are killed: nothing is lost, corrupt or leaked.
+
+NOS_EC_DEV_CHAOS_SEED repeats the choices of a run. `make chaos` goes on for longer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from nos_ec.backends import remove_log, remove_objects
+from nos_ec.settings import load_settings
+from nos_ec.testing.chaos import Servers, run_chaos
+from nos_ec.testing.dev_servers import DevServer
+
+pytestmark = pytest.mark.real
+
+SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
+SECONDS = 90.0
+EVERY_S = 10.0
+
+
+@pytest.fixture
+def servers(ceph_server: DevServer, kafka: DevServer, durable_mysql: DevServer) -> Servers:
+    return Servers(ceph_server, kafka, durable_mysql)
+
+
+def test_chaos(servers: Servers, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def say(line: str) -> None:
+        with capsys.disabled():
+            print(line)
+
+    say(f"\nchaos of {SECONDS:.0f} s on real servers, NOS_EC_DEV_CHAOS_SEED={SEED}")
+    try:
+        report = run_chaos(tmp_path, servers, seed=SEED, seconds=SECONDS, every_s=EVERY_S, say=say)
+        say(report.as_json())
+    finally:
+        _make_whole(servers)
+    assert report.problems == []
+    assert (report.verdict.lost, report.verdict.corrupt, report.leaked) == ([], [], [])
+    settings = load_settings(tmp_path / "nos-ec.toml", {})
+    remove_objects(settings)
+    remove_log(settings)
+
+
+def _make_whole(servers: Servers) -> None:
+    """Other tests use them, too."""
+    for server in servers.all():
+        server.start()
