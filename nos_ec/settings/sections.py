@@ -144,7 +144,7 @@ class CephSettings(_Section):
         description="RADOS namespace in both pools: keeps several stores in the same pools apart.",
     )
     op_timeout_ms: Count = Field(
-        default=30 * _SECOND,
+        default=10 * _SECOND,
         ge=_SECOND,
         le=_HOUR,
         description="Milliseconds one read or write may take; whole seconds, rounded up. Then it counts as failed and"

@@ -104,6 +104,23 @@ class CephCluster:
         finally:
             os.kill(pid, signal.SIGCONT)
 
+    @contextmanager
+    def osd_hung(self, osd: int) -> Iterator[None]:
+        """An OSD hangs (SIGSTOP) for as long as it takes. At the end it goes on, and all is clean again."""
+        with self.osd_stopped(osd):
+            yield
+        # It finds out that it was marked down, and comes back by itself.
+        _await(lambda: osd in self._up())
+        self._start()
+
+    def is_up(self, osd: int) -> bool:
+        """Whether the monitors count it as up."""
+        return osd in self._up()
+
+    def await_down(self, osd: int) -> None:
+        """Wait until the cluster has noticed that an OSD is gone."""
+        _await(lambda: not self.is_up(osd))
+
     def _pid(self, osd: int) -> int:
         return int((self.folder / "run" / f"osd.{osd}.pid").read_text())
 

@@ -37,7 +37,7 @@ class RadosOptions:
     conf_file: Path
     user: str
     keyring_file: Path | None = None
-    op_timeout_ms: int = 30_000
+    op_timeout_ms: int = 10_000
     connect_timeout_ms: int = 15_000
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class RadosCluster:
         self._pools.append(pool)
         return pool
 
-    def command(self, prefix: str, **arguments: str | int | list[str]) -> Any:
+    def command(self, prefix: str, **arguments: str | int | float | list[str]) -> Any:
         """The JSON answer of the monitors to a command such as "df"; None to one without an answer.
 
         Raises ConfigError, Transient."""

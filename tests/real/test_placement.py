@@ -1,0 +1,266 @@
+"""Placement on a real cluster: what it knows, where it puts blocks, what an OSD that dies or hangs costs a writer."""
+
+from __future__ import annotations
+
+import os
+import random
+import string
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from nos_ec.adapters.rados.cluster import RadosCluster
+from nos_ec.adapters.rados.cluster_view import ClusterView
+from nos_ec.adapters.rados.placement import RadosPlacement
+from nos_ec.backends import remove_objects
+from nos_ec.core.ids import BlockId
+from nos_ec.core.object_hash import object_hash, placement_group
+from nos_ec.core.placement import ClusterMap, Condition, Fullness, Grade, condition
+from nos_ec.settings import Settings, load_settings
+from nos_ec.testing.audit import problems
+from nos_ec.testing.ceph_cluster import POOL_BLOCKS, CephCluster
+from nos_ec.wiring import System, initialise, open_system
+
+from .write_flow import WriteFlow
+
+pytestmark = pytest.mark.real
+
+NAMESPACE = "placement"
+SILENCE_S_MAX = 20.0
+"""The cluster is one machine's: an OSD that dies must cost seconds. Twice what is usual here (docs/MEASUREMENTS.md)."""
+LANES = 2
+GROUPS = 32
+"""Of the pool that deploy/dev makes."""
+
+
+def new_id() -> BlockId:
+    return BlockId(os.urandom(16))
+
+
+def group_of(block_id: BlockId) -> int:
+    return placement_group(block_id.hex(), NAMESPACE, GROUPS)
+
+
+def _all(view: ClusterView) -> list[Condition]:
+    return [condition(known(view), group) for group in range(GROUPS)]
+
+
+def await_true(happened: Callable[[], bool], wait_s: float = 20) -> None:
+    deadline = time.monotonic() + wait_s
+    while not happened():
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def placement(ceph: CephCluster) -> Iterator[RadosPlacement]:
+    with (
+        RadosCluster(ceph.options("gc")) as cluster,
+        closing(RadosPlacement(cluster, POOL_BLOCKS, NAMESPACE, new_id)) as placement,
+    ):
+        yield placement
+
+
+@pytest.fixture
+def view(ceph: CephCluster) -> Iterator[ClusterView]:
+    """Renewed by the log alone: the clock's turn does not come during a test."""
+    with (
+        RadosCluster(ceph.options("consumer")) as cluster,
+        closing(ClusterView(cluster, POOL_BLOCKS, refresh_s=600)) as view,
+    ):
+        yield view
+
+
+def known(view: ClusterView) -> ClusterMap:
+    found = view.current(10)
+    assert found is not None
+    return found
+
+
+# --- what it knows ----------------------------------------------------------------------------------------------
+
+
+def test_the_group_of_an_object_is_the_one_the_cluster_says(ceph: CephCluster) -> None:
+    rng = random.Random(4)
+    letters = string.ascii_letters + string.digits + "äß€._-"
+    for length in range(1, 61):
+        name = "".join(rng.choices(letters, k=length))
+        namespace = "".join(rng.choices(letters, k=rng.choice([0, 0, 3, 12, 40])))
+        arguments = {"nspace": namespace} if namespace else {}
+        found = ceph.admin.command("osd map", pool=POOL_BLOCKS, object=name, **arguments)
+        pool_id = found["pool_id"]
+        assert found["raw_pgid"] == f"{pool_id}.{object_hash(name, namespace):x}"
+        groups = ceph.admin.command("osd pool get", pool=POOL_BLOCKS, var="pg_num")["pg_num"]
+        assert found["pgid"] == f"{pool_id}.{placement_group(name, namespace, groups):x}"
+
+
+def test_the_map_is_what_the_cluster_has(ceph: CephCluster, view: ClusterView) -> None:
+    await_true(lambda: len(known(view).groups) == known(view).group_count)
+    cluster = known(view)
+    assert sorted(cluster.osds) == ceph.osds()
+    assert all(osd.is_up and osd.is_in and 0 < osd.fill_ratio < 1 for osd in cluster.osds.values())
+    assert (cluster.group_count, cluster.writable_min) == (GROUPS, 9)
+    assert {condition(cluster, group).grade for group in range(GROUPS)} == {Grade.CLEAN}
+    block_id = new_id()
+    group = placement_group(block_id.hex(), NAMESPACE, cluster.group_count)
+    assert sorted(cluster.groups[group].acting) == sorted(ceph.osds_of(POOL_BLOCKS, NAMESPACE, block_id.hex()))
+
+
+@pytest.mark.parametrize("role", ["front", "consumer", "gc", "reader"])
+def test_the_keys_suffice(ceph: CephCluster, role: str) -> None:
+    with RadosCluster(ceph.options(role)) as cluster, closing(ClusterView(cluster, POOL_BLOCKS)) as view:
+        await_true(lambda: bool(known(view).groups) and any(osd.fill_ratio for osd in known(view).osds.values()))
+
+
+def test_an_osd_that_dies_is_known_by_the_log(ceph: CephCluster, view: ClusterView, placement: RadosPlacement) -> None:
+    if not ceph.owned():
+        pytest.skip("the cluster is not this test run's to break")
+    begun = [placement.new_block_id() for _ in range(60)]
+    assert all(placement.healthy(block_id) for block_id in begun)
+    await_true(lambda: bool(known(view).groups))
+    with ceph.osds_killed([3]):
+        noticed = time.monotonic()
+        await_true(lambda: not known(view).osds[3].is_up, wait_s=5)
+        assert time.monotonic() - noticed < 2
+        hit = {block_id for block_id in begun if condition(known(view), group_of(block_id)).missing}
+        assert hit
+        await_true(lambda: {block_id for block_id in begun if not placement.healthy(block_id)} == hit)
+        # Few groups are clean now; what is chosen among the others is not left again at once.
+        with closing(ClusterView(ceph.admin, POOL_BLOCKS, refresh_s=0.5)) as fresh:
+            await_true(lambda: {now.grade for now in _all(fresh)} == {Grade.CLEAN, Grade.DEGRADED})
+            assert all(now.missing <= 1 for now in _all(fresh))
+            chosen = [placement.new_block_id() for _ in range(40)]
+            time.sleep(6)
+            assert all(placement.healthy(block_id) for block_id in chosen)
+
+
+def test_an_osd_that_is_nearly_full_is_known(ceph: CephCluster, view: ClusterView) -> None:
+    if not ceph.owned():
+        pytest.skip("the cluster is not this test run's to break")
+    ceph.admin.command("osd set-nearfull-ratio", ratio=0.0001)
+    try:
+        await_true(lambda: {osd.fullness for osd in known(view).osds.values()} == {Fullness.NEARLY}, wait_s=60)
+        assert condition(known(view), 0).grade is Grade.DEGRADED
+    finally:
+        ceph.admin.command("osd set-nearfull-ratio", ratio=0.85)
+    await_true(lambda: {osd.fullness for osd in known(view).osds.values()} == {Fullness.ROOMY}, wait_s=60)
+
+
+# --- a writer in full flow --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(ceph: CephCluster, tmp_path: Path) -> Iterator[Callable[[int], Settings]]:
+    """Makes the settings of a store on the cluster, with this time limit of an operation."""
+    made: list[Settings] = []
+
+    def make(op_timeout_ms: int) -> Settings:
+        config = tmp_path / "nos-ec.toml"
+        options = ceph.options("consumer")
+        config.write_text(
+            f"""
+            [store]
+            backend = "ceph"
+            root = "{tmp_path}"
+            [ceph]
+            conf_file = "{options.conf_file}"
+            user = "{options.user}"
+            keyring_file = "{options.keyring_file}"
+            namespace = "{uuid.uuid4().hex}"
+            op_timeout_ms = {op_timeout_ms}
+            [gc]
+            reserve_bytes = 0
+            """
+        )
+        made.append(load_settings(config, {}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        remove_objects(each)
+
+
+def settle_and_check(system: System, flow: WriteFlow) -> None:
+    """Recovery of what was abandoned; then everything reads back and the books balance."""
+    await_true(lambda: _recovered(system), wait_s=60)
+    store = system.store()
+    for key, data in flow.data.items():
+        assert store.get(key) == data
+    assert problems(system.metadata, system.blocks, system.landing) == []
+
+
+def _recovered(system: System) -> bool:
+    system.housekeeping().run_once()
+    return not system.metadata.fenced_blocks(1)
+
+
+def test_an_osd_that_dies_costs_a_writer_seconds(
+    ceph: CephCluster, settings: Callable[[int], Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not ceph.owned():
+        pytest.skip("the cluster is not this test run's to break")
+    made = settings(10_000)
+    initialise(made)
+    with open_system(made) as system:
+        flow = WriteFlow(system, groups=1500, lanes=LANES)
+        flow.start()
+        begun = time.monotonic()
+        time.sleep(3)
+        died = time.monotonic()
+        with ceph.osds_killed([5]):
+            noticed = time.monotonic()
+            time.sleep(5)
+            end = time.monotonic()
+            flow.stop()
+        _print(capsys, "an OSD killed with SIGKILL", flow, begun, died, noticed, end)
+        assert flow.flow.silence_s(died, end) < SILENCE_S_MAX
+        settle_and_check(system, flow)
+
+
+def test_an_osd_that_hangs_costs_a_writer_seconds(
+    ceph: CephCluster, settings: Callable[[int], Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The time limit is to the cluster's patience with an OSD (osd_heartbeat_grace, 6 s here) as the default one is to
+    Ceph's 20 s: half of it. So a group times out, is written elsewhere, as a rule in vain as 11 of 12 OSDs are in every
+    group here, and its last try outlasts the OSD."""
+    if not ceph.owned():
+        pytest.skip("the cluster is not this test run's to break")
+    made = settings(3_000)
+    initialise(made)
+    with open_system(made) as system:
+        flow = WriteFlow(system, groups=1500, lanes=LANES)
+        flow.start()
+        begun = time.monotonic()
+        time.sleep(3)
+        hung = time.monotonic()
+        with ceph.osd_hung(7):
+            ceph.await_down(7)
+            noticed = time.monotonic()
+            time.sleep(5)
+            end = time.monotonic()
+            flow.stop()
+        _print(capsys, "an OSD stopped with SIGSTOP", flow, begun, hung, noticed, end)
+        assert flow.flow.silence_s(hung, end) < SILENCE_S_MAX
+        settle_and_check(system, flow)
+
+
+def _print(
+    capsys: pytest.CaptureFixture[str],
+    what: str,
+    writers: WriteFlow,
+    begun: float,
+    happened: float,
+    noticed: float,
+    end: float,
+) -> None:
+    flow = writers.flow
+    with capsys.disabled():
+        print(
+            f"\n{what}: noticed after {noticed - happened:.1f} s; longest silence of {LANES} lanes"
+            f" {flow.silence_s(happened, end):.1f} s; groups/s {flow.rate(begun, happened):.0f} before,"
+            f" {flow.rate(noticed, end):.0f} once it was noticed; groups given back: {flow.given_back}"
+        )
