@@ -250,7 +250,8 @@ class Metadata(Protocol):
     def due_objects(self, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
         """LANDED and QUEUED rows of these slots whose due time has come, longest due first.
 
-        A row's slot is that of its bucket (`core.slots.bucket_slot`). What it costs depends on `limit` and the number
+        A row's slot is that of its bucket (`core.slots.bucket_slot`). A slot where more than its part of `limit` waits
+        leaves room for the others, even if its rows are due longer. What it costs depends on `limit` and the number
         of slots, not on how many rows wait.
         """
         ...

@@ -6,6 +6,7 @@ Numbers in names and comments are those of docs/INVARIANTS.md.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -359,6 +360,20 @@ class ProducerContract:
             due = bench.store.due_objects(200, 99, slots)
             assert [row.key for row in due][-len(slots) :] == overwritten, "a large object had its slot before"
         assert bench.store.due_objects(100, 99, frozenset()) == []
+
+    def test_a_slot_with_many_due_leaves_room_but_fills_what_is_left(self, bench: MetadataBench) -> None:
+        for i in range(40):
+            bench.put(f"many-{i:02}", due_ms=1 + i)
+        others = [bucket for bucket in (f"b{i}" for i in range(40)) if bucket_slot(bucket) != bucket_slot("bucket")]
+        for i, bucket in enumerate(others[:20]):
+            bench.put("few", bucket=bucket, due_ms=60 + i)
+        for limit, slots in ((60, ALL_SLOTS), (40, {bucket_slot("bucket")}), (7, {bucket_slot("bucket")})):
+            due = bench.store.due_objects(100, limit, slots)
+            assert [row.key.name for row in due][:40] == [f"many-{i:02}" for i in range(min(limit, 40))]
+            assert len(due) == limit
+        mixed = Counter(row.key.name[:4] for row in bench.store.due_objects(100, 16, ALL_SLOTS))
+        assert mixed == {"many": 3, "few": 13}
+        assert len(bench.store.due_objects(100, 50, ALL_SLOTS)) == 50
 
     def test_published_objects_are_due_again_later(self, bench: MetadataBench) -> None:
         rows = [bench.put("a", due_ms=10), bench.put("b", due_ms=10)]

@@ -99,6 +99,27 @@ class MetadataRaces(MetadataSuite):
             assert row.landing_id in bench.deletions()
         bench.check_books()
 
+    def test_a_lease_goes_to_one_of_those_who_want_it_8(self, bench: MetadataBench) -> None:
+        wanted = [["a", "b", "c"], ["c", "b", "d"], ["d", "a", "c"]]
+        for _ in range(ROUNDS):
+            taken = race(*(partial(bench.store.acquire_leases, names, bench.now_ms, 50) for names in wanted))
+            leases = [lease for mine in taken for lease in mine]
+            assert sorted(lease.name for lease in leases) == ["a", "b", "c", "d"]
+            assert len({lease.epoch for lease in leases}) == 4
+            race(*(partial(bench.store.release_leases, mine) for mine in taken))
+            assert bench.store.list_leases("") == []
+
+    def test_renewing_against_fencing_8(self, bench: MetadataBench) -> None:
+        for _ in range(ROUNDS):
+            held = bench.store.acquire_leases(["a", "b"], 100, 50)
+            renewed, fenced = race(
+                partial(bench.store.renew_leases, held, 160, 50),
+                partial(bench.store.fence_lease, held[0], 155),
+            )
+            assert [lease.name for lease in renewed] == (["b"] if fenced else ["a", "b"])
+            assert bench.store.list_leases("") == renewed
+            bench.store.release_leases(renewed)
+
     def test_fence_against_commit_8(self, bench: MetadataBench) -> None:
         for i in range(ROUNDS):
             row = bench.put(f"n{i}")

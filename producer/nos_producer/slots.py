@@ -101,7 +101,7 @@ class HeldSlots:
             names = [slot_lease(slot) for slot in plan.take]
             self._fence((expired[name] for name in names if name in expired), now_ms)
             self._take(names, now_ms)
-        if plan.give_up or plan.take:
+        if self._member is not None and (plan.give_up or plan.take):
             _log.info("slots held", slots=sorted(self.slots()), producers=len(members))
 
     def _plan(self, free: frozenset[int], members: list[str]) -> SlotPlan:

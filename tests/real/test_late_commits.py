@@ -1,0 +1,49 @@
+"""A row whose transaction commits after newer ones were published is found by the next look for due objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import insert
+
+from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.adapters.sql.schema import OBJECTS
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.slots import ALL_SLOTS, bucket_slot
+from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
+from nos_ec.testing.sql_servers import empty_store
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(params=["mysql_url", "mariadb_url"])
+def store(request: pytest.FixtureRequest) -> Iterator[SqlMetadata]:
+    with empty_store(request.getfixturevalue(request.param)) as opened:
+        yield opened
+
+
+def test_a_late_commit_is_due_like_any_other(store: SqlMetadata) -> None:
+    bench = MetadataBench(store)
+    late = {
+        "bucket": "late",
+        "name": "n",
+        "slot": bucket_slot("late"),
+        "version": 1,
+        "size": 1,
+        "crc32c": 1,
+        "md5": bytes(16),
+        "state": ObjectState.LANDED,
+        "landing_id": new_landing_id(),
+        "due_ms": bench.now_ms - 1000,
+        "created_ms": bench.now_ms - 1000,
+    }
+    newer = [bench.put("newer", bucket=bucket) for bucket in ("a", "late", "b")]
+    with store._engine.connect() as connection:
+        connection.execute(insert(OBJECTS).values(late))
+        due = store.due_objects(bench.now_ms, 10, ALL_SLOTS)
+        assert due == newer, "a transaction in the middle neither shows nor holds anybody up"
+        connection.commit()
+    store.mark_published(due, bench.now_ms + 99)
+    assert [row.key for row in store.due_objects(bench.now_ms, 10, ALL_SLOTS)] == [ObjectKey("late", "n")]
