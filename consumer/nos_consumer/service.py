@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 
 import structlog
 
-from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSpace, Transient
+from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.messages import PackRequest, decode_pack_request
 from nos_ec.core.offsets import OffsetTracker
@@ -274,7 +274,7 @@ class ConsumerService:
         return plan is not None
 
     def _settle(self, results: Sequence[WriteResult]) -> None:
-        for result in results:
+        for result in map(self._looked_up, results):
             for packable in (*result.packed, *result.superseded, *(failure.packable for failure in result.failed)):
                 self._done(packable)
             for failure in result.failed:
@@ -283,6 +283,24 @@ class ConsumerService:
                 self._wait(packable, self._clock.now_ms())
             self._back_off(result)
             self._count(result)
+
+    def _looked_up(self, result: WriteResult) -> WriteResult:
+        """A landing copy may be missing because its object was deleted or overwritten while it waited: nothing failed.
+
+        Copies are deleted after their rows have moved on. So a row that still says `landed` after the copy was not
+        found is an object whose bytes are gone.
+        """
+        missing = [failure.packable for failure in result.failed if isinstance(failure.error, NotFound)]
+        if not missing:
+            return result
+        try:
+            landed = self._metadata.still_landed([(p.object_id, p.version) for p in missing])
+        except Transient as error:
+            others = [failure for failure in result.failed if not isinstance(failure.error, NotFound)]
+            return replace(result, failed=others, retry=[*result.retry, *missing], cause=result.cause or error)
+        gone = {packable for packable in missing if (packable.object_id, packable.version) not in landed}
+        failed = [failure for failure in result.failed if failure.packable not in gone]
+        return replace(result, failed=failed, superseded=[*result.superseded, *gone])
 
     def _done(self, packable: Packable) -> None:
         self._known.pop((packable.object_id, packable.version), None)

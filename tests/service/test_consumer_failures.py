@@ -118,6 +118,29 @@ def test_messages_are_not_forgotten_when_they_cannot_be_looked_up(bench: Bench, 
         watcher.close()
 
 
+@pytest.mark.parametrize("failures", [0, 1])
+def test_only_a_copy_that_should_be_there_counts_as_lost(bench: Bench, system: System, failures: int) -> None:
+    """A copy that went because its object was overwritten is no news; an alert is on those that fail."""
+    kept, overwritten, lost = bench.put_some(system, 3)
+    bench.produce(system)
+    with consumer_service(system) as service:
+        while service.counters.messages < 3:
+            service.turn(flush=False)
+        bench.put(system, overwritten.name, b"newer", overwritten.bucket)
+        assert system.housekeeping().run_once().reaper.deleted == 1
+        landing_id = system.metadata.get(lost).landing_id
+        assert landing_id is not None
+        system.landing.delete(landing_id)
+        failing = FailsFirst(system.metadata, "still_landed", failures)
+        service._metadata = cast(Metadata, failing)
+        while service.waiting_objects or service.lanes.pending:
+            service.turn(flush=True)
+        assert failing.left == 0
+        counters = service.counters
+        assert (counters.packed, counters.superseded, counters.failed) == (1, 1, 1)
+    assert system.metadata.get(kept).extent is not None
+
+
 def test_a_failed_revocation_does_not_stop_later_commits(
     bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
