@@ -6,10 +6,9 @@ At the end all is healed and comes to rest, every key is read and compared, and 
 from __future__ import annotations
 
 import json
-import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,34 +20,18 @@ from nos_ec.settings import load_settings
 from nos_ec.testing.at_rest import LaterClock, left_over, settle
 from nos_ec.testing.chaos_clients import Clients, History, Reader, Totals, Verdict, Workload, Writer, judge
 from nos_ec.testing.chaos_fleet import CODES, Actor, Fleet
-from nos_ec.testing.dev_servers import DevServer, free_port
+from nos_ec.testing.chaos_strikes import DAEMONS, LEASE_S, WAIT_S, Servers, Striker, await_nothing, schedule
+from nos_ec.testing.dev_servers import free_port
 from nos_ec.wiring import System, initialise, open_system
 
-KINDS = ("kill consumer", "sleep consumer", "kill producer", "kill gc", "kill osd", "kill kafka", "kill mysql")
-OSDS_DOWN_MAX = 2
-"""8+3 can be read and written with that many of its 11 OSDs down."""
-LEASE_S = 4.0
-"""lease_ttl_ms of the configuration below."""
 RESTART_WAIT_S = 1.0
 """As systemd waits before it starts a daemon again."""
-FIRST_STRIKE_S = 5.0
-"""By then the daemons are at work."""
-
-HEAL_S_MAX = 180.0
 DRAIN_S_MAX = 180.0
-WAIT_S = 0.1
 
 TRANSIENT = 7
 """Exit code of a daemon that could not reach a server when it started."""
 
-ACTORS = {
-    "producer-0": ("producer",),
-    "producer-1": ("producer",),
-    "consumer-0": ("consumer",),
-    "consumer-1": ("consumer",),
-    "consumer-2": ("consumer",),
-    "gc-0": ("gc", "run", "--apply", "--loop"),
-}
+ARGUMENTS = {"producer": ("producer",), "consumer": ("consumer",), "gc": ("gc", "run", "--apply", "--loop")}
 
 CHUNK, STRIPE = 128 << 10, 1 << 20
 WORKLOAD = Workload(
@@ -81,6 +64,7 @@ reservation_ms = 60000
 lease_ttl_ms = {lease_ms}
 [producer]
 republish_ms = 20000
+lease_ttl_ms = {lease_ms}
 idle_wait_ms = 100
 [consumer]
 window_objects = 100
@@ -109,140 +93,6 @@ request_timeout_ms = 5000
 format = "json"
 """
 """Short leases, graces and waits, so that a run of a minute passes through everything."""
-
-
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """The stack. With a Ceph cluster that is not the script's there is nothing of it to kill."""
-
-    ceph: DevServer
-    kafka: DevServer
-    mysql: DevServer
-
-    def all(self) -> tuple[DevServer, ...]:
-        """Each of them."""
-        return self.ceph, self.kafka, self.mysql
-
-    def osds(self) -> int:
-        """How many OSDs may be killed; 0 when they are not the script's."""
-        count = self.ceph.folder / "osd_count"
-        return int(count.read_text()) if count.exists() else 0
-
-    def kinds(self) -> list[str]:
-        """The strikes there can be."""
-        return [kind for kind in KINDS if kind != "kill osd" or self.osds()]
-
-
-# --- strikes ------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Strike:
-    """Something is killed, or put to sleep, at_s after the start, and is back for_s later."""
-
-    at_s: float
-    kind: str
-    targets: tuple[str, ...]
-    for_s: float
-
-    def __str__(self) -> str:
-        return f"{self.kind.partition(' ')[0]} {' '.join(self.targets)} for {self.for_s:.1f} s"
-
-
-def schedule(seed: int, seconds: float, every_s: float, kinds: Sequence[str], osds: int) -> Iterator[Strike]:
-    """The strikes of a run, which the seed decides. Each kind comes once a round; the rounds are shuffled."""
-    rng = random.Random(f"{seed}/strikes")
-    at_s = FIRST_STRIKE_S
-    while True:
-        for kind in rng.sample(kinds, len(kinds)):
-            if at_s > seconds - every_s / 2:
-                return
-            for_s = rng.uniform(0.15, 0.4) * every_s
-            if kind == "sleep consumer":
-                for_s = LEASE_S * rng.uniform(1.2, 2.5)
-            yield Strike(at_s, kind, _targets(rng, kind, osds), for_s)
-            at_s += every_s
-
-
-def _targets(rng: random.Random, kind: str, osds: int) -> tuple[str, ...]:
-    what = kind.partition(" ")[2]
-    if what == "osd":
-        return tuple(f"osd.{osd}" for osd in rng.sample(range(osds), rng.randint(1, OSDS_DOWN_MAX)))
-    if what in ("kafka", "mysql"):
-        return (what,)
-    return (rng.choice([name for name in ACTORS if name.startswith(what)]),)
-
-
-class Striker:
-    """Carries strikes out, one after the other, and brings back what they took."""
-
-    def __init__(self, servers: Servers, fleet: Fleet, strikes: Iterator[Strike], say: Callable[[str], None]) -> None:
-        self._servers = servers
-        self._fleet = fleet
-        self._strikes = strikes
-        self._say = say
-        self._next = next(strikes, None)
-        self._start_s = time.monotonic()
-        self._down: dict[DevServer, float] = {}
-        """Servers that miss something, and when it is to be started again."""
-        self.done: list[str] = []
-
-    def turn(self) -> None:
-        """Do what is due. A strike on a server waits until that server is whole: with Ceph, until all is clean."""
-        self._fleet.mend()
-        for server, until_s in list(self._down.items()):
-            if time.monotonic() >= until_s:
-                server.begin_start()
-                del self._down[server]
-        strike = self._next
-        if strike is not None and time.monotonic() - self._start_s >= strike.at_s and self._possible(strike):
-            self._next = next(self._strikes, None)
-            self._carry_out(strike)
-
-    def _server(self, strike: Strike) -> DevServer | None:
-        servers = {"osd": self._servers.ceph, "kafka": self._servers.kafka, "mysql": self._servers.mysql}
-        return servers.get(strike.kind.partition(" ")[2])
-
-    def _possible(self, strike: Strike) -> bool:
-        server = self._server(strike)
-        if server is None:
-            return strike.targets[0] not in self._fleet.asleep()
-        return server not in self._down and server.settled()
-
-    def _carry_out(self, strike: Strike) -> None:
-        server = self._server(strike)
-        if server is not None:
-            for target in strike.targets:
-                server.kill(target if strike.kind == "kill osd" else "server")
-            self._down[server] = time.monotonic() + strike.for_s
-        elif strike.kind == "sleep consumer":
-            self._fleet.put_to_sleep(strike.targets[0], strike.for_s)
-        else:
-            self._fleet.kill(strike.targets[0])
-        self.done.append(f"{time.monotonic() - self._start_s:.1f} s: {strike}")
-        self._say(self.done[-1])
-
-    def heal(self) -> None:
-        """Bring all back, and wait until every daemon says it is ready. Raises TimeoutError."""
-        self._next = None
-        self._fleet.wake()
-        self._down = dict.fromkeys(self._down, 0.0)
-        _await("all servers to be back", HEAL_S_MAX, self._servers_are_whole)
-        _await("all daemons to be ready", HEAL_S_MAX, self._daemons_are_ready)
-
-    def _servers_are_whole(self) -> str:
-        self.turn()
-        return ", ".join(server.name for server in self._servers.all() if not server.settled())
-
-    def _daemons_are_ready(self) -> str:
-        self._fleet.mend()
-        return str(self._fleet.not_ready() or "")
-
-
-def _await(what: str, seconds_max: float, missing: Callable[[], str]) -> None:
-    deadline = time.monotonic() + seconds_max
-    while problem := missing():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited in vain for {what}: {problem}")
-        time.sleep(WAIT_S)
 
 
 # --- a run --------------------------------------------------------------------------------------------
@@ -299,14 +149,14 @@ def configure(folder: Path, servers: Servers) -> Path:
 def _actors(keyrings: Path) -> dict[str, Actor]:
     """Each kind of daemon with the key of least privilege made for it, and each with a port of its own."""
     actors = {}
-    for name, arguments in ACTORS.items():
+    for name in DAEMONS:
         kind, port = name.partition("-")[0], free_port()
         environment = {
             "NOS_EC_CEPH__USER": f"client.nos-ec-{kind}",
             "NOS_EC_CEPH__KEYRING_FILE": str(keyrings / f"client.nos-ec-{kind}.keyring"),
             f"NOS_EC_MONITORING__{kind.upper()}_PORT": str(port),
         }
-        actors[name] = Actor(arguments, environment, port)
+        actors[name] = Actor(ARGUMENTS[kind], environment, port)
     return actors
 
 
@@ -327,6 +177,7 @@ def run_chaos(
         stack.callback(fleet.abandon)
         strikes = schedule(seed, seconds, every_s, servers.kinds(), servers.osds())
         striker = Striker(servers, fleet, strikes, say)
+        stack.callback(striker.wake_all)
         histories = _run_clients(systems, striker, report)
         _heal_and_drain(systems[0], striker, report, say)
         fleet.stop()
@@ -372,7 +223,7 @@ def _heal_and_drain(system: System, striker: Striker, report: Report, say: Calla
     striker.heal()
     report.healed_s = round(time.monotonic() - start_s, 1)
     say(f"clients stopped; all servers and daemons healthy after {report.healed_s} s")
-    _await("all objects to be packed", DRAIN_S_MAX, waiting)
+    await_nothing("all objects to be packed", DRAIN_S_MAX, waiting)
     report.drained_s = round(time.monotonic() - start_s, 1)
     say(f"all objects packed after {report.drained_s} s")
 

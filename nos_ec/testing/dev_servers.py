@@ -15,6 +15,8 @@ MISSING = 3
 """Exit status of the scripts when something is not there and cannot be installed."""
 START_S_MAX = 600
 """The first start may have to install and fetch."""
+WHOLE = "server"
+"""The part of a server that is one process."""
 
 
 class ServerMissing(Exception):
@@ -87,10 +89,21 @@ class DevServer:
         if stopped.returncode != 0:
             raise ServerFailed(f"{self.name} cannot be stopped: {stopped.stderr.strip()}")
 
-    def kill(self, part: str = "server") -> None:
+    def kill(self, part: str = WHOLE) -> None:
         """As a crash of the process leaves it. `part` is a daemon of a server that has several, such as osd.3."""
-        folder = self.folder if part == "server" else self.folder / "run"
-        os.kill(int((folder / f"{part}.pid").read_text()), signal.SIGKILL)
+        self._signal(part, signal.SIGKILL)
+
+    def put_to_sleep(self, part: str = WHOLE) -> None:
+        """Let it hang, as on a machine that swaps or a disk that does not answer."""
+        self._signal(part, signal.SIGSTOP)
+
+    def wake(self, part: str = WHOLE) -> None:
+        """End what `put_to_sleep` began."""
+        self._signal(part, signal.SIGCONT)
+
+    def _signal(self, part: str, number: signal.Signals) -> None:
+        folder = self.folder if part == WHOLE else self.folder / "run"
+        os.kill(int((folder / f"{part}.pid").read_text()), number)
 
     def script(self, action: str) -> subprocess.CompletedProcess[str]:
         """Run the server's script."""

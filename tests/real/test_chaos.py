@@ -13,14 +13,16 @@ import pytest
 
 from nos_ec.backends import remove_log, remove_objects
 from nos_ec.settings import load_settings
-from nos_ec.testing.chaos import Servers, run_chaos
+from nos_ec.testing.chaos import run_chaos
+from nos_ec.testing.chaos_strikes import Servers
 from nos_ec.testing.dev_servers import DevServer
 
 pytestmark = pytest.mark.real
 
 SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SECONDS = 90.0
-EVERY_S = 10.0
+EVERY_S = 8.0
+"""So that every kind of strike comes once."""
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from nos_ec.testing.chaos import Report, Servers, run_chaos
+from nos_ec.testing.chaos import Report, run_chaos
+from nos_ec.testing.chaos_strikes import Servers
 from nos_ec.testing.dev_servers import DevServer
 
 SECONDS_MIN = 60.0

@@ -10,8 +10,8 @@ from typing import Any, cast
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
-from nos_ec.testing.chaos import KINDS, OSDS_DOWN_MAX, schedule
 from nos_ec.testing.chaos_clients import History, judge, value_of
+from nos_ec.testing.chaos_strikes import KINDS, OSDS_DOWN_MAX, schedule
 
 KEY = ObjectKey("b", "o")
 
@@ -55,7 +55,7 @@ def test_every_kind_of_strike_comes_once_a_round_and_the_seed_decides() -> None:
 
 
 def test_no_more_osds_are_killed_than_the_pool_can_do_without() -> None:
-    strikes = [strike for strike in schedule(1, 6000, 20, KINDS, 12) if strike.kind == "kill osd"]
+    strikes = [strike for strike in schedule(1, 6000, 20, KINDS, 12) if strike.what == "osd"]
     assert {len(set(strike.targets)) for strike in strikes} == {1, OSDS_DOWN_MAX}
 
 
