@@ -48,6 +48,7 @@ class Fleet:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ended_s: dict[str, float] = {}
         self._asleep_until_s: dict[str, float] = {}
+        self._hung: list[str] = []
         self.codes: Counter[int] = Counter()
         """How often a daemon ended with each exit code; negative: by that signal."""
         for name in actors:
@@ -131,13 +132,13 @@ class Fleet:
             _await_handler(process)
             if process.poll() is None:
                 process.terminate()
-        for process in self._processes.values():
+        for name, process in self._processes.items():
             try:
                 self.codes[process.wait(timeout=STOP_S_MAX)] += 1
             except subprocess.TimeoutExpired:
+                self._hung.append(f"{name} did not end {STOP_S_MAX:.0f} s after SIGTERM")
                 process.kill()
-                self.codes[process.wait()] += 1
-                raise
+                process.wait()
         self._processes.clear()
 
     def abandon(self) -> None:
@@ -158,8 +159,9 @@ class Fleet:
         return sum(int(str(line[figure])) for line in lines if line["event"] == event)
 
     def misbehaviour(self, codes: set[int]) -> list[str]:
-        """Exit codes that are not among `codes`, bugs that were told, data that was found damaged."""
-        found = [f"{count} ended with exit code {code}" for code, count in self.codes.items() if code not in codes]
+        """Exit codes that are not among `codes`, daemons that hung, bugs that were told, data found damaged."""
+        found = [*self._hung]
+        found += [f"{count} ended with exit code {code}" for code, count in self.codes.items() if code not in codes]
         for name in self._actors:
             text = self.log(name).read_text()
             if "Traceback" in text:
