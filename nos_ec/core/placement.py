@@ -24,8 +24,8 @@ from enum import IntEnum
 from nos_ec.core.ids import BlockId
 
 CANDIDATES = 8
-"""Ids to draw for a block. Of 8, the best of even a fifth of all groups is found in 5 of 6 draws; the gain in even
-filling levels off there (docs/MEASUREMENTS.md)."""
+"""Ids to draw for a block. Eight meet a group of the best fifth 5 times in 6, and more would make the filling hardly
+more even (docs/MEASUREMENTS.md)."""
 
 NO_OSD = 0x7FFFFFFF
 """What Ceph writes in the place of an OSD that an erasure-coded group lacks."""

@@ -1,0 +1,73 @@
+"""How evenly blocks fill OSDs of unequal size or fill: chosen places against random ones, simulated.
+
+Groups get their OSDs as CRUSH gives them: k + m different ones, drawn with a chance by their weight, their size. A
+block adds its shards to the OSDs of its group. What the choice is made by is as old as it is in life: the map is
+renewed after so many blocks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, pstdev
+
+from nos_ec.core.ids import BlockId
+from nos_ec.core.placement import CANDIDATES, ClusterMap, Group, Osd, Place, choose
+
+CLEAN = frozenset({"active", "clean"})
+SHARDS = 11
+SHARD_BYTES = 4 << 20
+"""Of a full block of the default geometry, on each OSD."""
+BLOCKS_PER_MAP = 20
+"""Blocks between two maps: 5 s of four writers at 32 MiB/s each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """An OSD to begin with. Sizes in bytes; weight as CRUSH has it."""
+
+    size: int
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Skew:
+    """Fill ratios at the end: the fullest over the mean, and the standard deviation, in points of the ratio."""
+
+    mean: float
+    max_over_mean: float
+    deviation: float
+
+
+def skew(disks: Sequence[Disk], groups: int, blocks: int, candidates: int = CANDIDATES, seed: int = 1) -> Skew:
+    """Fill the disks with `blocks` blocks; `candidates` 1 is random placement. The same seed gives the same groups."""
+    rng = random.Random(seed)
+    cluster = ClusterMap(
+        group_count=groups,
+        writable_min=SHARDS - 2,
+        osds={number: Osd(is_up=True, is_in=True) for number in range(len(disks))},
+        groups={number: Group(CLEAN, _acting(disks, rng)) for number in range(groups)},
+    )
+    used = [disk.used for disk in disks]
+    for block in range(blocks):
+        if block % BLOCKS_PER_MAP == 0:
+            cluster = _renewed(cluster, disks, used)
+        places = [Place(BlockId(bytes(16)), rng.randrange(groups)) for _ in range(candidates)]
+        chosen = choose(cluster, places)
+        assert chosen is not None
+        for number in cluster.groups[chosen.group].acting:
+            used[number] += SHARD_BYTES
+    fills = [taken / disk.size for taken, disk in zip(used, disks, strict=True)]
+    return Skew(fmean(fills), max(fills) / fmean(fills), pstdev(fills))
+
+
+def _acting(disks: Sequence[Disk], rng: random.Random) -> tuple[int, ...]:
+    """Straws: each disk draws one, the longer the heavier it is by chance, and the longest win."""
+    straws = sorted(range(len(disks)), key=lambda number: rng.expovariate(disks[number].size))
+    return tuple(straws[:SHARDS])
+
+
+def _renewed(cluster: ClusterMap, disks: Sequence[Disk], used: Sequence[int]) -> ClusterMap:
+    osds = {number: replace(osd, fill_ratio=used[number] / disks[number].size) for number, osd in cluster.osds.items()}
+    return replace(cluster, osds=osds)
