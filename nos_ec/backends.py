@@ -6,8 +6,8 @@ machine that runs the embedded store.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,8 @@ from nos_ec.adapters.local.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.adapters.local.placement import AnyPlace
-from nos_ec.core.errors import ConfigError
+from nos_ec.adapters.local.store_mark import claim_root, require_root_of
+from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
@@ -28,6 +29,21 @@ from nos_ec.settings import Settings
 if TYPE_CHECKING:
     from nos_ec.adapters.kafka.cluster import KafkaTopic
     from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
+    from nos_ec.adapters.rados.pool import Pool
+
+
+_OF_CONNECTION = ("ceph.conf_file", "ceph.user", "ceph.keyring_file")
+_OF_METADATA = ("ceph.namespace", "store.metadata_url")
+_OF_LOG = ("kafka.servers", "kafka.topic", "log.partitions", "kafka.options")
+
+
+@contextmanager
+def settings_named(*names: str) -> Iterator[None]:
+    """End what goes wrong here with the settings to look at: adapters know what is wrong, and not what chose it."""
+    try:
+        yield
+    except (ConfigError, Transient) as error:
+        raise type(error)(f"{error} [settings: {', '.join(names)}]") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +89,67 @@ def initialise_objects(settings: Settings) -> None:
     from nos_ec.adapters.rados.landing_store import RadosLandingStore
 
     ceph = settings.ceph
+    with ExitStack() as stack:
+        with settings_named(*_OF_CONNECTION):
+            cluster = stack.enter_context(RadosCluster(_rados_options(settings)))
+        with settings_named("ceph.blocks_pool", "ceph.namespace", "geometry"):
+            RadosBlockStore.initialise(cluster, ceph.blocks_pool, geometry, ceph.namespace)
+        with settings_named("ceph.landing_pool", "ceph.namespace"):
+            RadosLandingStore.initialise(cluster, ceph.landing_pool, ceph.namespace)
+
+
+def mark_objects(settings: Settings, store_id: str, *, anew: bool) -> None:
+    """Note, durably, in both stores that they belong to the metadata with this id; `anew`: whatever was noted before.
+
+    Raises ConfigError when they belong to other metadata, NoSpace, Transient.
+    """
+    if settings.store.backend == "local":
+        claim_root(settings.store.root, store_id, anew=anew)
+        return
+    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.store_mark import claim_for
+
     with RadosCluster(_rados_options(settings)) as cluster:
-        RadosBlockStore.initialise(cluster, ceph.blocks_pool, geometry, ceph.namespace)
-        RadosLandingStore.initialise(cluster, ceph.landing_pool, ceph.namespace)
+        _for_each_pool(settings, cluster, lambda pool: claim_for(pool, store_id, anew=anew))
 
 
-def open_objects(settings: Settings, stack: ExitStack, new_block_id: Callable[[], BlockId]) -> Objects:
-    """Open both stores; `stack` closes them. new_block_id: draws an id. Raises ConfigError, Transient."""
+def require_marks(settings: Settings, store_id: str) -> None:
+    """Raises ConfigError unless both stores belong to the metadata with this id, also when there is no store at all;
+    Transient. Data of one store beside metadata of another would look lost, and be treated as that."""
+    if settings.store.backend == "local":
+        require_root_of(settings.store.root, store_id)
+        return
+    from nos_ec.adapters.rados.cluster import RadosCluster
+
+    with settings_named(*_OF_CONNECTION):
+        cluster = RadosCluster(_rados_options(settings))
+    with cluster:
+        _require_owner(settings, cluster, store_id)
+
+
+def _require_owner(settings: Settings, cluster: RadosCluster, store_id: str) -> None:
+    from nos_ec.adapters.rados.store_mark import require_owner
+
+    _for_each_pool(settings, cluster, lambda pool: require_owner(pool, store_id))
+
+
+def _for_each_pool(settings: Settings, cluster: RadosCluster, act: Callable[[Pool], None]) -> None:
+    ceph = settings.ceph
+    for setting, pool_name in (("ceph.blocks_pool", ceph.blocks_pool), ("ceph.landing_pool", ceph.landing_pool)):
+        with settings_named(setting, *_OF_METADATA), cluster.open_pool(pool_name, ceph.namespace) as pool:
+            act(pool)
+
+
+def open_objects(
+    settings: Settings, stack: ExitStack, new_block_id: Callable[[], BlockId], store_id: str | None
+) -> Objects:
+    """Open both stores; `stack` closes them. new_block_id: draws an id. store_id: id of the metadata that they must
+    belong to (None: to any). Raises ConfigError, Transient."""
     geometry = settings.geometry.value()
     if settings.store.backend == "local":
         root = settings.store.root
+        if store_id is not None:
+            require_root_of(root, store_id)
         return Objects(
             stack.enter_context(closing(LocalBlockStore(root / "blocks", geometry))),
             stack.enter_context(closing(LocalLandingStore(root / "landing"))),
@@ -94,12 +161,16 @@ def open_objects(settings: Settings, stack: ExitStack, new_block_id: Callable[[]
     from nos_ec.adapters.rados.placement import RadosPlacement
 
     ceph = settings.ceph
-    cluster = stack.enter_context(RadosCluster(_rados_options(settings)))
-    return Objects(
-        stack.enter_context(closing(RadosBlockStore(cluster, ceph.blocks_pool, geometry, ceph.namespace))),
-        stack.enter_context(closing(RadosLandingStore(cluster, ceph.landing_pool, ceph.namespace))),
-        stack.enter_context(closing(RadosPlacement(cluster, ceph.blocks_pool, ceph.namespace, new_block_id))),
-    )
+    with settings_named(*_OF_CONNECTION):
+        cluster = stack.enter_context(RadosCluster(_rados_options(settings)))
+    with settings_named("ceph.blocks_pool", "ceph.namespace", "geometry"):
+        blocks = stack.enter_context(closing(RadosBlockStore(cluster, ceph.blocks_pool, geometry, ceph.namespace)))
+    with settings_named("ceph.landing_pool", "ceph.namespace"):
+        landing = stack.enter_context(closing(RadosLandingStore(cluster, ceph.landing_pool, ceph.namespace)))
+    if store_id is not None:
+        _require_owner(settings, cluster, store_id)
+    placement = stack.enter_context(closing(RadosPlacement(cluster, ceph.blocks_pool, ceph.namespace, new_block_id)))
+    return Objects(blocks, landing, placement)
 
 
 def remove_objects(settings: Settings) -> None:
@@ -139,12 +210,13 @@ def initialise_log(settings: Settings) -> None:
     from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 
     kafka = settings.kafka
-    KafkaMessageLog.initialise(
-        _kafka_topic(settings),
-        replication=kafka.replication,
-        in_sync_min=kafka.in_sync_min,
-        retention_ms=kafka.retention_ms,
-    )
+    with settings_named(*_OF_LOG):
+        KafkaMessageLog.initialise(
+            _kafka_topic(settings),
+            replication=kafka.replication,
+            in_sync_min=kafka.in_sync_min,
+            retention_ms=kafka.retention_ms,
+        )
 
 
 def open_log(settings: Settings, clock: Clock) -> Log:
@@ -161,7 +233,8 @@ def open_log(settings: Settings, clock: Clock) -> Log:
         )
     from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 
-    kafka = KafkaMessageLog(_kafka_topic(settings))
+    with settings_named(*_OF_LOG):
+        kafka = KafkaMessageLog(_kafka_topic(settings))
     poll_interval_ms_max = settings.kafka.poll_interval_ms_max
     return Log(
         kafka.publisher,

@@ -6,17 +6,27 @@ import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from prometheus_client import CollectorRegistry
 
-from nos_ec.adapters.sql.metadata import open_metadata
+from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.backends import Log, initialise_log, initialise_objects, make_root, open_log, open_objects
+from nos_ec.backends import (
+    Log,
+    initialise_log,
+    initialise_objects,
+    make_root,
+    mark_objects,
+    open_log,
+    open_objects,
+    require_marks,
+    settings_named,
+)
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId
@@ -45,27 +55,46 @@ from nos_ec.settings import Settings
 def initialise(settings: Settings) -> None:
     """Create (or complete) the store that the settings describe: schema, folders or pools, message log. Idempotent.
 
-    Raises ConfigError when a store of another geometry, partition count or schema is there already, or its data
-    without its metadata; Transient when a server of it cannot be reached.
+    Raises ConfigError when a store of another geometry, partition count or schema is there already, its data
+    without its metadata, or the data of one store beside the metadata of another; Transient when a server of it
+    cannot be reached.
     """
     geometry = settings.geometry.value()
     make_root(settings)
-    migrate(settings.store.url())
-    with closing(open_metadata(settings.store.url())) as metadata:
-        new = metadata.is_new()
-        if not new:
-            metadata.bind_geometry(geometry)
-        initialise_objects(settings)
-        if new:
-            _refuse_data_without_metadata(settings)
-            metadata.bind_geometry(geometry)
+    with settings_named("store.metadata_url"):
+        migrate(settings.store.url())
+        opened = open_metadata(settings.store.url())
+    with closing(opened) as metadata:
+        if metadata.is_new():
+            _initialise_new(settings, metadata)
+        else:
+            _complete(settings, metadata)
+        metadata.bind_geometry(geometry)
     initialise_log(settings)
+
+
+def _initialise_new(settings: Settings, metadata: SqlMetadata) -> None:
+    """The metadata counts as initialised only when its geometry is bound: a crash before is made good by a repeat."""
+    initialise_objects(settings)
+    _refuse_data_without_metadata(settings)
+    mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), anew=True)
+
+
+def _complete(settings: Settings, metadata: SqlMetadata) -> None:
+    """Never makes a second, empty place for objects that the metadata knows in another."""
+    metadata.bind_geometry(settings.geometry.value())
+    known = metadata.find_store_id()
+    if known is not None:
+        require_marks(settings, known)
+    initialise_objects(settings)
+    if known is None:
+        mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), anew=False)
 
 
 def _refuse_data_without_metadata(settings: Settings) -> None:
     """New metadata beside old data would hide all of it, and look like a healthy store."""
     with ExitStack() as stack:
-        objects = open_objects(settings, stack, lambda: _new_block_id(SystemClock()))
+        objects = open_objects(settings, stack, lambda: _new_block_id(SystemClock()), None)
         block_id = next(objects.blocks.list_blocks(), None)
         landing_id = next(objects.landing.list_ids(), None)
     found = block_id or landing_id
@@ -78,10 +107,30 @@ def _refuse_data_without_metadata(settings: Settings) -> None:
         )
 
 
+class LogOnDemand:
+    """The message log, opened and checked when it is first asked for: objects are put and read without it.
+
+    Safe to call from several threads.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._log: Log | None = None
+
+    def get(self) -> Log:
+        """The open log. Raises ConfigError, Corrupt, Transient; the next call then tries again."""
+        with self._lock:
+            if self._log is None:
+                self._log = open_log(self._settings, self._clock)
+            return self._log
+
+
 class LagProbe:
     """Asks for the lag of the group without joining it. Safe to call from several threads; connects when asked."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: LogOnDemand) -> None:
         self._log = log
         self._lock = threading.Lock()
         self._consumer: MessageConsumer | None = None
@@ -90,7 +139,7 @@ class LagProbe:
         """Messages that the group has not committed yet. Raises Transient."""
         with self._lock:
             if self._consumer is None:
-                self._consumer = self._log.consumer("lag", "")
+                self._consumer = self._log.get().consumer("lag", "")
             return self._consumer.lag()
 
     def close(self) -> None:
@@ -111,7 +160,7 @@ class System:
     landing: LandingStore
     blocks: BlockStore
     placement: Placement
-    _log: Log
+    _log: LogOnDemand
     _lag: LagProbe
     _pool: ThreadPoolExecutor
     _stack: ExitStack
@@ -133,6 +182,20 @@ class System:
     def pool(self) -> ThreadPoolExecutor:
         """Threads for reading sources and writing landing copies."""
         return self._pool
+
+    def check_for_daemon(self, *, writes: bool) -> None:
+        """What a daemon asks once before its loop, so that a wrong configuration ends it and is not tried for ever:
+        is the message log there, and, if it writes blocks, may its user?
+
+        Rights are tried by deleting ids that nobody has. That no answer comes is no matter of rights: passed over.
+        Raises ConfigError, Transient (no message log).
+        """
+        self._log.get()
+        if not writes:
+            return
+        with settings_named("ceph.user", "ceph.keyring_file"), suppress(Transient):
+            self.blocks.delete(self.new_block_id())
+            self.landing.delete(self.new_landing_id())
 
     # --- the object store -------------------------------------------------------------------------
     def store(self) -> Store:
@@ -169,11 +232,11 @@ class System:
     # --- the message log --------------------------------------------------------------------------
     def publisher(self) -> MessagePublisher:
         """The producing side of the message log."""
-        return self._log.publisher()
+        return self._log.get().publisher()
 
     def log_consumer(self, member: str) -> MessageConsumer:
         """A member of the configured group."""
-        return self._log.consumer(member, self.settings.kafka.instance or "")
+        return self._log.get().consumer(member, self.settings.kafka.instance or "")
 
     def lag(self) -> int:
         """Messages that the configured group has not committed yet, asked from outside the group. Raises Transient."""
@@ -238,12 +301,16 @@ def open_system(settings: Settings) -> System:
     it cannot be reached."""
     clock = SystemClock()
     with ExitStack() as stack:
-        objects = open_objects(settings, stack, lambda: _new_block_id(clock))
-        metadata = stack.enter_context(closing(open_metadata(settings.store.url())))
-        if metadata.is_new():
-            raise ConfigError("the metadata of the store is new and empty; run `nos-ec init`")
-        metadata.bind_geometry(settings.geometry.value())
-        log = open_log(settings, clock)
+        with settings_named("store.metadata_url"):
+            metadata = stack.enter_context(closing(open_metadata(settings.store.url())))
+            if metadata.is_new():
+                raise ConfigError("the metadata of the store is new and empty; run `nos-ec init`")
+            metadata.bind_geometry(settings.geometry.value())
+            store_id = metadata.find_store_id()
+            if store_id is None:
+                raise ConfigError("the metadata of the store has no id yet; run `nos-ec init`")
+        objects = open_objects(settings, stack, lambda: _new_block_id(clock), store_id)
+        log = LogOnDemand(settings, clock)
         lag = stack.enter_context(closing(LagProbe(log)))
         pool = ThreadPoolExecutor(settings.consumer.read_threads, thread_name_prefix="read")
         stack.callback(pool.shutdown)

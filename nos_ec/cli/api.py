@@ -32,6 +32,7 @@ def api(ctx: typer.Context, as_json: AsJson = False) -> None:
     token = find_token(settings.api)
     stop = stop_on_signals()
     with open_system(settings) as system:
+        system.check_for_daemon(writes=False)
         monitor = system.monitor("api", writes=False)
         system.watch_store(monitor)
         readings = Readings(system, gc_collector(system), settings.monitoring.figures_ms)

@@ -48,6 +48,7 @@ def producer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
     log_for_daemons(settings)
     stop = None if once else stop_on_signals()
     with open_system(settings) as system:
+        system.check_for_daemon(writes=False)
         if stop is not None:
             _produce(system, stop)
             return
@@ -84,6 +85,7 @@ def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
     log_for_daemons(settings)
     stop = None if once else stop_on_signals()
     with open_system(settings) as system:
+        system.check_for_daemon(writes=True)
         if stop is not None:
             counters = asdict(_consume(system, stop))
         else:
@@ -145,6 +147,7 @@ def gc_run(
     log_for_daemons(settings)
     stop = None if once else stop_on_signals()
     with open_system(settings) as system:
+        system.check_for_daemon(writes=True)
         if stop is not None:
             _collect(system, stop)
             return

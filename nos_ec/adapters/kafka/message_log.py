@@ -106,8 +106,11 @@ class _Admin:
         self._topic = topic
         self._names = (topic.name, topic.dead_letters)
         self._news = ConnectionNews(topic)
+        # What it would write about connections that fail is in the errors it raises.
         with translated_errors(topic, "connect"):
-            self._client = AdminClient(topic.configuration("nos-ec-admin", {}, {"error_cb": self._news.heard}))
+            self._client = AdminClient(
+                topic.configuration("nos-ec-admin", {"log_level": 2}, {"error_cb": self._news.heard})
+            )
 
     def partition_counts(self) -> dict[str, int]:
         """{name: partitions} of those of the two topics that exist."""

@@ -54,6 +54,10 @@ LogWatcher = Callable[[str, str, str], None]
 """Takes (channel, level, text) of an entry of the cluster's log, such as ("cluster", "[WRN]", "osd.3 failed ...")."""
 
 
+_NOT_ACCEPTED = frozenset({errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.EIO})
+"""What connecting gives for a key that is wrong, unknown, of a type librados does not know, or does not parse (EIO)."""
+
+
 class RadosCluster:
     """A connection, to be shared by the stores of a process. Safe to call from several threads.
 
@@ -191,7 +195,12 @@ class RadosCluster:
             with binding.os_errors():
                 rados.connect()
         except OSError as error:
-            if error.errno in (errno.EPERM, errno.EACCES, errno.ENOENT, errno.EINVAL, errno.ENOTSUP):
+            if error.errno == errno.ENOENT:
+                raise ConfigError(
+                    f"{options.conf_file} leads to no monitor, or there is no keyring: is mon_host set in it, and the"
+                    f" keyring of {options.user} there?"
+                ) from error
+            if error.errno in _NOT_ACCEPTED:
                 raise ConfigError(
                     f"the Ceph cluster of {options.conf_file} does not accept {options.user} (errno {error.errno}): is"
                     f" its key in {options.keyring_file or 'the keyring that ceph.conf names'}, the one that `ceph auth"

@@ -21,7 +21,8 @@ _MYSQL_DUPLICATE = 1062
 _MYSQL_LOST = {0, 1053, 1077, 1079, 1080, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2055}
 _MYSQL_UNREACHABLE = {1040, 1129, 1203, 2002, 2003, 2005}
 _MYSQL_FULL = {1021, 1041, 1114, 3675}
-_MYSQL_DENIED = {1044, 1045, 1130, 1142, 1698}
+_MYSQL_DENIED = {1045, 1130, 1698}
+_MYSQL_NO_GRANT = {1044, 1142, 1143, 1227, 1370}
 _MYSQL_NO_DATABASE, _MYSQL_NO_TABLE = 1049, 1146
 _MYSQL_GOT_ERRNO = {3, 1026, 1030}
 """Errors that carry the errno of a file operation in their text."""
@@ -86,6 +87,13 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
         return Failure(Transient(f"{where}; the connection was lost"), again=True)
     if code in _MYSQL_DENIED:
         return Failure(ConfigError(f"{where}; check user and password in the metadata URL"))
+    if code in _MYSQL_NO_GRANT:
+        return Failure(
+            ConfigError(
+                f"{where}; grant this user SELECT, INSERT, UPDATE and DELETE on the database (`nos-ec init` also needs"
+                " CREATE, ALTER, INDEX, DROP and REFERENCES)"
+            )
+        )
     if code == _MYSQL_NO_DATABASE:
         return Failure(ConfigError(f"{where}; create it with CREATE DATABASE and run `nos-ec init`"))
     if code == _MYSQL_NO_TABLE:

@@ -39,6 +39,20 @@ def find_geometry(connection: Connection) -> Geometry | None:
     return None if value is None else Geometry(**json.loads(value))
 
 
+def find_store_id(connection: Connection) -> str | None:
+    """What tells this store from all others, if it was given one."""
+    found = connection.execute(select(STORE_INFO.c.value).where(STORE_INFO.c.name == "store_id")).scalar()
+    return None if found is None else str(found)
+
+
+def claim_store_id(connection: Connection, store_id: str) -> str:
+    """The store's id; `store_id` becomes it if there is none yet. Of two that claim at once, one wins for both."""
+    found = find_store_id(connection)
+    if found is None:
+        connection.execute(insert(STORE_INFO).values(name="store_id", value=store_id))
+    return found or store_id
+
+
 def totals(connection: Connection) -> Totals:
     """See `Metadata.totals`."""
     blocks = connection.execute(_BLOCK_SUMS).all()

@@ -60,6 +60,14 @@ class SqlMetadata:
         """True while no geometry was recorded: nothing was ever stored through this metadata."""
         return self._read(figures.find_geometry) is None
 
+    def claim_store_id(self, store_id: str) -> str:
+        """The id of this store; the one given becomes it, durably, if it has none yet. Raises Transient."""
+        return self._write(figures.claim_store_id, store_id)
+
+    def find_store_id(self) -> str | None:
+        """The id of this store, if it was given one. Raises Transient."""
+        return self._read(figures.find_store_id)
+
     def reserve_landing(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
         """See the port."""
         self._write(landing.reserve, landing_ids, not_before_ms)

@@ -240,4 +240,4 @@ STORE_INFO = _table(
     Column("name", String(32), primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""Facts about the whole store: `geometry` as JSON."""
+"""Facts about the whole store: `geometry` as JSON; `store_id`, which its pools or folders carry too."""

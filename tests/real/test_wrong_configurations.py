@@ -1,0 +1,367 @@
+"""What an operator gets wrong, and servers that are not there: every command says what to do, with its exit code.
+
+The real command line against real servers. Each case changes one thing of a configuration that works.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
+
+from nos_ec.testing.ceph_cluster import CephCluster
+from nos_ec.testing.dev_servers import DevServer
+
+pytestmark = pytest.mark.real
+
+CONFIGURATION, TRANSIENT = 3, 7
+"""Exit codes (docs/CLI.md)."""
+COMMANDS = {
+    "producer": ["producer"],
+    "consumer": ["consumer"],
+    "gc": ["gc", "run", "--apply", "--loop"],
+    "api": ["api"],
+    "status": ["status"],
+    "init": ["init"],
+    "put": ["put", "bucket/name", __file__],
+}
+TIMEOUT_MS = 2_000
+QUICK_S = 20.0
+"""More than the time-outs of all servers together and the start of a Python process on a busy machine."""
+PARTITIONS = 3
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended. `message`: the last line of its standard error, where its error is."""
+
+    code: int
+    message: str
+    stderr: str
+    seconds: float
+
+
+class Store:
+    """An initialised store on the real servers, and a second one beside it."""
+
+    def __init__(self, folder: Path, ceph: CephCluster, servers: str, url: str) -> None:
+        self.folder = folder
+        self.ceph = ceph
+        self.servers = servers
+        self.url = url
+        self.name = f"wrong{uuid.uuid4().hex[:8]}"
+        options = ceph.options("consumer")
+        self.settings = {
+            "STORE__BACKEND": "ceph",
+            "STORE__METADATA_URL": self.database(self.name),
+            "CEPH__CONF_FILE": str(options.conf_file),
+            "CEPH__USER": options.user,
+            "CEPH__KEYRING_FILE": str(options.keyring_file),
+            "CEPH__NAMESPACE": self.name,
+            "CEPH__OP_TIMEOUT_MS": str(TIMEOUT_MS),
+            "CEPH__CONNECT_TIMEOUT_MS": str(TIMEOUT_MS),
+            "LOG__BACKEND": "kafka",
+            "LOG__PARTITIONS": str(PARTITIONS),
+            "KAFKA__SERVERS": servers,
+            "KAFKA__TOPIC": self.name,
+            "KAFKA__REPLICATION": "1",
+            "KAFKA__IN_SYNC_MIN": "1",
+            "KAFKA__REQUEST_TIMEOUT_MS": str(TIMEOUT_MS),
+            "API__ANONYMOUS": "true",
+        }
+
+    def database(self, name: str) -> str:
+        """The URL of a database on the same server."""
+        return self.url.rpartition("/")[0] + f"/{name}"
+
+    def environment(self, changes: Mapping[str, str]) -> dict[str, str]:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
+        return clean | {f"NOS_EC_{key}": value for key, value in {**self.settings, **changes}.items()}
+
+    def run(self, command: str, changes: Mapping[str, str]) -> Done:
+        """Run a command until it ends by itself; one that goes on for too long is killed, and fails the test."""
+        return self.run_program([sys.executable, "-m", "nos_ec"], command, changes)
+
+    def run_program(self, program: list[str], command: str, changes: Mapping[str, str]) -> Done:
+        started_s = time.monotonic()
+        process = subprocess.Popen(
+            [*program, *COMMANDS[command], "--json"],
+            env=self.environment(changes),
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            _, stderr = process.communicate(timeout=2 * QUICK_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            stderr = f"still running after {2 * QUICK_S} s\n" + process.communicate()[1]
+        message = stderr
+        with suppress(ValueError, IndexError, KeyError):
+            message = json.loads(stderr.splitlines()[-1])["message"]
+        return Done(process.returncode, message, stderr, time.monotonic() - started_s)
+
+    def keyring(self, name: str, content: str) -> str:
+        """A file for a case to name."""
+        path = self.folder / name
+        path.write_text(content)
+        return str(path)
+
+    def assert_works(self) -> None:
+        """The right configuration does: also after all that was tried with wrong ones."""
+        for command in ("init", "put", "status"):
+            done = self.run(command, {})
+            assert done.code == 0, done.stderr
+
+
+def sql(url: str, *statements: str) -> None:
+    """Run statements as the server's administrator."""
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+@pytest.fixture(scope="module")
+def store(
+    tmp_path_factory: pytest.TempPathFactory, ceph: CephCluster, kafka: DevServer, mysql_url: str
+) -> Iterator[Store]:
+    store = Store(tmp_path_factory.mktemp("wrong"), ceph, kafka.url, mysql_url)
+    other = {
+        "STORE__METADATA_URL": store.database(f"{store.name}_other"),
+        "CEPH__NAMESPACE": f"{store.name}_other",
+        "KAFKA__TOPIC": f"{store.name}_other",
+    }
+    databases = [store.name, f"{store.name}_other", f"{store.name}_bare"]
+    sql(mysql_url, *(f"CREATE DATABASE {name}" for name in databases))
+    for changes in ({}, other):
+        done = store.run("init", changes)
+        assert done.code == 0, done.stderr
+    yield store
+    store.assert_works()
+    sql(mysql_url, *(f"DROP DATABASE {name}" for name in databases))
+
+
+@pytest.fixture(scope="module")
+def pools(ceph: CephCluster) -> Iterator[dict[str, str]]:
+    """Pools that do not fit, by what is wrong with them."""
+    tag = uuid.uuid4().hex[:8]
+    names = {kind: f"wrong-{kind}-{tag}" for kind in ("4+2", "chunk", "overwrites")}
+    shapes = {"4+2": (4, 2, 131_072), "chunk": (8, 3, 65_536), "overwrites": (8, 3, 131_072)}
+    for kind, (k, m, unit) in shapes.items():
+        profile = [f"k={k}", f"m={m}", f"stripe_unit={unit}", "crush-failure-domain=osd"]
+        ceph.admin.command("osd erasure-code-profile set", name=names[kind], profile=profile)
+        ceph.admin.command(
+            "osd pool create",
+            pool=names[kind],
+            pg_num=1,
+            pool_type="erasure",
+            erasure_code_profile=names[kind],
+        )
+    ceph.admin.command("osd pool set", pool=names["overwrites"], var="allow_ec_overwrites", val="true")
+    yield names
+    for name in names.values():
+        ceph.admin.command("osd pool delete", pool=name, pool2=name, yes_i_really_really_mean_it=True)
+
+
+def assert_told(done: Done, code: int, *words: str) -> None:
+    """It ended as documented, soon, and said `words`, without a trace."""
+    assert done.code == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert all(word in done.message for word in words), done.message
+    assert done.seconds < QUICK_S
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_a_wrong_key_ends_every_command(store: Store, command: str) -> None:
+    keyring = store.keyring(
+        "forged.keyring", f"[{store.settings['CEPH__USER']}]\nkey = AQBEjWBnAAAAABAAfc8ZqVzLQy1ZzZ2yCwCNZg==\n"
+    )
+    done = store.run(command, {"CEPH__KEYRING_FILE": keyring})
+    assert_told(done, CONFIGURATION, "does not accept client.nos-ec-consumer", keyring, "ceph.keyring_file")
+
+
+@pytest.mark.parametrize(
+    ("command", "content"),
+    [("consumer", ""), ("gc", "not a keyring"), ("producer", None)],
+    ids=["empty", "garbage", "absent"],
+)
+def test_keyrings_that_are_none(store: Store, command: str, content: str | None) -> None:
+    path = str(store.folder / "absent.keyring") if content is None else store.keyring("strange.keyring", content)
+    done = store.run(command, {"CEPH__KEYRING_FILE": path})
+    assert_told(done, CONFIGURATION, path, "ceph.keyring_file")
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "words"),
+    [
+        ("api", {"CEPH__USER": "client.nobody"}, ("does not accept client.nobody", "ceph.user")),
+        ("status", {"CEPH__USER": "nos-ec"}, ("give its whole name", "ceph.user")),
+        ("consumer", {"CEPH__CONF_FILE": "absent.conf"}, ("absent.conf does not exist", "ceph.conf_file")),
+        ("gc", {"CEPH__CONF_FILE": __file__}, ("cannot be read as a ceph.conf", "ceph.conf_file")),
+        ("producer", {"CEPH__BLOCKS_POOL": "nowhere"}, ("has no pool nowhere", "docs/CEPH.md", "ceph.blocks_pool")),
+        ("init", {"CEPH__LANDING_POOL": "nowhere"}, ("has no pool nowhere", "docs/CEPH.md", "ceph.landing_pool")),
+        ("api", {"CEPH__BLOCKS_POOL": "nos-ec-landing"}, ("not erasure-coded", "ceph.blocks_pool")),
+        ("put", {"CEPH__LANDING_POOL": "nos-ec-blocks"}, ("replicated pool of size 3", "ceph.landing_pool")),
+        ("consumer", {"GEOMETRY__K": "4", "GEOMETRY__M": "2"}, ("k=8", "k=4", "correct the configuration")),
+        ("init", {"GEOMETRY__STRIPES_PER_BLOCK": "16"}, ("stripes_per_block=32", "correct the configuration")),
+        ("gc", {"KAFKA__TOPIC": "nowhere"}, ("topic nowhere does not exist", "kafka.topic")),
+        ("consumer", {"LOG__PARTITIONS": "5"}, ("set log.partitions to 3",)),
+        ("init", {"LOG__PARTITIONS": "5"}, ("set log.partitions to 3",)),
+        ("producer", {"KAFKA__OPTIONS": '{"no.such": "1"}'}, ("no.such", "correct the Kafka options", "kafka.options")),
+        ("consumer", {"LOG__SESSION_MS": "100"}, ("session_ms", "at least 1000 ms")),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit(store: Store, command: str, changes: dict[str, str], words: tuple[str, ...]) -> None:
+    assert_told(store.run(command, changes), CONFIGURATION, *words)
+
+
+@pytest.mark.parametrize(
+    ("command", "setting", "kind", "words"),
+    [
+        ("consumer", "CEPH__BLOCKS_POOL", "4+2", ("is 4+2, the configuration says 8+3", "ceph.blocks_pool")),
+        ("init", "CEPH__BLOCKS_POOL", "4+2", ("is 4+2, the configuration says 8+3", "ceph.blocks_pool")),
+        ("gc", "CEPH__BLOCKS_POOL", "chunk", ("stripe_unit", "make a pool", "ceph.blocks_pool")),
+        ("producer", "CEPH__BLOCKS_POOL", "overwrites", ("allow_ec_overwrites", "make another pool")),
+    ],
+)
+def test_pools_that_do_not_fit(
+    store: Store, pools: dict[str, str], command: str, setting: str, kind: str, words: tuple[str, ...]
+) -> None:
+    assert_told(store.run(command, {setting: pools[kind]}), CONFIGURATION, pools[kind], *words)
+
+
+@pytest.mark.parametrize("command", ["consumer", "gc"])
+def test_a_key_that_may_only_read(store: Store, command: str) -> None:
+    """It would run, and fail with every write it tries."""
+    options = store.ceph.options("reader")
+    done = store.run(command, {"CEPH__USER": options.user, "CEPH__KEYRING_FILE": str(options.keyring_file)})
+    assert_told(done, CONFIGURATION, "caps that docs/CEPH.md lists", "ceph.user")
+
+
+@pytest.mark.parametrize(
+    ("command", "database", "words"),
+    [
+        ("producer", "{}_nowhere", ("Unknown database", "CREATE DATABASE", "nos-ec init")),
+        ("init", "{}_nowhere", ("Unknown database", "CREATE DATABASE")),
+        ("consumer", "{}_bare", ("no tables yet", "nos-ec init")),
+        ("status", "{}_other", ("another store", "ceph.namespace", "store.metadata_url")),
+    ],
+)
+def test_databases_that_are_wrong(store: Store, command: str, database: str, words: tuple[str, ...]) -> None:
+    url = store.database(database.format(store.name))
+    assert_told(store.run(command, {"STORE__METADATA_URL": url}), CONFIGURATION, *words, "store.metadata_url")
+
+
+@pytest.mark.parametrize("command", ["consumer", "gc", "init"])
+def test_the_data_of_another_store(store: Store, command: str) -> None:
+    """Every landing copy and block would look lost."""
+    done = store.run(command, {"CEPH__NAMESPACE": f"{store.name}_other"})
+    assert_told(done, CONFIGURATION, "another store", "ceph.namespace", "store.metadata_url")
+
+
+@pytest.mark.parametrize("command", ["producer", "init"])
+def test_no_second_place_for_known_objects(store: Store, command: str) -> None:
+    """`init` with a mistyped namespace makes no empty store that hides all objects."""
+    done = store.run(command, {"CEPH__NAMESPACE": f"{store.name}_mistyped"})
+    assert_told(done, CONFIGURATION, "ceph.namespace")
+
+
+def test_a_wrong_password_is_not_shown(store: Store) -> None:
+    url = store.settings["STORE__METADATA_URL"].replace("root@", "root:hunter2@")
+    done = store.run("consumer", {"STORE__METADATA_URL": url})
+    assert_told(done, CONFIGURATION, "check user and password", "store.metadata_url")
+    assert "hunter2" not in done.stderr
+
+
+def test_a_user_that_may_only_read_the_metadata(store: Store) -> None:
+    user = store.name[:16]
+    sql(store.url, f"CREATE USER '{user}'@'%'", f"GRANT SELECT ON `{store.name}`.* TO '{user}'@'%'")
+    done = store.run("consumer", {"STORE__METADATA_URL": store.database(store.name).replace("root@", f"{user}@")})
+    sql(store.url, f"DROP USER '{user}'@'%'")
+    assert_told(done, CONFIGURATION, "grant this user", "store.metadata_url")
+
+
+@pytest.mark.parametrize("command", ["consumer", "init"])
+def test_the_schema_of_a_newer_release(store: Store, command: str) -> None:
+    url = store.database(f"{store.name}_other")
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.connect() as connection:
+        right = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    sql(url, "UPDATE alembic_version SET version_num = '9999'")
+    done = store.run(command, {"STORE__METADATA_URL": url, "CEPH__NAMESPACE": f"{store.name}_other"})
+    sql(url, f"UPDATE alembic_version SET version_num = '{right}'")
+    assert_told(done, CONFIGURATION, "9999", "newer", "store.metadata_url")
+
+
+def test_a_missing_binding(store: Store) -> None:
+    without = (
+        "import sys, nos_ec.adapters.rados.binding as b; b._FOLDERS = (); sys.modules['rados'] = None;"
+        " from nos_ec.cli import main; main()"
+    )
+    done = store.run_program([sys.executable, "-c", without], "consumer", {})
+    assert_told(done, CONFIGURATION, "python3-rados")
+
+
+AWAY = {
+    "ceph": ({"CEPH__CONF_FILE": "dead.conf"}, ("no monitor of", "mon_host", "ceph.conf_file")),
+    "kafka": ({"KAFKA__SERVERS": "127.0.0.1:1"}, ("check the brokers 127.0.0.1:1", "refused", "kafka.servers")),
+    "mysql": (
+        {"STORE__METADATA_URL": "mysql+pymysql://root@127.0.0.1:1/nos_ec"},
+        ("127.0.0.1:1", "check that the server runs", "store.metadata_url"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "server"),
+    [
+        ("consumer", "ceph"),
+        ("consumer", "kafka"),
+        ("consumer", "mysql"),
+        ("producer", "kafka"),
+        ("gc", "ceph"),
+        ("api", "mysql"),
+        ("init", "kafka"),
+    ],
+)
+def test_servers_that_are_away_at_the_start(store: Store, command: str, server: str) -> None:
+    (store.folder / "dead.conf").write_text("[global]\nmon_host = [v2:127.0.0.1:1]\n")
+    changes, words = AWAY[server]
+    assert_told(store.run(command, changes), TRANSIENT, *words)
+
+
+@pytest.mark.parametrize("command", ["put", "status"])
+def test_objects_need_no_brokers(store: Store, command: str) -> None:
+    """`status` looks at no message log; PUT and GET go on without it."""
+    done = store.run(command, {"KAFKA__SERVERS": "127.0.0.1:1"})
+    assert done.code == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["producer", "consumer", "gc", "api"])
+def test_the_right_configuration_runs(store: Store, command: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nos_ec", *COMMANDS[command]],
+        env=store.environment({"API__PORT": "19481"}),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=4)
+    assert process.poll() is None, process.communicate()[1]
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 0, stderr
