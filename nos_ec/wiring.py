@@ -35,6 +35,7 @@ from nos_ec.core.packer import size_max
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.large import LargeObjects
 from nos_ec.engine.leases import HeldLease
+from nos_ec.engine.location_cache import LocationCache
 from nos_ec.engine.packable import SourceReader
 from nos_ec.engine.reaper import Reaper
 from nos_ec.engine.recovery import Recovery
@@ -160,6 +161,7 @@ class System:
     landing: LandingStore
     blocks: BlockStore
     placement: Placement
+    _locations: LocationCache
     _log: LogOnDemand
     _lag: LagProbe
     _pool: ThreadPoolExecutor
@@ -204,7 +206,9 @@ class System:
         reserve = PUT_RESERVES * self.settings.gc.reserve_bytes
         options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry), reserve)
         large = LargeObjects(self.metadata, self.blocks, self.clock, self.placement, put.lease_ttl_ms, reserve)
-        return Store(self.metadata, self.landing, self.blocks, large, self.clock, self.new_landing_id, options)
+        return Store(
+            self.metadata, self.landing, self.blocks, large, self.clock, self.new_landing_id, options, self._locations
+        )
 
     # --- writers ----------------------------------------------------------------------------------
     def lease(self, name: str, ttl_ms: int) -> HeldLease:
@@ -314,6 +318,8 @@ def open_system(settings: Settings) -> System:
         lag = stack.enter_context(closing(LagProbe(log)))
         pool = ThreadPoolExecutor(settings.consumer.read_threads, thread_name_prefix="read")
         stack.callback(pool.shutdown)
+        get = settings.get
+        locations = LocationCache(metadata, clock, get.location_cache_objects, get.location_cache_ms)
         return System(
             settings,
             clock,
@@ -321,6 +327,7 @@ def open_system(settings: Settings) -> System:
             objects.landing,
             objects.blocks,
             objects.placement,
+            locations,
             log,
             lag,
             pool,

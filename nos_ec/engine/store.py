@@ -19,6 +19,7 @@ from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.large import LargeObjects
+from nos_ec.engine.location_cache import LocationCache
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.ports.block_store import BlockStore
@@ -59,6 +60,7 @@ class Store:
         clock: Clock,
         new_landing_id: Callable[[], LandingId],
         options: PutOptions,
+        locations: LocationCache,
     ) -> None:
         self._metadata = metadata
         self._landing = landing
@@ -67,6 +69,7 @@ class Store:
         self._clock = clock
         self._new_landing_id = new_landing_id
         self._options = options
+        self._locations = locations
 
     @property
     def packed_size_max(self) -> int:
@@ -81,7 +84,10 @@ class Store:
         """
         head = read_up_to(stream, self._options.packed_size_max + 1)
         if len(head) > self._options.packed_size_max:
-            return self._large.put(key, head, stream)
+            try:
+                return self._large.put(key, head, stream)
+            finally:
+                self._locations.forget([key])
         return self.put_many([(key, head)])[0]
 
     def put_many(
@@ -99,7 +105,7 @@ class Store:
         new = [self._new_object(key, data, now_ms) for key, data in objects]
         copies = [(o.landing_id, data) for o, (_, data) in zip(new, objects, strict=True) if o.landing_id is not None]
         if not copies:
-            return self._metadata.record_puts(new, self._clock.now_ms())
+            return self._record(new)
         self._refuse_when_full(sum(len(data) for _, data in copies))
         landing_ids = [landing_id for landing_id, _ in copies]
         self._metadata.reserve_landing(landing_ids, now_ms + self._options.reservation_ms)
@@ -108,7 +114,7 @@ class Store:
             run = map if pool is None else pool.map
             for _ in run(lambda copy: self._landing.put(*copy), copies):
                 kill_point("put.landed")
-            rows = self._metadata.record_puts(new, self._clock.now_ms())
+            rows = self._record(new)
         except NosError:
             self._remove_late_copies(landing_ids)
             raise
@@ -117,7 +123,10 @@ class Store:
 
     def delete(self, key: ObjectKey) -> ObjectRow:
         """Delete an object, durably. Returns the row it had. Raises NotFound."""
-        row = self._metadata.delete(key, self._clock.now_ms())
+        try:
+            row = self._metadata.delete(key, self._clock.now_ms())
+        finally:
+            self._locations.forget([key])
         kill_point("delete.done")
         return row
 
@@ -129,13 +138,17 @@ class Store:
         """
         rows: list[ObjectRow] = []
         for first in range(0, len(keys), DELETE_BATCH_OBJECTS):
-            rows += self._metadata.delete_many(keys[first : first + DELETE_BATCH_OBJECTS], self._clock.now_ms())
+            batch = keys[first : first + DELETE_BATCH_OBJECTS]
+            try:
+                rows += self._metadata.delete_many(batch, self._clock.now_ms())
+            finally:
+                self._locations.forget(batch)
             kill_point("delete.done")
         return rows
 
     # --- reading ----------------------------------------------------------------------------------
     def head(self, key: ObjectKey) -> ObjectRow:
-        """The row of the current version. Raises NotFound."""
+        """The row of the current version, always from the metadata. Raises NotFound."""
         return self._metadata.get(key)
 
     def get(self, key: ObjectKey) -> bytes:
@@ -155,7 +168,7 @@ class Store:
         pieces are read as they are asked for, and asking raises Conflict when the version was deleted or overwritten
         meanwhile, so that its blocks are gone. Raises NotFound, Corrupt, Transient.
         """
-        return self._read(self._metadata.get(key), 0, None)
+        return self._read(self._locations.find(key), 0, None)
 
     def open_range(self, key: ObjectKey, offset: int, length: int) -> tuple[ObjectRow, Iterator[bytes]]:
         """Bytes [offset, offset + length) cut at the object's end, as `open` does. Reads no more than the range.
@@ -164,7 +177,9 @@ class Store:
         InvalidInput when offset or length is negative or the range starts past the end, NotFound, Corrupt,
         Transient.
         """
-        row = self._metadata.get(key)
+        row = self._locations.find(key)
+        if offset > row.size:
+            row = self._locations.look_up(key)
         if offset < 0 or length < 0 or offset > row.size:
             raise InvalidInput(f"range {offset}+{length} of {key}: it must start within its {row.size} bytes")
         return self._read(row, offset, length)
@@ -187,6 +202,12 @@ class Store:
             landing_id=self._new_landing_id() if data else None,
             due_ms=now_ms + self._options.min_age_ms,
         )
+
+    def _record(self, new: Sequence[NewObject]) -> list[ObjectRow]:
+        try:
+            return self._metadata.record_puts(new, self._clock.now_ms())
+        finally:
+            self._locations.forget(one.key for one in new)
 
     def _remove_late_copies(self, landing_ids: Sequence[LandingId]) -> None:
         """Delete copies that were written after their reservation was over and reaped: nobody else knows them.
@@ -211,16 +232,18 @@ class Store:
             )
 
     def _read(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
-        """Read from wherever the row says; when it is gone from there, look the row up again (invariant 4)."""
+        """Read from wherever the row says; when it is gone from there, or damaged, look the row up again: it may have
+        moved (invariant 4), or been remembered for too long."""
         for _ in range(READ_TRIES):
             try:
                 return row, self._pieces(row, offset, length)
-            except Corrupt as error:
-                raise _named(row, error) from error
-            except NotFound:
-                seen, row = row, self._metadata.get(row.key)
-                if row == seen:
-                    raise Corrupt(f"{row.key} v{row.version}: its {row.state.value} bytes are missing") from None
+            except (Corrupt, NotFound) as error:
+                seen, row = row, self._locations.look_up(row.key)
+                if row != seen:
+                    continue
+                if isinstance(error, Corrupt):
+                    raise _named(row, error) from error
+                raise Corrupt(f"{row.key} v{row.version}: its {row.state.value} bytes are missing") from None
         raise _too_restless(row.key)
 
     def _pieces(self, row: ObjectRow, offset: int, length: int | None) -> Iterator[bytes]:
@@ -248,7 +271,7 @@ class Store:
 
     def _is_current(self, row: ObjectRow) -> bool:
         try:
-            return self._metadata.get(row.key) == row
+            return self._locations.look_up(row.key) == row
         except NotFound:
             return False
 

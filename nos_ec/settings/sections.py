@@ -207,6 +207,26 @@ class PutSettings(_Section):
     )
 
 
+class GetSettings(_Section):
+    """Reading objects."""
+
+    location_cache_objects: Count = Field(
+        default=0,
+        ge=0,
+        le=100_000_000,
+        description="Objects whose place a process remembers, at most, to read them again without asking the database"
+        " (some 600 bytes each). 0: none. An overwrite or delete by another process is then seen up to"
+        " location_cache_ms late. For a single gateway, or objects that are never overwritten.",
+    )
+    location_cache_ms: Count = Field(
+        default=10 * _SECOND,
+        ge=1,
+        le=_DAY,
+        description="Milliseconds a place is remembered, and how late another process's change may be seen. Less than"
+        " gc.block_grace_ms, or blocks go while they are still remembered, which costs a second look.",
+    )
+
+
 class ProducerSettings(_Section):
     """Publishing objects that wait to be packed."""
 
@@ -504,6 +524,7 @@ class Settings(_Section):
     ceph: CephSettings = CephSettings()
     geometry: GeometrySettings = GeometrySettings()
     put: PutSettings = PutSettings()
+    get: GetSettings = GetSettings()
     producer: ProducerSettings = ProducerSettings()
     consumer: ConsumerSettings = ConsumerSettings()
     reaper: ReaperSettings = ReaperSettings()

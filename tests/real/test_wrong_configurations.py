@@ -38,8 +38,8 @@ COMMANDS = {
     "put": ["put", "bucket/name", __file__],
 }
 TIMEOUT_MS = 2_000
-QUICK_S = 20.0
-"""More than the time-outs of all servers together and the start of a Python process on a busy machine."""
+QUICK_S = 60.0
+"""More than the time-outs of all servers together, on a machine that is busy ten times over."""
 PARTITIONS = 3
 
 
@@ -105,10 +105,10 @@ class Store:
             text=True,
         )
         try:
-            _, stderr = process.communicate(timeout=2 * QUICK_S)
+            _, stderr = process.communicate(timeout=QUICK_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            stderr = f"still running after {2 * QUICK_S} s\n" + process.communicate()[1]
+            stderr = f"still running after {QUICK_S} s\n" + process.communicate()[1]
         message = stderr
         with suppress(ValueError, IndexError, KeyError):
             message = json.loads(stderr.splitlines()[-1])["message"]
@@ -360,8 +360,8 @@ def test_the_right_configuration_runs(store: Store, command: str) -> None:
         stderr=subprocess.PIPE,
     )
     with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=4)
+        process.wait(timeout=6)
     assert process.poll() is None, process.communicate()[1]
     process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=QUICK_S)
     assert process.returncode == 0, stderr
