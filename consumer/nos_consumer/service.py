@@ -28,6 +28,9 @@ _log = structlog.get_logger(__name__)
 
 BUSY_WAIT_MS = 20
 """How long to wait for a message, or for a lane, while the other may have news."""
+COMMIT_WAIT_MS = 1000
+"""How long offsets that could be committed wait for others while there is work: each commit is a round trip and a
+synced write of the log, and what a crash leaves uncommitted is only looked up again and found packed."""
 BACKOFF_MS = 1000
 """Pause in planning after a write that failed for a reason that may pass."""
 DRAIN_FAILURES_MAX = 5
@@ -89,6 +92,7 @@ class ConsumerService:
         self._unchecked: list[tuple[Message, PackRequest]] = []
         """Taken from the log, but not looked up yet: the metadata store did not answer. One poll's worth at most."""
         self._backoff_until_ms = 0
+        self._commit_due_ms = 0
         self._failures_in_row = 0
         self._last_cause: NosError | None = None
         self._paused = False
@@ -165,7 +169,7 @@ class ConsumerService:
         """
         results = self._lanes.collect(wait_ms=BUSY_WAIT_MS if self._paused else 0)
         self._settle(results)
-        self._commit_offsets()
+        self._commit_offsets_when_due()
         self._check_taken()
         messages = self._poll()
         self._take(messages)
@@ -328,6 +332,13 @@ class ConsumerService:
         counters.groups += result.stripe_count > 0
 
     # --- offsets ----------------------------------------------------------------------------------
+    def _commit_offsets_when_due(self) -> None:
+        """Every COMMIT_WAIT_MS, and as soon as there is nothing left to work on."""
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._commit_due_ms or not (self._known or self._unchecked):
+            self._commit_due_ms = now_ms + COMMIT_WAIT_MS
+            self._commit_offsets()
+
     def _commit_offsets(self) -> None:
         offsets = self._tracker.committable()
         if not offsets:

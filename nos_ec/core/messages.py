@@ -33,18 +33,12 @@ class PackRequest(msgspec.Struct, frozen=True):
     """One object version to pack. `size` in bytes, `landing_id` 16 bytes, `crc32c` of the object's bytes."""
 
     object_id: int
-    bucket: str
-    name: str
+    key: ObjectKey
     version: int
     size: int
     crc32c: int
     landing_id: LandingId
     v: int = PACK_REQUEST_VERSION
-
-    @property
-    def key(self) -> ObjectKey:
-        """Bucket and name; never raises for a decoded request, which was checked."""
-        return ObjectKey(self.bucket, self.name)
 
 
 class _PackRequestV1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,13 +92,12 @@ def decode_pack_request(data: bytes) -> PackRequest:
         wire = _decoder_v1.decode(data)
         if wire.v != PACK_REQUEST_VERSION:
             raise Corrupt(_unknown_version(wire.v))
-        ObjectKey(wire.bucket, wire.name)
+        key = ObjectKey(wire.bucket, wire.name)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
         raise Corrupt(_why_refused(data, error)) from error
     return PackRequest(
         object_id=wire.object_id,
-        bucket=wire.bucket,
-        name=wire.name,
+        key=key,
         version=wire.version,
         size=wire.size,
         crc32c=wire.crc32c,

@@ -36,9 +36,9 @@ class GroupPlace:
     written_at_ms: int
 
 
-def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) -> bytearray:
-    """The group's bytes: stripe_count x stripe_size of them. ValueError when the items overlap the front (our bug)."""
-    buffer = bytearray(place.stripe_count * geometry.stripe_size)
+def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) -> bytes:
+    """The group's bytes: stripe_count x stripe_size of them, copied once. ValueError when the items overlap the front
+    or each other, or do not fit the group (our bug)."""
     front = header_length(len(items))
     names = encode_names([NameRecord(item.key.bucket, item.key.name, item.part) for item in items])
     if items and front + len(names) > min(item.offset for item in items):
@@ -58,8 +58,16 @@ def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) 
         names_length=len(names),
         names_crc32c=google_crc32c.value(names),
     )
-    buffer[:front] = encode_header(header)
-    buffer[front : front + len(names)] = names
-    for item in items:
-        buffer[item.offset : item.offset + len(item.data)] = item.data
-    return buffer
+    parts: list[bytes | memoryview] = [encode_header(header), names]
+    end = front + len(names)
+    for item in sorted(items, key=lambda item: item.offset):
+        parts += (_padding(end, item.offset), item.data)
+        end = item.offset + len(item.data)
+    parts.append(_padding(end, place.stripe_count * geometry.stripe_size))
+    return b"".join(parts)
+
+
+def _padding(start: int, end: int) -> bytes:
+    if start > end:
+        raise ValueError(f"the object that ends at byte {start} lies over what begins, or ends, at byte {end}")
+    return bytes(end - start)

@@ -101,7 +101,8 @@ class SourceReader:
             if isinstance(source, Extent):
                 data = self._blocks.read(source.block_id, source.offset, source.length)
             else:
-                data = self._landing.read(source)
+                # Its size is known: one operation, where a store that must ask for it needs more for a long copy.
+                data = self._landing.read_range(source, 0, packable.size)
         except NosError as error:
             return error
         return _checked(packable, data)

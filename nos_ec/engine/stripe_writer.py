@@ -251,7 +251,7 @@ class StripeWriter:
         kill_point("writer.committed")
         return winners
 
-    def _append(self, stripe_count: int, items: Sequence[GroupItem]) -> tuple[_OpenBlock, bytearray]:
+    def _append(self, stripe_count: int, items: Sequence[GroupItem]) -> tuple[_OpenBlock, bytes]:
         """Write a group to the open block or, when that fails, to new ones; the block that has it, and its bytes."""
         for tries_left in reversed(range(APPEND_TRIES)):
             block = self._block_with_room(stripe_count)
@@ -264,7 +264,7 @@ class StripeWriter:
                 _log.warning("group is written again, to another block", error=str(error), tries_left=tries_left)
         raise AssertionError("unreachable")
 
-    def _append_to(self, block: _OpenBlock, stripe_count: int, items: Sequence[GroupItem]) -> bytearray:
+    def _append_to(self, block: _OpenBlock, stripe_count: int, items: Sequence[GroupItem]) -> bytes:
         # The header names block and stripe, so the bytes are another group's for each block.
         place = GroupPlace(block.block_id, block.stripes, stripe_count, self._lease.epoch, self._clock.now_ms())
         data = assemble(self._blocks.geometry, place, items)

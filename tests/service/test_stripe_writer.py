@@ -328,7 +328,7 @@ def test_objects_that_change_while_they_are_packed(writer: Writer, change: str) 
 
 def test_a_source_that_cannot_be_read_now_is_retried(writer: Writer) -> None:
     plan = writer.plan(20)
-    writer.landing.before["read"] = [Transient("away")]
+    writer.landing.before["read_range"] = [Transient("away")]
     result = writer.writer.write(plan)
     assert (len(result.packed), len(result.retry)) == (19, 1)
     assert isinstance(result.cause, Transient)

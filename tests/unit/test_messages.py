@@ -25,8 +25,7 @@ GOLDEN = (
 )
 REQUEST = PackRequest(
     object_id=7,
-    bucket="photos",
-    name="café/a.jpg",
+    key=ObjectKey("photos", "café/a.jpg"),
     version=1_700_000_000_000_000,
     size=512,
     crc32c=0xFFFFFFFF,
@@ -74,7 +73,7 @@ def test_version_1_has_these_bytes() -> None:
 def test_what_is_encoded_is_decoded(
     object_id: int, key: tuple[str, str], version: int, size: int, crc32c: int, landing_id: bytes
 ) -> None:
-    request = PackRequest(object_id, *key, version, size, crc32c, LandingId(landing_id))
+    request = PackRequest(object_id, ObjectKey(*key), version, size, crc32c, LandingId(landing_id))
     assert decode_pack_request(encode(request)) == request
 
 

@@ -38,6 +38,8 @@ _COMMIT_TRIES_MAX = 20
 _COMMIT_RETRY_S = 0.1
 """A group that rebalances takes no commits until its leader has shared out the partitions."""
 
+_WAIT_S_MIN = 0.001
+
 _PASSING = {
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -235,7 +237,8 @@ class KafkaConsumer:
         """Take up to `messages_max`; wait for the first one only. Callbacks of the driver run in here."""
         deadline = time.monotonic() + wait_s
         while len(self._batch) < messages_max:
-            left_s = 0.0 if self._batch else max(0.0, deadline - time.monotonic())
+            # The driver cuts a wait to whole milliseconds: less than one would be none, again and again.
+            left_s = 0.0 if self._batch or not wait_s else max(_WAIT_S_MIN, deadline - time.monotonic())
             try:
                 message = self._consumer.poll(left_s)
             except (KafkaException, SystemError) as error:

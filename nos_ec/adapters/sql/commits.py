@@ -56,9 +56,11 @@ def commit_group(connection: Connection, geometry: Geometry, commit: GroupCommit
     _check(geometry, commit)
     leases.require(connection, commit.lease)
     _check_block(blocks.lock(connection, commit.block_id), commit)
-    found = _match(connection, _without_repeats(commit.moves))
+    moves = _without_repeats(commit.moves)
+    listed = _dump(moves)
+    found = _match(connection, moves, listed)
     winners = [move for move, _ in found]
-    _move(connection, commit.block_id, winners)
+    _move(connection, commit.block_id, winners, listed if len(winners) == len(moves) else _dump(winners))
     _release_old_places(connection, found, commit.landing_not_before_ms)
     _count(connection, geometry, commit, winners)
     kill_point("metadata.commit_group.before_commit")
@@ -101,18 +103,20 @@ def _without_repeats(moves: Sequence[Move]) -> list[Move]:
     return sorted(first.values(), key=lambda move: (move.object_id, move.version))
 
 
-def _match(connection: Connection, moves: Sequence[Move]) -> list[tuple[Move, LandingId | None]]:
-    """The moves whose row still matches, with its landing copy; the rows are locked."""
+def _match(
+    connection: Connection, moves: Sequence[Move], listed: dict[str, str]
+) -> list[tuple[Move, LandingId | None]]:
+    """The moves whose row still matches, with its landing copy; the rows are locked. `listed` is their dump."""
     found: list[tuple[Move, LandingId | None]] = []
-    for number, size, landing_id in connection.execute(MATCH_MOVES, _dump(moves)):
+    for number, size, landing_id in connection.execute(MATCH_MOVES, listed):
         if size != moves[number].length:
             raise ValueError(f"object {moves[number].object_id} has {size} bytes, its move {moves[number].length}")
         found.append((moves[number], landing_id))
     return sorted(found, key=lambda pair: pair[0].object_id)
 
 
-def _move(connection: Connection, block_id: BlockId, winners: Sequence[Move]) -> None:
-    moved = connection.execute(MOVE, {**_dump(winners), "to_block": block_id}).rowcount
+def _move(connection: Connection, block_id: BlockId, winners: Sequence[Move], listed: dict[str, str]) -> None:
+    moved = connection.execute(MOVE, {**listed, "to_block": block_id}).rowcount
     assert moved == len(winners), f"{len(winners)} rows were locked but {moved} were moved"
 
 

@@ -11,10 +11,10 @@ to 32 bits, so integers are read as DECIMAL and cast. Each of these was seen on 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import BigInteger, LargeBinary, Text, bindparam, cast, column, func
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
@@ -55,6 +55,7 @@ class JsonRows:
         self.parameter = parameter
         self._sizes = columns
         self._optional = optional
+        self._ids_at = [at for at, size in enumerate(columns.values()) if size]
         shape = tuple(columns.items())
         function = type(f"_{parameter}_json", (_JsonFunction,), {"shape": shape, "inherit_cache": True})
         types = [column(name, Text if size else BigInteger) for name, size in shape]
@@ -74,11 +75,9 @@ class JsonRows:
 
     def dump(self, rows: Iterable[Sequence[int | bytes | None]]) -> dict[str, str]:
         """The parameter for these rows, each in the order of the columns. None only in the optional column."""
-        plain = [[_plain(value) for value in row] for row in rows]
-        return {self.parameter: json.dumps(plain, separators=(",", ":"))}
-
-
-def _plain(value: int | bytes | None) -> int | str:
-    if value is None:
-        return ""
-    return value.hex() if isinstance(value, bytes) else value
+        given: list[list[int | bytes | str | None]] = [list(row) for row in rows]
+        for at in self._ids_at:
+            for row in given:
+                value = row[at]
+                row[at] = value.hex() if isinstance(value, bytes) else ""
+        return {self.parameter: msgspec.json.encode(given).decode()}

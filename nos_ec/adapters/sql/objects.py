@@ -14,6 +14,7 @@ from sqlalchemy import (
     Select,
     bindparam,
     delete,
+    exists,
     func,
     select,
     union_all,
@@ -46,13 +47,16 @@ MARK_PUBLISHED = (
     )
     .values(state=ObjectState.QUEUED, due_ms=bindparam("due"))
 )
-STILL_LANDED = (
-    select(_O.object_id, _O.version)
-    .join_from(OBJECT_IDS.table, OBJECTS, _O.object_id == OBJECT_IDS["object_id"])
-    .where(
-        _O.version == OBJECT_IDS["version"], _O.state.in_(sorted(state for state in ObjectState if state.in_landing))
+NO_LONGER_LANDED = select(OBJECT_IDS["object_id"], OBJECT_IDS["version"]).where(
+    ~exists(
+        select(_O.object_id).where(
+            _O.object_id == OBJECT_IDS["object_id"],
+            _O.version == OBJECT_IDS["version"],
+            _O.state.in_(sorted(state for state in ObjectState if state.in_landing)),
+        )
     )
 )
+"""Asked this way round, because nearly all of them have: hardly any rows come back."""
 NEXT_BUCKET = select(func.min(_O.bucket)).where(_O.bucket > bindparam("after_bucket", type_=_O.bucket.type))
 
 
@@ -209,8 +213,9 @@ def still_landed(connection: Connection, versions: Sequence[tuple[int, int]]) ->
     """See `Metadata.still_landed`."""
     if not versions:
         return frozenset()
-    found = connection.execute(STILL_LANDED, OBJECT_IDS.dump(sorted(set(versions))))
-    return frozenset((object_id, version) for object_id, version in found)
+    asked = frozenset(versions)
+    gone = connection.execute(NO_LONGER_LANDED, OBJECT_IDS.dump(sorted(asked)))
+    return asked.difference((object_id, version) for object_id, version in gone)
 
 
 def _bytes(name: str, value: bytes) -> BindParameter[bytes]:
