@@ -27,6 +27,8 @@ from nos_ec.testing.dev_servers import DevServer
 SECONDS_MIN = 60.0
 """A shorter run does not come to every kind of strike."""
 POLL_S = 0.2
+INTERRUPTED = 130
+"""What a shell says of a command that Ctrl-C ended."""
 
 
 def main(arguments: list[str] | None = None) -> int:
