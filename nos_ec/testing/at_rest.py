@@ -11,17 +11,22 @@ from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 
-LATER_MS = 3_600_000
-"""An hour: every lease, reservation, wait and republishing of a test's configuration is due by then."""
+HOUR_MS = 3_600_000
+"""Every lease, reservation, wait, grace and republishing of a test's configuration is over by then."""
 GC_RUNS_MAX = 3
+ROUNDS_MAX = 4
+"""What one round moves leaves a block to delete for the next one, which may leave another."""
 
 
 class LaterClock:
-    """The system's time, an hour on."""
+    """The system's time, and some hours on."""
+
+    def __init__(self, hours: int) -> None:
+        self._ahead_ms = hours * HOUR_MS
 
     def now_ms(self) -> int:
         """See Clock."""
-        return time.time_ns() // 1_000_000 + LATER_MS
+        return time.time_ns() // 1_000_000 + self._ahead_ms
 
     def wait(self, stop: Event, wait_ms: int) -> bool:
         """See Clock."""
@@ -38,6 +43,21 @@ def settle(system: System) -> None:
         result = gc_service(system).run_once()
         if not result.blocks_condemned and not result.blocks_deleted:
             break
+
+
+def come_to_rest(system: System) -> list[str]:
+    """Settle round after round, each an hour later than the one before, until nothing is left over.
+
+    Returns what is left over all the same. The system's clock stays ahead. Raises Transient.
+    """
+    left: list[str] = []
+    for hours in range(1, ROUNDS_MAX + 1):
+        system.clock = LaterClock(hours)
+        settle(system)
+        left = left_over(system)
+        if not left:
+            break
+    return left
 
 
 def left_over(system: System) -> list[str]:

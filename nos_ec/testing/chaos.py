@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 from nos_ec.adapters.sql.databases import create_database
 from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import load_settings
-from nos_ec.testing.at_rest import LaterClock, left_over, settle
+from nos_ec.testing.at_rest import come_to_rest
 from nos_ec.testing.chaos_clients import Clients, History, Reader, Totals, Verdict, Workload, Writer, judge
 from nos_ec.testing.chaos_fleet import CODES, Actor, Fleet
 from nos_ec.testing.chaos_strikes import DAEMONS, LEASE_S, WAIT_S, Servers, Striker, await_nothing, schedule
@@ -242,15 +242,11 @@ def _inspect(
 ) -> None:
     """Read all before and after the last clean-up, and audit what is left after it."""
     before = judge(system.store(), histories)
-    system.clock = LaterClock()
-    # Twice: what the first round moves and deletes leaves work for the second.
-    settle(system)
-    settle(system)
+    report.leaked = come_to_rest(system)
     report.verdict = judge(system.store(), histories)
     if before != report.verdict:
         report.problems.append(f"before the last clean-up the keys read differently: {before}")
     report.packed_objects = system.metadata.totals().packed_objects
-    report.leaked = left_over(system)
     if not (report.packed_objects and report.gc_moved_objects and report.gc_deleted_blocks):
         report.problems.append("nothing was packed, moved or deleted: the run proves nothing")
     verdict = report.verdict

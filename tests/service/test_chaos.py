@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.testing.at_rest import LaterClock, left_over
+from nos_ec.testing.at_rest import come_to_rest
 from nos_ec.testing.chaos_clients import Clients, Reader, Totals, Workload, Writer, judge
 from nos_ec.testing.chaos_fleet import CODES, Actor, Fleet
 from nos_ec.wiring import System, initialise
@@ -126,12 +126,10 @@ def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert fleet.misbehaviour(CODES) == []
         _assert_it_was_chaos(fleet, strikes, totals, system)
         before = judge(system.store(), histories)
-        system.clock = LaterClock()
-        bench.settle(system)
-        bench.settle(system)
+        left = come_to_rest(system)
         after = judge(system.store(), histories)
         assert before == after
         assert (after.uncertain, after.lost, after.corrupt) == (0, [], [])
-        assert left_over(system) == []
+        assert left == []
     with capsys.disabled():
         print(f"{after.objects} objects acknowledged and read back: 0 lost, 0 corrupt")
