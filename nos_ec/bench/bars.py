@@ -38,6 +38,13 @@ def _pipeline(over_naive: float) -> tuple[Bar, ...]:
 PIPELINE: Mapping[str, Sequence[Bar]] = {"W1": _pipeline(1.8), "W2": _pipeline(5.0)}
 """By workload. The others have none."""
 
+READ: Sequence[Bar] = (
+    Bar("osds_per_get", 1, at_least=False),
+    Bar("read_bytes_over_pages", 1.0, at_least=False),
+    Bar("p50_over_bare", 1.15, at_least=False),
+)
+SCAN: Sequence[Bar] = (Bar("many_over_few", 0.8, at_least=True),)
+
 
 def missed(bars: Sequence[Bar], figures: Mapping[str, Any]) -> list[str]:
     """A sentence for every bar that is missed."""

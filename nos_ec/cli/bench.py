@@ -1,4 +1,4 @@
-"""bench pipeline."""
+"""bench pipeline, bench read, bench scan."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from nos_ec.bench.bars import PIPELINE, Bar, missed
+from nos_ec.bench.bars import PIPELINE, READ, SCAN, Bar, missed
 from nos_ec.bench.pipeline import PipelineBench, PipelineOptions
+from nos_ec.bench.reads import ReadBench, ReadOptions
+from nos_ec.bench.scan import ScanOptions, scan
 from nos_ec.bench.stack import AdminKey, bench_stack
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.errors import EXIT_BAR_MISSED
-from nos_ec.cli.output import emit, err, out, progress
+from nos_ec.cli.output import emit, err, facts, out, progress
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.workloads import WORKLOADS
 
@@ -34,6 +36,8 @@ Seed = Annotated[int, typer.Option(help="Of every random choice.")]
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     bench_app.command("pipeline")(pipeline)
+    bench_app.command("read")(read)
+    bench_app.command("scan")(scan_command)
     app.add_typer(bench_app, name="bench")
 
 
@@ -68,6 +72,40 @@ def pipeline(
         options = PipelineOptions(workload, objects, rounds, groups, seed, pool)
         figures = PipelineBench(bench.system, bench.instruments, options, tick).run()
     _finish(figures, PIPELINE.get(workload, ()) if check else (), as_json, lambda: _print_pipeline(figures))
+
+
+def read(
+    ctx: typer.Context,
+    objects: Annotated[int, typer.Option(min=100, help="Small objects that are packed.")] = 2000,
+    reads: Annotated[int, typer.Option(min=10, help="GETs timed, of each way.")] = 2000,
+    sample: Annotated[int, typer.Option(min=1, help="GETs whose OSDs are counted one by one.")] = 50,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """GETs of small packed objects, against bare reads of the same bytes and one look-up of a row."""
+    with bench_stack(context(ctx).settings(), AdminKey(admin_user, admin_keyring)) as bench:
+        figures = ReadBench(bench.system, bench.instruments, ReadOptions(objects, reads, sample, seed)).run()
+    _finish(figures, READ if check else (), as_json, lambda: _print_read(figures))
+
+
+def scan_command(
+    ctx: typer.Context,
+    few_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting at first.")] = 100_000,
+    many_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting then.")] = 2_000_000,
+    batches: Annotated[int, typer.Option(min=1, help="Batches timed, of producer.batch_objects rows.")] = 20,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rows a second that a producer publishes, with few and with many rows waiting."""
+    with bench_stack(context(ctx).settings(), AdminKey(admin_user, admin_keyring)) as bench:
+        figures = scan(bench.system, ScanOptions(few_rows, many_rows, batches, seed), bench.instruments.timer)
+    _finish(figures, SCAN if check else (), as_json, lambda: _print_scan(figures))
 
 
 def _finish(figures: Mapping[str, Any], bars: Sequence[Bar], as_json: bool, human: Any) -> None:
@@ -112,6 +150,26 @@ def _print_pipeline(figures: Mapping[str, Any]) -> None:
     for stripes, one in figures["group_write_ms"].items():
         latencies.add_row(stripes, f"{one['groups']:.0f}", *(f"{one[p]:.1f}" for p in ("p50", "p90", "p99")))
     out.print(latencies)
+
+
+def _print_read(figures: Mapping[str, Any]) -> None:
+    rows = {
+        f"{way}, ms": ", ".join(f"{name} {value:.2f}" for name, value in figures[f"{way}_ms"].items())
+        for way in ("ours", "bare")
+    }
+    rows["p50, ours over bare"] = f"{figures['p50_over_bare']:.3f}"
+    rows["OSDs that read, per GET"] = f"{figures['osds_per_get']}, {figures['osds_per_get_mean']:.2f} on average"
+    rows["bytes they read, over the pages it lies in"] = f"{figures['read_bytes_over_pages']:.3f}"
+    rows["bytes they read, over its size in whole pages"] = f"{figures['read_bytes_over_rounded']:.3f}"
+    facts(f"GETs of {figures['objects']:,} small objects", rows)
+
+
+def _print_scan(figures: Mapping[str, Any]) -> None:
+    rows = {
+        f"rows/s, {figures[name]:,} waiting": f"{figures[f'rows_per_s_{name[:-5]}']:,.0f}"
+        for name in ("few_rows", "many_rows")
+    }
+    facts("producer", rows | {"many over few": f"{figures['many_over_few']:.3f}"})
 
 
 def _optional(value: float | None, form: str) -> str:

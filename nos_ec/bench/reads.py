@@ -1,0 +1,133 @@
+"""`bench read`: GETs of small packed objects, against a bare read of the same bytes and one indexed look-up of a row.
+
+The two ways take turns object by object, each in an order of its own, so that neither finds its bytes warmed by the
+other more often. Sizes are those of W2; every object is packed before, and none is read from its landing copy.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nos_consumer.assemble import drain
+from nos_ec.adapters.sql.engine import make_engine
+from nos_ec.bench.figures import latency_ms
+from nos_ec.bench.landing import Objects
+from nos_ec.bench.meter import Instruments
+from nos_ec.core.errors import Transient
+from nos_ec.core.geometry import PAGE
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.packer import size_max
+from nos_ec.core.workloads import sizes
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.wiring import System
+from nos_producer.assemble import producer_service
+
+WORKLOAD = "W2"
+LOOK_UP = "SELECT block_id, block_offset, size FROM objects WHERE bucket = %s AND name = %s"
+WARM_UP_READS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """objects: packed. reads: GETs timed, of each way. sample: GETs whose OSDs are counted one by one."""
+
+    objects: int
+    reads: int
+    sample: int
+    seed: int
+
+
+class ReadBench:
+    """One run over an empty store, which is left to be removed as a whole."""
+
+    def __init__(self, system: System, instruments: Instruments, options: ReadOptions) -> None:
+        self._system = system
+        self._instruments = instruments
+        self._options = options
+        self._rng = random.Random(options.seed)
+
+    def run(self) -> dict[str, Any]:
+        """The figures (docs/BENCH.md explains them). Raises NosError."""
+        rows = self._packed_rows()
+        ceph = self._system.settings.ceph
+        with self._instruments.cluster.bare_pools(ceph.namespace, ceph.blocks_pool) as (blocks,):
+            figures = self._timed(blocks, rows)
+        return {"objects": len(rows), "seed": self._options.seed} | figures | self._counted(rows)
+
+    def _packed_rows(self) -> list[ObjectRow]:
+        drawn = sizes(WORKLOAD, self._options.objects, self._rng, size_max(self._system.geometry))
+        keys = [row.key for row in Objects(self._system, self._rng).land(list(drawn))]
+        with producer_service(self._system) as producer:
+            producer.drain()
+        drain(self._system)
+        rows = [self._system.metadata.get(key) for key in keys]
+        if any(row.state is not ObjectState.PACKED for row in rows):
+            raise Transient("bench: not all objects were packed: see the log")
+        return rows
+
+    def _timed(self, blocks: Any, rows: Sequence[ObjectRow]) -> dict[str, Any]:
+        store, timer = self._system.store(), self._instruments.timer
+        ours_s: list[float] = []
+        bare_s: list[float] = []
+        engine = make_engine(self._system.settings.store.url())
+        try:
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                cursor = connection.connection.cursor()
+                for _ in range(WARM_UP_READS + self._options.reads):
+                    first, second = self._rng.choice(rows), self._rng.choice(rows)
+                    started_s = timer()
+                    store.get(first.key)
+                    between_s = timer()
+                    _bare_get(cursor, blocks, second)
+                    bare_s.append(timer() - between_s)
+                    ours_s.append(between_s - started_s)
+        finally:
+            engine.dispose()
+        ours, bare = latency_ms(ours_s[WARM_UP_READS:]), latency_ms(bare_s[WARM_UP_READS:])
+        return {
+            "reads": self._options.reads,
+            "ours_ms": ours,
+            "bare_ms": bare,
+            "p50_over_bare": ours["p50"] / bare["p50"],
+        }
+
+    def _counted(self, rows: Sequence[ObjectRow]) -> dict[str, Any]:
+        """What single GETs make the OSDs do, by their counters; nothing else uses the pools meanwhile."""
+        store, cluster = self._system.store(), self._instruments.cluster
+        osds: list[int] = []
+        read_bytes = page_bytes = rounded_bytes = 0
+        before = cluster.counters()
+        for row in self._rng.sample(rows, min(self._options.sample, len(rows))):
+            store.get(row.key)
+            after = cluster.counters()
+            osds.append(sum(after.store_reads[osd] > reads for osd, reads in before.store_reads.items()))
+            read_bytes += after.read_bytes - before.read_bytes
+            page_bytes += _pages_bytes(row)
+            rounded_bytes += -(-row.size // PAGE) * PAGE
+            before = after
+        return {
+            "sample": len(osds),
+            "osds_per_get": sorted(osds)[len(osds) // 2],
+            "osds_per_get_mean": sum(osds) / len(osds),
+            "read_bytes_over_pages": read_bytes / page_bytes,
+            "read_bytes_over_rounded": read_bytes / rounded_bytes,
+        }
+
+
+def _pages_bytes(row: ObjectRow) -> int:
+    """Bytes of the pages that the object lies in: one that begins in the middle of a page may lie in one more than its
+    size asks for."""
+    assert row.extent is not None
+    first, end = row.extent.offset // PAGE, -(-(row.extent.offset + row.size) // PAGE)
+    return (end - first) * PAGE
+
+
+def _bare_get(cursor: Any, blocks: Any, row: ObjectRow) -> None:
+    cursor.execute(LOOK_UP, (row.key.bucket.encode(), row.key.name.encode()))
+    block_id, offset, size = cursor.fetchone()
+    found = blocks.read(block_id.hex(), size, offset)
+    if len(found) != row.size:
+        raise Transient(f"bench: {len(found)} bytes read instead of {row.size}")

@@ -1,0 +1,108 @@
+"""`bench scan`: rows a second that a producer finds, publishes and marks, with few and with many rows waiting.
+
+The rows are copied on the server; they have no landing copies, which a producer never looks at.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, LargeBinary, bindparam, func, insert, select
+
+from nos_ec.adapters.sql.engine import make_engine
+from nos_ec.adapters.sql.schema import OBJECTS
+from nos_ec.bench.bare import Timer
+from nos_ec.bench.landing import key_of
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.slots import bucket_slot
+from nos_ec.wiring import System
+from nos_producer.assemble import producer_service
+
+SEED_ROWS = 10_000
+"""Rows that are made here; all others are copies of them with other names."""
+OBJECT_BYTES = 20_000
+_O = OBJECTS.c
+_COPIED = [name for name in OBJECTS.c.keys() if name not in ("object_id", "name", "landing_id")]  # noqa: SIM118
+_SUFFIX = bindparam("suffix", type_=LargeBinary)
+
+COPY = insert(OBJECTS).from_select(
+    [*_COPIED, "name", "landing_id"],
+    select(
+        *(_O[name] for name in _COPIED),
+        func.concat(_O.name, _SUFFIX),
+        func.unhex(func.md5(func.concat(_O.name, _SUFFIX))),
+    ).where(_O.object_id <= bindparam("last_id", type_=BigInteger)),
+)
+"""One copy of the rows made here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanOptions:
+    """few_rows, many_rows: waiting while it is measured. batches: of producer.batch_objects rows, measured."""
+
+    few_rows: int
+    many_rows: int
+    batches: int
+    seed: int
+
+
+def scan(system: System, options: ScanOptions, timer: Timer) -> dict[str, Any]:
+    """The figures (docs/BENCH.md explains them). Raises NosError."""
+    engine = make_engine(system.settings.store.url())
+    try:
+        with engine.begin() as connection:
+            last_id = _make_rows(connection, system.clock.now_ms(), random.Random(options.seed))
+        rates: list[float] = []
+        made = 1
+        for rows in (options.few_rows, options.many_rows):
+            wanted = -(-rows // SEED_ROWS)
+            for copy in range(made, wanted):
+                with engine.begin() as connection:
+                    connection.execute(COPY, {"suffix": b"-%d" % copy, "last_id": last_id})
+            made = wanted
+            rates.append(_rate(system, options.batches, timer))
+    finally:
+        engine.dispose()
+    return {
+        "few_rows": options.few_rows,
+        "many_rows": options.many_rows,
+        "rows_per_s_few": rates[0],
+        "rows_per_s_many": rates[1],
+        "many_over_few": rates[1] / rates[0],
+    }
+
+
+def _make_rows(connection: Connection, now_ms: int, rng: random.Random) -> int:
+    """SEED_ROWS landed objects that are due; the highest id of theirs."""
+    connection.execute(insert(OBJECTS), [_row(number, now_ms, rng) for number in range(SEED_ROWS)])
+    return int(connection.execute(select(func.max(_O.object_id))).scalar_one())
+
+
+def _row(number: int, now_ms: int, rng: random.Random) -> dict[str, Any]:
+    key = key_of(number)
+    return {
+        "bucket": key.bucket,
+        "name": key.name,
+        "slot": bucket_slot(key.bucket),
+        "version": now_ms * 1000,
+        "size": OBJECT_BYTES,
+        "crc32c": 0,
+        "md5": bytes(16),
+        "state": ObjectState.LANDED,
+        "landing_id": rng.randbytes(16),
+        "block_id": None,
+        "block_offset": None,
+        "due_ms": now_ms,
+        "created_ms": now_ms,
+    }
+
+
+def _rate(system: System, batches: int, timer: Timer) -> float:
+    """Rows a second of a producer over so many batches, after one that warms up."""
+    with producer_service(system) as producer:
+        producer.turn()
+        started_s = timer()
+        published = sum(producer.turn() for _ in range(batches))
+        return published / (timer() - started_s)
