@@ -106,6 +106,12 @@ def mysql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from run_server("mysql", tmp_path_factory.mktemp("mysql"))
 
 
+@pytest.fixture(scope="module")
+def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
+    """One of the module's own, to be restarted in good order."""
+    yield from run("mysql", tmp_path_factory.mktemp("mysql"))
+
+
 @pytest.fixture
 def durable_mysql(tmp_path: Path) -> Iterator[DevServer]:
     """One that may be killed: that of the session loses what it committed last."""

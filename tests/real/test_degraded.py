@@ -1,0 +1,333 @@
+"""A consumer in full flow while a part of what it stands on is away: nothing is lost, and it goes on by itself.
+
+A real consumer and a real producer; the test is the client that puts without a pause. What a fault may cost is time: a
+PUT or GET that cannot be done says Transient, and is tried again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
+
+from nos_ec.core.errors import Transient
+from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.core.lifecycle import BlockState
+from nos_ec.settings import load_settings
+from nos_ec.testing.ceph_cluster import POOL_BLOCKS, CephCluster
+from nos_ec.testing.dev_servers import DevServer
+from nos_ec.wiring import System, initialise, open_system
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif("NOS_EC_DEV_CEPH_CONF" in os.environ, reason="needs daemons that it may kill"),
+]
+
+OP_TIMEOUT_MS = 2_000
+BATCH_OBJECTS = 20
+SIZE_BYTES_MAX = 200_000
+WAIT_S_MAX = 120.0
+RATE_S = 4.0
+READS = 24
+"""Packed objects read during a fault."""
+
+
+class Flow:
+    """A store with its daemons, and a client that puts until it is told to stop."""
+
+    def __init__(self, config: Path, folder: Path) -> None:
+        self._config = config
+        self._folder = folder
+        self._stop = threading.Event()
+        self._rng = random.Random(3)
+        self.acknowledged: dict[ObjectKey, bytes] = {}
+        self.refused = 0
+        self.problems: list[BaseException] = []
+        self.system: System
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._client = threading.Thread(target=self._put_until_stopped, name="client")
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        settings = load_settings(self._config, {})
+        initialise(settings)
+        with open_system(settings) as self.system:
+            for name in ("producer", "consumer"):
+                self._daemons[name] = self._start(name)
+            self._client.start()
+            try:
+                yield
+            finally:
+                self.end_puts()
+                self._end_daemons()
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
+        with open(self._folder / f"{name}.log", "wb") as log:
+            command = [sys.executable, "-m", "nos_ec", "--config", str(self._config), name]
+            return subprocess.Popen(command, env=clean, stdout=log, stderr=log)
+
+    def _end_daemons(self) -> None:
+        for process in self._daemons.values():
+            process.send_signal(signal.SIGTERM)
+        for process in self._daemons.values():
+            try:
+                process.wait(timeout=60)
+            finally:
+                process.kill()
+
+    def _put_until_stopped(self) -> None:
+        try:
+            while not self._stop.is_set():
+                sizes = [self._rng.randint(1, SIZE_BYTES_MAX) for _ in range(BATCH_OBJECTS)]
+                batch = {
+                    ObjectKey(f"bucket-{index % 4}", uuid.uuid4().hex): self._rng.randbytes(size)
+                    for index, size in enumerate(sizes)
+                }
+                self._put(batch)
+                self._stop.wait(0.1)
+        except BaseException as problem:
+            self.problems.append(problem)
+
+    def _put(self, batch: dict[ObjectKey, bytes]) -> None:
+        while not self._stop.is_set():
+            try:
+                self.system.store().put_many(list(batch.items()), self.system.pool)
+            except Transient:
+                self.refused += 1
+                self._stop.wait(0.2)
+            else:
+                self.acknowledged.update(batch)
+                return
+
+    def end_puts(self) -> None:
+        self._stop.set()
+        if self._client.is_alive():
+            self._client.join()
+
+    # --- watching -------------------------------------------------------------------------------------
+
+    def packed(self) -> int:
+        return self.system.metadata.totals().packed_objects
+
+    def await_packed(self, count: int) -> float:
+        """Wait until so many more are packed; seconds it took."""
+        begun_s, before = time.monotonic(), self.packed_patiently()
+        until(lambda: self.packed_patiently() >= before + count, f"{count} more objects are packed", self.tell)
+        return time.monotonic() - begun_s
+
+    def packed_patiently(self) -> int:
+        """The figure as soon as the database answers."""
+        deadline_s = time.monotonic() + WAIT_S_MAX
+        while True:
+            try:
+                return self.packed()
+            except Transient:
+                assert time.monotonic() < deadline_s, "the database does not answer any more"
+                time.sleep(0.2)
+
+    def packed_keys(self, count: int) -> list[ObjectKey]:
+        """Some objects in sealed blocks. Of one that is being written when OSDs die, Ceph may hold the last write back
+        until enough of them are back, and every access to the block with it."""
+        found: list[ObjectKey] = []
+
+        def enough() -> bool:
+            rows = [self.system.store().head(key) for key in list(self.acknowledged)]
+            found[:] = [row.key for row in rows if row.extent is not None and self._is_sealed(row.extent.block_id)]
+            return len(found) >= count
+
+        until(enough, f"{count} objects are in sealed blocks", self.tell)
+        return found[:count]
+
+    def _is_sealed(self, block_id: BlockId) -> bool:
+        return self.system.metadata.block(block_id).state is BlockState.SEALED
+
+    def read(self, keys: list[ObjectKey]) -> int:
+        """Read them once; how many could not be read now. What is read must be right."""
+        return sum(self.system.pool.map(self._is_refused, keys))
+
+    def _is_refused(self, key: ObjectKey) -> bool:
+        try:
+            assert self.system.store().get(key) == self.acknowledged[key], str(key)
+        except Transient:
+            return True
+        return False
+
+    def packed_in(self, seconds: float) -> int:
+        """Objects packed in that time."""
+        before = self.packed_patiently()
+        time.sleep(seconds)
+        return self.packed_patiently() - before
+
+    def assert_alive(self) -> None:
+        for name, process in self._daemons.items():
+            assert process.poll() is None, self.tell()
+            assert b"Traceback" not in (self._folder / f"{name}.log").read_bytes(), self.tell()
+        assert not self.problems
+
+    def assert_nothing_lost(self) -> None:
+        """After the fault: all that was acknowledged is packed in the end, and reads back."""
+        self.assert_alive()
+        self.end_puts()
+        assert not self.problems
+        until(self._all_is_packed, "everything is packed", self.tell)
+        assert self.read(list(self.acknowledged)) == 0
+        self.assert_alive()
+
+    def _all_is_packed(self) -> bool:
+        try:
+            totals = self.system.metadata.totals()
+        except Transient:
+            return False
+        return totals.landed_objects == totals.queued_objects == 0
+
+    def tell(self) -> str:
+        """The end of what the daemons wrote."""
+        texts = [(self._folder / f"{name}.log").read_text()[-2000:] for name in self._daemons]
+        return f"{len(self.acknowledged)} acknowledged\n" + "\n".join(texts)
+
+
+def until(happened: Callable[[], bool], what: str, tell: Callable[[], str]) -> None:
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while not happened():
+        assert time.monotonic() < deadline_s, f"it did not happen that {what}: {tell()}"
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def flow(tmp_path: Path, ceph: CephCluster, kafka: DevServer, mysql_server: DevServer) -> Iterator[Flow]:
+    """In full flow: something is packed already."""
+    name = f"degraded{uuid.uuid4().hex[:8]}"
+    url = mysql_server.url.rpartition("/")[0] + f"/{name}"
+    client = ceph.options("consumer")
+    config = tmp_path / "nos-ec.toml"
+    config.write_text(
+        f"""
+store = {{ backend = "ceph", metadata_url = "{url}" }}
+log = {{ backend = "kafka", partitions = 4, session_ms = 6000 }}
+producer = {{ republish_ms = 5000, idle_wait_ms = 100, lease_ttl_ms = 5000 }}
+consumer = {{ linger_ms = 500, lanes = 2, lease_ttl_ms = 15000 }}
+reaper = {{ landing_grace_ms = 0, wait_ms = 1000 }}
+[geometry]
+stripes_per_block = 4
+[ceph]
+conf_file = "{client.conf_file}"
+user = "{client.user}"
+keyring_file = "{client.keyring_file}"
+namespace = "{name}"
+op_timeout_ms = {OP_TIMEOUT_MS}
+[kafka]
+servers = "{kafka.url}"
+topic = "{name}"
+replication = 1
+in_sync_min = 1
+request_timeout_ms = 3000
+"""
+    )
+    administer(mysql_server, f"CREATE DATABASE {name}")
+    flow = Flow(config, tmp_path)
+    with flow.running():
+        flow.await_packed(BATCH_OBJECTS)
+        yield flow
+    administer(mysql_server, f"DROP DATABASE {name}")
+
+
+def administer(server: DevServer, *statements: str) -> None:
+    engine = create_engine(server.url, poolclass=NullPool)
+    with engine.connect() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+def victims(ceph: CephCluster, count: int) -> list[int]:
+    return random.Random(count).sample(ceph.osds(), count)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_osds_are_down(ceph: CephCluster, flow: Flow, count: int) -> None:
+    """Up to m - 1: all that is packed reads at once, and packing goes on."""
+    keys = flow.packed_keys(READS)
+    healthy = flow.packed_in(RATE_S)
+    with ceph.osds_killed(victims(ceph, count)):
+        assert flow.read(keys) == 0
+        degraded = flow.packed_in(RATE_S)
+        flow.await_packed(BATCH_OBJECTS)
+        flow.assert_alive()
+    print(f"{count} down: {degraded} objects packed in {RATE_S} s, {healthy} before; {flow.refused} batches refused")
+    flow.assert_nothing_lost()
+
+
+def test_as_many_osds_are_down_as_there_are_coding_chunks(ceph: CephCluster, flow: Flow) -> None:
+    """At min_size k + 1 most groups wait, and nothing is lost; at k all that is packed reads."""
+    keys = flow.packed_keys(READS)
+    assert ceph.admin.command("osd pool get", pool=POOL_BLOCKS, var="min_size")["min_size"] == 9
+    with ceph.osds_killed(victims(ceph, 3)):
+        refused = flow.read(keys)
+        assert refused, "a group of 11 of the 12 OSDs cannot have 9 of 9 that are up each time"
+        ceph.admin.command("osd pool set", pool=POOL_BLOCKS, var="min_size", val="8")
+        try:
+            begun_s = time.monotonic()
+            until(lambda: flow.read(keys) == 0, "all reads with k chunks", flow.tell)
+            seconds = time.monotonic() - begun_s
+            flow.assert_alive()
+        finally:
+            ceph.admin.command("osd pool set", pool=POOL_BLOCKS, var="min_size", val="9")
+    print(f"3 down, min_size 9: {refused} of {len(keys)} reads refused; 8: none, after {seconds:.1f} s")
+    flow.assert_nothing_lost()
+
+
+def test_the_broker_is_restarted(kafka: DevServer, flow: Flow) -> None:
+    kafka.stop()
+    before = len(flow.acknowledged)
+    until(lambda: len(flow.acknowledged) >= before + 2 * BATCH_OBJECTS, "PUTs go on without a broker", flow.tell)
+    flow.assert_alive()
+    kafka.start()
+    print(f"broker back: {2 * BATCH_OBJECTS} objects packed in {flow.await_packed(2 * BATCH_OBJECTS):.1f} s")
+    flow.assert_nothing_lost()
+
+
+def test_the_database_is_restarted(mysql_server: DevServer, flow: Flow) -> None:
+    mysql_server.stop()
+    flow.assert_alive()
+    mysql_server.start()
+    print(f"database back: {2 * BATCH_OBJECTS} objects packed in {flow.await_packed(2 * BATCH_OBJECTS):.1f} s")
+    flow.assert_nothing_lost()
+
+
+def test_the_database_fails_over(mysql_server: DevServer, flow: Flow) -> None:
+    """What clients of a server see that is demoted and promoted again: read-only, and all connections cut."""
+    administer(mysql_server, "SET GLOBAL super_read_only = ON")
+    try:
+        cut_connections(mysql_server)
+        time.sleep(2)
+        flow.assert_alive()
+    finally:
+        administer(mysql_server, "SET GLOBAL super_read_only = OFF", "SET GLOBAL read_only = OFF")
+    cut_connections(mysql_server)
+    print(f"promoted: {2 * BATCH_OBJECTS} objects packed in {flow.await_packed(2 * BATCH_OBJECTS):.1f} s")
+    flow.assert_nothing_lost()
+
+
+def cut_connections(server: DevServer) -> None:
+    engine = create_engine(server.url, poolclass=NullPool)
+    with engine.connect() as connection:
+        others = "SELECT id FROM information_schema.processlist WHERE db LIKE 'degraded%%' AND id <> CONNECTION_ID()"
+        found = list(connection.scalars(text(others.replace("%%", "%"))))
+        assert found, "the daemons keep connections open"
+        for one in found:
+            try:
+                connection.exec_driver_sql(f"KILL {one}")
+            except Exception as error:
+                assert "1094" in str(error), "it ended by itself"  # noqa: PT017
