@@ -40,15 +40,16 @@ def test_chaos(servers: Servers, tmp_path: Path, capsys: pytest.CaptureFixture[s
         report = run_chaos(tmp_path, servers, seed=SEED, seconds=SECONDS, every_s=EVERY_S, say=say)
         say(report.as_json())
     finally:
-        _make_whole(servers)
+        _hand_back(servers, tmp_path / "nos-ec.toml")
     assert report.problems == []
     assert (report.verdict.lost, report.verdict.corrupt, report.leaked) == ([], [], [])
-    settings = load_settings(tmp_path / "nos-ec.toml", {})
-    remove_objects(settings)
-    remove_log(settings)
 
 
-def _make_whole(servers: Servers) -> None:
-    """Other tests use them, too."""
+def _hand_back(servers: Servers, config: Path) -> None:
+    """Other tests use them, too: whole and without this store."""
     for server in servers.all():
         server.start()
+    if config.exists():
+        settings = load_settings(config, {})
+        remove_objects(settings)
+        remove_log(settings)
