@@ -218,7 +218,7 @@ def test_keyrings_that_are_none(store: Store, command: str, content: str | None)
         ("put", {"CEPH__LANDING_POOL": "nos-ec-blocks"}, ("replicated pool of size 3", "ceph.landing_pool")),
         ("consumer", {"GEOMETRY__K": "4", "GEOMETRY__M": "2"}, ("k=8", "k=4", "correct the configuration")),
         ("init", {"GEOMETRY__STRIPES_PER_BLOCK": "16"}, ("stripes_per_block=32", "correct the configuration")),
-        ("gc", {"KAFKA__TOPIC": "nowhere"}, ("topic nowhere does not exist", "kafka.topic")),
+        ("gc", {"KAFKA__TOPIC": "never-made"}, ("topic never-made does not exist", "kafka.topic")),
         ("consumer", {"LOG__PARTITIONS": "5"}, ("set log.partitions to 3",)),
         ("init", {"LOG__PARTITIONS": "5"}, ("set log.partitions to 3",)),
         ("producer", {"KAFKA__OPTIONS": '{"no.such": "1"}'}, ("no.such", "correct the Kafka options", "kafka.options")),
@@ -233,7 +233,6 @@ def test_what_does_not_fit(store: Store, command: str, changes: dict[str, str], 
     ("command", "setting", "kind", "words"),
     [
         ("consumer", "CEPH__BLOCKS_POOL", "4+2", ("is 4+2, the configuration says 8+3", "ceph.blocks_pool")),
-        ("init", "CEPH__BLOCKS_POOL", "4+2", ("is 4+2, the configuration says 8+3", "ceph.blocks_pool")),
         ("gc", "CEPH__BLOCKS_POOL", "chunk", ("stripe_unit", "make a pool", "ceph.blocks_pool")),
         ("producer", "CEPH__BLOCKS_POOL", "overwrites", ("allow_ec_overwrites", "make another pool")),
     ],
@@ -292,7 +291,7 @@ def test_a_user_that_may_only_read_the_metadata(store: Store) -> None:
     sql(store.url, f"CREATE USER '{user}'@'%'", f"GRANT SELECT ON `{store.name}`.* TO '{user}'@'%'")
     done = store.run("consumer", {"STORE__METADATA_URL": store.database(store.name).replace("root@", f"{user}@")})
     sql(store.url, f"DROP USER '{user}'@'%'")
-    assert_told(done, CONFIGURATION, "grant this user", "store.metadata_url")
+    assert_told(done, CONFIGURATION, "command denied", "grant this user")
 
 
 @pytest.mark.parametrize("command", ["consumer", "init"])
