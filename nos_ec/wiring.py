@@ -319,7 +319,7 @@ def open_system(settings: Settings) -> System:
         pool = ThreadPoolExecutor(settings.consumer.read_threads, thread_name_prefix="read")
         stack.callback(pool.shutdown)
         get = settings.get
-        locations = LocationCache(metadata, clock, get.location_cache_objects, get.location_cache_ms)
+        locations = LocationCache(clock, get.location_cache_objects, get.location_cache_ms)
         return System(
             settings,
             clock,

@@ -14,21 +14,20 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from nos_ec.core.ids import ObjectKey
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import Metadata, ObjectRow
+from nos_ec.ports.metadata import ObjectRow
 
 _STRIPES = 256
 """Counts of changes, shared by the keys of one hash: a change keeps 1 in so many look-ups under way from being kept."""
 
 
 class LocationCache:
-    """Looks rows up, and remembers them; with `objects_max` 0 it remembers none. Safe to call from several threads."""
+    """Remembers rows; none with `objects_max` 0. Safe to call from several threads. `get` is that of the metadata."""
 
-    def __init__(self, metadata: Metadata, clock: Clock, objects_max: int, age_ms_max: int) -> None:
-        self._metadata = metadata
+    def __init__(self, clock: Clock, objects_max: int, age_ms_max: int) -> None:
         self._clock = clock
         self._objects_max = objects_max
         self._age_ms_max = age_ms_max
@@ -40,28 +39,28 @@ class LocationCache:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def find(self, key: ObjectKey) -> ObjectRow:
+    def find(self, key: ObjectKey, get: Callable[[ObjectKey], ObjectRow]) -> ObjectRow:
         """The row, perhaps a remembered one. Raises NotFound, Transient."""
         if not self._objects_max:
-            return self._metadata.get(key)
+            return get(key)
         now_ms = self._clock.now_ms()
         with self._lock:
             row, since_ms = self._rows.get(key, (None, 0))
             if row is not None and 0 <= now_ms - since_ms < self._age_ms_max:
                 self._rows.move_to_end(key)
                 return row
-        return self.look_up(key)
+        return self.look_up(key, get)
 
-    def look_up(self, key: ObjectKey) -> ObjectRow:
+    def look_up(self, key: ObjectKey, get: Callable[[ObjectKey], ObjectRow]) -> ObjectRow:
         """The row as the metadata has it now; it is remembered. Raises NotFound, Transient."""
         if not self._objects_max:
-            return self._metadata.get(key)
+            return get(key)
         stripe = hash(key) % _STRIPES
         with self._lock:
             self._rows.pop(key, None)
             changes = self._changes[stripe]
         since_ms = self._clock.now_ms()
-        row = self._metadata.get(key)
+        row = get(key)
         with self._lock:
             if self._changes[stripe] == changes:
                 self._rows[key] = (row, since_ms)

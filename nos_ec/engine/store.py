@@ -168,7 +168,7 @@ class Store:
         pieces are read as they are asked for, and asking raises Conflict when the version was deleted or overwritten
         meanwhile, so that its blocks are gone. Raises NotFound, Corrupt, Transient.
         """
-        return self._read(self._locations.find(key), 0, None)
+        return self._read(self._locations.find(key, self._metadata.get), 0, None)
 
     def open_range(self, key: ObjectKey, offset: int, length: int) -> tuple[ObjectRow, Iterator[bytes]]:
         """Bytes [offset, offset + length) cut at the object's end, as `open` does. Reads no more than the range.
@@ -177,9 +177,9 @@ class Store:
         InvalidInput when offset or length is negative or the range starts past the end, NotFound, Corrupt,
         Transient.
         """
-        row = self._locations.find(key)
+        row = self._locations.find(key, self._metadata.get)
         if offset > row.size:
-            row = self._locations.look_up(key)
+            row = self._locations.look_up(key, self._metadata.get)
         if offset < 0 or length < 0 or offset > row.size:
             raise InvalidInput(f"range {offset}+{length} of {key}: it must start within its {row.size} bytes")
         return self._read(row, offset, length)
@@ -238,7 +238,7 @@ class Store:
             try:
                 return row, self._pieces(row, offset, length)
             except (Corrupt, NotFound) as error:
-                seen, row = row, self._locations.look_up(row.key)
+                seen, row = row, self._locations.look_up(row.key, self._metadata.get)
                 if row != seen:
                     continue
                 if isinstance(error, Corrupt):
@@ -271,7 +271,7 @@ class Store:
 
     def _is_current(self, row: ObjectRow) -> bool:
         try:
-            return self._locations.look_up(row.key) == row
+            return self._locations.look_up(row.key, self._metadata.get) == row
         except NotFound:
             return False
 

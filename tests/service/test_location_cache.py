@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -22,6 +22,9 @@ class Counted:
         self._metadata = metadata
         self.asked = 0
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._metadata, name)
+
     def get(self, key: ObjectKey) -> object:
         self.asked += 1
         return self._metadata.get(key)
@@ -37,9 +40,9 @@ def gateway(bench: Bench) -> Iterator[System]:
 
 
 def counted(system: System) -> Counted:
-    """Counts from now on what the cache asks."""
+    """Counts from now on which rows are asked for."""
     metadata = Counted(system.metadata)
-    system._locations._metadata = cast(Metadata, metadata)
+    system.metadata = cast(Metadata, metadata)
     return metadata
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import pytest
 
@@ -11,7 +10,7 @@ from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.location_cache import LocationCache
-from nos_ec.ports.metadata import Metadata, ObjectRow
+from nos_ec.ports.metadata import ObjectRow
 from nos_ec.testing.clock import FakeClock
 
 AGE_MS = 1_000
@@ -44,8 +43,8 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def cache_of(rows: Rows, clock: FakeClock, objects_max: int = 2) -> LocationCache:
-    return LocationCache(cast(Metadata, rows), clock, objects_max, AGE_MS)
+def cache_of(clock: FakeClock, objects_max: int = 2) -> LocationCache:
+    return LocationCache(clock, objects_max, AGE_MS)
 
 
 def key(name: str) -> ObjectKey:
@@ -54,82 +53,82 @@ def key(name: str) -> ObjectKey:
 
 def test_asked_once_until_it_is_too_old(rows: Rows, clock: FakeClock) -> None:
     rows.versions[key("n")] = 1
-    cache = cache_of(rows, clock)
-    assert [cache.find(key("n")).version for _ in range(3)] == [1, 1, 1]
+    cache = cache_of(clock)
+    assert [cache.find(key("n"), rows.get).version for _ in range(3)] == [1, 1, 1]
     assert rows.asked == 1
     rows.versions[key("n")] = 2
     clock.advance(AGE_MS - 1)
-    assert cache.find(key("n")).version == 1, "another process's change, not seen yet"
+    assert cache.find(key("n"), rows.get).version == 1, "another process's change, not seen yet"
     clock.advance(1)
-    assert cache.find(key("n")).version == 2
+    assert cache.find(key("n"), rows.get).version == 2
 
 
 def test_none_is_remembered_when_it_is_off(rows: Rows, clock: FakeClock) -> None:
     rows.versions[key("n")] = 1
-    cache = cache_of(rows, clock, objects_max=0)
-    cache.find(key("n"))
+    cache = cache_of(clock, objects_max=0)
+    cache.find(key("n"), rows.get)
     cache.forget([key("n")])
-    cache.find(key("n"))
+    cache.find(key("n"), rows.get)
     assert (rows.asked, len(cache)) == (2, 0)
 
 
 def test_the_one_asked_for_longest_ago_goes_first(rows: Rows, clock: FakeClock) -> None:
     rows.versions.update({key(name): 1 for name in "abc"})
-    cache = cache_of(rows, clock)
+    cache = cache_of(clock)
     for name in "abac":
-        cache.find(key(name))
+        cache.find(key(name), rows.get)
     assert (rows.asked, len(cache)) == (3, 2)
-    cache.find(key("a"))
+    cache.find(key("a"), rows.get)
     assert rows.asked == 3
-    cache.find(key("b"))
+    cache.find(key("b"), rows.get)
     assert rows.asked == 4
 
 
 def test_forgotten_at_once(rows: Rows, clock: FakeClock) -> None:
     rows.versions[key("n")] = 1
-    cache = cache_of(rows, clock)
-    cache.find(key("n"))
+    cache = cache_of(clock)
+    cache.find(key("n"), rows.get)
     rows.versions[key("n")] = 2
     cache.forget([key("n"), key("unknown")])
-    assert cache.find(key("n")).version == 2
+    assert cache.find(key("n"), rows.get).version == 2
 
 
 def test_a_change_during_a_look_up_keeps_it_from_being_remembered(rows: Rows, clock: FakeClock) -> None:
     rows.versions[key("n")] = 1
-    cache = cache_of(rows, clock)
+    cache = cache_of(clock)
 
     def overwrite() -> None:
         rows.versions[key("n")] = 2
         cache.forget([key("n")])
 
     rows.meanwhile = overwrite
-    assert cache.find(key("n")).version == 1, "looked up before the overwrite was acknowledged"
+    assert cache.find(key("n"), rows.get).version == 1, "looked up before the overwrite was acknowledged"
     rows.meanwhile = lambda: None
-    assert cache.find(key("n")).version == 2
+    assert cache.find(key("n"), rows.get).version == 2
 
 
 def test_absence_is_not_remembered(rows: Rows, clock: FakeClock) -> None:
-    cache = cache_of(rows, clock)
+    cache = cache_of(clock)
     with pytest.raises(NotFound):
-        cache.find(key("n"))
+        cache.find(key("n"), rows.get)
     rows.versions[key("n")] = 1
-    assert cache.find(key("n")).version == 1
+    assert cache.find(key("n"), rows.get).version == 1
 
 
 def test_a_deleted_one_that_is_looked_up_again_goes(rows: Rows, clock: FakeClock) -> None:
     rows.versions[key("n")] = 1
-    cache = cache_of(rows, clock)
-    cache.find(key("n"))
+    cache = cache_of(clock)
+    cache.find(key("n"), rows.get)
     del rows.versions[key("n")]
     with pytest.raises(NotFound):
-        cache.look_up(key("n"))
+        cache.look_up(key("n"), rows.get)
     assert len(cache) == 0
 
 
 def test_a_clock_set_back_makes_nothing_last(rows: Rows) -> None:
     rows.versions[key("n")] = 1
-    cache = cache_of(rows, FakeClock(1_000_000))
-    cache.find(key("n"))
+    cache = cache_of(FakeClock(1_000_000))
+    cache.find(key("n"), rows.get)
     cache._clock = FakeClock(1)
-    cache.find(key("n"))
+    cache.find(key("n"), rows.get)
     assert rows.asked == 2
