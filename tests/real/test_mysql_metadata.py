@@ -1,4 +1,4 @@
-"""The metadata contract, races, query plans and migrations on a real MySQL server."""
+"""The metadata contract, races, query plans, look-ups and migrations on a real MySQL server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.testing.metadata_contract import MetadataContract
 from nos_ec.testing.metadata_races import MetadataRaces
+from nos_ec.testing.sql_look_ups import SqlLookUps
 from nos_ec.testing.sql_migrations import SqlMigrations, drop_all
 from nos_ec.testing.sql_plans import SqlPlans
 from nos_ec.testing.sql_servers import empty_store
@@ -32,6 +33,10 @@ class TestMySQLRaces(MetadataRaces):
 
 class TestMySQLPlans(SqlPlans):
     """See nos_ec/testing/sql_plans.py."""
+
+
+class TestMySQLLookUps(SqlLookUps):
+    """See nos_ec/testing/sql_look_ups.py."""
 
 
 class TestMySQLMigrations(SqlMigrations):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, Engine
 
-from nos_ec.adapters.sql import blocks, commits, figures, landing, leases, objects, puts
+from nos_ec.adapters.sql import blocks, commits, figures, landing, leases, look_up, objects, puts
 from nos_ec.adapters.sql.migrate import open_checked
 from nos_ec.adapters.sql.transactions import Transactions
 from nos_ec.core.errors import ConfigError
@@ -86,7 +86,7 @@ class SqlMetadata:
 
     def get(self, key: ObjectKey) -> ObjectRow:
         """See the port."""
-        return self._read(objects.get, key)
+        return self._read(look_up.get, key)
 
     def segments(self, object_id: int, version: int) -> list[Segment]:
         """See the port."""
@@ -242,7 +242,7 @@ class SqlMetadata:
 
     def close(self) -> None:
         """See the port."""
-        self._engine.dispose()
+        self._transactions.close()
 
     def _bound(self) -> Geometry:
         """The store's geometry; the books need the size of a stripe."""

@@ -83,14 +83,6 @@ def lock_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[Objec
     return {row.key: row for row in rows}
 
 
-def get(connection: Connection, key: ObjectKey) -> ObjectRow:
-    """See `Metadata.get`."""
-    row = find(connection, key)
-    if row is None:
-        raise NotFound(f"object {key} does not exist")
-    return row
-
-
 def version_for(connection: Connection, key: ObjectKey, now_ms: int) -> int:
     """See `Metadata.next_version`."""
     row = find(connection, key)

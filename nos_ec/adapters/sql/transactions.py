@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from nos_ec.adapters.sql.engine import SQLITE_BUSY_MS, WRITES
+from nos_ec.adapters.sql.engine import SQLITE_BUSY_MS, WRITES, reading_engine
 from nos_ec.adapters.sql.failures import Failure, place, translate
 from nos_ec.core.errors import NosError, Transient
 
@@ -34,17 +34,29 @@ class Transactions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._reading = reading_engine(engine)
         self._writing = engine.execution_options(**{WRITES: True})
         self._turn: threading.Lock | None = threading.Lock() if engine.dialect.name == "sqlite" else None
 
     def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run work that changes nothing. Raises what the work raises, Transient, NoSpace, ConfigError, Corrupt."""
-        return self._retried(self._engine, lambda connection: work(connection, *args, **kwargs))
+        engine = self._reading or self._engine
+        return self._retried(engine, lambda connection: work(connection, *args, **kwargs))
 
     def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run work that writes; durable on return. Raises as `read` does."""
         with self._own_turn():
             return self._retried(self._writing, lambda connection: work(connection, *args, **kwargs))
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """All engines that statements run on."""
+        return (self._engine,) if self._reading is None else (self._engine, self._reading)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for engine in self.engines:
+            engine.dispose()
 
     @contextmanager
     def _own_turn(self) -> Iterator[None]:
@@ -73,6 +85,8 @@ class Transactions:
         committing = False
         try:
             with engine.connect() as connection:
+                if engine is self._reading:
+                    return work(connection)  # its statements commit themselves
                 transaction = connection.begin()
                 try:
                     result = work(connection)
