@@ -5,12 +5,16 @@ Letters are the invariants of nos_ec.adapters.sql.look_up.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
 from pymysql.constants import COMMAND  # type: ignore[import-untyped]
+from sqlalchemy import QueuePool
 
 from nos_ec.adapters.sql import look_up, objects
+from nos_ec.adapters.sql.look_up import LOOK_UPS_IDLE_MAX
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
@@ -65,3 +69,31 @@ class SqlLookUps:
             store.get(row.key)
         monkeypatch.undo()
         assert [store.get(key) for key in (row.key, other.key)] == [row, other]
+
+    def test_it_keeps_few_connections_and_no_old_ones(
+        self, store: SqlMetadata, bench: MetadataBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Invariant d."""
+        row, many = bench.put("n"), LOOK_UPS_IDLE_MAX + 4
+        asked, together = look_up._asked, Barrier(many)
+
+        def at_once(cursor: Any, key: ObjectKey) -> str | None:
+            together.wait(30)
+            return asked(cursor, key)
+
+        monkeypatch.setattr(look_up, "_asked", at_once)
+        with ThreadPoolExecutor(many) as threads:
+            assert list(threads.map(store.get, [row.key] * many)) == [row] * many
+        monkeypatch.undo()
+        assert store._look_ups is not None
+        assert store._transactions.reading is not None
+        pool = store._transactions.reading.pool
+        assert isinstance(pool, QueuePool)
+        assert pool.checkedout() == LOOK_UPS_IDLE_MAX
+        newest = max(kept.since_s for kept in store._look_ups._idle)
+        monkeypatch.setattr(look_up, "MYSQL_RECYCLE_S", 0)
+        assert store.get(row.key) == row
+        assert pool.checkedout() == LOOK_UPS_IDLE_MAX
+        assert max(kept.since_s for kept in store._look_ups._idle) > newest, "one was given back for another"
+        store._look_ups.close()
+        assert pool.checkedout() == 0

@@ -66,8 +66,9 @@ def test_what_a_read_costs(granularity: int, offset: int, length: int, cost: tup
 
 def test_costs_add_up() -> None:
     counter = ReadCounter(ReadCost(GEOMETRY, PAGE))
-    counter.count([(0, PAGE), (STRIPE, PAGE)])
-    counter.count([(CHUNK - 1, 2)])
+    counter.count(0, PAGE)
+    counter.count(STRIPE, PAGE)
+    counter.count(CHUNK - 1, 2)
     value = counter.value()
     assert (value.shard_reads, value.shard_bytes, value.degraded_reads) == (4, 4 * PAGE, 0)
 

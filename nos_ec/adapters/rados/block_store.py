@@ -154,23 +154,21 @@ class RadosBlockStore:
 
     def read(self, block_id: BlockId, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes."""
-        return self.read_many(block_id, [(offset, length)])[0]
+        _check_range(offset, length)
+        with self._blocks.translated(block_id):
+            found = self._pool.read(block_id.hex(), offset, length)
+        return self._counted(block_id, offset, length, found)
 
     def read_many(self, block_id: BlockId, extents: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read several ranges, one operation each, as many at a time as nos_ec.adapters.rados.pool allows. OSDs verify
         what they read against BlueStore's checksums and decode what is damaged."""
         for offset, length in extents:
-            if offset < 0 or length < 0:
-                raise ValueError(f"range of {length} bytes at {offset}")
+            _check_range(offset, length)
         if not extents:
             return []
-        with self._translated(block_id):
+        with self._blocks.translated(block_id):
             found = self._pool.read_many(block_id.hex(), extents)
-        self._counter.count(extents)
-        for part, (offset, length) in zip(found, extents, strict=True):
-            if len(part) != length:
-                raise Corrupt(f"block {block_id.hex()}: range of {length} bytes at {offset} is past the end")
-        return found
+        return [self._counted(block_id, *extent, part) for part, extent in zip(found, extents, strict=True)]
 
     def stripes(self, block_id: BlockId) -> int:
         """What the block's end says. Raises Corrupt when its size says otherwise (invariant c)."""
@@ -202,6 +200,13 @@ class RadosBlockStore:
         self._pool.close()
 
     # --------------------------------------------------------------------------------------------------
+
+    def _counted(self, block_id: BlockId, offset: int, length: int, found: bytes) -> bytes:
+        """What a read of this range found. Raises Corrupt when it is not all of it."""
+        self._counter.count(offset, length)
+        if len(found) != length:
+            raise Corrupt(f"block {block_id.hex()}: range of {length} bytes at {offset} is past the end")
+        return found
 
     def _look_up(self, block_id: BlockId) -> KnownEnd:
         """Where a block ends, and at which version. Raises NotFound, Corrupt, Transient; ConfigError for a block of
@@ -235,6 +240,11 @@ class RadosBlockStore:
                 if error.errno == errno.EOPNOTSUPP:
                     raise Conflict(f"block {block_id.hex()} does not end at a whole stripe: seal it") from error
                 raise
+
+
+def _check_range(offset: int, length: int) -> None:
+    if offset < 0 or length < 0:
+        raise ValueError(f"range of {length} bytes at {offset}")
 
 
 def _geometry_value(geometry: Geometry) -> bytes:

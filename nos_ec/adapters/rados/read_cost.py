@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nos_ec.core.geometry import Geometry
@@ -36,12 +35,12 @@ class ReadCounter:
         self._reads = 0
         self._bytes = 0
 
-    def count(self, extents: Iterable[tuple[int, int]]) -> None:
-        """Count reads of these (offset, length) ranges."""
-        costs = [self._cost.of(offset, length) for offset, length in extents]
+    def count(self, offset: int, length: int) -> None:
+        """Count the read of a range."""
+        shards, size_bytes = self._cost.of(offset, length)
         with self._lock:
-            self._reads += sum(shards for shards, _ in costs)
-            self._bytes += sum(size_bytes for _, size_bytes in costs)
+            self._reads += shards
+            self._bytes += size_bytes
 
     def value(self) -> ReadCounters:
         """So far. Ceph decodes on its OSDs and does not tell its clients: degraded_reads is always 0."""

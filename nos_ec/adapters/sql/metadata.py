@@ -10,10 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, Engine
 
-from nos_ec.adapters.sql import blocks, commits, figures, landing, leases, look_up, objects, puts
+from nos_ec.adapters.sql import blocks, commits, figures, landing, leases, objects, puts
+from nos_ec.adapters.sql.look_up import FAILURES, LookUps
 from nos_ec.adapters.sql.migrate import open_checked
 from nos_ec.adapters.sql.transactions import Transactions
-from nos_ec.core.errors import ConfigError
+from nos_ec.core.errors import ConfigError, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind
@@ -47,6 +48,8 @@ class SqlMetadata:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._transactions = Transactions(engine)
+        reading = self._transactions.reading
+        self._look_ups = None if reading is None else LookUps(reading)
         self._read = self._transactions.read
         self._write = self._transactions.write
         self._geometry: Geometry | None = None
@@ -86,7 +89,10 @@ class SqlMetadata:
 
     def get(self, key: ObjectKey) -> ObjectRow:
         """See the port."""
-        return self._read(look_up.get, key)
+        row = self._find(key)
+        if row is None:
+            raise NotFound(f"object {key} does not exist")
+        return row
 
     def segments(self, object_id: int, version: int) -> list[Segment]:
         """See the port."""
@@ -242,7 +248,17 @@ class SqlMetadata:
 
     def close(self) -> None:
         """See the port."""
+        if self._look_ups is not None:
+            self._look_ups.close()
         self._transactions.close()
+
+    def _find(self, key: ObjectKey) -> ObjectRow | None:
+        if self._look_ups is not None:
+            try:
+                return self._look_ups.find(key)
+            except FAILURES:
+                pass  # the ordinary way tells what it was, or gets over it
+        return self._read(objects.find, key)
 
     def _bound(self) -> Geometry:
         """The store's geometry; the books need the size of a stripe."""

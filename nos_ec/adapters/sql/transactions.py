@@ -49,6 +49,11 @@ class Transactions:
             return self._retried(self._writing, lambda connection: work(connection, *args, **kwargs))
 
     @property
+    def reading(self) -> Engine | None:
+        """The engine of `read` whose statements commit themselves; None where there is none."""
+        return self._reading
+
+    @property
     def engines(self) -> tuple[Engine, ...]:
         """All engines that statements run on."""
         return (self._engine,) if self._reading is None else (self._engine, self._reading)
