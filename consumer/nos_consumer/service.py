@@ -158,7 +158,7 @@ class ConsumerService:
         """Let the groups in flight finish, seal their blocks, commit what is done, leave the group."""
         try:
             self._settle(self._lanes.close())
-            self._commit_offsets()
+            self._try_to_commit_offsets()
         finally:
             self._log.close()
 
@@ -337,7 +337,14 @@ class ConsumerService:
         now_ms = self._clock.now_ms()
         if now_ms >= self._commit_due_ms or not (self._known or self._unchecked):
             self._commit_due_ms = now_ms + COMMIT_WAIT_MS
+            self._try_to_commit_offsets()
+
+    def _try_to_commit_offsets(self) -> None:
+        """Packing and polling go on without it: the same offsets are committed with later ones, or delivered again."""
+        try:
             self._commit_offsets()
+        except Transient as error:
+            _log.warning("offsets not committed, trying again", error=str(error))
 
     def _commit_offsets(self) -> None:
         offsets = self._tracker.committable()

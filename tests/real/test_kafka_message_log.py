@@ -23,7 +23,7 @@ from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
-from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.errors import ConfigError, Conflict, Transient
 from nos_ec.ports.message_log import DeadLetter, Message, MessageConsumer, MessagePublisher
 from nos_ec.testing.dev_servers import DevServer
 from nos_ec.testing.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
@@ -295,6 +295,70 @@ def test_work_goes_on_when_the_broker_is_killed_and_comes_back(kafka: DevServer,
         first_seen = list(dict.fromkeys(int(m.value) for m in got if m.key == key))
         assert first_seen == sorted(first_seen)
     until(lambda: consume() or consumer.lag() == 0)
+
+
+def test_every_commit_ends_and_work_goes_on_when_the_broker_sleeps_again_and_again(
+    kafka: DevServer, log: KafkaHarness
+) -> None:
+    """It sleeps longer than a request may take. When it wakes it may say for a moment that there is no broker."""
+    timeout_s = 2.0
+    topic = replace(log.topic, request_timeout_ms=int(timeout_s * 1000))
+    publisher, watcher = log.publisher(), log.consumer("g")
+    consumer = KafkaConsumer(topic, group=log.group("g"), member="m", session_ms=HEARTBEATS_MS)
+    keys = keys_of_partitions(PARTITIONS)
+    pending: dict[int, int] = {}
+    slowest_s = 0.0
+    done_count = 0
+
+    def work() -> bool:
+        nonlocal slowest_s, done_count
+        with suppress(Transient):
+            pending.update(ends(consumer.poll(100, 20)))
+        for partition in pending.keys() - consumer.assignment():
+            del pending[partition]
+        begun = time.monotonic()
+        with suppress(Transient, Conflict):
+            consumer.commit(pending)
+            done_count += len(pending)
+            pending.clear()
+        slowest_s = max(slowest_s, time.monotonic() - begun)
+        return False
+
+    def publish_and_commit() -> None:
+        with suppress(Transient):
+            publisher.publish([(key, b"v") for key in keys])
+        before = done_count
+        until(lambda: work() or done_count > before, 60)
+
+    with closing(consumer):
+        publish_and_commit()
+        for _ in range(3):
+            publisher.publish([(key, b"v") for key in keys])
+            kafka.put_to_sleep()
+            try:
+                awake = time.monotonic() + 1.5 * timeout_s
+                while time.monotonic() < awake:
+                    work()
+            finally:
+                kafka.wake()
+            publish_and_commit()
+        assert slowest_s < 2 * timeout_s + 4
+        until(lambda: work() or watcher.lag() == 0, 60)
+
+
+def test_a_member_leaves_in_time_while_the_broker_sleeps(kafka: DevServer, log: KafkaHarness) -> None:
+    log.publisher().publish([(key, b"v") for key in keys_of_partitions(PARTITIONS)])
+    consumer = KafkaConsumer(replace(log.topic, request_timeout_ms=1000), group=log.group("g"), member="m")
+    got = take(consumer, PARTITIONS)
+    kafka.put_to_sleep()
+    try:
+        with pytest.raises(Transient):
+            consumer.commit(ends(got))
+        begun = time.monotonic()
+        consumer.close()
+        assert time.monotonic() - begun < 3
+    finally:
+        kafka.wake()
 
 
 # --- groups -----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -105,8 +106,11 @@ class KafkaTopic:
             "reconnect.backoff.max.ms": 2000,
             # How long a topic that is not there may be one that is just being made.
             "topic.metadata.propagation.max.ms": min(10_000, self.request_timeout_ms),
-            # The other strategy connects anew dozens of times a second while all brokers are down (librdkafka 2.16).
-            "metadata.recovery.strategy": "none",
+            # A broker that slept may answer that there is no broker, and librdkafka 2.16 believes it: with "none" it
+            # would never come back from that.
+            "metadata.recovery.strategy": "rebootstrap",
+            # That strategy begins with this wait again and again while all brokers are down.
+            "reconnect.backoff.ms": 500,
         }
         return everywhere | dict(defaults) | dict(self.options) | dict(fixed)
 
@@ -222,6 +226,16 @@ def translated_errors(topic: KafkaTopic, doing: str) -> Iterator[None]:
         if cause is None:
             raise
         raise translate(cause, topic, doing) from error
+
+
+def let_go(client: list[object], wait_s: float) -> None:
+    """Empty a list that has the last reference to a client of the driver, which then drops its connections.
+
+    On a thread, which is left to itself after wait_s: a client of librdkafka 2.16 that lost its brokers may never end.
+    """
+    thread = threading.Thread(target=client.clear, name="kafka-let-go", daemon=True)
+    thread.start()
+    thread.join(wait_s)
 
 
 def worst(errors: Iterable[NosError]) -> NosError | None:

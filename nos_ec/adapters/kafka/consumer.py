@@ -6,21 +6,40 @@ poll_interval_ms_max leaves the group by itself, and one whose process died is t
 Kafka lets any member commit any partition of its topic, and it lets anybody commit for a group that is empty. So
 ownership is checked here before anything is sent; the generation, which the broker checks, covers what this member
 has not heard of yet.
+
+Every call ends within a few request time-outs, also while no broker answers:
+
+1  a commit is sent without waiting for its answer, which the driver gives in a later poll; asking the group for its
+   offsets tells whether it is done, and that takes a time limit. The driver's own waiting commit has none, and no
+   other thread may use the client while a callback runs
+2  after a commit whose end is not known no other one is sent before it was answered, or an old one could come last
+3  a client that does not get on is given up, and the member joins anew with another one. librdkafka 2.16 forgets every
+   broker when one that slept answers that there is none: it may stay without any then, and wait for ever
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from itertools import count
 
 import structlog
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as DriverMessage
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
 
-from nos_ec.adapters.kafka.cluster import KafkaTopic, cause_of, is_fatal, require_ms, translate, translated_errors
+from nos_ec.adapters.kafka.cluster import (
+    KafkaTopic,
+    cause_of,
+    is_fatal,
+    let_go,
+    require_ms,
+    translate,
+    translated_errors,
+)
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
 from nos_ec.ports.message_log import Message
@@ -34,18 +53,14 @@ _HEARTBEATS_PER_SESSION = 10
 """How often a member asks whether the group rebalances: this decides how fast it settles."""
 _HEARTBEAT_MS_MAX = 3000
 
-_COMMIT_TRIES_MAX = 20
+_REBALANCE_S_MAX = 2.0
 _COMMIT_RETRY_S = 0.1
 """A group that rebalances takes no commits until its leader has shared out the partitions."""
+_STUCK_TIMEOUTS = 3
+"""Request time-outs after which a client that waits for brokers or for an answer is taken for one that got stuck."""
+_PROBE_S = 1.0
 
 _WAIT_S_MIN = 0.001
-
-_PASSING = {
-    KafkaError.REBALANCE_IN_PROGRESS,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-}
 
 _NEWS = {
     KafkaError._ALL_BROKERS_DOWN,
@@ -98,6 +113,7 @@ class KafkaConsumer:
             "enable.auto.offset.store": False,
             "allow.auto.create.topics": False,
             "error_cb": self._driver_error,
+            "on_commit": self._commit_answered,
         }
         if instance:
             fixed["group.instance.id"] = instance
@@ -107,8 +123,8 @@ class KafkaConsumer:
             "fetch.max.bytes": max(prefetch_kbytes << 10, 1_000_000),
             "max.partition.fetch.bytes": 1 << 20,
         }
-        with translated_errors(topic, "connect"):
-            self._consumer = Consumer(topic.configuration(member, defaults, fixed))
+        self._configuration = topic.configuration(member, defaults, fixed)
+        self._consumer = self._new_driver()
         self._revoked: Callable[[frozenset[int]], None] = _ignore
         self._joined = False
         self._closed = False
@@ -118,6 +134,12 @@ class KafkaConsumer:
         self._paused: set[int] = set()
         self._committed: dict[int, int] = {}
         """What is known to be committed of the partitions owned: offsets never move backwards."""
+        self._unanswered_count = 0
+        """Commits sent that the driver has not told the end of."""
+        self._doubtful_s: float | None = None
+        """Since when an unanswered commit may still move the group's offsets (2)."""
+        self._down_s: float | None = None
+        """Since when the driver has no broker, as far as it has told."""
         self._batch: list[Message] = []
         self._errors: list[BaseException] = []
         self._admin: AdminClient | None = None
@@ -135,9 +157,11 @@ class KafkaConsumer:
         if messages_max < 1:
             raise ValueError(f"poll for {messages_max} messages; ask for at least 1")
         self._raise_first_error()
+        self._batch = []
+        if self._is_stuck():
+            self._start_anew()
         if not self._joined:
             self._join()
-        self._batch = []
         try:
             self._fill_batch(messages_max, wait_ms / 1000)
         finally:
@@ -148,10 +172,18 @@ class KafkaConsumer:
         return batch
 
     def commit(self, offsets: Mapping[int, int]) -> None:
-        """See MessageConsumer.commit. Waits out a rebalance for two seconds, then raises Transient."""
+        """See MessageConsumer.commit. Waits out a rebalance for two seconds, then raises Transient.
+
+        Takes two request time-outs and those two seconds at most. After a Transient offsets may be committed
+        all the same, and further calls raise Transient until a poll has heard how it ended.
+        """
         if not offsets:
             return
         self._require_ownership(offsets.keys())
+        if self._doubtful_s is not None:
+            raise Transient(
+                f"message log: commit: an earlier one has no answer; check the brokers {self._topic.servers}"
+            )
         self._look_up_committed(offsets.keys() - self._committed.keys())
         ahead = {partition: offset for partition, offset in offsets.items() if offset > self._committed[partition]}
         if not ahead:
@@ -212,7 +244,10 @@ class KafkaConsumer:
         return sum(max(0, end[p] - max(committed[p], first[p])) for p in end)
 
     def close(self) -> None:
-        """See MessageConsumer.close. Idempotent. A static member stays in the group until its session ends."""
+        """See MessageConsumer.close. Idempotent. A static member stays in the group until its session ends.
+
+        When the brokers do not take the farewell within a request time-out, the group finds out by the session.
+        """
         if self._closed:
             return
         self._closed = True
@@ -221,9 +256,64 @@ class KafkaConsumer:
             if self._dead_letters is not None:
                 stack.callback(self._dead_letters.close)
             stack.callback(self._forget, frozenset(self._owned))
-            with translated_errors(self._topic, "leave the group"):
-                self._consumer.close()
+            self._leave()
+        admin: list[object] = [self._admin]
         self._admin = None
+        let_go(admin, self._topic.timeout_s)
+
+    # --- the driver's client ----------------------------------------------------------------------
+    def _new_driver(self) -> Consumer:
+        with translated_errors(self._topic, "connect"):
+            return Consumer(self._configuration)
+
+    def _leave(self) -> None:
+        """On a thread, which is left to itself when it does not end: the driver waits for commits to be answered."""
+        errors: list[BaseException] = []
+
+        def leave() -> None:
+            try:
+                with translated_errors(self._topic, "leave the group"):
+                    self._consumer.close()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=leave, name=f"{self._member}-leave", daemon=True)
+        thread.start()
+        thread.join(self._topic.timeout_s)
+        if thread.is_alive():
+            _log.warning("left the group without farewell: no answer", member=self._member, brokers=self._topic.servers)
+        if errors:
+            raise errors[0]
+
+    def _is_stuck(self) -> bool:
+        now_s, patience_s = time.monotonic(), _STUCK_TIMEOUTS * self._topic.timeout_s
+        if self._doubtful_s is not None and now_s - self._doubtful_s > patience_s:
+            return True
+        if self._down_s is None or now_s - self._down_s <= patience_s:
+            return False
+        # It tells when it loses the last broker, and not when it has one again.
+        self._down_s = None
+        try:
+            return not self._consumer.list_topics(self._topic.name, timeout=_PROBE_S).brokers
+        except KafkaException:
+            return True
+
+    def _start_anew(self) -> None:
+        """Give up a client that does not get on any more (3). As when thrown out: the partitions are lost."""
+        _log.warning("joining the group anew: no answer", member=self._member, brokers=self._topic.servers)
+        abandoned: list[object] = [self._consumer]
+        self._consumer = self._new_driver()
+        self._joined = False
+        self._member_id = None
+        self._unanswered_count = 0
+        self._doubtful_s = None
+        self._down_s = time.monotonic()
+        lost = frozenset(self._owned)
+        self._owned -= lost
+        self._paused -= lost
+        self._committed.clear()
+        let_go(abandoned, 0)
+        self._run_callback(lost)
 
     # --- polling ----------------------------------------------------------------------------------
     def _join(self) -> None:
@@ -274,6 +364,8 @@ class KafkaConsumer:
 
     def _driver_error(self, error: KafkaError) -> None:
         """Something about connections."""
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and self._down_s is None:
+            self._down_s = time.monotonic()
         if is_fatal(error) or error.code() in _NEWS:
             self._errors.append(self._translate(error))
 
@@ -368,21 +460,36 @@ class KafkaConsumer:
         return {place.partition: -1 if place.offset == OFFSET_INVALID else place.offset for place in places}
 
     def _send_commit(self, offsets: Mapping[int, int]) -> None:
+        """Send it, and again while the group takes none, until the group's offsets show it (1)."""
         places = [TopicPartition(self._topic.name, partition, offset) for partition, offset in offsets.items()]
-        for tries_left in reversed(range(_COMMIT_TRIES_MAX)):
-            error = self._try_commit(places)
-            if error is None:
+        deadline = time.monotonic() + _REBALANCE_S_MAX
+        for sent_count in count(1):
+            with translated_errors(self._topic, "commit"):
+                self._consumer.commit(offsets=places, asynchronous=True)
+            self._unanswered_count += 1
+            if self._doubtful_s is None:
+                self._doubtful_s = time.monotonic()
+            committed = self._fetch_committed(offsets)
+            if all(committed[partition] >= offset for partition, offset in offsets.items()):
+                if sent_count == 1:
+                    self._doubtful_s = None
                 return
-            if error.code() not in _PASSING or not tries_left:
-                raise translate(error, self._topic, "commit")
+            self._require_ownership(offsets)
+            if time.monotonic() >= deadline:
+                raise Transient(f"message log: commit: the group took none for {_REBALANCE_S_MAX:.0f} s; it rebalances")
             time.sleep(_COMMIT_RETRY_S)
 
-    def _try_commit(self, places: list[TopicPartition]) -> KafkaError | None:
-        try:
-            done = self._consumer.commit(offsets=places, asynchronous=False)
-        except KafkaException as error:
-            return _cause(error)
-        return next((_cause(place.error) for place in done if place.error is not None), None)
+    def _commit_answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
+        """The end of a commit, told inside a poll. Whether it moved the offsets was seen when it was sent."""
+        self._unanswered_count -= 1
+        if self._unanswered_count <= 0:
+            self._doubtful_s = None
+        for refused in (error, *(place.error for place in places)):
+            if refused is not None and isinstance(
+                translated := translate(_cause(refused), self._topic, "commit"), ConfigError
+            ):
+                self._errors.append(translated)
+                return
 
     def _list_offsets(self, which: OffsetSpec) -> dict[int, int]:
         """{partition: offset}. By a client of its own: on the consumer's connection it would wait behind a fetch."""

@@ -6,14 +6,13 @@ import time
 from collections.abc import Sequence
 from threading import Lock
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from nos_ec.adapters.kafka.cluster import (
     TIMEOUT_MS_MIN,
     ConnectionNews,
     KafkaTopic,
-    cause_of,
-    is_fatal,
+    let_go,
     require_ms,
     translate,
     translated_errors,
@@ -33,14 +32,12 @@ class _Batch:
     def __init__(self, topic: KafkaTopic) -> None:
         self._topic = topic
         self.errors: list[NosError] = []
-        self.fatal = False
         self.partitions_seen = 0
 
     def reported(self, error: KafkaError | None, message: Message) -> None:
         """A delivery report. Runs inside the driver's poll."""
         if error is not None:
             self.errors.append(translate(error, self._topic, "publish"))
-            self.fatal = self.fatal or is_fatal(error)
             return
         self.partitions_seen = max(self.partitions_seen, (message.partition() or 0) + 1)
 
@@ -101,7 +98,7 @@ class KafkaPublisher:
         """Release the connections. Idempotent; nothing is in flight between calls of `publish`."""
         with self._lock:
             self._closed = True
-            self._producer = None
+            self._drop_producer()
 
     # --- sending ----------------------------------------------------------------------------------
     def _send(self, name: str, messages: Sequence[tuple[bytes, bytes, list[Header]]]) -> _Batch:
@@ -119,8 +116,9 @@ class KafkaPublisher:
             except NosError as error:
                 batch.errors.append(error)
             self._await_reports(self._producer, batch)
-            if batch.fatal:
-                self._producer = None
+            if batch.errors:
+                # It may be one that never works again: after a fatal error, and when it has forgotten every broker.
+                self._drop_producer()
         worst_error = worst(batch.errors)
         if worst_error is not None:
             raise self._news.explain(worst_error)
@@ -136,10 +134,6 @@ class KafkaPublisher:
                 return
             except BufferError:
                 producer.poll(_SLICE_S)
-            except (KafkaException, SystemError) as error:
-                cause = cause_of(error)
-                batch.fatal = batch.fatal or cause is None or is_fatal(cause)
-                raise
 
     def _await_reports(self, producer: Producer, batch: _Batch) -> None:
         """Every message gets a report within delivery.timeout.ms: the bound is for a driver that breaks its word."""
@@ -150,12 +144,15 @@ class KafkaPublisher:
                     producer.flush(_SLICE_S)
         except NosError as error:
             # Only a fatal error is raised here; what is still queued gets no report any more.
-            batch.fatal = True
             batch.errors.append(error)
             return
         if len(producer):
-            batch.fatal = True
             batch.errors.append(Transient("message log: publish: no word about some messages; publish them again"))
+
+    def _drop_producer(self) -> None:
+        dropped: list[object] = [self._producer]
+        self._producer = None
+        let_go(dropped, self._topic.timeout_s)
 
     def _new_producer(self) -> Producer:
         with translated_errors(self._topic, "connect"):
