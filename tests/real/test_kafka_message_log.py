@@ -260,11 +260,11 @@ def test_work_goes_on_when_the_broker_is_killed_and_comes_back(kafka: DevServer,
         for number in itertools.count():
             if stop.is_set():
                 return
-            while True:
+            while not stop.is_set():
                 with suppress(Transient):
                     publisher.publish([(key, b"%d" % number) for key in keys])
+                    acknowledged.append(number)
                     break
-            acknowledged.append(number)
 
     got: list[Message] = []
 
