@@ -1,20 +1,24 @@
 """The commit of one stripe group: a fixed number of statements, however many objects the group holds.
 
-Order of locks: lease (shared), block, object rows by id, old blocks by id. Fencing takes the lease first and then
-blocks, deletes take a row and then blocks; what can still deadlock is run again.
+Order of locks: block, object rows by id, old blocks by id. Deletes take a row and then blocks; what can still deadlock
+is run again.
+
+The lease itself is not looked at. An OPEN block has its writer's lease of its epoch: it is allocated under that lease,
+and whoever fences or releases a lease turns its OPEN blocks FENCED in the same transaction, for which it waits while we
+hold the block's row (invariant 8).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, LargeBinary, and_, bindparam, null, or_, select, update
+from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, null, or_, select, update
 
-from nos_ec.adapters.sql import blocks, leases
+from nos_ec.adapters.sql import blocks
 from nos_ec.adapters.sql.json_rows import JsonRows
 from nos_ec.adapters.sql.release import Burial, queue_copies
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
-from nos_ec.core.errors import Conflict, LeaseLost, NotFound
+from nos_ec.core.errors import Conflict, LeaseLost, NosError, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.killpoints import kill_point
@@ -51,18 +55,44 @@ MOVE = (
 )
 
 
+BOOK_GROUP = (
+    update(BLOCKS)
+    .where(
+        _B.block_id == bindparam("block", type_=_B.block_id.type),
+        _B.state == BlockState.OPEN,
+        _B.writer == bindparam("of_writer", type_=_B.writer.type),
+        _B.epoch == bindparam("of_epoch", type_=BigInteger),
+        _B.stripes == bindparam("at_stripe", type_=BigInteger),
+    )
+    .values(
+        stripes=_B.stripes + bindparam("more_stripes", type_=BigInteger),
+        live_bytes=_B.live_bytes + bindparam("more_live", type_=BigInteger),
+        overhead_bytes=_B.overhead_bytes + bindparam("more_overhead", type_=BigInteger),
+        live_objects=_B.live_objects + bindparam("more_objects", type_=BigInteger),
+    )
+)
+BOOK_LOSERS = (
+    update(BLOCKS)
+    .where(_B.block_id == bindparam("block", type_=_B.block_id.type))
+    .values(
+        live_bytes=_B.live_bytes - bindparam("lost_bytes", type_=BigInteger),
+        dead_bytes=_B.dead_bytes + bindparam("lost_bytes", type_=BigInteger),
+        live_objects=_B.live_objects - bindparam("lost_objects", type_=BigInteger),
+    )
+)
+
+
 def commit_group(connection: Connection, geometry: Geometry, commit: GroupCommit) -> frozenset[int]:
     """See `Metadata.commit_group`."""
     _check(geometry, commit)
-    leases.require(connection, commit.lease)
-    _check_block(blocks.lock(connection, commit.block_id), commit)
+    _book(connection, geometry, commit)
     moves = _without_repeats(commit.moves)
     listed = _dump(moves)
     found = _match(connection, moves, listed)
     winners = [move for move, _ in found]
     _move(connection, commit.block_id, winners, listed if len(winners) == len(moves) else _dump(winners))
     _release_old_places(connection, found, commit.landing_not_before_ms)
-    _count(connection, geometry, commit, winners)
+    _book_losers(connection, commit, winners)
     kill_point("metadata.commit_group.before_commit")
     return frozenset(move.object_id for move in winners)
 
@@ -80,16 +110,43 @@ def _check(geometry: Geometry, commit: GroupCommit) -> None:
         raise ValueError("the objects of a group are larger than the group")
 
 
-def _check_block(block: BlockRow | None, commit: GroupCommit) -> None:
+def _book(connection: Connection, geometry: Geometry, commit: GroupCommit) -> None:
+    """Add the group to the block's books as if every move won; live + dead + overhead = its stripes (invariant 6).
+
+    The same statement locks the block and checks it; only when it finds none that fits is the reason looked for.
+    """
+    live = sum(move.length for move in commit.moves)
+    books = {
+        "block": commit.block_id,
+        "of_writer": commit.lease.name,
+        "of_epoch": commit.lease.epoch,
+        "at_stripe": commit.at_stripe,
+        "more_stripes": commit.stripe_count,
+        "more_live": live,
+        "more_overhead": commit.stripe_count * geometry.stripe_size - live,
+        "more_objects": len(commit.moves),
+    }
+    if not connection.execute(BOOK_GROUP, books).rowcount:
+        raise _refused(blocks.lock(connection, commit.block_id), commit)
+
+
+def _book_losers(connection: Connection, commit: GroupCommit, winners: Sequence[Move]) -> None:
+    """What did not win is dead bytes."""
+    if len(winners) < len(commit.moves):
+        lost_bytes = sum(move.length for move in commit.moves) - sum(move.length for move in winners)
+        lost = {"lost_bytes": lost_bytes, "lost_objects": len(commit.moves) - len(winners)}
+        connection.execute(BOOK_LOSERS, {"block": commit.block_id, **lost})
+
+
+def _refused(block: BlockRow | None, commit: GroupCommit) -> NosError:
     name = commit.block_id.hex()
     if block is None:
-        raise NotFound(f"block {name} has no row; allocate it before writing")
+        return NotFound(f"block {name} has no row; allocate it before writing")
     if block.state is BlockState.FENCED or (block.writer, block.epoch) != (commit.lease.name, commit.lease.epoch):
-        raise LeaseLost(f"block {name} was taken from writer {commit.lease.name!r}; seal nothing, start a new block")
+        return LeaseLost(f"block {name} was taken from writer {commit.lease.name!r}; seal nothing, start a new block")
     if block.state is not BlockState.OPEN:
-        raise Conflict(f"block {name} is {block.state.value}; nothing can be added to it")
-    if block.stripes != commit.at_stripe:
-        raise Conflict(f"block {name} ends at stripe {block.stripes}, not at {commit.at_stripe}")
+        return Conflict(f"block {name} is {block.state.value}; nothing can be added to it")
+    return Conflict(f"block {name} ends at stripe {block.stripes}, not at {commit.at_stripe}")
 
 
 def _without_repeats(moves: Sequence[Move]) -> list[Move]:
@@ -136,18 +193,3 @@ def _release_old_places(
         if move.from_block is not None:
             burial.add(move.from_block, move.length)
     burial.apply(connection)
-
-
-def _count(connection: Connection, geometry: Geometry, commit: GroupCommit, winners: Sequence[Move]) -> None:
-    """Add the group to the block's books: live + dead + overhead = its stripes (invariant 6)."""
-    live = sum(move.length for move in winners)
-    dead = sum(move.length for move in commit.moves) - live
-    overhead = commit.stripe_count * geometry.stripe_size - live - dead
-    books = {
-        "stripes": _B.stripes + commit.stripe_count,
-        "live_bytes": _B.live_bytes + live,
-        "dead_bytes": _B.dead_bytes + dead,
-        "overhead_bytes": _B.overhead_bytes + overhead,
-        "live_objects": _B.live_objects + len(winners),
-    }
-    connection.execute(update(BLOCKS).where(_B.block_id == commit.block_id).values(books))
