@@ -46,7 +46,7 @@ venv: .venv/.complete ## build .venv from the hashed requirements (PYTHON=python
 demo: venv ## show the whole life of objects on an embedded store (DEMO_ARGS="...")
 	$(BIN)/nos-ec demo $(DEMO_ARGS)
 
-up: ## start Ceph, Kafka and MySQL on this machine, or restart what died of them (DATABASE=mariadb)
+up: ## start Ceph, Kafka and MariaDB on this machine, or restart what died of them (DATABASE=mysql)
 	@$(STACK) up
 
 down: ## stop them; their data stays

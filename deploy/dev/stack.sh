@@ -7,7 +7,7 @@
 #   clean   down, and remove the data; installed programs stay
 #
 # Environment, besides that of base.sh and ceph.sh (deploy/README.md tells more):
-#   NOS_EC_DEV_DATABASE       mysql or mariadb (default: that of the last `up`; at first, mysql)
+#   NOS_EC_DEV_DATABASE       mysql or mariadb (default: that of the last `up`; at first, mariadb)
 #   NOS_EC_DEV_CEPH_PORT, NOS_EC_DEV_KAFKA_PORT, NOS_EC_DEV_DATABASE_PORT    other ports than 13320, 19092 and 13306
 #   NOS_EC_DEV_FAST           1: Kafka and the database do not wait for the disk
 # Exit status: 0 done; 1 failed (status: it runs in part); 3 something is missing and cannot be installed (status: 3
@@ -22,7 +22,7 @@ pids=()
 # --- the servers --------------------------------------------------------------------------------------------------
 
 choose_database() {
-    database=${NOS_EC_DEV_DATABASE:-$(cat "$base/database" 2>/dev/null || echo mysql)}
+    database=${NOS_EC_DEV_DATABASE:-$(cat "$base/database" 2>/dev/null || echo mariadb)}
     case $database in
     mysql) other_database=mariadb ;;
     mariadb) other_database=mysql ;;

@@ -27,29 +27,29 @@ def test_the_whole_stack(stack: Stack) -> None:
     said = stack.up()
     assert "nos-ec --config deploy/dev/nos-ec.toml init" in said
     pids = stack.pids()
-    assert pids.keys() == {"mon", "mgr", "kafka", "mysql", *(f"osd.{osd}" for osd in range(11))}
+    assert pids.keys() == {"mon", "mgr", "kafka", "mariadb", *(f"osd.{osd}" for osd in range(11))}
     assert stack.processes() == set(pids.values())
 
     stack.up()
     assert stack.pids() == pids, "what runs already is left alone"
     found = stack.script("status")
     assert found.returncode == 0, found.stdout
-    assert [line.split()[0] for line in found.stdout.splitlines()] == ["ceph", "kafka", "mysql"]
+    assert [line.split()[0] for line in found.stdout.splitlines()] == ["ceph", "kafka", "mariadb"]
     assert_environment_fits(stack, found.stdout)
 
-    for daemon in ("osd.7", "kafka", "mysql"):
+    for daemon in ("osd.7", "kafka", "mariadb"):
         os.kill(pids[daemon], signal.SIGKILL)
     found = stack.script("status")
     assert found.returncode == IN_PART
     assert "osd.7" in found.stdout
     assert "kafka does not run" in found.stdout
-    assert "mysql does not run" in found.stdout
+    assert "mariadb does not run" in found.stdout
     stack.up()
     repaired = stack.pids()
-    assert {daemon for daemon in pids if repaired[daemon] != pids[daemon]} == {"osd.7", "kafka", "mysql"}
+    assert {daemon for daemon in pids if repaired[daemon] != pids[daemon]} == {"osd.7", "kafka", "mariadb"}
     assert stack.script("status").returncode == 0
 
-    other = stack.script("up", NOS_EC_DEV_DATABASE="mariadb")
+    other = stack.script("up", NOS_EC_DEV_DATABASE="mysql")
     assert other.returncode == IN_PART
     assert "run `down` before" in other.stderr
 
