@@ -141,10 +141,10 @@ class LandingStoreContract:
 
     def test_raw_bytes_follow_puts_and_deletes(self, store: LandingStore) -> None:
         ids = [new_landing_id() for _ in range(5)]
-        assert store.raw_bytes() == 0
+        before = store.raw_bytes()  # a pool's figure has other stores of it in it
         for landing_id in ids:
             store.put(landing_id, bytes(range(256)) * 400)
-        assert store.raw_bytes() >= 5 * 102_400
+        assert store.raw_bytes() >= before + 5 * 102_400
         for landing_id in ids:
             store.delete(landing_id)
-        assert store.raw_bytes() == 0
+        assert store.raw_bytes() == before

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
+from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
 from nos_ec.cli.app import run
 from nos_ec.testing.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster
 
@@ -29,11 +30,13 @@ def _folder(path: Path, rng: random.Random) -> Path:
 
 
 def _objects(ceph: CephCluster) -> set[str]:
-    """Names of everything in both pools, all namespaces together."""
+    """Names of everything in both pools, all namespaces together. By a connection that knows where the OSDs are now:
+    tests before this one may have restarted them."""
     names: set[str] = set()
-    for pool_name in (POOL_BLOCKS, POOL_LANDING):
-        with ceph.admin.open_pool(pool_name, ALL_NAMESPACES) as pool:
-            names |= set(pool.names())
+    with RadosCluster(RadosOptions(ceph.conf_file, "client.admin", ceph.folder / "admin.keyring")) as cluster:
+        for pool_name in (POOL_BLOCKS, POOL_LANDING):
+            with cluster.open_pool(pool_name, ALL_NAMESPACES) as pool:
+                names |= set(pool.names())
     return names
 
 

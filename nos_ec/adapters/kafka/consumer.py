@@ -56,6 +56,11 @@ _HEARTBEAT_MS_MAX = 3000
 _REBALANCE_S_MAX = 2.0
 _COMMIT_RETRY_S = 0.1
 """A group that rebalances takes no commits until its leader has shared out the partitions."""
+_LOOKING_FOR_COORDINATOR = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
 _STUCK_TIMEOUTS = 3
 """Request time-outs after which a client that waits for brokers or for an answer is taken for one that got stuck."""
 _PROBE_S = 1.0
@@ -451,9 +456,21 @@ class KafkaConsumer:
             self._committed |= self._fetch_committed(missing)
 
     def _fetch_committed(self, partitions: Iterable[int]) -> dict[int, int]:
-        """{partition: committed offset}, -1 where the group has none."""
-        with translated_errors(self._topic, "look up committed offsets"):
-            places = self._consumer.committed(self._places(partitions), timeout=self._topic.timeout_s)
+        """{partition: committed offset}, -1 where the group has none.
+
+        Asks again while the brokers look for the group's coordinator, as they do after a restart, up to one more
+        request's time.
+        """
+        wanted = self._places(partitions)
+        deadline = time.monotonic() + self._topic.timeout_s
+        while True:
+            try:
+                places = self._consumer.committed(wanted, timeout=self._topic.timeout_s)
+                break
+            except KafkaException as error:
+                if _cause(error).code() not in _LOOKING_FOR_COORDINATOR or time.monotonic() > deadline:
+                    raise translate(_cause(error), self._topic, "look up committed offsets") from error
+            time.sleep(_COMMIT_RETRY_S)
         for place in places:
             if place.error is not None:
                 raise translate(_cause(place.error), self._topic, "look up committed offsets")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, null, or_, select, update
 
-from nos_ec.adapters.sql import blocks
+from nos_ec.adapters.sql import blocks, leases
 from nos_ec.adapters.sql.json_rows import JsonRows
 from nos_ec.adapters.sql.release import Burial, queue_copies
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
@@ -127,6 +127,8 @@ def _book(connection: Connection, geometry: Geometry, commit: GroupCommit) -> No
         "more_objects": len(commit.moves),
     }
     if not connection.execute(BOOK_GROUP, books).rowcount:
+        # A lease that is lost is said to be lost, whatever became of the block since.
+        leases.require(connection, commit.lease)
         raise _refused(blocks.lock(connection, commit.block_id), commit)
 
 
