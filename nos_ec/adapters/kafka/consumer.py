@@ -458,23 +458,26 @@ class KafkaConsumer:
     def _fetch_committed(self, partitions: Iterable[int]) -> dict[int, int]:
         """{partition: committed offset}, -1 where the group has none.
 
-        Asks again while the brokers look for the group's coordinator, as they do after a restart, up to one more
-        request's time.
+        Asks again while the brokers look for the group's coordinator, as they do after a restart: all of it within
+        one request's time.
         """
-        wanted = self._places(partitions)
-        deadline = time.monotonic() + self._topic.timeout_s
-        while True:
-            try:
-                places = self._consumer.committed(wanted, timeout=self._topic.timeout_s)
-                break
-            except KafkaException as error:
-                if _cause(error).code() not in _LOOKING_FOR_COORDINATOR or time.monotonic() > deadline:
-                    raise translate(_cause(error), self._topic, "look up committed offsets") from error
-            time.sleep(_COMMIT_RETRY_S)
+        with translated_errors(self._topic, "look up committed offsets"):
+            places = self._ask_committed(self._places(partitions))
         for place in places:
             if place.error is not None:
                 raise translate(_cause(place.error), self._topic, "look up committed offsets")
         return {place.partition: -1 if place.offset == OFFSET_INVALID else place.offset for place in places}
+
+    def _ask_committed(self, places: list[TopicPartition]) -> list[TopicPartition]:
+        deadline = time.monotonic() + self._topic.timeout_s
+        while True:
+            left_s = max(_WAIT_S_MIN, deadline - time.monotonic())
+            try:
+                return self._consumer.committed(places, timeout=left_s)
+            except KafkaException as error:
+                if _cause(error).code() not in _LOOKING_FOR_COORDINATOR or left_s <= _COMMIT_RETRY_S:
+                    raise
+            time.sleep(_COMMIT_RETRY_S)
 
     def _send_commit(self, offsets: Mapping[int, int]) -> None:
         """Send it, and again while the group takes none, until the group's offsets show it (1)."""

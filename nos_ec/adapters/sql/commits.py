@@ -3,9 +3,9 @@
 Order of locks: block, object rows by id, old blocks by id. Deletes take a row and then blocks; what can still deadlock
 is run again.
 
-The lease itself is not looked at. An OPEN block has its writer's lease of its epoch: it is allocated under that lease,
-and whoever fences or releases a lease turns its OPEN blocks FENCED in the same transaction, for which it waits while we
-hold the block's row (invariant 8).
+The lease itself is looked at only to say why a commit is refused. An OPEN block has its writer's lease of its epoch:
+it is allocated under that lease, and whoever fences or releases a lease turns its OPEN blocks FENCED in the same
+transaction, for which it waits while we hold the block's row (invariant 8).
 """
 
 from __future__ import annotations
