@@ -42,15 +42,28 @@ class Flow:
         return sum(begin <= at <= end for at in self.commits) / (end - begin)
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Objects that were put, and the plans of groups of them."""
+
+    data: dict[ObjectKey, bytes]
+    plans: list[GroupPlan]
+
+
+def prepare(system: System, groups: int, seed: int = 1) -> Work:
+    """Put what so many groups hold."""
+    data = _put(system, groups * OBJECTS_PER_GROUP, random.Random(seed))
+    return Work(data, _plans(system, list(data)))
+
+
 class WriteFlow:
     """Some lanes, each on a thread, that write prepared groups as fast as they can until `stop`."""
 
-    def __init__(self, system: System, groups: int, lanes: int, seed: int = 1) -> None:
+    def __init__(self, system: System, work: Work, lanes: int) -> None:
         self._system = system
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self.data = _put(system, groups * OBJECTS_PER_GROUP, random.Random(seed))
-        self._plans = _plans(system, list(self.data))
+        self._plans = list(work.plans)
         self.flow = Flow()
         self._threads = [threading.Thread(target=self._run, args=(f"lane-{lane}",)) for lane in range(lanes)]
 
