@@ -8,20 +8,22 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pymysql  # type: ignore[import-untyped]
 import pytest
-from sqlalchemy import URL, Connection, make_url
+from sqlalchemy import URL, Connection, PoolProxiedConnection, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
+from nos_ec.adapters.sql import engine as engine_module
 from nos_ec.adapters.sql import transactions
 from nos_ec.adapters.sql.engine import make_engine
 from nos_ec.adapters.sql.failures import Failure, translate
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.sql.transactions import ATTEMPTS_MAX, Transactions
-from nos_ec.core.errors import ConfigError, NosError, NoSpace, Transient
+from nos_ec.core.errors import ConfigError, Conflict, NosError, NoSpace, Transient
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.testing.metadata_bench import MetadataBench
 
@@ -139,6 +141,46 @@ def test_a_commit_that_fails_is_run_again_only_if_undone(
     else:
         assert deadlocks.write(work) == runs
     assert work.runs == runs
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["the driver fails", "an interrupt"])
+def test_a_rollback_that_fails_ends_its_connection(
+    url: str, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    """The pool of a server's engine takes a connection back as it is: the next work would be inside the old one."""
+    monkeypatch.setattr(engine_module, "create_engine", partial(create_engine, pool_reset_on_return=None))
+    engine = make_engine(url)
+    rolling_back = Transactions(engine)
+    failures = [KeyboardInterrupt() if interrupted else sqlite3.OperationalError("the server went away")]
+    roll_back = engine.dialect.do_rollback
+
+    def fail_once(connection: PoolProxiedConnection) -> None:
+        if failures:
+            raise failures.pop()
+        roll_back(connection)
+
+    used: list[sqlite3.Connection] = []
+
+    def conflicting(connection: Connection) -> None:
+        used.append(connection.connection.driver_connection)  # type: ignore[arg-type]
+        connection.exec_driver_sql("CREATE TABLE half_done (a)")
+        raise Conflict("found out late")
+
+    def tables(connection: Connection) -> list[str]:
+        used.append(connection.connection.driver_connection)  # type: ignore[arg-type]
+        return list(connection.scalars(text("SELECT name FROM sqlite_master WHERE name = 'half_done'")))
+
+    assert rolling_back.read(tables) == []  # the first connection of an engine rolls back for itself
+    monkeypatch.setattr(engine.dialect, "do_rollback", fail_once)
+    with pytest.raises(KeyboardInterrupt if interrupted else Conflict):
+        rolling_back.write(conflicting)
+    assert failures == []
+    assert rolling_back.read(tables) == []
+    _, first, second = used
+    assert first is not second
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        first.execute("SELECT 1")
+    rolling_back.close()
 
 
 def test_a_locked_file_is_transient_after_the_wait(url: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Transaction
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -104,7 +104,7 @@ class Transactions:
                         # user of the connection would be inside it. Closing it is the one sure end.
                         connection.invalidate()
                     elif transaction.is_active:
-                        transaction.rollback()
+                        _roll_back(connection, transaction)
                     raise
         except (StatementError, PoolTimeout) as error:
             if isinstance(error, StatementError) and isinstance(error.orig, NosError):
@@ -113,6 +113,15 @@ class Transactions:
             if failure is None:
                 raise
             return _Failed(failure, error, may_run_again=failure.undone or (failure.again and not committing))
+
+
+def _roll_back(connection: Connection, transaction: Transaction) -> None:
+    """Undo what was done, by ending the connection if need be: the pool takes one back as it is. What made the work
+    fail stays the reason. (SQLAlchemy itself ends a connection whose ROLLBACK is interrupted.)"""
+    try:
+        transaction.rollback()
+    except Exception:
+        connection.invalidate()
 
 
 class _Failed:
