@@ -12,12 +12,13 @@ from typing import Any, Self
 
 from nos_ec.adapters.rados import binding
 from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
-from nos_ec.core.errors import ConfigError, NosError, Transient
+from nos_ec.adapters.rados.cluster_waits import await_clean
+from nos_ec.core.errors import ConfigError, NosError
 
 POOL_GROUPS = 32
 """Placement groups of the pool that is made: as many as a small development pool has."""
-WAIT_S = 0.5
-WAIT_S_MAX = 60.0
+SETTLE_S = 0.5
+SETTLE_LOOKS_MAX = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class BenchCluster:
         except NosError as error:
             raise ConfigError(
                 f"{self._options.user} may not read the OSDs' counters ({error}): the bench needs a key with an"
-                " administrator's caps, name its keyring with --admin-keyring"
+                " administrator's caps, name its keyring with --admin-keyring or ceph.admin_keyring_file"
             ) from error
 
     # --- bare access ----------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ class BenchCluster:
         )
         try:
             self._cluster.command("osd pool application enable", pool=name, app="nos_ec")
-            self._await_clean()
+            await_clean(self._cluster)
             yield name
         finally:
             self._delete_pool(name)
@@ -122,15 +123,6 @@ class BenchCluster:
                 f"pool {name} of the bench stays behind ({error}): delete it by hand, and run with --no-naive on a"
                 " cluster where mon_allow_pool_delete is not set"
             ) from error
-
-    def _await_clean(self) -> None:
-        deadline_s = time.monotonic() + WAIT_S_MAX
-        while time.monotonic() < deadline_s:
-            states = self._cluster.command("pg stat")["pg_summary"]["num_pg_by_state"]
-            if all(state["name"].startswith("active+clean") for state in states):
-                return
-            time.sleep(WAIT_S)
-        raise Transient(f"placement groups are not all active and clean after {WAIT_S_MAX:.0f} s: wait, and look why")
 
     # --- counters -------------------------------------------------------------------------------------
     def osd_ports(self) -> list[int]:
@@ -156,8 +148,8 @@ class BenchCluster:
     def settled_counters(self) -> OsdCounters:
         """As `counters`, once what was deleted is freed: allocations are the same twice in a row."""
         found = self.counters()
-        for _ in range(int(WAIT_S_MAX / WAIT_S)):
-            time.sleep(WAIT_S)
+        for _ in range(SETTLE_LOOKS_MAX):
+            time.sleep(SETTLE_S)
             before, found = found, self.counters()
             if found.allocated_bytes == before.allocated_bytes:
                 break

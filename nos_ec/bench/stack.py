@@ -28,7 +28,8 @@ IDLE_WAIT_MS = 20
 
 @dataclass(frozen=True, slots=True)
 class AdminKey:
-    """The Ceph user whose key may read counters and make a pool. keyring: None for the one beside ceph.conf."""
+    """The Ceph user whose key may read counters and make a pool. keyring: None for that of ceph.admin_keyring_file, or
+    where this is not set for the one beside ceph.conf."""
 
     user: str
     keyring: Path | None
@@ -52,7 +53,7 @@ def bench_stack(settings: Settings, admin: AdminKey) -> Iterator[BenchStack]:
     _require_servers(settings)
     with (
         TemporaryDirectory(prefix="nos-ec-bench-") as folder,
-        BenchCluster(_admin_options(settings, admin)) as cluster,
+        BenchCluster(admin_options(settings, admin)) as cluster,
         scratch_store(_bench_settings(settings), Path(folder) / "store", "bench") as scratch,
         open_system(scratch) as system,
     ):
@@ -88,14 +89,15 @@ def _bench_settings(settings: Settings) -> Settings:
     )
 
 
-def _admin_options(settings: Settings, admin: AdminKey) -> RadosOptions:
+def admin_options(settings: Settings, admin: AdminKey) -> RadosOptions:
+    """How the bench connects. Raises ConfigError when the keyring is not there."""
     ceph = settings.ceph
     assert ceph.conf_file is not None
-    keyring = admin.keyring or ceph.conf_file.parent / ADMIN_KEYRING
+    keyring = admin.keyring or ceph.admin_keyring_file or ceph.conf_file.parent / ADMIN_KEYRING
     if not keyring.is_file():
         raise ConfigError(
-            f"{keyring} does not exist: name the keyring of a Ceph administrator with --admin-keyring; the bench reads"
-            " the OSDs' counters with it"
+            f"{keyring} does not exist: name the keyring of a Ceph administrator with --admin-keyring or"
+            " ceph.admin_keyring_file; the bench reads the OSDs' counters with it"
         )
     return RadosOptions(ceph.conf_file, admin.user, keyring, ceph.op_timeout_ms, ceph.connect_timeout_ms)
 

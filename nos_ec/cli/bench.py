@@ -17,7 +17,7 @@ from nos_ec.bench.scan import ScanOptions, scan
 from nos_ec.bench.stack import AdminKey, bench_stack
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.errors import EXIT_BAR_MISSED
-from nos_ec.cli.output import emit, err, facts, out, progress
+from nos_ec.cli.output import emit, err, facts, out, ticking
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.workloads import WORKLOADS
 
@@ -28,7 +28,10 @@ bench_app = typer.Typer(
 )
 
 AdminUser = Annotated[str, typer.Option(help="Ceph user that may read the OSDs' counters and make a pool.")]
-AdminKeyring = Annotated[Path | None, typer.Option(help="Its keyring. Default: admin.keyring beside ceph.conf.")]
+AdminKeyring = Annotated[
+    Path | None,
+    typer.Option(help="Its keyring. Default: ceph.admin_keyring_file, else admin.keyring beside ceph.conf."),
+]
 Check = Annotated[bool, typer.Option("--check", help="End with 10 when a bar of docs/BENCH.md is missed.")]
 Seed = Annotated[int, typer.Option(help="Of every random choice.")]
 
@@ -59,14 +62,7 @@ def pipeline(
         raise InvalidInput(f"unknown workload {workload!r}; choose one of: {', '.join(WORKLOADS)}")
     settings = context(ctx).settings()
     with ExitStack() as stack:
-        bar = stack.enter_context(progress())
-        tasks: dict[str, Any] = {}
-
-        def tick(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = bar.add_task(step, total=total)
-            bar.update(tasks[step], completed=done, total=total)
-
+        tick = stack.enter_context(ticking())
         bench = stack.enter_context(bench_stack(settings, AdminKey(admin_user, admin_keyring)))
         pool = stack.enter_context(bench.instruments.cluster.plain_pool(settings.ceph.blocks_pool)) if naive else None
         options = PipelineOptions(workload, objects, rounds, groups, seed, pool)

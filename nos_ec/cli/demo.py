@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from nos_ec.cli.context import AsJson, context
-from nos_ec.cli.output import emit, err, out, progress, size_text
+from nos_ec.cli.output import emit, err, out, size_text, ticking
 from nos_ec.core.errors import Corrupt
 from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
 
@@ -49,14 +49,7 @@ def demo(
 ) -> None:
     """Run the whole main job on a real folder and show what it saves. Ends with 6 if a single byte differs."""
     settings = context(ctx).settings()
-    with progress() as bar:
-        tasks: dict[str, Any] = {}
-
-        def tick(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = bar.add_task(step, total=total)
-            bar.update(tasks[step], completed=done, total=total)
-
+    with ticking() as tick:
         place = root or Path(tempfile.mkdtemp(prefix="nos-ec-demo-"))
         count = consumers or (CONSUMERS if settings.log.backend == "kafka" else 1)
         options = DemoOptions(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from nos_ec.cli.streams import StandardOutput
@@ -24,6 +25,20 @@ def emit(data: Mapping[str, Any], as_json: bool, human: Callable[[], None]) -> N
         stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
     else:
         human()
+
+
+@contextmanager
+def ticking() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress of work in several steps: a bar for each. What it gives takes (step, done, total)."""
+    with progress() as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def tick(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step, total=total)
+            bar.update(tasks[step], completed=done, total=total)
+
+        yield tick
 
 
 def progress() -> Progress:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nos_ec.backends import admin_cluster
-from nos_ec.core.errors import Transient
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
     from nos_ec.adapters.rados.cluster import RadosCluster
-
-OSD_WAIT_S_MAX = 60.0
 
 
 @contextmanager
@@ -33,8 +29,10 @@ def shards_lost(settings: Settings, rng: random.Random) -> Iterator[list[int] | 
     elif settings.ceph.admin_keyring_file is None:
         yield None
     else:
+        from nos_ec.adapters.rados.cluster_waits import osds_up
+
         with admin_cluster(settings) as cluster:
-            up = [osd["osd"] for osd in _osds(cluster) if osd["up"]]
+            up = sorted(osds_up(cluster))
             osds = sorted(rng.sample(up, min(m - 1, len(up))))
             with _osds_down(cluster, osds):
                 yield osds
@@ -55,27 +53,14 @@ def _folders_renamed(settings: Settings, shards: list[int]) -> Iterator[None]:
 @contextmanager
 def _osds_down(cluster: RadosCluster, osds: list[int]) -> Iterator[None]:
     """The monitors count these OSDs as down, and do not let them up again before the end."""
+    from nos_ec.adapters.rados.cluster_waits import await_down, await_up
+
     names = [f"osd.{osd}" for osd in osds]
     cluster.command("osd set-group", flags="noup", who=names)
     try:
         cluster.command("osd down", ids=names)
-        _await(lambda: not any(osd["up"] for osd in _osds(cluster) if osd["osd"] in osds), "go down")
+        await_down(cluster, osds)
         yield
     finally:
         cluster.command("osd unset-group", flags="noup", who=names)
-    _await(lambda: all(osd["up"] for osd in _osds(cluster) if osd["osd"] in osds), "come up again")
-
-
-def _osds(cluster: RadosCluster) -> list[dict[str, int]]:
-    found: list[dict[str, int]] = cluster.command("osd dump")["osds"]
-    return found
-
-
-def _await(happened: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + OSD_WAIT_S_MAX
-    while not happened():
-        if time.monotonic() > deadline:
-            raise Transient(
-                f"OSDs do not {what}; see `ceph osd tree`, and `ceph osd unset-group noup` if they stay down"
-            )
-        time.sleep(0.2)
+    await_up(cluster, osds)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from nos_ec.adapters.rados.block_store import RadosBlockStore
 from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
+from nos_ec.adapters.rados.cluster_waits import await_down, await_state, await_up, osds_up
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.rados.pool_checks import check_blocks_pool
 from nos_ec.core.geometry import PAGE, Geometry
 
 POOL_BLOCKS = "nos-ec-blocks"
 POOL_LANDING = "nos-ec-landing"
-WAIT_S_MAX = 60.0
 
 
 class CephCluster:
@@ -60,7 +59,10 @@ class CephCluster:
     def settle_figures(self) -> None:
         """Make all OSDs report what they store, and wait until the monitors know."""
         sequences = {osd: int(self.admin.command_osd(osd, "flush_pg_stats")) for osd in self.osds()}
-        _await(lambda: all(self._known_sequence(osd) >= sequence for osd, sequence in sequences.items()))
+        await_state(
+            lambda: all(self._known_sequence(osd) >= sequence for osd, sequence in sequences.items()),
+            "the monitors do not know the OSDs' figures",
+        )
 
     def _known_sequence(self, osd: int) -> int:
         # In JSON the monitors answer this command with nothing; the plain answer is a number.
@@ -89,7 +91,7 @@ class CephCluster:
         try:
             for osd in osds:
                 os.kill(self._pid(osd), signal.SIGKILL)
-            _await(lambda: not self._up() & set(osds))
+            await_down(self.admin, osds)
             yield
         finally:
             self._start()
@@ -110,22 +112,19 @@ class CephCluster:
         with self.osd_stopped(osd):
             yield
         # It finds out that it was marked down, and comes back by itself.
-        _await(lambda: osd in self._up())
+        await_up(self.admin, [osd])
         self._start()
 
     def is_up(self, osd: int) -> bool:
         """Whether the monitors count it as up."""
-        return osd in self._up()
+        return osd in osds_up(self.admin)
 
     def await_down(self, osd: int) -> None:
         """Wait until the cluster has noticed that an OSD is gone."""
-        _await(lambda: not self.is_up(osd))
+        await_down(self.admin, [osd])
 
     def _pid(self, osd: int) -> int:
         return int((self.folder / "run" / f"osd.{osd}.pid").read_text())
-
-    def _up(self) -> set[int]:
-        return {osd["osd"] for osd in self.admin.command("osd dump")["osds"] if osd["up"]}
 
     def _start(self) -> None:
         environment = os.environ | {"NOS_EC_DEV_DIR": str(self.folder.parent)}
@@ -168,11 +167,3 @@ class OwnLandingStore(RadosLandingStore):
         """Close the connection too."""
         super().close()
         self._connection.close()
-
-
-def _await(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not happened():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the cluster did not come to the state the test waits for")
-        time.sleep(0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,11 @@ from nos_ec.bench.bars import PIPELINE, missed
 from nos_ec.bench.figures import Run, percentile, ratio, summary
 from nos_ec.bench.pipeline import planned
 from nos_ec.bench.processes import Processes, listeners
+from nos_ec.bench.stack import ADMIN_KEYRING, AdminKey, admin_options
+from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry
-from nos_ec.settings.sections import ConsumerSettings
+from nos_ec.settings import Settings
+from nos_ec.settings.sections import CephSettings, ConsumerSettings
 
 
 def run(objects: int = 10, seconds: float = 1.0, allocated_bytes: int = 1400, kafka_s: float | None = 0.5) -> Run:
@@ -80,3 +84,21 @@ def test_cpu_time_is_told_by_the_port_a_process_listens_at() -> None:
     assert used["client"] is not None
     assert used["client"] > 0
     assert (used["elsewhere"], used["gone"]) == (None, 0.0)
+
+
+def test_the_administrators_key_is_that_of_the_option_then_of_the_setting_then_the_one_beside_ceph_conf(
+    tmp_path: Path,
+) -> None:
+    beside, configured, named = (tmp_path / name for name in (ADMIN_KEYRING, "configured.keyring", "named.keyring"))
+    for keyring in (beside, configured, named):
+        keyring.touch()
+
+    def chosen(setting: Path | None, option: Path | None) -> Path | None:
+        ceph = CephSettings(conf_file=tmp_path / "ceph.conf", admin_keyring_file=setting)
+        return admin_options(Settings(ceph=ceph), AdminKey("client.admin", option)).keyring_file
+
+    assert chosen(configured, named) == named
+    assert chosen(configured, None) == configured
+    assert chosen(None, None) == beside
+    with pytest.raises(ConfigError, match=r"absent.*--admin-keyring or ceph.admin_keyring_file"):
+        chosen(tmp_path / "absent", None)

@@ -126,6 +126,20 @@ def test_a_read_behind_the_end_gives_nothing_not_what_was_in_memory(ioctx: FakeI
     assert pool.read_many("a", [(0, 4), (8, 4), (10, 4), (99, 4), (0, 0)]) == [b"1111", b"11", b"", b"", b""]
 
 
+@pytest.mark.parametrize("extent", [(-1, 4), (0, -1), (-5, 0)])
+def test_what_is_no_range_is_refused_before_anything_is_read(
+    ioctx: FakeIoctx, pool: Pool, extent: tuple[int, int]
+) -> None:
+    for act in (
+        lambda: pool.read("a", *extent),
+        lambda: pool.read_many("a", [extent]),
+        lambda: pool.read_many("a", [(0, 4), (4, 4), extent]),
+    ):
+        with pytest.raises(ValueError, match=f"range of {extent[1]} bytes at {extent[0]}"):
+            act()
+    assert ioctx.ops_max == 0
+
+
 def test_reads_under_way_are_bounded(ioctx: FakeIoctx, pool: Pool) -> None:
     ioctx.size = 100 * READS_IN_FLIGHT_MAX
     extents = [(at, 100) for at in range(0, ioctx.size, 100)] * 3

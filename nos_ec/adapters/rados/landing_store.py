@@ -72,8 +72,6 @@ class RadosLandingStore:
 
     def read_range(self, landing_id: LandingId, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`."""
-        if offset < 0 or length < 0:
-            raise ValueError(f"range of {length} bytes at {offset}")
         with self._copies.translated(landing_id):
             data = self._pool.read(landing_id.hex(), offset, length)
         if len(data) < length:

@@ -126,7 +126,8 @@ class Pool:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """What lies there, shorter where the object ends; one operation. Raises OSError."""
+        """What lies there, shorter where the object ends; one operation. Raises OSError, ValueError for no range."""
+        _check_range(offset, length)
         with self._errors():
             if not length:
                 # To librados a length of 0 means the whole object.
@@ -135,7 +136,10 @@ class Pool:
             return self._ioctx.read(name, length, offset)
 
     def read_many(self, name: str, extents: Sequence[tuple[int, int]]) -> list[bytes]:
-        """What lies at these (offset, length) ranges, shorter where the object ends. Raises OSError."""
+        """What lies at these (offset, length) ranges, shorter where the object ends. Raises OSError, and ValueError
+        before anything is read when one is no range."""
+        for offset, length in extents:
+            _check_range(offset, length)
         if len(extents) == 1 or not any(length for _, length in extents):
             return [self.read(name, offset, length) for offset, length in extents]
         waiting: deque[_Read] = deque()
@@ -247,6 +251,12 @@ class Pool:
                     f"Ceph pool {self.name} was deleted or renamed while it was in use: restore it"
                 ) from error
             raise
+
+
+def _check_range(offset: int, length: int) -> None:
+    """A range that is none is the caller's bug, and reaches no cluster."""
+    if offset < 0 or length < 0:
+        raise ValueError(f"range of {length} bytes at {offset}")
 
 
 class _Read:

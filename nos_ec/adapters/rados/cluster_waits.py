@@ -1,0 +1,54 @@
+"""Waiting for a cluster to come to a state: what a tool of an operator, the bench and tests do after they changed it.
+
+Each look is a command to the monitors or more, so it is taken a few times a second and not for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from nos_ec.adapters.rados.cluster import RadosCluster
+from nos_ec.core.errors import Transient
+
+WAIT_S_MAX = 60.0
+LOOK_S = 0.2
+
+
+def osds_up(cluster: RadosCluster) -> set[int]:
+    """Numbers of the OSDs that the monitors count as up. Raises ConfigError, Transient."""
+    return {osd["osd"] for osd in cluster.command("osd dump")["osds"] if osd["up"]}
+
+
+def await_down(cluster: RadosCluster, osds: Collection[int]) -> None:
+    """Wait until none of these OSDs is up. Raises ConfigError, Transient."""
+    await_state(lambda: not osds_up(cluster) & set(osds), f"OSDs {sorted(osds)} do not go down; see `ceph osd tree`")
+
+
+def await_up(cluster: RadosCluster, osds: Collection[int]) -> None:
+    """Wait until all of these OSDs are up. Raises ConfigError, Transient."""
+    await_state(
+        lambda: osds_up(cluster) >= set(osds),
+        f"OSDs {sorted(osds)} do not come up; see `ceph osd tree`, and `ceph osd unset-group noup` if they stay down",
+    )
+
+
+def await_clean(cluster: RadosCluster) -> None:
+    """Wait until every placement group is active and clean. Raises ConfigError, Transient."""
+    await_state(
+        lambda: _is_clean(cluster), "placement groups are not all active and clean; see `ceph health detail` for why"
+    )
+
+
+def await_state(reached: Callable[[], bool], problem: str) -> None:
+    """Look until `reached`. Raises Transient with `problem` after WAIT_S_MAX, and whatever a look raises."""
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not reached():
+        if time.monotonic() > deadline:
+            raise Transient(f"after {WAIT_S_MAX:.0f} s {problem}")
+        time.sleep(LOOK_S)
+
+
+def _is_clean(cluster: RadosCluster) -> bool:
+    states = cluster.command("pg stat")["pg_summary"]["num_pg_by_state"]
+    return all(state["name"].startswith("active+clean") for state in states)
