@@ -12,7 +12,6 @@ import hashlib
 import os
 import random
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -30,6 +29,7 @@ from nos_ec.core.merge_list import merge_list
 from nos_ec.core.plan import Candidate
 from nos_ec.demo.losses import shards_lost
 from nos_ec.demo.packing import pack_in_processes
+from nos_ec.demo.space import allocated_bytes
 from nos_ec.engine.collector import CollectionResult
 from nos_ec.engine.store import DELETE_BATCH_OBJECTS, Store
 from nos_ec.engine.tree import load_tree
@@ -48,9 +48,6 @@ PUBLISHED_LINGER_WINDOWS = 2
 """Deadline of the published policy in windows of arrivals, one a millisecond: it waits for its 80 % gate no longer."""
 
 PAGE_ROWS = 1000
-
-RAW_REST_S, RAW_WAIT_S_MAX = 8, 60
-"""Figures of a Ceph pool count when they have not changed for so long; the wait is bounded."""
 
 REPLICAS = 3
 """What the pool this saves space against keeps of every byte."""
@@ -317,18 +314,8 @@ class Demo:
         )
 
     def _raw_bytes(self, system: System) -> int:
-        """Bytes allocated for blocks and landing copies together. Of Ceph's pools what was there before is taken off,
-        and the figures must have come to rest: OSDs report every few seconds, and delete behind the scenes."""
-        raw_bytes = system.blocks.raw_bytes() + system.landing.raw_bytes()
-        if self._settings.store.backend != "local":
-            since_s = self._timer()
-            deadline_s = since_s + RAW_WAIT_S_MAX
-            while self._timer() < min(deadline_s, since_s + RAW_REST_S):
-                time.sleep(1)
-                found = system.blocks.raw_bytes() + system.landing.raw_bytes()
-                if found != raw_bytes:
-                    raw_bytes, since_s = found, self._timer()
-        return raw_bytes - self._raw_before
+        """Bytes allocated for what the demo stored."""
+        return allocated_bytes(self._settings, system, self._timer) - self._raw_before
 
     def _published_utilisation(self, records: Sequence[tuple[int, int]]) -> float | None:
         """What the published policy makes of the very same objects, names and last stripes included."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nos_ec.adapters.rados.block_store import RadosBlockStore
 from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
-from nos_ec.adapters.rados.cluster_waits import await_down, await_state, await_up, osds_up
+from nos_ec.adapters.rados.cluster_waits import await_down, await_figures, await_up, osds_up
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.rados.pool_checks import check_blocks_pool
 from nos_ec.core.geometry import PAGE, Geometry
@@ -58,15 +58,7 @@ class CephCluster:
 
     def settle_figures(self) -> None:
         """Make all OSDs report what they store, and wait until the monitors know."""
-        sequences = {osd: int(self.admin.command_osd(osd, "flush_pg_stats")) for osd in self.osds()}
-        await_state(
-            lambda: all(self._known_sequence(osd) >= sequence for osd, sequence in sequences.items()),
-            "the monitors do not know the OSDs' figures",
-        )
-
-    def _known_sequence(self, osd: int) -> int:
-        # In JSON the monitors answer this command with nothing; the plain answer is a number.
-        return int(self.admin.command("osd last-stat-seq", id=osd, format="plain"))
+        await_figures(self.admin)
 
     def store_reads(self) -> dict[int, tuple[int, int]]:
         """(reads, bytes) that each OSD has read from its store so far."""

@@ -39,7 +39,7 @@ OP_TIMEOUT_MS = 2_000
 BATCH_OBJECTS = 20
 SIZE_BYTES_MAX = 200_000
 WAIT_S_MAX = 120.0
-RATE_S = 4.0
+RATE_S = 2.0
 READS = 24
 """Packed objects read during a fault."""
 

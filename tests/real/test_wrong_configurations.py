@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from nos_ec.testing.ceph_cluster import CephCluster
-from nos_ec.testing.dev_servers import DevServer
+from nos_ec.testing.dev_servers import DevServer, free_port
 
 pytestmark = pytest.mark.real
 
@@ -38,6 +39,7 @@ COMMANDS = {
     "put": ["put", "bucket/name", __file__],
 }
 TIMEOUT_MS = 2_000
+"""Of a server that is away. One that is there may take its time, as the machine may be busy."""
 QUICK_S = 60.0
 """More than the time-outs of all servers together, on a machine that is busy ten times over."""
 PARTITIONS = 3
@@ -70,15 +72,12 @@ class Store:
             "CEPH__USER": options.user,
             "CEPH__KEYRING_FILE": str(options.keyring_file),
             "CEPH__NAMESPACE": self.name,
-            "CEPH__OP_TIMEOUT_MS": str(TIMEOUT_MS),
-            "CEPH__CONNECT_TIMEOUT_MS": str(TIMEOUT_MS),
             "LOG__BACKEND": "kafka",
             "LOG__PARTITIONS": str(PARTITIONS),
             "KAFKA__SERVERS": servers,
             "KAFKA__TOPIC": self.name,
             "KAFKA__REPLICATION": "1",
             "KAFKA__IN_SYNC_MIN": "1",
-            "KAFKA__REQUEST_TIMEOUT_MS": str(TIMEOUT_MS),
             "API__ANONYMOUS": "true",
         }
 
@@ -316,8 +315,14 @@ def test_a_missing_binding(store: Store) -> None:
 
 
 AWAY = {
-    "ceph": ({"CEPH__CONF_FILE": "dead.conf"}, ("no monitor of", "mon_host", "ceph.conf_file")),
-    "kafka": ({"KAFKA__SERVERS": "127.0.0.1:1"}, ("check the brokers 127.0.0.1:1", "refused", "kafka.servers")),
+    "ceph": (
+        {"CEPH__CONF_FILE": "dead.conf", "CEPH__CONNECT_TIMEOUT_MS": str(TIMEOUT_MS)},
+        ("no monitor of", "mon_host", "ceph.conf_file"),
+    ),
+    "kafka": (
+        {"KAFKA__SERVERS": "127.0.0.1:1", "KAFKA__REQUEST_TIMEOUT_MS": str(TIMEOUT_MS)},
+        ("check the brokers 127.0.0.1:1", "refused", "kafka.servers"),
+    ),
     "mysql": (
         {"STORE__METADATA_URL": "mysql+pymysql://root@127.0.0.1:1/nos_ec"},
         ("127.0.0.1:1", "check that the server runs", "store.metadata_url"),
@@ -350,17 +355,41 @@ def test_objects_need_no_brokers(store: Store, command: str) -> None:
     assert done.code == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", ["producer", "consumer", "gc", "api"])
-def test_the_right_configuration_runs(store: Store, command: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nos_ec", *COMMANDS[command]],
-        env=store.environment({"API__PORT": "19481"}),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=6)
-    assert process.poll() is None, process.communicate()[1]
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=QUICK_S)
-    assert process.returncode == 0, stderr
+def test_the_right_configuration_runs(store: Store) -> None:
+    """All daemons, until each says that it is ready; then they stop as they are told to."""
+    ports = {command: free_port() for command in ("producer", "consumer", "gc", "api")}
+    settings = {command: f"MONITORING__{command.upper()}_PORT" for command in ports} | {"api": "API__PORT"}
+    given = {settings[command]: str(port) for command, port in ports.items()}
+    with ExitStack() as stack:
+        daemons = {}
+        for command in ports:
+            daemons[command] = process = subprocess.Popen(
+                [sys.executable, "-m", "nos_ec", *COMMANDS[command]],
+                env=store.environment(given),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+        for command, process in daemons.items():
+            await_ready(process, ports[command])
+        for process in daemons.values():
+            process.send_signal(signal.SIGTERM)
+        said = {command: process.communicate(timeout=QUICK_S)[1] for command, process in daemons.items()}
+        assert {process.returncode for process in daemons.values()} == {0}, said
+
+
+def await_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline_s = time.monotonic() + QUICK_S
+    while not is_ready(port):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline_s, "it runs, and is not ready"
+        time.sleep(0.1)
+
+
+def is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -40,6 +40,16 @@ def await_clean(cluster: RadosCluster) -> None:
     )
 
 
+def await_figures(cluster: RadosCluster) -> None:
+    """Make the OSDs that are up report what they store, and wait until the monitors know. Needs an administrator's
+    caps. Raises ConfigError, Transient."""
+    sequences = {osd: int(cluster.command_osd(osd, "flush_pg_stats")) for osd in osds_up(cluster)}
+    await_state(
+        lambda: all(_known_sequence(cluster, osd) >= sequence for osd, sequence in sequences.items()),
+        "the monitors do not know what the OSDs store; see `ceph -s` for a manager that runs",
+    )
+
+
 def await_state(reached: Callable[[], bool], problem: str) -> None:
     """Look until `reached`. Raises Transient with `problem` after WAIT_S_MAX, and whatever a look raises."""
     deadline = time.monotonic() + WAIT_S_MAX
@@ -47,6 +57,11 @@ def await_state(reached: Callable[[], bool], problem: str) -> None:
         if time.monotonic() > deadline:
             raise Transient(f"after {WAIT_S_MAX:.0f} s {problem}")
         time.sleep(LOOK_S)
+
+
+def _known_sequence(cluster: RadosCluster, osd: int) -> int:
+    # In JSON the monitors answer this command with nothing; the plain answer is a number.
+    return int(cluster.command("osd last-stat-seq", id=osd, format="plain"))
 
 
 def _is_clean(cluster: RadosCluster) -> bool:
