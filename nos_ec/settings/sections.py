@@ -129,8 +129,8 @@ class CephSettings(_Section):
         default=None,
         title="a path",
         description="Keyring of client.admin, on a cluster for development only: `nos-ec demo` marks OSDs down with it"
-        " to show that reads go on, and has them report at once what they store; `nos-ec bench` reads the OSDs' counters."
-        " No daemon uses it.",
+        " to show that reads go on, and has them report at once what they store; `nos-ec bench` reads the OSDs'"
+        " counters. No daemon uses it.",
     )
     blocks_pool: str = Field(
         default="nos-ec-blocks", min_length=1, max_length=200, description="Erasure-coded pool of the blocks."
