@@ -152,8 +152,7 @@ class LargeObjects:
         """Create the block, write the one group it gets, and seal it."""
         place = GroupPlace(block_id, 0, stripes, lease.epoch, self._clock.now_ms())
         data = assemble(self._blocks.geometry, place, [item])
-        self._blocks.create(block_id)
-        self._blocks.append(block_id, 0, data)
+        self._blocks.create(block_id, data)
         kill_point("large.appended")
         self._blocks.seal(block_id)
 

@@ -226,7 +226,8 @@ class StripeWriter:
     # --- the protocol -----------------------------------------------------------------------------
     def _append_and_commit(self, stripe_count: int, items: Sequence[tuple[Packable, GroupItem]]) -> frozenset[int]:
         block, data = self._append(stripe_count, [item for _, item in items])
-        start = block.stripes * self._blocks.geometry.stripe_size
+        geometry, now_ms = self._blocks.geometry, self._clock.now_ms()
+        start = block.stripes * geometry.stripe_size
         commit = GroupCommit(
             lease=self._lease,
             block_id=block.block_id,
@@ -236,7 +237,8 @@ class StripeWriter:
                 Move(packable.object_id, packable.version, packable.from_block, start + item.offset, packable.size)
                 for packable, item in items
             ],
-            landing_not_before_ms=self._clock.now_ms() + self._options.landing_grace_ms,
+            landing_not_before_ms=now_ms + self._options.landing_grace_ms,
+            written_ms=now_ms,
         )
         try:
             if self._options.read_back and self._blocks.read(block.block_id, start, len(data)) != data:
@@ -248,6 +250,8 @@ class StripeWriter:
             self._abandon(block.block_id)
             raise
         block.stripes += stripe_count
+        if block.stripes == geometry.stripes_per_block:
+            self._open = None  # sealed by this group, in the store and in its row
         kill_point("writer.committed")
         return winners
 
@@ -268,11 +272,11 @@ class StripeWriter:
         # The header names block and stripe, so the bytes are another group's for each block.
         place = GroupPlace(block.block_id, block.stripes, stripe_count, self._lease.epoch, self._clock.now_ms())
         data = assemble(self._blocks.geometry, place, items)
-        if block.stripes == 0:
-            self._blocks.create(block.block_id)
-            kill_point("writer.created")
         kill_point("writer.before_append")
-        self._blocks.append(block.block_id, block.stripes, data)
+        if block.stripes:
+            self._blocks.append(block.block_id, block.stripes, data)
+        else:
+            self._blocks.create(block.block_id, data)
         kill_point("writer.appended")
         return data
 

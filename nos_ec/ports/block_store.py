@@ -36,11 +36,12 @@ class BlockStore(Protocol):
         """Geometry the store was created with."""
         ...
 
-    def create(self, block_id: BlockId) -> None:
-        """Create an empty block, exclusively.
+    def create(self, block_id: BlockId, data: bytes | bytearray | memoryview = b"") -> None:
+        """Create a block, exclusively, with its first stripes: `data` as of `append`, or none for an empty block.
 
-        Durable on return. Raises Conflict when the block exists (or existed and is sealed), NoSpace,
-        Transient. After Transient the block may or may not exist.
+        One step where the store can do it in one: a block costs no more writes than its appends do. Durable on
+        return. Raises Conflict when the block exists (or existed and is sealed), NoSpace, Transient. After Transient
+        the block may or may not exist, and as after a failed append nobody knows where it ends.
         """
         ...
 
@@ -48,8 +49,9 @@ class BlockStore(Protocol):
         """Append whole stripes; `at_stripe` is the number of stripes the block holds by the caller's books.
 
         Durable on all shards on return. `len(data)` must be a positive multiple of the stripe size and the
-        block must not grow over stripes_per_block (ValueError: a bug of the caller). Raises NotFound, Conflict
-        when the block is sealed or its end is not at `at_stripe`, NoSpace, Transient.
+        block must not grow over stripes_per_block (ValueError: a bug of the caller). What fills the block up to
+        stripes_per_block seals it as well. Raises NotFound, Conflict when the block is sealed or its end is not at
+        `at_stripe`, NoSpace, Transient.
         After any error the state of the block's end is unknown: the caller must not append to it again,
         but seal it. Bytes acknowledged earlier are never damaged by a failed append.
         """

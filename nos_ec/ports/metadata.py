@@ -136,6 +136,8 @@ class GroupCommit:
     moves: Sequence[Move]
     landing_not_before_ms: int
     """Landing copies of the winners may be deleted from this time on."""
+    written_ms: int
+    """When it was written: a block that it fills is sealed at this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +324,8 @@ class Metadata(Protocol):
         Checks that the lease is held and that the block is OPEN, is this lease's, and ends at `at_stripe`;
         moves each row that still matches (winners become PACKED at their new extent); adds the winners' bytes
         to live, the others' to dead, the rest of the group to overhead; releases the winners' old places:
-        landing copies are queued for deletion, old blocks' live bytes become dead. Returns the object ids that
+        landing copies are queued for deletion, old blocks' live bytes become dead. The group that fills the block
+        up to stripes_per_block turns it SEALED, as it is in the block store then. Returns the object ids that
         won. Raises LeaseLost (lease or block was fenced), Conflict (the block does not end at `at_stripe`).
         Committing the same group again after a Transient: raises Conflict when the first try had succeeded;
         `block(block_id).stripes` then tells.

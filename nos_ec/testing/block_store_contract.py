@@ -86,6 +86,24 @@ class BlockStoreContract:
             assert sorted(outcome) == ["Conflict", "done"]
             assert store.stripes(block_id) == 0
 
+    def test_a_block_is_created_with_its_first_stripes(self, store: BlockStore, other: BlockStore) -> None:
+        block_id, size = new_block_id(), store.geometry.stripe_size
+        data = self.stripes_of(store, 3)
+        store.create(block_id, memoryview(data)[: 2 * size])
+        for handle in (store, other):
+            assert handle.stripes(block_id) == 2
+            with pytest.raises(Conflict):
+                handle.create(block_id, data[:size])
+        store.append(block_id, 2, data[2 * size :])
+        assert other.read(block_id, 0, len(data)) == data
+
+    def test_a_block_cannot_be_created_with_anything_but_whole_stripes(self, store: BlockStore) -> None:
+        block_id, size = new_block_id(), store.geometry.stripe_size
+        for data in (bytes(1), bytes(size - 1), bytes(size * store.geometry.stripes_per_block + size)):
+            with pytest.raises(ValueError, match="whole stripes"):
+                store.create(block_id, data)
+        assert block_id not in set(store.list_blocks())
+
     # --- append ---------------------------------------------------------------------------------------
 
     def test_what_was_appended_reads_back(self, store: BlockStore, other: BlockStore, block_id: BlockId) -> None:
@@ -107,6 +125,17 @@ class BlockStoreContract:
         with pytest.raises(ValueError, match="stripe"):
             store.append(block_id, count, self.stripes_of(store, 1))
         assert store.seal(block_id) == count
+
+    def test_a_block_that_is_created_full_takes_nothing(self, store: BlockStore, other: BlockStore) -> None:
+        block_id, count = new_block_id(), store.geometry.stripes_per_block
+        data = self.stripes_of(store, count)
+        store.create(block_id, data)
+        for handle in (store, other):
+            for at_stripe in (0, count - 1):
+                with pytest.raises(Conflict):
+                    handle.append(block_id, at_stripe, self.stripes_of(store, 1))
+            assert handle.seal(block_id) == count
+            assert handle.read(block_id, 0, len(data)) == data
 
     @pytest.mark.parametrize("at_stripe", [0, 1, 3, 4])
     def test_an_append_elsewhere_than_at_the_end_is_refused(

@@ -90,7 +90,7 @@ class MetadataBench:
             from_block = row.extent.block_id if row.extent else None
             moves.append(Move(row.object_id, row.version, from_block, offset, row.size))
             offset += row.size
-        return GroupCommit(lease, block_id, at, stripes, moves, self.now_ms + 5)
+        return GroupCommit(lease, block_id, at, stripes, moves, self.now_ms + 5, self.now_ms)
 
     def pack(self, rows: Sequence[ObjectRow], *, seal: bool = True) -> BlockId:
         """Pack the objects into a block of their own, by a writer of its own."""

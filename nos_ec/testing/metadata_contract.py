@@ -589,9 +589,39 @@ class CommitContract:
         from_landing = Move(row.object_id, row.version, None, offset, 400)
         for at, move in enumerate((wrong_block, wrong_version, from_landing)):
             placed = Move(move.object_id, move.version, move.from_block, at * SIZE + offset, 400)
-            assert bench.store.commit_group(GroupCommit(lease, block_id, at, 1, [placed], 5)) == frozenset()
+            assert bench.store.commit_group(GroupCommit(lease, block_id, at, 1, [placed], 5, 4)) == frozenset()
         assert bench.get("n") == row
         assert bench.store.block(block_id).dead_bytes == 1200
+        bench.check_books()
+
+    def test_landing_copies_and_packed_objects_in_one_group_5(self, bench: MetadataBench) -> None:
+        landed, lost, packed = bench.put("landed", 400), bench.put("lost", 300), bench.packed("packed", 200)
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        commit = bench.group(lease, block_id, [landed, lost, packed])
+        bench.delete("lost")
+        queued = set(bench.deletions())
+        assert bench.store.commit_group(commit) == {landed.object_id, packed.object_id}
+        assert set(bench.deletions()) - queued == {landed.landing_id}
+        block = bench.store.block(block_id)
+        assert (block.live_bytes, block.dead_bytes, block.live_objects) == (600, 300, 2)
+        bench.check_books()
+
+    def test_the_group_that_fills_a_block_seals_it(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        full = GEOMETRY.stripes_per_block
+        bench.store.commit_group(bench.group(lease, block_id, [bench.put("first")], stripes=full - 1))
+        assert bench.store.block(block_id).state is BlockState.OPEN
+        last = bench.group(lease, block_id, [bench.put("last")], at=full - 1)
+        bench.store.commit_group(last)
+        assert bench.store.block(block_id).state is BlockState.SEALED
+        with pytest.raises(Conflict, match="sealed"):
+            bench.store.commit_group(last)
+        bench.store.seal_block(lease, block_id, bench.now_ms + 9)
+        bench.store.release_lease(lease)
+        block = bench.store.block(block_id)
+        assert (block.state, block.stripes, block.live_objects) == (BlockState.SEALED, full, 2)
         bench.check_books()
 
     def test_committing_again_is_a_conflict_and_changes_nothing(self, bench: MetadataBench) -> None:
@@ -641,9 +671,9 @@ class CommitContract:
         lease = bench.lease()
         block_id = bench.block(lease)
         with pytest.raises(ValueError, match="outside its group"):
-            bench.store.commit_group(GroupCommit(lease, block_id, 0, 1, [Move(1, 1, None, *move)], 5))
+            bench.store.commit_group(GroupCommit(lease, block_id, 0, 1, [Move(1, 1, None, *move)], 5, 4))
         with pytest.raises(ValueError, match="do not lie in a block"):
-            bench.store.commit_group(GroupCommit(lease, block_id, 7, 2, [], 5))
+            bench.store.commit_group(GroupCommit(lease, block_id, 7, 2, [], 5, 4))
 
     def test_a_move_of_another_size_than_the_row_is_a_bug_3(self, bench: MetadataBench) -> None:
         row = bench.put("n", 100)
@@ -651,7 +681,7 @@ class CommitContract:
         block_id = bench.block(lease)
         wrong = Move(row.object_id, row.version, None, HEADER, 99)
         with pytest.raises(ValueError, match="has 100 bytes"):
-            bench.store.commit_group(GroupCommit(lease, block_id, 0, 1, [wrong], 5))
+            bench.store.commit_group(GroupCommit(lease, block_id, 0, 1, [wrong], 5, 4))
         assert bench.store.block(block_id).stripes == 0
 
     def test_a_group_of_nothing_is_overhead(self, bench: MetadataBench) -> None:

@@ -627,6 +627,8 @@ def test_every_step_syncs_all_it_wrote(root: Path, store: LocalBlockStore, monke
     assert _synced(monkeypatch, lambda: store.append(block_id, 0, _data(1))) == files
     assert _synced(monkeypatch, lambda: store.seal(block_id)) == files
     assert _synced(monkeypatch, lambda: store.delete(block_id)) == folders
+    full = _data(store.geometry.stripes_per_block)
+    assert _synced(monkeypatch, lambda: store.create(block_id, full)) == sorted(2 * files + folders), "stripes and seal"
 
 
 def test_a_failed_sync_fails_the_append(root: Path, store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ LEASE_TTL_S = 1.05
 CONSUMER_POINTS = [
     "writer.allocated",
     "block_store.shard_created",
-    "writer.created",
+    "block_store.created",
     "writer.before_append",
     "block_store.shard_written",
     "writer.appended",
@@ -81,7 +81,7 @@ LARGE_POINTS = [
 AILING_LARGE_POINTS = ["large.allocated:2", "large.allocated:3", "large.appended:2", "large.written", "large.recorded"]
 GC_POINTS = [
     "writer.allocated",
-    "writer.created",
+    "block_store.created",
     "writer.before_append",
     "block_store.shard_written",
     "writer.appended",

@@ -271,7 +271,7 @@ def test_two_writers_of_one_name(bench: Bench, system: System) -> None:
     with system.lease("twin", 60_000) as held:
         assert held.lease.epoch > first.epoch
         with pytest.raises(LeaseLost):
-            system.metadata.commit_group(GroupCommit(first, block_id, 0, 1, [], 0))
+            system.metadata.commit_group(GroupCommit(first, block_id, 0, 1, [], 0, 0))
         with pytest.raises(LeaseLost):
             system.metadata.allocate_block(first, system.new_block_id(), BlockKind.FRESH, system.clock.now_ms())
     bench.settle(system)

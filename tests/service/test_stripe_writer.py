@@ -151,13 +151,10 @@ def test_an_append_that_no_place_would_take_gives_the_block_up(writer: Writer, e
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", ["create", "append"])
 @pytest.mark.parametrize("failures", range(1, APPEND_TRIES))
-def test_an_append_that_failed_is_made_again_to_another_block(
-    writer: Writer, when: str, method: str, failures: int
-) -> None:
+def test_a_group_that_failed_is_written_again_to_another_block(writer: Writer, when: str, failures: int) -> None:
     """Whether it happened or not: one commit, and what the failed blocks hold is dead."""
-    getattr(writer.blocks, when)[method] = [Transient("time-out")] * failures
+    getattr(writer.blocks, when)["create"] = [Transient("time-out")] * failures
     plan = writer.plan(20)
     result = writer.writer.write(plan)
     assert (len(result.packed), result.retry, result.cause) == (20, [], None)
@@ -169,7 +166,7 @@ def test_an_append_that_failed_is_made_again_to_another_block(
     writer.system.housekeeping().run_once()
     blocks = {block.block_id: block for block in all_blocks(writer.system.metadata)}
     assert {block.state for block in blocks.values()} == {BlockState.SEALED}
-    written = plan.data_length if (method, when) == ("append", "after") else 0
+    written = plan.data_length if when == "after" else 0
     assert [(blocks[failed].live_bytes, blocks[failed].dead_bytes) for failed in writer.placement.given[:-1]] == [
         (0, written)
     ] * failures
@@ -187,12 +184,12 @@ def test_an_append_that_fails_in_the_middle_of_a_block_keeps_what_is_in_it(write
 
 
 def test_appends_that_keep_failing_give_the_group_back(writer: Writer) -> None:
-    writer.blocks.before["append"] = [Transient("time-out")] * APPEND_TRIES
+    writer.blocks.before["create"] = [Transient("time-out")] * APPEND_TRIES
     plan = writer.plan(20)
     result = writer.writer.write(plan)
     assert len(result.retry) == 20
     assert isinstance(result.cause, Transient)
-    assert writer.blocks.calls["append"] == APPEND_TRIES
+    assert writer.blocks.calls["create"] == APPEND_TRIES
     assert {block.state for block in all_blocks(writer.system.metadata)} == {BlockState.FENCED}
     assert len(writer.writer.write(plan).packed) == 20
     _finish(writer)
@@ -201,38 +198,53 @@ def test_appends_that_keep_failing_give_the_group_back(writer: Writer) -> None:
 def test_a_writer_fenced_while_it_writes_again_stops(writer: Writer) -> None:
     """Invariant 8: another place does not help who has lost the lease."""
     plan = writer.plan(10)
-    writer.blocks.before["append"] = [Transient("time-out")]
+    writer.blocks.before["create"] = [Transient("time-out")]
 
     def fence(method: str) -> None:
-        if method == "append":
+        if method == "create":
             assert writer.system.metadata.fence_lease(writer.lease, writer.lease.expires_ms + 1)
 
     writer.blocks.hook = fence
     with pytest.raises(LeaseLost):
         writer.writer.write(plan)
-    assert writer.blocks.calls["append"] == 1
+    assert writer.blocks.calls["create"] == 1
     _finish(writer)
 
 
-def test_an_append_that_comes_late_finds_its_block_sealed(writer: Writer) -> None:
-    """A time-out after which the append may yet be done: by the time it is, recovery has sealed the block or counts
+@pytest.mark.parametrize(("method", "message"), [("create", "exists"), ("append", "sealed")])
+def test_a_write_that_comes_late_finds_its_block_sealed(writer: Writer, method: str, message: str) -> None:
+    """A time-out after which the write may yet be done: by the time it is, recovery has sealed the block or counts
     what came before."""
-    late: list[tuple[BlockId, bytes]] = []
-    append = writer.system.blocks.append
+    late: list[tuple[BlockId, *tuple[int | bytes, ...]]] = []
+    write = getattr(writer.system.blocks, method)
 
-    def lose(block_id: BlockId, at_stripe: int, data: bytes) -> None:
+    def lose(block_id: BlockId, *arguments: int | bytes) -> None:
         if not late:
-            late.append((block_id, bytes(data)))
+            late.append((block_id, *arguments))
             raise Transient("time-out")
-        append(block_id, at_stripe, data)
+        write(block_id, *arguments)
 
+    if method == "append":
+        assert len(writer.writer.write(writer.plan(10, "first")).packed) == 10
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(writer.system.blocks), "append", lambda _self, *arguments: lose(*arguments))
-        assert len(writer.writer.write(writer.plan(10)).packed) == 10
+        patch.setattr(type(writer.system.blocks), method, lambda _self, *arguments: lose(*arguments))
+        assert len(writer.writer.write(writer.plan(10, "second")).packed) == 10
     writer.system.housekeeping().run_once()
-    ((block_id, data),) = late
-    with pytest.raises(Conflict, match="sealed"):
-        append(block_id, 0, data)
+    (arguments,) = late
+    with pytest.raises(Conflict, match=message):
+        write(*arguments)
+    _finish(writer)
+
+
+def test_the_group_that_fills_a_block_seals_it(writer: Writer) -> None:
+    for number in range(writer.system.geometry.stripes_per_block):
+        assert len(writer.writer.write(writer.plan(1, f"group-{number}")).packed) == 1
+    (block,) = all_blocks(writer.system.metadata)
+    assert (block.state, block.stripes) == (BlockState.SEALED, writer.system.geometry.stripes_per_block)
+    assert "seal" not in writer.blocks.calls
+    assert "seal_block" not in writer.metadata.calls
+    assert len(writer.writer.write(writer.plan(1, "next")).packed) == 1
+    assert len(list(all_blocks(writer.system.metadata))) == 2
     _finish(writer)
 
 
@@ -312,7 +324,7 @@ def test_objects_that_change_while_they_are_packed(writer: Writer, change: str) 
     victim = sorted(writer.bench.acknowledged)[0]
 
     def interfere(method: str) -> None:
-        if method == "append":
+        if method == "create":
             if change == "delete":
                 writer.bench.delete(writer.system, victim)
             else:

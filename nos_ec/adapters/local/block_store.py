@@ -104,8 +104,9 @@ class LocalBlockStore:
 
     # --- writing --------------------------------------------------------------------------------------
 
-    def create(self, block_id: BlockId) -> None:
-        """Create an empty block on all shards."""
+    def create(self, block_id: BlockId, data: bytes | bytearray | memoryview = b"") -> None:
+        """Create a block on all shards, and write what it begins with before anything is synced."""
+        stripes = self._stripes_of(memoryview(data).cast("B"), 0) if data else []
         with self._locked(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)
             if found:
@@ -118,21 +119,15 @@ class LocalBlockStore:
                     files.append(ShardFile.create(path, self._layout, block_id, shard))
                 stack.callback(files[-1].close)
                 kill_point("block_store.shard_created")
-            self._sync(files)
+            kill_point("block_store.created")
+            self._write(files, 0, stripes)
             self._sync_folders(block_id, self._shards)
 
     def append(self, block_id: BlockId, at_stripe: int, data: bytes | bytearray | memoryview) -> None:
         """Append whole stripes behind stripe `at_stripe`, which must be the block's end on every shard."""
         stripes = self._stripes_of(memoryview(data).cast("B"), at_stripe)
         with self._locked(block_id), ExitStack() as stack:
-            files = self._open_for_append(stack, block_id, at_stripe)
-            chunks = [[payload(part) for part in self._coder.encode(stripe)] for stripe in stripes]
-            for file in files:
-                with translated(f"shard folder {file.path.parent.parent}"):
-                    file.write_chunks(at_stripe, [stripe[file.shard] for stripe in chunks])
-                if file.shard != self._shards[-1]:
-                    kill_point("block_store.shard_written")
-            self._sync(files)
+            self._write(self._open_for_append(stack, block_id, at_stripe), at_stripe, stripes)
 
     def seal(self, block_id: BlockId) -> int:
         """Mark every reachable shard; the first mark wins, so that the answer never changes."""
@@ -145,10 +140,7 @@ class LocalBlockStore:
             with translated(f"block {block_id.hex()}"):
                 stripes = self._sealed_stripes(files)
                 stripes = self._readable_stripes(files) if stripes is None else stripes
-                for file in files:
-                    file.write_seal(stripes)
-                    kill_point("block_store.shard_sealed")
-            self._sync(files)
+            self._mark(files, stripes)
             return stripes
 
     def delete(self, block_id: BlockId) -> None:
@@ -288,6 +280,26 @@ class LocalBlockStore:
         return False
 
     # --- parts of writing -----------------------------------------------------------------------------
+
+    def _write(self, files: Sequence[ShardFile], at_stripe: int, stripes: Sequence[bytes]) -> None:
+        """Write stripes to all shards of a block and make them durable; then seal the block if they filled it."""
+        chunks = [[payload(part) for part in self._coder.encode(stripe)] for stripe in stripes]
+        for file in files if stripes else ():
+            with translated(f"shard folder {file.path.parent.parent}"):
+                file.write_chunks(at_stripe, [stripe[file.shard] for stripe in chunks])
+            if file.shard != self._shards[-1]:
+                kill_point("block_store.shard_written")
+        self._sync(files)
+        if at_stripe + len(stripes) == self._geometry.stripes_per_block:
+            self._mark(files, at_stripe + len(stripes))
+
+    def _mark(self, files: Sequence[ShardFile], stripes: int) -> None:
+        """Seal a block of so many stripes, durably."""
+        for file in files:
+            with translated(f"shard folder {file.path.parent.parent}"):
+                file.write_seal(stripes)
+            kill_point("block_store.shard_sealed")
+        self._sync(files)
 
     def _stripes_of(self, data: memoryview, at_stripe: int) -> list[bytes]:
         size = self._geometry.stripe_size

@@ -83,42 +83,54 @@ class RadosBlockStore:
 
     # --- writing --------------------------------------------------------------------------------------
 
-    def create(self, block_id: BlockId) -> None:
-        """Create an empty block."""
-        end = BlockEnd(0, sealed=False)
+    def create(self, block_id: BlockId, data: Buffer = b"") -> None:
+        """Create a block with what it begins with, in one transaction."""
+        content = [steps.append(data)] if data else []
+        end = self._end_after(0, data) if data else BlockEnd(0, sealed=False)
         with self._translated(block_id):
             try:
                 version = self._pool.write(
                     block_id.hex(),
                     steps.must_be_new(),
+                    *content,
                     steps.set_xattr(GEOMETRY, _geometry_value(self._geometry)),
                     steps.set_xattr(END, end.encode()),
                 )
             except FileExistsError as error:
                 raise Conflict(f"block {block_id.hex()} exists") from error
-        self._known_ends.put(block_id, KnownEnd(end, version))
+        self._written(block_id, KnownEnd(end, version), data)
 
     def append(self, block_id: BlockId, at_stripe: int, data: Buffer) -> None:
         """Append whole stripes behind stripe `at_stripe`, in one transaction (invariant a)."""
-        size_bytes = memoryview(data).nbytes
-        count, rest = divmod(size_bytes, self._geometry.stripe_size)
-        if rest or not count or at_stripe < 0 or at_stripe + count > self._geometry.stripes_per_block:
-            raise ValueError(
-                f"{size_bytes} bytes at stripe {at_stripe}: needed are whole stripes of {self._geometry.stripe_size}"
-                f" bytes, up to stripe {self._geometry.stripes_per_block}"
-            )
+        end = self._end_after(at_stripe, data)
         known = self._known_ends.take(block_id) or self._look_up(block_id)
         if known.end.sealed:
             raise Conflict(f"block {block_id.hex()} is sealed")
         if known.end.stripes != at_stripe:
             raise Conflict(f"block {block_id.hex()} ends at stripe {known.end.stripes}, not at {at_stripe}: seal it")
-        end = BlockEnd(at_stripe + count, sealed=False)
         version = self._changed(block_id, known, steps.append(data), steps.set_xattr(END, end.encode()))
         if version is None:
             self._look_up(block_id)  # raises NotFound when it was deleted
             raise Conflict(f"block {block_id.hex()} was changed by another writer or sealed: seal it")
-        self._known_ends.put(block_id, KnownEnd(end, version))
-        self._free.spent(size_bytes)
+        self._written(block_id, KnownEnd(end, version), data)
+
+    def _end_after(self, at_stripe: int, data: Buffer) -> BlockEnd:
+        """Where a block ends, and whether it is full and thereby sealed, with `data` behind stripe `at_stripe`.
+
+        Raises ValueError unless these are whole stripes that fit a block."""
+        size_bytes, full = memoryview(data).nbytes, self._geometry.stripes_per_block
+        count, rest = divmod(size_bytes, self._geometry.stripe_size)
+        if rest or not count or at_stripe < 0 or at_stripe + count > full:
+            raise ValueError(
+                f"{size_bytes} bytes at stripe {at_stripe}: needed are whole stripes of {self._geometry.stripe_size}"
+                f" bytes, up to stripe {full}"
+            )
+        return BlockEnd(at_stripe + count, sealed=at_stripe + count == full)
+
+    def _written(self, block_id: BlockId, known: KnownEnd, data: Buffer) -> None:
+        if not known.end.sealed:
+            self._known_ends.put(block_id, known)
+        self._free.spent(memoryview(data).nbytes)
 
     def seal(self, block_id: BlockId) -> int:
         """Turn "open N" into "sealed N". An append that comes in between makes it look again: at most once for each

@@ -48,6 +48,8 @@ PLACED = union_all(
     .where(_S.block_id == bindparam("block_id")),
 )
 
+_EMPTY = dict.fromkeys(("stripes", "live_bytes", "dead_bytes", "overhead_bytes", "live_objects"), 0)
+
 
 def lock(connection: Connection, block_id: BlockId) -> BlockRow | None:
     """The block's row, locked until the transaction ends."""
@@ -72,9 +74,8 @@ def allocate(connection: Connection, lease: Lease, block_id: BlockId, kind: Bloc
         if same == (lease.name, lease.epoch, kind, BlockState.OPEN, 0):
             return
         raise Conflict(f"block {block_id.hex()} exists already; an id is never used again")
-    sizes = dict.fromkeys(("stripes", "live_bytes", "dead_bytes", "overhead_bytes", "live_objects"), 0)
     made: dict[str, Any] = {"block_id": block_id, "kind": kind, "state": BlockState.OPEN, "created_ms": now_ms}
-    connection.execute(insert(BLOCKS).values(made | sizes | {"writer": lease.name, "epoch": lease.epoch}))
+    connection.execute(insert(BLOCKS), made | _EMPTY | {"writer": lease.name, "epoch": lease.epoch})
 
 
 def seal(connection: Connection, lease: Lease, block_id: BlockId, now_ms: int) -> None:

@@ -12,36 +12,59 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, null, or_, select, update
+from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, false, insert, null, or_, select, update
 
 from nos_ec.adapters.sql import blocks, leases
 from nos_ec.adapters.sql.json_rows import JsonRows
-from nos_ec.adapters.sql.release import Burial, queue_copies
-from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
+from nos_ec.adapters.sql.release import Burial
+from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, LANDING_DELETIONS, OBJECTS
 from nos_ec.core.errors import Conflict, LeaseLost, NosError, NotFound
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.lifecycle import BlockState, ObjectEvent, ObjectState, advance_object, object_sources
+from nos_ec.core.lifecycle import (
+    BlockEvent,
+    BlockState,
+    ObjectEvent,
+    ObjectState,
+    advance_block,
+    advance_object,
+    object_sources,
+)
 from nos_ec.ports.metadata import BlockRow, GroupCommit, Move
 
 _O, _B = OBJECTS.c, BLOCKS.c
-_MOVES = JsonRows("moves", optional="from_block", object_id=0, version=0, from_block=ID_BYTES, block_offset=0, number=0)
+_MOVES = JsonRows(
+    "moves", optional="from_block", object_id=0, version=0, from_block=ID_BYTES, block_offset=0, length=0, number=0
+)
 _FROM_LANDING = sorted(state for state in object_sources(ObjectEvent.PACK) if state.in_landing)
 _PACKED = advance_object(ObjectState.PACKED, ObjectEvent.PACK)
 
+# Written out: SQLAlchemy makes the text of a statement with an IN list anew for each execution.
+_IN_LANDING = and_(_MOVES.missing("from_block"), or_(*(_O.state == state for state in _FROM_LANDING)))
+_IN_BLOCK = and_(_O.state == ObjectState.PACKED, _O.block_id == _MOVES["from_block"])
+
 MATCH_MOVES = (
-    select(_MOVES["number"], _O.size, _O.landing_id)
+    select(_MOVES["number"], _O.size)
     .join_from(_MOVES.table, OBJECTS, _O.object_id == _MOVES["object_id"])
-    .where(
-        _O.version == _MOVES["version"],
-        or_(
-            and_(_MOVES.missing("from_block"), _O.state.in_(_FROM_LANDING)),
-            and_(_O.state == ObjectState.PACKED, _O.block_id == _MOVES["from_block"]),
-        ),
-    )
+    .where(_O.version == _MOVES["version"], or_(_IN_LANDING, _IN_BLOCK))
     .with_for_update(of=OBJECTS)
 )
+QUEUE_COPIES = insert(LANDING_DELETIONS).from_select(
+    ["landing_id", "object_id", "version", "not_before_ms", "doomed"],
+    select(
+        _O.landing_id,
+        _O.object_id,
+        _O.version,
+        bindparam("not_before_ms", type_=LANDING_DELETIONS.c.not_before_ms.type),
+        false(),
+    )
+    .join_from(_MOVES.table, OBJECTS, _O.object_id == _MOVES["object_id"])
+    .where(_O.version == _MOVES["version"], _O.size == _MOVES["length"], _IN_LANDING)
+    .with_for_update(of=OBJECTS),
+)
+"""Queues the landing copies of the moves that match, and locks their rows: when it queues one for each move, all of
+them match and nothing has to be asked."""
 MOVE = (
     update(OBJECTS)
     .where(_O.object_id == _MOVES["object_id"])
@@ -65,6 +88,8 @@ BOOK_GROUP = (
         _B.stripes == bindparam("at_stripe", type_=BigInteger),
     )
     .values(
+        state=bindparam("state_after", type_=_B.state.type),
+        sealed_ms=bindparam("sealed_at_ms", type_=BigInteger),
         stripes=_B.stripes + bindparam("more_stripes", type_=BigInteger),
         live_bytes=_B.live_bytes + bindparam("more_live", type_=BigInteger),
         overhead_bytes=_B.overhead_bytes + bindparam("more_overhead", type_=BigInteger),
@@ -88,10 +113,10 @@ def commit_group(connection: Connection, geometry: Geometry, commit: GroupCommit
     _book(connection, geometry, commit)
     moves = _without_repeats(commit.moves)
     listed = _dump(moves)
-    found = _match(connection, moves, listed)
-    winners = [move for move, _ in found]
+    all_match = _queue_copies(connection, commit, moves, listed)
+    winners = moves if all_match else _match(connection, moves, listed)
     _move(connection, commit.block_id, winners, listed if len(winners) == len(moves) else _dump(winners))
-    _release_old_places(connection, found, commit.landing_not_before_ms)
+    _bury(connection, winners)
     _book_losers(connection, commit, winners)
     kill_point("metadata.commit_group.before_commit")
     return frozenset(move.object_id for move in winners)
@@ -116,6 +141,7 @@ def _book(connection: Connection, geometry: Geometry, commit: GroupCommit) -> No
     The same statement locks the block and checks it; only when it finds none that fits is the reason looked for.
     """
     live = sum(move.length for move in commit.moves)
+    full = commit.at_stripe + commit.stripe_count == geometry.stripes_per_block
     books = {
         "block": commit.block_id,
         "of_writer": commit.lease.name,
@@ -125,6 +151,8 @@ def _book(connection: Connection, geometry: Geometry, commit: GroupCommit) -> No
         "more_live": live,
         "more_overhead": commit.stripe_count * geometry.stripe_size - live,
         "more_objects": len(commit.moves),
+        "state_after": advance_block(BlockState.OPEN, BlockEvent.SEAL) if full else BlockState.OPEN,
+        "sealed_at_ms": commit.written_ms if full else None,
     }
     if not connection.execute(BOOK_GROUP, books).rowcount:
         # A lease that is lost is said to be lost, whatever became of the block since.
@@ -162,16 +190,22 @@ def _without_repeats(moves: Sequence[Move]) -> list[Move]:
     return sorted(first.values(), key=lambda move: (move.object_id, move.version))
 
 
-def _match(
-    connection: Connection, moves: Sequence[Move], listed: dict[str, str]
-) -> list[tuple[Move, LandingId | None]]:
-    """The moves whose row still matches, with its landing copy; the rows are locked. `listed` is their dump."""
-    found: list[tuple[Move, LandingId | None]] = []
-    for number, size, landing_id in connection.execute(MATCH_MOVES, listed):
+def _queue_copies(connection: Connection, commit: GroupCommit, moves: Sequence[Move], listed: dict[str, str]) -> bool:
+    """Queue the winners' landing copies, before their rows forget them. True when every move wins by that."""
+    if all(move.from_block is not None for move in moves):
+        return False
+    queued = connection.execute(QUEUE_COPIES, {**listed, "not_before_ms": commit.landing_not_before_ms}).rowcount
+    return queued == len(moves)
+
+
+def _match(connection: Connection, moves: Sequence[Move], listed: dict[str, str]) -> list[Move]:
+    """The moves whose row still matches, in order of object; the rows are locked. `listed` is their dump."""
+    found: list[Move] = []
+    for number, size in connection.execute(MATCH_MOVES, listed):
         if size != moves[number].length:
             raise ValueError(f"object {moves[number].object_id} has {size} bytes, its move {moves[number].length}")
-        found.append((moves[number], landing_id))
-    return sorted(found, key=lambda pair: pair[0].object_id)
+        found.append(moves[number])
+    return sorted(found, key=lambda move: move.object_id)
 
 
 def _move(connection: Connection, block_id: BlockId, winners: Sequence[Move], listed: dict[str, str]) -> None:
@@ -181,17 +215,15 @@ def _move(connection: Connection, block_id: BlockId, winners: Sequence[Move], li
 
 def _dump(moves: Sequence[Move]) -> dict[str, str]:
     return _MOVES.dump(
-        (move.object_id, move.version, move.from_block, move.offset, number) for number, move in enumerate(moves)
+        (move.object_id, move.version, move.from_block, move.offset, move.length, number)
+        for number, move in enumerate(moves)
     )
 
 
-def _release_old_places(
-    connection: Connection, found: Sequence[tuple[Move, LandingId | None]], not_before_ms: int
-) -> None:
-    copies = [(landing_id, move.object_id, move.version) for move, landing_id in found if landing_id is not None]
-    queue_copies(connection, copies, not_before_ms)
+def _bury(connection: Connection, winners: Sequence[Move]) -> None:
+    """What the winners leave behind in other blocks is dead."""
     burial = Burial()
-    for move, _ in found:
+    for move in winners:
         if move.from_block is not None:
             burial.add(move.from_block, move.length)
     burial.apply(connection)
