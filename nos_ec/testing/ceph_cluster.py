@@ -18,6 +18,8 @@ from nos_ec.core.geometry import PAGE, Geometry
 
 POOL_BLOCKS = "nos-ec-blocks"
 POOL_LANDING = "nos-ec-landing"
+CHANGES_S, CHANGES_S_USUAL = 0.1, 1.0
+"""paxos_propose_interval of deploy/dev and Ceph's own."""
 
 
 class CephCluster:
@@ -76,6 +78,19 @@ class CephCluster:
     def owned(self) -> bool:
         """Whether the daemons are the script's, so that a test may kill some."""
         return "NOS_EC_DEV_CEPH_CONF" not in os.environ
+
+    @contextmanager
+    def maps_change_as_usual(self) -> Iterator[None]:
+        """The monitors gather changes of the map for as long as Ceph does by itself, not as briefly as deploy/dev lets
+        them: for what is measured."""
+        self._gather_changes_for(CHANGES_S_USUAL)
+        try:
+            yield
+        finally:
+            self._gather_changes_for(CHANGES_S)
+
+    def _gather_changes_for(self, interval_s: float) -> None:
+        self.admin.command("config set", who="mon", name="paxos_propose_interval", value=str(interval_s))
 
     @contextmanager
     def osds_killed(self, osds: Sequence[int]) -> Iterator[None]:

@@ -11,6 +11,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, text
 
 from nos_ec.adapters.sql import engine as engine_module
+from nos_ec.adapters.sql import transactions
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.schema import METADATA
 from nos_ec.core.errors import ConfigError, Transient
@@ -72,6 +73,7 @@ def test_a_lock_that_is_never_given_up_is_transient(
     row = MetadataBench(store).put("n")
     quick = engine_module._MYSQL_SETUP.replace(f"= {engine_module.MYSQL_LOCK_WAIT_S}", "= 1", 1)
     monkeypatch.setattr(engine_module, "_MYSQL_SETUP", quick)
+    monkeypatch.setattr(transactions, "ATTEMPTS_MAX", 2)
     impatient = open_metadata(url)
     other = create_engine(url)
     with other.connect() as holder:

@@ -224,7 +224,7 @@ def test_an_osd_that_dies_costs_a_writer_seconds(
         begun = time.monotonic()
         time.sleep(3)
         died = time.monotonic()
-        with ceph.osds_killed([5]):
+        with ceph.maps_change_as_usual(), ceph.osds_killed([5]):
             noticed = time.monotonic()
             time.sleep(5)
             end = time.monotonic()
@@ -250,7 +250,7 @@ def test_an_osd_that_hangs_costs_a_writer_seconds(
         begun = time.monotonic()
         time.sleep(3)
         hung = time.monotonic()
-        with ceph.osd_hung(7):
+        with ceph.maps_change_as_usual(), ceph.osd_hung(7):
             ceph.await_down(7)
             noticed = time.monotonic()
             time.sleep(5)

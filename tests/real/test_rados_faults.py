@@ -30,7 +30,7 @@ pytestmark = pytest.mark.real
 
 GEOMETRY = Geometry()
 STRIPE = GEOMETRY.stripe_size
-OP_TIMEOUT_MS = 3_000
+OP_TIMEOUT_MS = 1_000
 PATIENCE_S = 30.0
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,133 +177,159 @@ def pools(ceph: CephCluster) -> Iterator[dict[str, str]]:
         ceph.admin.command("osd pool delete", pool=name, pool2=name, yes_i_really_really_mean_it=True)
 
 
-def assert_told(done: Done, code: int, *words: str) -> None:
-    """It ended as documented, soon, and said `words`, without a trace."""
-    assert done.code == code, done.stderr
-    assert "Traceback" not in done.stderr
-    assert all(word in done.message for word in words), done.message
-    assert done.seconds < QUICK_S
+@dataclass(frozen=True)
+class Case:
+    """A command with `changes` to the right settings, which ends with `code` and says `words`."""
+
+    command: str
+    changes: Mapping[str, str]
+    words: Sequence[str] = ()
+    code: int = CONFIGURATION
 
 
-@pytest.mark.parametrize("command", list(COMMANDS))
-def test_a_wrong_key_ends_every_command(store: Store, command: str) -> None:
+def assert_told(store: Store, *cases: Case) -> None:
+    """Each case ends as documented, soon, and says its words, without a trace. Two run at a time."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        ended = list(pool.map(lambda case: store.run(case.command, case.changes), cases))
+    assert [(case, done) for case, done in zip(cases, ended, strict=True) if not tells(done, case)] == []
+
+
+def tells(done: Done, case: Case) -> bool:
+    return (
+        done.code == case.code
+        and "Traceback" not in done.stderr
+        and all(word in done.message for word in case.words)
+        and done.seconds < QUICK_S
+    )
+
+
+def test_a_wrong_key_ends_every_command(store: Store) -> None:
     keyring = store.keyring(
         "forged.keyring", f"[{store.settings['CEPH__USER']}]\nkey = AQBEjWBnAAAAABAAfc8ZqVzLQy1ZzZ2yCwCNZg==\n"
     )
-    done = store.run(command, {"CEPH__KEYRING_FILE": keyring})
-    assert_told(done, CONFIGURATION, "does not accept client.nos-ec-consumer", keyring, "ceph.keyring_file")
+    words = ("does not accept client.nos-ec-consumer", keyring, "ceph.keyring_file")
+    assert_told(store, *(Case(command, {"CEPH__KEYRING_FILE": keyring}, words) for command in COMMANDS))
 
 
-@pytest.mark.parametrize(
-    ("command", "content"),
-    [("consumer", ""), ("gc", "not a keyring"), ("producer", None)],
-    ids=["empty", "garbage", "absent"],
-)
-def test_keyrings_that_are_none(store: Store, command: str, content: str | None) -> None:
-    path = str(store.folder / "absent.keyring") if content is None else store.keyring("strange.keyring", content)
-    done = store.run(command, {"CEPH__KEYRING_FILE": path})
-    assert_told(done, CONFIGURATION, path, "ceph.keyring_file")
+def test_keyrings_that_are_none(store: Store) -> None:
+    paths = {
+        "consumer": store.keyring("empty.keyring", ""),
+        "gc": store.keyring("garbage.keyring", "not a keyring"),
+        "producer": str(store.folder / "absent.keyring"),
+    }
+    assert_told(
+        store,
+        *(Case(command, {"CEPH__KEYRING_FILE": path}, (path, "ceph.keyring_file")) for command, path in paths.items()),
+    )
 
 
-@pytest.mark.parametrize(
-    ("command", "changes", "words"),
-    [
-        ("api", {"CEPH__USER": "client.nobody"}, ("does not accept client.nobody", "ceph.user")),
-        ("status", {"CEPH__USER": "nos-ec"}, ("give its whole name", "ceph.user")),
-        ("consumer", {"CEPH__CONF_FILE": "absent.conf"}, ("absent.conf does not exist", "ceph.conf_file")),
-        ("gc", {"CEPH__CONF_FILE": __file__}, ("cannot be read as a ceph.conf", "ceph.conf_file")),
-        ("producer", {"CEPH__BLOCKS_POOL": "nowhere"}, ("has no pool nowhere", "docs/CEPH.md", "ceph.blocks_pool")),
-        ("init", {"CEPH__LANDING_POOL": "nowhere"}, ("has no pool nowhere", "docs/CEPH.md", "ceph.landing_pool")),
-        ("api", {"CEPH__BLOCKS_POOL": "nos-ec-landing"}, ("not erasure-coded", "ceph.blocks_pool")),
-        ("put", {"CEPH__LANDING_POOL": "nos-ec-blocks"}, ("replicated pool of size 3", "ceph.landing_pool")),
-        ("consumer", {"GEOMETRY__K": "4", "GEOMETRY__M": "2"}, ("k=8", "k=4", "correct the configuration")),
-        ("init", {"GEOMETRY__STRIPES_PER_BLOCK": "16"}, ("stripes_per_block=32", "correct the configuration")),
-        ("gc", {"KAFKA__TOPIC": "never-made"}, ("topic never-made does not exist", "kafka.topic")),
-        ("consumer", {"LOG__PARTITIONS": "5"}, ("set log.partitions to 3",)),
-        ("init", {"LOG__PARTITIONS": "5"}, ("set log.partitions to 3",)),
-        ("producer", {"KAFKA__OPTIONS": '{"no.such": "1"}'}, ("no.such", "correct the Kafka options", "kafka.options")),
-        ("consumer", {"LOG__SESSION_MS": "100"}, ("session_ms", "at least 1000 ms")),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit(store: Store, command: str, changes: dict[str, str], words: tuple[str, ...]) -> None:
-    assert_told(store.run(command, changes), CONFIGURATION, *words)
+def test_what_does_not_fit(store: Store) -> None:
+    assert_told(
+        store,
+        Case("api", {"CEPH__USER": "client.nobody"}, ("does not accept client.nobody", "ceph.user")),
+        Case("status", {"CEPH__USER": "nos-ec"}, ("give its whole name", "ceph.user")),
+        Case("consumer", {"CEPH__CONF_FILE": "absent.conf"}, ("absent.conf does not exist", "ceph.conf_file")),
+        Case("gc", {"CEPH__CONF_FILE": __file__}, ("cannot be read as a ceph.conf", "ceph.conf_file")),
+        Case("producer", {"CEPH__BLOCKS_POOL": "nowhere"}, ("has no pool nowhere", "docs/CEPH.md", "ceph.blocks_pool")),
+        Case("init", {"CEPH__LANDING_POOL": "nowhere"}, ("has no pool nowhere", "docs/CEPH.md", "ceph.landing_pool")),
+        Case("api", {"CEPH__BLOCKS_POOL": "nos-ec-landing"}, ("not erasure-coded", "ceph.blocks_pool")),
+        Case("put", {"CEPH__LANDING_POOL": "nos-ec-blocks"}, ("replicated pool of size 3", "ceph.landing_pool")),
+        Case("consumer", {"GEOMETRY__K": "4", "GEOMETRY__M": "2"}, ("k=8", "k=4", "correct the configuration")),
+        Case("init", {"GEOMETRY__STRIPES_PER_BLOCK": "16"}, ("stripes_per_block=32", "correct the configuration")),
+        Case("gc", {"KAFKA__TOPIC": "never-made"}, ("topic never-made does not exist", "kafka.topic")),
+        Case("consumer", {"LOG__PARTITIONS": "5"}, ("set log.partitions to 3",)),
+        Case("init", {"LOG__PARTITIONS": "5"}, ("set log.partitions to 3",)),
+        Case(
+            "producer",
+            {"KAFKA__OPTIONS": '{"no.such": "1"}'},
+            ("no.such", "correct the Kafka options", "kafka.options"),
+        ),
+        Case("consumer", {"LOG__SESSION_MS": "100"}, ("session_ms", "at least 1000 ms")),
+    )
 
 
-@pytest.mark.parametrize(
-    ("command", "setting", "kind", "words"),
-    [
-        ("consumer", "CEPH__BLOCKS_POOL", "4+2", ("is 4+2, the configuration says 8+3", "ceph.blocks_pool")),
-        ("gc", "CEPH__BLOCKS_POOL", "chunk", ("stripe_unit", "make a pool", "ceph.blocks_pool")),
-        ("producer", "CEPH__BLOCKS_POOL", "overwrites", ("allow_ec_overwrites", "make another pool")),
-    ],
-)
-def test_pools_that_do_not_fit(
-    store: Store, pools: dict[str, str], command: str, setting: str, kind: str, words: tuple[str, ...]
-) -> None:
-    assert_told(store.run(command, {setting: pools[kind]}), CONFIGURATION, pools[kind], *words)
+def test_pools_that_do_not_fit(store: Store, pools: dict[str, str]) -> None:
+    found = {
+        "4+2": ("consumer", "is 4+2, the configuration says 8+3", "ceph.blocks_pool"),
+        "chunk": ("gc", "stripe_unit", "make a pool", "ceph.blocks_pool"),
+        "overwrites": ("producer", "allow_ec_overwrites", "make another pool"),
+    }
+    assert_told(
+        store,
+        *(
+            Case(command, {"CEPH__BLOCKS_POOL": pools[kind]}, (pools[kind], *words))
+            for kind, (command, *words) in found.items()
+        ),
+    )
 
 
-@pytest.mark.parametrize("command", ["consumer", "gc"])
-def test_a_key_that_may_only_read(store: Store, command: str) -> None:
+def test_a_key_that_may_only_read(store: Store) -> None:
     """It would run, and fail with every write it tries."""
     options = store.ceph.options("reader")
-    done = store.run(command, {"CEPH__USER": options.user, "CEPH__KEYRING_FILE": str(options.keyring_file)})
-    assert_told(done, CONFIGURATION, "caps that docs/CEPH.md lists", "ceph.user")
+    changes = {"CEPH__USER": options.user, "CEPH__KEYRING_FILE": str(options.keyring_file)}
+    words = ("caps that docs/CEPH.md lists", "ceph.user")
+    assert_told(store, Case("consumer", changes, words), Case("gc", changes, words))
 
 
-@pytest.mark.parametrize(
-    ("command", "database", "words"),
-    [
-        ("producer", "{}_nowhere", ("Unknown database", "CREATE DATABASE", "nos-ec init")),
-        ("init", "{}_nowhere", ("Unknown database", "CREATE DATABASE")),
-        ("consumer", "{}_bare", ("no tables yet", "nos-ec init")),
-        ("status", "{}_other", ("another store", "ceph.namespace", "store.metadata_url")),
-    ],
-)
-def test_databases_that_are_wrong(store: Store, command: str, database: str, words: tuple[str, ...]) -> None:
-    url = store.database(database.format(store.name))
-    assert_told(store.run(command, {"STORE__METADATA_URL": url}), CONFIGURATION, *words, "store.metadata_url")
+def test_databases_that_are_wrong(store: Store) -> None:
+    assert_told(
+        store,
+        *(
+            Case(
+                command,
+                {"STORE__METADATA_URL": store.database(f"{store.name}_{database}")},
+                (*words, "store.metadata_url"),
+            )
+            for command, database, *words in (
+                ("producer", "nowhere", "Unknown database", "CREATE DATABASE", "nos-ec init"),
+                ("init", "nowhere", "Unknown database", "CREATE DATABASE"),
+                ("consumer", "bare", "no tables yet", "nos-ec init"),
+                ("status", "other", "another store", "ceph.namespace"),
+            )
+        ),
+    )
 
 
-@pytest.mark.parametrize("command", ["consumer", "gc", "init"])
-def test_the_data_of_another_store(store: Store, command: str) -> None:
+def test_the_data_of_another_store(store: Store) -> None:
     """Every landing copy and block would look lost."""
-    done = store.run(command, {"CEPH__NAMESPACE": f"{store.name}_other"})
-    assert_told(done, CONFIGURATION, "another store", "ceph.namespace", "store.metadata_url")
+    changes = {"CEPH__NAMESPACE": f"{store.name}_other"}
+    words = ("another store", "ceph.namespace", "store.metadata_url")
+    assert_told(store, *(Case(command, changes, words) for command in ("consumer", "gc", "init")))
 
 
-@pytest.mark.parametrize("command", ["producer", "init"])
-def test_no_second_place_for_known_objects(store: Store, command: str) -> None:
+def test_no_second_place_for_known_objects(store: Store) -> None:
     """`init` with a mistyped namespace makes no empty store that hides all objects."""
-    done = store.run(command, {"CEPH__NAMESPACE": f"{store.name}_mistyped"})
-    assert_told(done, CONFIGURATION, "ceph.namespace")
+    changes = {"CEPH__NAMESPACE": f"{store.name}_mistyped"}
+    assert_told(store, *(Case(command, changes, ("ceph.namespace",)) for command in ("producer", "init")))
 
 
 def test_a_wrong_password_is_not_shown(store: Store) -> None:
     url = store.settings["STORE__METADATA_URL"].replace("root@", "root:hunter2@")
     done = store.run("consumer", {"STORE__METADATA_URL": url})
-    assert_told(done, CONFIGURATION, "check user and password", "store.metadata_url")
+    assert tells(done, Case("consumer", {}, ("check user and password", "store.metadata_url"))), done.stderr
     assert "hunter2" not in done.stderr
 
 
 def test_a_user_that_may_only_read_the_metadata(store: Store) -> None:
     user = store.name[:16]
     sql(store.url, f"CREATE USER '{user}'@'%'", f"GRANT SELECT ON `{store.name}`.* TO '{user}'@'%'")
-    done = store.run("consumer", {"STORE__METADATA_URL": store.database(store.name).replace("root@", f"{user}@")})
+    url = store.database(store.name).replace("root@", f"{user}@")
+    assert_told(store, Case("consumer", {"STORE__METADATA_URL": url}, ("command denied", "grant this user")))
     sql(store.url, f"DROP USER '{user}'@'%'")
-    assert_told(done, CONFIGURATION, "command denied", "grant this user")
 
 
-@pytest.mark.parametrize("command", ["consumer", "init"])
-def test_the_schema_of_a_newer_release(store: Store, command: str) -> None:
+def test_the_schema_of_a_newer_release(store: Store) -> None:
     url = store.database(f"{store.name}_other")
     engine = create_engine(url, poolclass=NullPool)
     with engine.connect() as connection:
         right = connection.scalar(text("SELECT version_num FROM alembic_version"))
     sql(url, "UPDATE alembic_version SET version_num = '9999'")
-    done = store.run(command, {"STORE__METADATA_URL": url, "CEPH__NAMESPACE": f"{store.name}_other"})
-    sql(url, f"UPDATE alembic_version SET version_num = '{right}'")
-    assert_told(done, CONFIGURATION, "9999", "newer", "store.metadata_url")
+    changes = {"STORE__METADATA_URL": url, "CEPH__NAMESPACE": f"{store.name}_other"}
+    words = ("9999", "newer", "store.metadata_url")
+    try:
+        assert_told(store, Case("consumer", changes, words), Case("init", changes, words))
+    finally:
+        sql(url, f"UPDATE alembic_version SET version_num = '{right}'")
 
 
 def test_a_missing_binding(store: Store) -> None:
@@ -311,7 +338,7 @@ def test_a_missing_binding(store: Store) -> None:
         " from nos_ec.cli import main; main()"
     )
     done = store.run_program([sys.executable, "-c", without], "consumer", {})
-    assert_told(done, CONFIGURATION, "python3-rados")
+    assert tells(done, Case("consumer", {}, ("python3-rados",))), done.stderr
 
 
 AWAY = {
@@ -330,9 +357,9 @@ AWAY = {
 }
 
 
-@pytest.mark.parametrize(
-    ("command", "server"),
-    [
+def test_servers_that_are_away_at_the_start(store: Store) -> None:
+    (store.folder / "dead.conf").write_text("[global]\nmon_host = [v2:127.0.0.1:1]\n")
+    pairs = [
         ("consumer", "ceph"),
         ("consumer", "kafka"),
         ("consumer", "mysql"),
@@ -340,19 +367,14 @@ AWAY = {
         ("gc", "ceph"),
         ("api", "mysql"),
         ("init", "kafka"),
-    ],
-)
-def test_servers_that_are_away_at_the_start(store: Store, command: str, server: str) -> None:
-    (store.folder / "dead.conf").write_text("[global]\nmon_host = [v2:127.0.0.1:1]\n")
-    changes, words = AWAY[server]
-    assert_told(store.run(command, changes), TRANSIENT, *words)
+    ]
+    assert_told(store, *(Case(command, *AWAY[server], TRANSIENT) for command, server in pairs))
 
 
-@pytest.mark.parametrize("command", ["put", "status"])
-def test_objects_need_no_brokers(store: Store, command: str) -> None:
+def test_objects_need_no_brokers(store: Store) -> None:
     """`status` looks at no message log; PUT and GET go on without it."""
-    done = store.run(command, {"KAFKA__SERVERS": "127.0.0.1:1"})
-    assert done.code == 0, done.stderr
+    changes = {"KAFKA__SERVERS": "127.0.0.1:1"}
+    assert_told(store, Case("put", changes, code=0), Case("status", changes, code=0))
 
 
 def test_the_right_configuration_runs(store: Store) -> None:
