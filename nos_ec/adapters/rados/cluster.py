@@ -48,10 +48,11 @@ class RadosOptions:
                 raise ConfigError(f"{name} is {value}; give 1 or more: an operation without a limit can hang for ever")
 
 
-_LAGGY_SHARE = 4
-"""After this share of an operation's time limit librados asks the monitors for a newer map of the OSDs, and again each
-time as much has passed. So an operation that an OSD dropped, because its placement group moved or its pool was deleted,
-is sent elsewhere or fails with the reason. By Ceph's own settings that begins after 10 s, when all the time is gone."""
+_LAGGY_S_MAX, _LAGGY_SHARE = 2, 4
+"""After so long, and after this share of its time limit at the latest, an operation makes librados ask the monitors for
+a newer map of the OSDs, and again each time as much has passed. So one that an OSD dropped, because its placement group
+moved or its pool was deleted, is sent elsewhere or fails with the reason. By Ceph's own settings that begins after
+10 s, when all the time is gone."""
 
 LOG_LEVEL = "info"
 
@@ -177,7 +178,7 @@ class RadosCluster:
             raise ConfigError(
                 f"{options.conf_file} cannot be read as a ceph.conf (errno {error.errno}): correct it"
             ) from error
-        laggy_s = str(max(1, _seconds(options.op_timeout_ms) // _LAGGY_SHARE))
+        laggy_s = str(max(1, min(_LAGGY_S_MAX, _seconds(options.op_timeout_ms) // _LAGGY_SHARE)))
         settings = {
             "rados_osd_op_timeout": str(_seconds(options.op_timeout_ms)),
             "objecter_timeout": laggy_s,
