@@ -209,6 +209,7 @@ bluestore_fsck_on_mount = false
 osd_op_num_shards = 2
 osd_op_num_threads_per_shard = 1
 osd_mclock_skip_benchmark = true
+osd_mon_shutdown_timeout = 1
 osd_recovery_sleep = 0
 osd_recovery_sleep_hdd = 0
 osd_max_backfills = 8
