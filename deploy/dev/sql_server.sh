@@ -16,7 +16,7 @@ prepare() { echo "CREATE DATABASE IF NOT EXISTS nos_ec;" >"$base/init.sql"; }
 server_command() {
     program_command
     printf '%s\n' "$argument" "--port=$port" --bind-address=127.0.0.1 "--socket=$socket" "--pid-file=$data/own.pid" \
-        "--init-file=$base/init.sql" --skip-log-bin --innodb-buffer-pool-size=128M
+        "--init-file=$base/init.sql" --skip-log-bin --innodb-buffer-pool-size=128M --innodb-io-capacity=2000
     [ "$(id -u)" != 0 ] || echo --user=root
     [ "${NOS_EC_DEV_FAST:-0}" = 0 ] || printf '%s\n' --innodb-flush-log-at-trx-commit=0 --innodb-doublewrite=0
 }

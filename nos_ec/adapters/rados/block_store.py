@@ -166,7 +166,6 @@ class RadosBlockStore:
 
     def read(self, block_id: BlockId, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes."""
-        _check_range(offset, length)
         with self._blocks.translated(block_id):
             found = self._pool.read(block_id.hex(), offset, length)
         return self._counted(block_id, offset, length, found)
@@ -174,8 +173,6 @@ class RadosBlockStore:
     def read_many(self, block_id: BlockId, extents: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read several ranges, one operation each, as many at a time as nos_ec.adapters.rados.pool allows. OSDs verify
         what they read against BlueStore's checksums and decode what is damaged."""
-        for offset, length in extents:
-            _check_range(offset, length)
         if not extents:
             return []
         with self._blocks.translated(block_id):
@@ -252,11 +249,6 @@ class RadosBlockStore:
                 if error.errno == errno.EOPNOTSUPP:
                     raise Conflict(f"block {block_id.hex()} does not end at a whole stripe: seal it") from error
                 raise
-
-
-def _check_range(offset: int, length: int) -> None:
-    if offset < 0 or length < 0:
-        raise ValueError(f"range of {length} bytes at {offset}")
 
 
 def _geometry_value(geometry: Geometry) -> bytes:
