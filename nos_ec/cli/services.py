@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from os.path import normpath
 from threading import Event
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from nos_ec.cli.output import count_text, emit, out, progress, size_text
 from nos_ec.cli.watching import endpoint, pulse
 from nos_ec.core.slots import SLOTS
 from nos_ec.engine.collector import CollectionPlan, CollectionResult
+from nos_ec.settings import Settings
 from nos_ec.wiring import System, initialise, open_system
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
@@ -39,7 +41,15 @@ def init(ctx: typer.Context, as_json: AsJson = False) -> None:
     initialise(settings)
     geometry = settings.geometry.value()
     data = {"root": str(settings.store.root), "geometry": asdict(geometry), "partitions": settings.log.partitions}
-    emit(data, as_json, lambda: out.print(f"store ready in {settings.store.root}", markup=False))
+    emit(data, as_json, lambda: out.print(f"store ready in {_place(settings)}", markup=False))
+
+
+def _place(settings: Settings) -> str:
+    if settings.store.backend == "local":
+        return normpath(settings.store.root)
+    ceph = settings.ceph
+    namespace = f", namespace {ceph.namespace}" if ceph.namespace else ""
+    return f"the Ceph pools {ceph.blocks_pool} and {ceph.landing_pool}{namespace}"
 
 
 def producer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) -> None:

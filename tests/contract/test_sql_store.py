@@ -39,7 +39,7 @@ def test_a_store_that_is_not_there_names_the_command(url: str, tmp_path: Path) -
         open_metadata(url)
     assert list(tmp_path.iterdir()) == [], "opening must not create anything"
     sqlite3.connect(tmp_path / "meta.db").execute("CREATE TABLE other (x)").connection.close()
-    with pytest.raises(ConfigError, match="no tables yet; run `nos-ec init`"):
+    with pytest.raises(ConfigError, match="no tables yet; run `nos-ec init` with this configuration"):
         open_metadata(url)
 
 
@@ -53,7 +53,10 @@ def test_a_store_of_a_newer_release_is_refused(url: str, call: object) -> None:
 
 def test_a_store_of_an_older_release_asks_for_the_upgrade(url: str) -> None:
     migrate(url, "0001")
-    with pytest.raises(ConfigError, match="schema 0001, needed is 0002; stop its daemons, then run `nos-ec init`"):
+    with pytest.raises(
+        ConfigError,
+        match="schema 0001, needed is 0002; stop its daemons, then run `nos-ec init` with this configuration",
+    ):
         open_metadata(url)
     migrate(url)
     open_metadata(url).close()

@@ -51,7 +51,7 @@ def check_schema(connection: Connection) -> None:
     head = schema_head()
     where = place(connection.engine.url)
     if found is None:
-        raise ConfigError(f"metadata at {where} has no tables yet; run `nos-ec init`")
+        raise ConfigError(f"metadata at {where} has no tables yet; run `nos-ec init` with this configuration")
     if found != head:
         _refuse_unknown(connection)
         raise ConfigError(
