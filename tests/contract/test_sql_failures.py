@@ -14,7 +14,7 @@ from pathlib import Path
 import pymysql  # type: ignore[import-untyped]
 import pytest
 from sqlalchemy import URL, Connection, PoolProxiedConnection, create_engine, make_url, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from nos_ec.adapters.sql import engine as engine_module
 from nos_ec.adapters.sql import transactions
@@ -48,6 +48,12 @@ def _mysql_error(code: int, text: str = "broken") -> OperationalError:
     return OperationalError("SELECT 1", None, pymysql.err.OperationalError(code, text))
 
 
+def _wrong_statement() -> ProgrammingError:
+    return ProgrammingError(
+        "SELEKT 1", None, pymysql.err.ProgrammingError(1064, "You have an error in your SQL syntax")
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "text", "expected", "again", "undone"),
     [
@@ -59,6 +65,9 @@ def _mysql_error(code: int, text: str = "broken") -> OperationalError:
         (1062, "Duplicate entry", Transient, True, False),
         (1040, "Too many connections", Transient, True, False),
         (1290, "running with --read-only", Transient, False, False),
+        (1317, "Query execution was interrupted", Transient, True, False),
+        (1226, "User has exceeded the 'max_user_connections' resource", Transient, False, False),
+        (9999, "a code that nobody has listed", Transient, False, False),
         (1021, "Disk full", NoSpace, False, False),
         (1114, "The table is full", NoSpace, False, False),
         (1030, "Got error 28 'No space left on device' (errno: 28)", NoSpace, False, False),
@@ -77,7 +86,7 @@ def test_what_server_errors_mean(code: int, text: str, expected: type[NosError],
 
 
 def test_an_error_that_is_our_bug_is_not_dressed_up() -> None:
-    assert translate(_mysql_error(1064, "You have an error in your SQL syntax"), MYSQL) is None
+    assert translate(_wrong_statement(), MYSQL) is None
     assert translate(ValueError("x"), MYSQL) is None
 
 
@@ -114,7 +123,7 @@ def test_a_deadlock_is_run_again_but_not_for_ever(deadlocks: Transactions) -> No
 
 
 def test_what_may_not_be_run_again_is_not(deadlocks: Transactions) -> None:
-    for error, expected in ((_mysql_error(1021), NoSpace), (_mysql_error(1064), OperationalError)):
+    for error, expected in ((_mysql_error(1021), NoSpace), (_wrong_statement(), ProgrammingError)):
         work = Flaky(error, 1)
         with pytest.raises(expected):
             deadlocks.write(work)

@@ -55,7 +55,7 @@ def test_a_store_of_an_older_release_asks_for_the_upgrade(url: str) -> None:
     migrate(url, "0001")
     with pytest.raises(
         ConfigError,
-        match="schema 0001, needed is 0002; stop its daemons, then run `nos-ec init` with this configuration",
+        match="schema 0001, needed is 0002; stop its daemons, then run `nos-ec init`",
     ):
         open_metadata(url)
     migrate(url)

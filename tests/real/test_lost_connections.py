@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
 
 from nos_ec.adapters.sql import engine as engine_module
 from nos_ec.adapters.sql import transactions
@@ -20,6 +23,9 @@ from nos_ec.testing.metadata_bench import MetadataBench
 from nos_ec.testing.sql_servers import empty_store
 
 pytestmark = pytest.mark.real
+
+KILLED_ROUNDS = 200
+KILL_EVERY_S = 0.005
 
 
 @pytest.fixture(params=["mariadb", "mysql"])
@@ -48,6 +54,48 @@ def test_killed_connections_are_replaced(url: str, store: SqlMetadata) -> None:
         call()
     admin.dispose()
     assert bench.get("n") == row
+
+
+def test_statements_that_are_killed_change_all_or_nothing(url: str, store: SqlMetadata) -> None:
+    """Whatever a server says of a statement it was told to end, what was answered is true and the books balance."""
+    bench = MetadataBench(store)
+    ended = threading.Event()
+    killer = threading.Thread(target=_kill_queries, args=(url, ended), daemon=True)
+    killer.start()
+    wrong: list[str] = []
+    failed = 0
+    try:
+        for number in range(KILLED_ROUNDS):
+            names = [f"{name}-{number % 7}" for name in "abcdefgh"]
+            try:
+                rows = bench.put_all(names, 100 + number)
+                wrong += [row.key.name for row in rows if row.size != 100 + number]
+                lease = bench.lease()
+                bench.store.commit_group(bench.group(lease, bench.block(lease), rows))
+                bench.store.delete_many([row.key for row in rows[:2]], bench.now_ms)
+            except Transient:
+                failed += 1
+    finally:
+        ended.set()
+        killer.join()
+    assert wrong == [], "a PUT that was answered had not been recorded"
+    assert failed < KILLED_ROUNDS / 2, "hardly any got through: this run shows nothing"
+    bench.check_books()
+
+
+def _kill_queries(url: str, ended: threading.Event) -> None:
+    """End whatever statements are running on the store, all the time."""
+    admin = create_engine(url, isolation_level="AUTOCOMMIT")
+    running = text(
+        "SELECT id FROM information_schema.processlist"
+        " WHERE db = 'nos_ec' AND command = 'Query' AND id <> CONNECTION_ID()"
+    )
+    with admin.connect() as connection:
+        while not ended.wait(KILL_EVERY_S):
+            for victim in connection.scalars(running).all():
+                with suppress(DBAPIError):  # it may be gone by now
+                    connection.exec_driver_sql(f"KILL QUERY {victim}")
+    admin.dispose()
 
 
 def test_a_transaction_that_was_committed_is_not_rolled_back_too(url: str, store: SqlMetadata) -> None:

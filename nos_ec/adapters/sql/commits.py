@@ -17,6 +17,7 @@ from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, fal
 from nos_ec.adapters.sql import blocks, leases
 from nos_ec.adapters.sql.json_rows import JsonRows
 from nos_ec.adapters.sql.release import Burial
+from nos_ec.adapters.sql.rows import require_all
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, LANDING_DELETIONS, OBJECTS
 from nos_ec.core.errors import Conflict, LeaseLost, NosError, NotFound
 from nos_ec.core.geometry import Geometry
@@ -113,8 +114,9 @@ def commit_group(connection: Connection, geometry: Geometry, commit: GroupCommit
     _book(connection, geometry, commit)
     moves = _without_repeats(commit.moves)
     listed = _dump(moves)
-    all_match = _queue_copies(connection, commit, moves, listed)
-    winners = moves if all_match else _match(connection, moves, listed)
+    queued = _queue_copies(connection, commit, moves, listed)
+    winners = moves if queued == len(moves) else _match(connection, moves, listed)
+    require_all(queued, sum(move.from_block is None for move in winners), "landing copies to delete")
     _move(connection, commit.block_id, winners, listed if len(winners) == len(moves) else _dump(winners))
     _bury(connection, winners)
     _book_losers(connection, commit, winners)
@@ -190,12 +192,11 @@ def _without_repeats(moves: Sequence[Move]) -> list[Move]:
     return sorted(first.values(), key=lambda move: (move.object_id, move.version))
 
 
-def _queue_copies(connection: Connection, commit: GroupCommit, moves: Sequence[Move], listed: dict[str, str]) -> bool:
-    """Queue the winners' landing copies, before their rows forget them. True when every move wins by that."""
+def _queue_copies(connection: Connection, commit: GroupCommit, moves: Sequence[Move], listed: dict[str, str]) -> int:
+    """Queue the winners' landing copies, before their rows forget them; how many: if as many as moves, all win."""
     if all(move.from_block is not None for move in moves):
-        return False
-    queued = connection.execute(QUEUE_COPIES, {**listed, "not_before_ms": commit.landing_not_before_ms}).rowcount
-    return queued == len(moves)
+        return 0
+    return connection.execute(QUEUE_COPIES, {**listed, "not_before_ms": commit.landing_not_before_ms}).rowcount
 
 
 def _match(connection: Connection, moves: Sequence[Move], listed: dict[str, str]) -> list[Move]:
@@ -210,7 +211,7 @@ def _match(connection: Connection, moves: Sequence[Move], listed: dict[str, str]
 
 def _move(connection: Connection, block_id: BlockId, winners: Sequence[Move], listed: dict[str, str]) -> None:
     moved = connection.execute(MOVE, {**listed, "to_block": block_id}).rowcount
-    assert moved == len(winners), f"{len(winners)} rows were locked but {moved} were moved"
+    require_all(moved, len(winners), "objects")
 
 
 def _dump(moves: Sequence[Move]) -> dict[str, str]:

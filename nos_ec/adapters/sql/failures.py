@@ -18,6 +18,8 @@ _SQLITE_FULL, _SQLITE_IOERR = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR
 _MYSQL_ROLLED_BACK = {1020, 1205, 1213}
 """Record changed, lock wait, deadlock: the server undid the transaction, even when COMMIT was what failed."""
 _MYSQL_DUPLICATE = 1062
+_MYSQL_INTERRUPTED = 1317
+_MYSQL_OF_THE_SERVER = (pymysql.err.OperationalError, pymysql.err.InternalError)
 _MYSQL_LOST = {0, 1053, 1077, 1079, 1080, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2055}
 _MYSQL_UNREACHABLE = {1040, 1129, 1203, 2002, 2003, 2005}
 _MYSQL_FULL = {1021, 1041, 1114, 3675}
@@ -98,7 +100,11 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
         return Failure(ConfigError(f"{where}; create it with CREATE DATABASE and run `nos-ec init`"))
     if code == _MYSQL_NO_TABLE:
         return Failure(ConfigError(f"{where}; run `nos-ec init`"))
-    return Failure(Transient(where)) if code in (1290, 1836, 3024, 1969) else None
+    if code == _MYSQL_INTERRUPTED:
+        return Failure(Transient(f"{where}; somebody ended the statement (KILL QUERY)"), again=True)
+    # What only the server knows, such as too many connections of this user, memory, a server that turned read-only. A
+    # statement that is wrong is a ProgrammingError, and ours.
+    return Failure(Transient(where)) if isinstance(cause, _MYSQL_OF_THE_SERVER) else None
 
 
 def _names_no_space(text: str) -> bool:

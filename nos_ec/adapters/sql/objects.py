@@ -22,7 +22,16 @@ from sqlalchemy import (
 )
 
 from nos_ec.adapters.sql.release import release
-from nos_ec.adapters.sql.rows import KEYS, OBJECT_COLUMNS, OBJECT_IDS, by_index, delete_listed, key_rows, object_row
+from nos_ec.adapters.sql.rows import (
+    KEYS,
+    OBJECT_COLUMNS,
+    OBJECT_IDS,
+    by_index,
+    delete_listed,
+    key_rows,
+    object_row,
+    require_all,
+)
 from nos_ec.adapters.sql.schema import OBJECTS, SEGMENTS, utf8
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
@@ -108,7 +117,7 @@ def remove(connection: Connection, key: ObjectKey, now_ms: int) -> ObjectRow:
     if row is None:
         raise NotFound(f"object {key} does not exist")
     release(connection, [row], now_ms)
-    connection.execute(delete(OBJECTS).where(_O.object_id == row.object_id))
+    require_all(connection.execute(delete(OBJECTS).where(_O.object_id == row.object_id)).rowcount, 1, "objects")
     return row
 
 
@@ -119,7 +128,8 @@ def remove_listed(connection: Connection, keys: Sequence[ObjectKey], now_ms: int
     if rows:
         release(connection, rows, now_ms)
         listed = OBJECT_IDS.dump(sorted((row.object_id, row.version) for row in rows))
-        connection.execute(delete_listed(connection, OBJECTS, _O.object_id, OBJECT_IDS, "object_id"), listed)
+        gone = delete_listed(connection, OBJECTS, _O.object_id, OBJECT_IDS, "object_id")
+        require_all(connection.execute(gone, listed).rowcount, len(rows), "objects")
     return rows
 
 

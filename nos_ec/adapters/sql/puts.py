@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, se
 from nos_ec.adapters.sql import blocks, leases, objects
 from nos_ec.adapters.sql.json_rows import JsonRows
 from nos_ec.adapters.sql.release import release
-from nos_ec.adapters.sql.rows import IDS, delete_listed, id_rows
+from nos_ec.adapters.sql.rows import IDS, delete_listed, id_rows, require_all
 from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry
@@ -169,7 +169,7 @@ def _overwrite(
         )
         for one in new
     )
-    connection.execute(OVERWRITE, {**_NEW.dump(rows), "created": now_ms})
+    require_all(connection.execute(OVERWRITE, {**_NEW.dump(rows), "created": now_ms}).rowcount, len(rows), "objects")
 
 
 def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> None:
@@ -198,7 +198,8 @@ def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> No
 def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
     if landing_ids:
         taken = delete_listed(connection, LANDING_DELETIONS, _D.landing_id, IDS, "id")
-        connection.execute(taken, id_rows(landing_ids))
+        claimed = connection.execute(taken, id_rows(landing_ids)).rowcount
+        require_all(claimed, len(set(landing_ids)), "reserved landing copies")
 
 
 def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:

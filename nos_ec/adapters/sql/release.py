@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection, bindparam, false, insert, select, update
 
 from nos_ec.adapters.sql.json_rows import JsonRows
-from nos_ec.adapters.sql.rows import OBJECT_IDS, delete_listed
+from nos_ec.adapters.sql.rows import OBJECT_IDS, delete_listed, require_all
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, LANDING_DELETIONS, SEGMENTS
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import ObjectState
@@ -65,8 +65,7 @@ class Burial:
         if not self._by_block:
             return
         rows = _BURIED.dump((block_id, *sums) for block_id, sums in sorted(self._by_block.items()))
-        matched = connection.execute(_BURY, rows).rowcount
-        assert matched == len(self._by_block), f"{len(self._by_block) - matched} blocks of live objects have no row"
+        require_all(connection.execute(_BURY, rows).rowcount, len(self._by_block), "blocks")
 
 
 def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: int) -> None:
@@ -85,7 +84,8 @@ def queue_copies(connection: Connection, copies: Iterable[tuple[LandingId, int, 
     """Queue (landing id, object id, version) for deletion at `not_before_ms`."""
     ordered = sorted(copies)
     if ordered:
-        connection.execute(_QUEUE, {**_QUEUED.dump(ordered), "not_before_ms": not_before_ms})
+        queued = connection.execute(_QUEUE, {**_QUEUED.dump(ordered), "not_before_ms": not_before_ms}).rowcount
+        require_all(queued, len(ordered), "landing copies to delete")
 
 
 def _remove_segments(connection: Connection, large: Sequence[ObjectRow], burial: Burial) -> None:
