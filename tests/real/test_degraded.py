@@ -40,8 +40,8 @@ BATCH_OBJECTS = 20
 SIZE_BYTES_MAX = 200_000
 WAIT_S_MAX = 120.0
 RATE_S = 2.0
-READS = 24
-"""Packed objects read during a fault."""
+READS = 12
+"""Packed objects read during a fault, each from another block."""
 
 
 class Flow:
@@ -139,17 +139,20 @@ class Flow:
                 time.sleep(0.2)
 
     def packed_keys(self, count: int) -> list[ObjectKey]:
-        """Some objects in sealed blocks. Of one that is being written when OSDs die, Ceph may hold the last write back
-        until enough of them are back, and every access to the block with it."""
-        found: list[ObjectKey] = []
+        """Some objects in sealed blocks, each in another one: what is down concerns some placement groups, others not.
+        Of a block that is being written when OSDs die, Ceph may hold the last write back until enough of them are back,
+        and every access to the block with it."""
+        found: dict[BlockId, ObjectKey] = {}
 
         def enough() -> bool:
-            rows = [self.system.store().head(key) for key in list(self.acknowledged)]
-            found[:] = [row.key for row in rows if row.extent is not None and self._is_sealed(row.extent.block_id)]
+            for key in list(self.acknowledged)[:: BATCH_OBJECTS // 4]:
+                row = self.system.store().head(key)
+                if row.extent is not None and row.extent.block_id not in found and self._is_sealed(row.extent.block_id):
+                    found[row.extent.block_id] = key
             return len(found) >= count
 
-        until(enough, f"{count} objects are in sealed blocks", self.tell)
-        return found[:count]
+        until(enough, f"objects are in {count} sealed blocks", self.tell)
+        return list(found.values())[:count]
 
     def _is_sealed(self, block_id: BlockId) -> bool:
         return self.system.metadata.block(block_id).state is BlockState.SEALED
