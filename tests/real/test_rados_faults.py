@@ -226,7 +226,7 @@ def test_on_an_inactive_placement_group_operations_time_out_and_nothing_is_lost(
     landing.close()
     hasty_landing.close()
     # The timed-out append was never sent, or is refused from now on: either way nothing comes after the seal.
-    sealed = store.seal(block_id)
+    sealed = patiently(lambda: store.seal(block_id))
     assert sealed == 1 == store.stripes(block_id)
     assert store.read(block_id, 0, STRIPE) == stripes(1)
     for handle in (store, impatient):

@@ -143,7 +143,10 @@ def test_the_crontab_runs_commands_that_exist(capsys: pytest.CaptureFixture[str]
         assert all(re.fullmatch(field, time) for time in times), line
         assert user == "nos-ec"
         assert "%" not in command, "cron makes a line break of it"
-        assert exists(arguments_of(command.removesuffix(">/dev/null")))
+        environment, found, program = command.partition("; exec ")
+        assert found
+        assert ". /etc/nos-ec/environment" in environment
+        assert exists(arguments_of(program.removesuffix(">/dev/null")))
     variables = dict(line.split("=", 1) for line in CRONTAB.read_text().splitlines() if re.match(r"NOS_EC_\w+=", line))
     assert variables
     assert check_settings(None, variables) == []

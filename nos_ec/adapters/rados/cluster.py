@@ -178,7 +178,7 @@ class RadosCluster:
             raise ConfigError(
                 f"{options.conf_file} cannot be read as a ceph.conf (errno {error.errno}): correct it"
             ) from error
-        laggy_s = str(max(1, min(_LAGGY_S_MAX, _seconds(options.op_timeout_ms) // _LAGGY_SHARE)))
+        laggy_s = str(min(_LAGGY_S_MAX, _seconds(options.op_timeout_ms) / _LAGGY_SHARE))
         settings = {
             "rados_osd_op_timeout": str(_seconds(options.op_timeout_ms)),
             "objecter_timeout": laggy_s,
