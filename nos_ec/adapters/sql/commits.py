@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, false, insert, null, or_, select, update
+from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, null, or_, select, update
 
 from nos_ec.adapters.sql import blocks, leases
 from nos_ec.adapters.sql.json_rows import JsonRows
-from nos_ec.adapters.sql.release import Burial
+from nos_ec.adapters.sql.release import Burial, queueing
 from nos_ec.adapters.sql.rows import require_all
-from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, LANDING_DELETIONS, OBJECTS
+from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
 from nos_ec.core.errors import Conflict, LeaseLost, NosError, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId
@@ -51,18 +51,11 @@ MATCH_MOVES = (
     .where(_O.version == _MOVES["version"], or_(_IN_LANDING, _IN_BLOCK))
     .with_for_update(of=OBJECTS)
 )
-QUEUE_COPIES = insert(LANDING_DELETIONS).from_select(
-    ["landing_id", "object_id", "version", "not_before_ms", "doomed"],
-    select(
-        _O.landing_id,
-        _O.object_id,
-        _O.version,
-        bindparam("not_before_ms", type_=LANDING_DELETIONS.c.not_before_ms.type),
-        false(),
-    )
+QUEUE_COPIES = queueing(
+    select(_O.landing_id, _O.object_id, _O.version)
     .join_from(_MOVES.table, OBJECTS, _O.object_id == _MOVES["object_id"])
     .where(_O.version == _MOVES["version"], _O.size == _MOVES["length"], _IN_LANDING)
-    .with_for_update(of=OBJECTS),
+    .with_for_update(of=OBJECTS)
 )
 """Queues the landing copies of the moves that match, and locks their rows: when it queues one for each move, all of
 them match and nothing has to be asked."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import Connection, bindparam, false, insert, select, update
+from sqlalchemy import Connection, Insert, Select, bindparam, false, insert, select, update
 
 from nos_ec.adapters.sql.json_rows import JsonRows
 from nos_ec.adapters.sql.rows import OBJECT_IDS, delete_listed, require_all
@@ -31,16 +32,16 @@ _BURY = (
         live_objects=_B.live_objects - _BURIED["objects"],
     )
 )
-_QUEUE = insert(LANDING_DELETIONS).from_select(
-    ["landing_id", "object_id", "version", "not_before_ms", "doomed"],
-    select(
-        _QUEUED["landing_id"],
-        _QUEUED["object_id"],
-        _QUEUED["version"],
-        bindparam("not_before_ms", type_=LANDING_DELETIONS.c.not_before_ms.type),
-        false(),
-    ),
-)
+
+
+def queueing(copies: Select[Any]) -> Insert:
+    """Queues for deletion what `copies` selects: landing id, object id, version. Parameter: not_before_ms."""
+    not_before_ms = bindparam("not_before_ms", type_=LANDING_DELETIONS.c.not_before_ms.type)
+    columns = ["landing_id", "object_id", "version", "not_before_ms", "doomed"]
+    return insert(LANDING_DELETIONS).from_select(columns, copies.add_columns(not_before_ms, false()))
+
+
+_QUEUE = queueing(select(_QUEUED["landing_id"], _QUEUED["object_id"], _QUEUED["version"]))
 _SEGMENTS_OF = (
     select(_S.block_id, _S.length)
     .join_from(OBJECT_IDS.table, SEGMENTS, _S.object_id == OBJECT_IDS["object_id"])
@@ -71,7 +72,7 @@ class Burial:
 def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: int) -> None:
     """Let go of what these versions hold. Their rows must be locked; the caller removes or overwrites them."""
     copies = [(row.landing_id, row.object_id, row.version) for row in rows if row.landing_id is not None]
-    queue_copies(connection, copies, not_before_ms)
+    _queue_copies(connection, copies, not_before_ms)
     burial = Burial()
     for row in rows:
         if row.extent is not None:
@@ -80,7 +81,7 @@ def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: in
     burial.apply(connection)
 
 
-def queue_copies(connection: Connection, copies: Iterable[tuple[LandingId, int, int]], not_before_ms: int) -> None:
+def _queue_copies(connection: Connection, copies: Iterable[tuple[LandingId, int, int]], not_before_ms: int) -> None:
     """Queue (landing id, object id, version) for deletion at `not_before_ms`."""
     ordered = sorted(copies)
     if ordered:
