@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,10 +23,9 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from nos_ec.core.errors import Transient
-from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.settings import load_settings
-from nos_ec.testing.ceph_cluster import POOL_BLOCKS, CephCluster
+from nos_ec.testing.ceph_cluster import POOL_BLOCKS, CephCluster, OwnBlockStore
 from nos_ec.testing.dev_servers import DevServer
 from nos_ec.wiring import System, initialise, open_system
 
@@ -139,23 +138,18 @@ class Flow:
                 time.sleep(0.2)
 
     def packed_keys(self, count: int) -> list[ObjectKey]:
-        """Some objects in sealed blocks, each in another one: what is down concerns some placement groups, others not.
-        Of a block that is being written when OSDs die, Ceph may hold the last write back until enough of them are back,
-        and every access to the block with it."""
+        """Some packed objects, each in another block: what is down concerns some placement groups, others not."""
         found: dict[BlockId, ObjectKey] = {}
 
         def enough() -> bool:
             for key in list(self.acknowledged)[:: BATCH_OBJECTS // 4]:
                 row = self.system.store().head(key)
-                if row.extent is not None and row.extent.block_id not in found and self._is_sealed(row.extent.block_id):
+                if row.extent is not None and row.extent.block_id not in found:
                     found[row.extent.block_id] = key
             return len(found) >= count
 
-        until(enough, f"objects are in {count} sealed blocks", self.tell)
+        until(enough, f"objects are in {count} blocks", self.tell)
         return list(found.values())[:count]
-
-    def _is_sealed(self, block_id: BlockId) -> bool:
-        return self.system.metadata.block(block_id).state is BlockState.SEALED
 
     def unread(self, keys: list[ObjectKey]) -> list[ObjectKey]:
         """Read them once; those that could not be read now. What is read must be right."""
@@ -183,6 +177,34 @@ class Flow:
 
         until(some, "groups with less than min_size OSDs refuse reads", self.tell)
         return len(refused)
+
+    def assert_chunks_suffice(self, ceph: CephCluster, keys: list[ObjectKey]) -> None:
+        """A process that starts now reads them. To one whose librados is older than Tentacle, and that asked a group
+        while it waited, its OSD may give no answers even afterwards (docs/CEPH.md)."""
+        settings = self.system.settings
+        store = OwnBlockStore(ceph, settings.ceph.namespace, settings.geometry.value(), OP_TIMEOUT_MS)
+
+        def unread() -> list[ObjectKey]:
+            try:
+                return [key for key in keys if self._bytes_from(store, key) != self.acknowledged[key]]
+            except Transient:
+                return keys
+
+        with closing(store):
+            until(lambda: unread() == [], "all reads with k chunks", self.tell)
+
+    def _bytes_from(self, store: OwnBlockStore, key: ObjectKey) -> bytes:
+        extent = self._extent(key)
+        return store.read(extent.block_id, extent.offset, extent.length)
+
+    def _extent(self, key: ObjectKey) -> Extent:
+        extent = self.system.store().head(key).extent
+        assert extent is not None
+        return extent
+
+    def osds_of(self, ceph: CephCluster, key: ObjectKey) -> list[int]:
+        """The OSDs of the placement group that a packed object lies in."""
+        return ceph.osds_of(POOL_BLOCKS, self.system.settings.ceph.namespace, self._extent(key).block_id.hex())
 
     def packed_in(self, seconds: float) -> int:
         """Objects packed in that time."""
@@ -289,15 +311,15 @@ def test_osds_are_down(ceph: CephCluster, flow: Flow, count: int) -> None:
 
 
 def test_as_many_osds_are_down_as_there_are_coding_chunks(ceph: CephCluster, flow: Flow) -> None:
-    """At min_size k + 1 most groups wait, and nothing is lost; at k all that is packed reads."""
+    """At min_size k + 1 their groups wait, and nothing is lost; at k all that is packed reads."""
     keys = flow.packed_keys(READS)
     assert ceph.admin.command("osd pool get", pool=POOL_BLOCKS, var="min_size")["min_size"] == 9
-    with ceph.osds_killed(victims(ceph, 3)):
+    with ceph.osds_killed(random.Random(3).sample(flow.osds_of(ceph, keys[0]), 3)):
         refused = flow.await_refused(keys)
         ceph.admin.command("osd pool set", pool=POOL_BLOCKS, var="min_size", val="8")
         try:
             begun_s = time.monotonic()
-            until(lambda: not flow.unread(keys), "all reads with k chunks", flow.tell)
+            flow.assert_chunks_suffice(ceph, keys)
             seconds = time.monotonic() - begun_s
             flow.assert_alive()
         finally:
