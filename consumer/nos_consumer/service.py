@@ -13,6 +13,7 @@ from threading import Event
 import structlog
 
 from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSpace, NotFound, Transient
+from nos_ec.core.ids import Extent
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.messages import PackRequest, decode_pack_request
 from nos_ec.core.offsets import OffsetTracker
@@ -220,14 +221,13 @@ class ConsumerService:
         still to be checked, before anything more is polled."""
         if not self._unchecked:
             return
-        landed = self._metadata.still_landed([(r.object_id, r.version) for _, r in self._unchecked])
+        landed = self._metadata.still_landed([request for _, request in self._unchecked])
         requests, self._unchecked = self._unchecked, []
         now_ms = self._clock.now_ms()
         for message, request in requests:
-            identity = (request.object_id, request.version)
-            if identity not in landed or identity in self._known:
-                # Deleted, overwritten or packed already; or a copy of an event that is being worked on, whose
-                # own offset is lower in the same partition and holds the commit back.
+            if request not in landed or (request.object_id, request.version) in self._known:
+                # Deleted, overwritten or packed already, or never so; or a copy of an event that is being worked on,
+                # whose own offset is lower in the same partition and holds the commit back.
                 self.counters.stale += 1
                 self._tracker.done(message.partition, message.offset)
             else:
@@ -298,11 +298,11 @@ class ConsumerService:
         if not missing:
             return result
         try:
-            landed = self._metadata.still_landed([(p.object_id, p.version) for p in missing])
+            landed = self._metadata.still_landed([_request(packable) for packable in missing])
         except Transient as error:
             others = [failure for failure in result.failed if not isinstance(failure.error, NotFound)]
             return replace(result, failed=others, retry=[*result.retry, *missing], cause=result.cause or error)
-        gone = {packable for packable in missing if (packable.object_id, packable.version) not in landed}
+        gone = {packable for packable in missing if _request(packable) not in landed}
         failed = [failure for failure in result.failed if failure.packable not in gone]
         return replace(result, failed=failed, superseded=[*result.superseded, *gone])
 
@@ -390,4 +390,17 @@ def _packable(message: Message, request: PackRequest) -> Packable:
         crc32c=request.crc32c,
         source=request.landing_id,
         tickets=((message.partition, message.offset),),
+    )
+
+
+def _request(packable: Packable) -> PackRequest:
+    """What the log said of it."""
+    assert not isinstance(packable.source, Extent), "consumers pack from the landing store"
+    return PackRequest(
+        object_id=packable.object_id,
+        key=packable.key,
+        version=packable.version,
+        size=packable.size,
+        crc32c=packable.crc32c,
+        landing_id=packable.source,
     )

@@ -132,7 +132,7 @@ MESSAGES = _counter(
 STALE_MESSAGES = _counter(
     "consumer_stale_messages",
     (CONSUMER,),
-    "Messages whose object needs no packing any more: deleted, overwritten, packed already.",
+    "Messages that need no packing: their object is deleted, overwritten or packed already, or its row says otherwise.",
     "A large share means that objects die young (raise put.min_age_ms) or are published too often"
     " (raise producer.republish_ms).",
 )

@@ -22,6 +22,7 @@ from typing import Protocol
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.core.messages import PackRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,10 +264,11 @@ class Metadata(Protocol):
         in the landing store. Returns how many matched."""
         ...
 
-    def still_landed(self, versions: Sequence[tuple[int, int]]) -> frozenset[tuple[int, int]]:
-        """Which of these (object id, version) pairs are current and in the landing store, so worth packing.
+    def still_landed(self, requests: Sequence[PackRequest]) -> frozenset[PackRequest]:
+        """Which of these are true: a row says the same in every field, and its bytes are in the landing store.
 
-        One statement, whatever the number of pairs. A hint that saves work: the commit decides.
+        One statement, whatever their number. That it is still so is a hint that saves work: the commit decides. That
+        id, version and key belong together holds for ever, so headers name what rows name (invariant 7).
         """
         ...
 

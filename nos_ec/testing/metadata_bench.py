@@ -10,6 +10,7 @@ from itertools import count, pairwise
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.messages import PackRequest
 from nos_ec.ports.metadata import (
     GroupCommit,
     LandingDeletion,
@@ -32,6 +33,12 @@ RESERVED_MS = 60_000
 def new_landing_id() -> LandingId:
     """An id never used before."""
     return LandingId(secrets.token_bytes(16))
+
+
+def pack_request(row: ObjectRow) -> PackRequest:
+    """The event of a row whose bytes are in the landing store."""
+    assert row.landing_id is not None
+    return PackRequest(row.object_id, row.key, row.version, row.size, row.crc32c, row.landing_id)
 
 
 def new_block_id() -> BlockId:

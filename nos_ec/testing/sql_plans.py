@@ -16,7 +16,7 @@ from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.slots import ALL_SLOTS
 from nos_ec.ports.metadata import Metadata, ObjectRow
-from nos_ec.testing.metadata_bench import MetadataBench
+from nos_ec.testing.metadata_bench import MetadataBench, pack_request
 
 HOT_TABLES = {"objects", "segments", "blocks", "landing_deletions"}
 OBJECTS = 3000
@@ -193,7 +193,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "due_objects": lambda: store.due_objects(bench.now_ms, 100, ALL_SLOTS),
         "due_objects of one slot": lambda: store.due_objects(bench.now_ms, 100, {5}),
         "mark_published": lambda: store.mark_published(landed[:200], bench.now_ms + 9),
-        "still_landed": lambda: store.still_landed([(row.object_id, row.version) for row in landed]),
+        "still_landed": lambda: store.still_landed([pack_request(row) for row in landed]),
         "commit_group from the landing store": lambda: store.commit_group(bench.group(lease, target, landed[:150])),
         "commit_group from blocks": lambda: store.commit_group(bench.group(lease, second, placed)),
         "placed_in": lambda: store.placed_in(target),

@@ -8,6 +8,7 @@ from io import BytesIO
 
 import google_crc32c
 import pytest
+from msgspec.structs import asdict, replace
 
 from nos_consumer.assemble import consumer_service, housekeeping_thread
 from nos_ec.adapters.local.message_log import LocalMessageLog
@@ -15,6 +16,7 @@ from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound
 from nos_ec.core.header import decode_names
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.core.messages import PackRequest, encode_pack_request
 from nos_ec.core.packer import size_max
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.housekeeping import Housekeeping
@@ -22,6 +24,7 @@ from nos_ec.engine.reaper import Reaper
 from nos_ec.engine.recovery import Recovery
 from nos_ec.testing.audit import all_blocks
 from nos_ec.testing.faulty import Faults, faulty
+from nos_ec.testing.metadata_bench import pack_request
 from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
 from nos_gc.service import LEASE_NAME
@@ -160,6 +163,32 @@ def test_events_delivered_twice_and_stale_events_move_nothing(bench: Bench, syst
     assert live > 0
     bench.assert_readable(system)
     bench.assert_at_rest(system)
+
+
+def test_events_that_disagree_with_their_rows_are_passed_over(bench: Bench, system: System) -> None:
+    """Invariant 7: an object is packed under the name that its row has, whatever the log says."""
+    one, other = bench.put_some(system, 2)
+    request = pack_request(system.store().head(one))
+    for lie in (
+        replace(request, key=other),
+        replace(request, key=ObjectKey("elsewhere", one.name)),
+        replace(request, landing_id=pack_request(system.store().head(other)).landing_id),
+    ):
+        publish(system, lie)
+    assert bench.produce(system) == 2
+    with consumer_service(system) as consumer:
+        consumer.drain(make_room=lambda: False)
+    assert (consumer.counters.stale, consumer.counters.packed, consumer.counters.failed) == (3, 2, 0)
+    bench.settle(system)
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
+def publish(system: System, request: PackRequest) -> None:
+    fields = {field: value for field, value in asdict(request).items() if field != "v"}
+    publisher = system.publisher()
+    publisher.publish([(request.key.bucket.encode(), encode_pack_request(**fields))])
+    publisher.close()
 
 
 def test_a_lost_event_is_published_again(bench: Bench, system: System) -> None:

@@ -18,6 +18,7 @@ from nos_ec.core.errors import ConfigError, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.messages import PackRequest
 from nos_ec.ports.metadata import (
     BlockRow,
     GroupCommit,
@@ -122,9 +123,9 @@ class SqlMetadata:
         """See the port."""
         return self._write(objects.mark_published, rows, due_ms)
 
-    def still_landed(self, versions: Sequence[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+    def still_landed(self, requests: Sequence[PackRequest]) -> frozenset[PackRequest]:
         """See the port."""
-        return self._read(objects.still_landed, versions)
+        return self._read(objects.still_landed, requests)
 
     def acquire_lease(self, name: str, now_ms: int, ttl_ms: int) -> Lease:
         """See the port."""

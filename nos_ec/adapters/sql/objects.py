@@ -21,6 +21,7 @@ from sqlalchemy import (
     update,
 )
 
+from nos_ec.adapters.sql.json_rows import JsonRows
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import (
     KEYS,
@@ -32,10 +33,11 @@ from nos_ec.adapters.sql.rows import (
     object_row,
     require_all,
 )
-from nos_ec.adapters.sql.schema import OBJECTS, SEGMENTS, utf8
+from nos_ec.adapters.sql.schema import ID_BYTES, OBJECTS, SEGMENTS, utf8
 from nos_ec.core.errors import NotFound
-from nos_ec.core.ids import BlockId, Extent, ObjectKey
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, object_sources
+from nos_ec.core.messages import PackRequest
 from nos_ec.ports.metadata import ObjectRow, Segment
 
 _O, _S = OBJECTS.c, SEGMENTS.c
@@ -56,16 +58,32 @@ MARK_PUBLISHED = (
     )
     .values(state=ObjectState.QUEUED, due_ms=bindparam("due"))
 )
-NO_LONGER_LANDED = select(OBJECT_IDS["object_id"], OBJECT_IDS["version"]).where(
+_REQUESTS = JsonRows(
+    "requests",
+    object_id=0,
+    version=0,
+    bucket=BUCKET_BYTES_MAX,
+    name=NAME_BYTES_MAX,
+    size=0,
+    crc32c=0,
+    landing_id=ID_BYTES,
+    number=0,
+)
+NO_LONGER_LANDED = select(_REQUESTS["number"]).where(
     ~exists(
         select(_O.object_id).where(
-            _O.object_id == OBJECT_IDS["object_id"],
-            _O.version == OBJECT_IDS["version"],
+            _O.object_id == _REQUESTS["object_id"],
+            _O.version == _REQUESTS["version"],
+            _O.bucket == _REQUESTS["bucket"],
+            _O.name == _REQUESTS["name"],
+            _O.size == _REQUESTS["size"],
+            _O.crc32c == _REQUESTS["crc32c"],
+            _O.landing_id == _REQUESTS["landing_id"],
             _O.state.in_(sorted(state for state in ObjectState if state.in_landing)),
         )
     )
 )
-"""Asked this way round, because nearly all of them have: hardly any rows come back."""
+"""Asked this way round, because nearly all of them are true: hardly any rows come back."""
 NEXT_BUCKET = select(func.min(_O.bucket)).where(_O.bucket > bindparam("after_bucket", type_=_O.bucket.type))
 
 
@@ -211,13 +229,17 @@ def mark_published(connection: Connection, rows: Sequence[ObjectRow], due_ms: in
     return connection.execute(MARK_PUBLISHED, {**listed, "due": due_ms}).rowcount
 
 
-def still_landed(connection: Connection, versions: Sequence[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+def still_landed(connection: Connection, requests: Sequence[PackRequest]) -> frozenset[PackRequest]:
     """See `Metadata.still_landed`."""
-    if not versions:
+    if not requests:
         return frozenset()
-    asked = frozenset(versions)
-    gone = connection.execute(NO_LONGER_LANDED, OBJECT_IDS.dump(sorted(asked)))
-    return asked.difference((object_id, version) for object_id, version in gone)
+    listed = _REQUESTS.dump(
+        (r.object_id, r.version, utf8(r.key.bucket), utf8(r.key.name), r.size, r.crc32c, r.landing_id, number)
+        for number, r in enumerate(requests)
+    )
+    return frozenset(requests).difference(
+        requests[number] for (number,) in connection.execute(NO_LONGER_LANDED, listed)
+    )
 
 
 def _bytes(name: str, value: bytes) -> BindParameter[bytes]:

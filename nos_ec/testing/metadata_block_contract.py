@@ -1,0 +1,173 @@
+"""The part of the metadata contract that is about blocks; `testing/metadata_contract.py` puts it together."""
+
+from __future__ import annotations
+
+import pytest
+
+from nos_ec.core.errors import Conflict, LeaseLost, NotFound
+from nos_ec.core.ids import BlockId
+from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.ports.metadata import Lease
+from nos_ec.testing.metadata_bench import GEOMETRY, MetadataBench, new_block_id
+
+SIZE = GEOMETRY.stripe_size
+
+
+class BlockContract:
+    """Blocks (invariants 4, 6, 8)."""
+
+    def test_allocating(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        block_id = bench.block(lease, BlockKind.SURVIVOR)
+        block = bench.store.block(block_id)
+        assert (block.kind, block.state, block.writer) == (BlockKind.SURVIVOR, BlockState.OPEN, lease.name)
+        assert (block.epoch, block.stripes, block.created_ms) == (lease.epoch, 0, bench.now_ms)
+        assert (block.live_bytes, block.dead_bytes, block.overhead_bytes, block.delete_after_ms) == (0, 0, 0, None)
+        assert block.hole_ratio == 1.0
+        bench.store.allocate_block(lease, block_id, BlockKind.SURVIVOR, bench.now_ms)
+        with pytest.raises(Conflict):
+            bench.store.allocate_block(bench.lease(), block_id, BlockKind.SURVIVOR, bench.now_ms)
+        bench.store.release_lease(lease)
+        with pytest.raises(LeaseLost):
+            bench.store.allocate_block(lease, new_block_id(), BlockKind.FRESH, 1)
+
+    def test_sealing(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        block_id, fenced = bench.block(lease), bench.block(lease)
+        for _ in range(2):
+            bench.store.seal_block(lease, block_id, 5)
+        assert bench.store.block(block_id).state is BlockState.SEALED
+        bench.store.fence_block(lease, fenced)
+        with pytest.raises(LeaseLost):
+            bench.store.seal_block(lease, fenced, 5)
+        with pytest.raises(LeaseLost):
+            bench.store.seal_block(bench.lease(), block_id, 5)
+        bench.store.release_lease(lease)
+        with pytest.raises(LeaseLost):
+            bench.store.seal_block(lease, block_id, 5)
+
+    def test_fencing_a_block(self, bench: MetadataBench) -> None:
+        lease, stranger = bench.lease(), bench.lease()
+        block_id, sealed = bench.block(lease), bench.block(lease)
+        bench.store.fence_block(stranger, block_id)
+        assert bench.store.fenced_blocks(9) == []
+        bench.store.seal_block(lease, sealed, 5)
+        for _ in range(2):
+            bench.store.fence_block(lease, block_id)
+            bench.store.fence_block(lease, sealed)
+        assert [block.block_id for block in bench.store.fenced_blocks(9)] == [block_id]
+
+    def test_reconciling_6(self, bench: MetadataBench) -> None:
+        rows = [bench.put(name, 100) for name in "abc"]
+        block_id = bench.pack(rows, seal=False)
+        bench.store.fence_block(self._writer_of(bench), block_id)
+        assert not bench.store.seal_reconciled(block_id, 3, 299, 50, 3, 7)
+        bench.delete("a")
+        assert not bench.store.seal_reconciled(block_id, 3, 300, 50, 3, 7), "an object was deleted meanwhile"
+        assert bench.store.block(block_id).state is BlockState.FENCED
+        with pytest.raises(ValueError, match="do not fit"):
+            bench.store.seal_reconciled(block_id, 0, 200, 150, 2, 7)
+        assert bench.store.seal_reconciled(block_id, 3, 200, 150, 2, 7)
+        block = bench.store.block(block_id)
+        assert (block.state, block.stripes, block.dead_bytes) == (BlockState.SEALED, 3, 150)
+        assert block.overhead_bytes == 3 * SIZE - 350
+        assert not bench.store.seal_reconciled(block_id, 3, 200, 150, 2, 7)
+        bench.check_books()
+
+    @staticmethod
+    def _writer_of(bench: MetadataBench) -> Lease:
+        (block,) = bench.store.list_blocks(None, 9)
+        return Lease(block.writer, block.epoch, 0)
+
+    def test_pages_of_blocks(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        ids = sorted(bench.block(lease) for _ in range(5))
+        assert [block.block_id for block in bench.store.list_blocks(None, 3)] == ids[:3]
+        assert [block.block_id for block in bench.store.list_blocks(ids[2], 3)] == ids[3:]
+        with pytest.raises(NotFound):
+            bench.store.block(new_block_id())
+
+    def test_what_lies_in_a_block(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        rows = [bench.put(name, 100) for name in "abc"]
+        block_id = bench.block(lease)
+        commit = bench.group(lease, block_id, rows[::-1])
+        bench.store.commit_group(commit)
+        placed = bench.store.placed_in(block_id)
+        assert [one.key.name for one in placed] == ["c", "b", "a"]
+        assert [one.extent.offset for one in placed] == [move.offset for move in commit.moves]
+        assert [(one.object_id, one.version, one.crc32c) for one in placed] == [
+            (row.object_id, row.version, row.crc32c) for row in rows[::-1]
+        ]
+        new = bench.large("l", lease)
+        bench.store.record_large(new, lease, 5)
+        (part,) = bench.store.placed_in(new.segments[1].extent.block_id)
+        assert (part.key, part.version, part.extent, part.crc32c) == (new.key, new.version, new.segments[1].extent, 2)
+        assert bench.store.placed_in(new_block_id()) == []
+
+    def test_candidates_are_sealed_and_emptiest_first(self, bench: MetadataBench) -> None:
+        blocks = []
+        for deleted in range(5):
+            names = [f"{deleted}-{i}" for i in range(4)]
+            blocks.append(bench.pack([bench.put(name, 250) for name in names]))
+            for name in names[:deleted]:
+                bench.delete(name)
+        bench.block(bench.lease())
+        found = bench.store.gc_candidates(0.5, 9)
+        assert [block.block_id for block in found] == [blocks[4], blocks[3], blocks[2]]
+        assert [block.hole_ratio for block in found] == [1.0, 0.75, 0.5]
+        assert [block.block_id for block in bench.store.gc_candidates(0.5, 1)] == [blocks[4]]
+        assert len(bench.store.gc_candidates(0.0, 9)) == 5
+        assert len(bench.store.gc_candidates(0.5000001, 9)) == 2
+        empty = bench.lease()
+        empty_id = bench.block(empty)
+        bench.store.seal_block(empty, empty_id, 5)
+        assert empty_id in [block.block_id for block in bench.store.gc_candidates(1.0, 9)]
+
+    def test_hole_ratios_keep_in_step_with_every_change_6(self, bench: MetadataBench) -> None:
+        # Each kind of change, and after each the index must find the block at exactly its ratio and not above.
+        first, second = bench.put("a", 300), bench.put("b", 500)
+        block_id = bench.pack([first, second])
+        self._found_at(bench, block_id, 0.0)
+        bench.put("a", 1)
+        self._found_at(bench, block_id, 0.375)
+        bench.pack([bench.get("b")])
+        self._found_at(bench, block_id, 1.0)
+
+    @staticmethod
+    def _found_at(bench: MetadataBench, block_id: BlockId, ratio: float) -> None:
+        assert bench.store.block(block_id).hole_ratio == ratio
+        assert block_id in [block.block_id for block in bench.store.gc_candidates(ratio, 9)]
+        assert block_id not in [block.block_id for block in bench.store.gc_candidates(ratio + 0.001, 9)]
+
+    def test_only_a_sealed_block_nobody_points_into_is_condemned_4(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        row = bench.put("n")
+        block_id = bench.pack([row])
+        large = bench.large("l", lease, parts=1)
+        bench.store.record_large(large, lease, 5)
+        large_id = large.segments[0].extent.block_id
+        open_id = bench.block(lease)
+        for used in (block_id, large_id, open_id, new_block_id()):
+            assert not bench.store.condemn_block(used, 50)
+        bench.delete("n")
+        bench.delete("l")
+        assert bench.store.condemn_block(block_id, 50)
+        assert bench.store.condemn_block(large_id, 40)
+        assert not bench.store.condemn_block(block_id, 60), "it is not sealed any more"
+        assert bench.store.block(block_id).delete_after_ms == 50
+        assert bench.store.condemned_blocks(39, 9) == []
+        assert [block.block_id for block in bench.store.condemned_blocks(50, 9)] == [large_id, block_id]
+        assert len(bench.store.condemned_blocks(50, 1)) == 1
+        assert bench.store.gc_candidates(0.0, 9) == []
+
+    def test_only_a_condemned_block_is_forgotten_4(self, bench: MetadataBench) -> None:
+        block_id = bench.pack([bench.put("n")])
+        with pytest.raises(Conflict, match="condemned"):
+            bench.store.forget_block(block_id)
+        bench.delete("n")
+        assert bench.store.condemn_block(block_id, 5)
+        for _ in range(2):
+            bench.store.forget_block(block_id)
+        with pytest.raises(NotFound):
+            bench.store.block(block_id)
