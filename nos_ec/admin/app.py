@@ -12,6 +12,7 @@ from nos_ec import __version__
 from nos_ec.admin import models, problems
 from nos_ec.admin.access import Token
 from nos_ec.admin.readings import PAGE_MAX, Readings
+from nos_ec.admin.request_limit import REQUESTS_MAX, RequestLimit
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.monitoring.exposition import CONTENT_TYPE
@@ -29,7 +30,7 @@ BlockName = Annotated[str, Path(pattern=_BLOCK_PATTERN, examples=[_BLOCK_EXAMPLE
 Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Entries of the page, at most.")]
 
 
-def make_app(readings: Readings, monitor: Monitor, token: Token | None) -> FastAPI:
+def make_app(readings: Readings, monitor: Monitor, token: Token | None, requests_max: int = REQUESTS_MAX) -> FastAPI:
     """The application. Without a token everybody may ask: the caller has to see to it that nobody else can."""
     app = FastAPI(
         title="nos_ec admin API",
@@ -40,6 +41,7 @@ def make_app(readings: Readings, monitor: Monitor, token: Token | None) -> FastA
         redoc_url=None,
     )
     problems.register(app)
+    app.add_middleware(RequestLimit, requests_max=requests_max)
     _add_health(app, monitor)
     _add_metrics(app, monitor, token)
     _add_store(app, readings, token)

@@ -58,6 +58,11 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def _on_nos_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, NosError)
+    return answer(error)
+
+
+def answer(error: NosError) -> Response:
+    """The problem that an error of the product is."""
     status, title = next((status, title) for kind, status, title in _STATUSES if isinstance(error, kind))
     if status >= 500:
         _log.warning("request failed", error=str(error))

@@ -15,8 +15,8 @@ from nos_ec.core.errors import ConfigError
 
 _log = structlog.get_logger(__name__)
 
-REQUESTS_MAX = 64
-"""Requests at a time; beyond it the answer is 503."""
+CONNECTIONS_MAX = 1000
+"""Connections at a time, idle ones too; beyond it the answer is 503."""
 STOP_WAIT_S = 5
 IDLE_WAIT_S = 15
 
@@ -41,7 +41,7 @@ class Server:
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=REQUESTS_MAX,
+            limit_concurrency=CONNECTIONS_MAX,
             timeout_keep_alive=IDLE_WAIT_S,
             timeout_graceful_shutdown=STOP_WAIT_S,
         )

@@ -11,10 +11,12 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,13 @@ from nos_ec.admin import models
 from nos_ec.admin.access import Token, find_token
 from nos_ec.admin.app import make_app
 from nos_ec.admin.readings import PAGE_MAX, Readings
+from nos_ec.admin.request_limit import REQUESTS_MAX
 from nos_ec.admin.server import Server
 from nos_ec.cli.app import run
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.monitoring.metrics import METRICS
+from nos_ec.ports.metadata import BlockRow
 from nos_ec.settings import ApiSettings
 from nos_ec.wiring import System
 from nos_gc.assemble import gc_collector, gc_service
@@ -537,6 +541,40 @@ def test_the_command_does_not_start_without_a_token(bench: Bench) -> None:
     assert "NOS_EC_API__TOKEN" in json.loads(found.stderr.splitlines()[-1])["message"]
 
 
+def test_a_busy_api_says_so_and_is_well(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = threading.Semaphore(0), threading.Event()
+    list_blocks = system.metadata.list_blocks
+
+    def slow(*of: Any) -> list[BlockRow]:
+        entered.release()
+        leave.wait(10)
+        return list_blocks(*of)
+
+    monkeypatch.setattr(system.metadata, "list_blocks", slow)
+    monitor = system.monitor("api", writes=False)
+    monitor.health.started()
+    app = make_app(Readings(system, gc_collector(system), age_ms_max=0), monitor, None, requests_max=2)
+    with serve(app) as client, ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(client.get, path) for path in ("/v1/blocks", "/v1/blocks")]
+        assert all(entered.acquire(timeout=10) for _ in asked)
+        problem = Api(client).refused("/v1/status", 503)
+        assert (problem.type, problem.detail) == ("urn:nos-ec:problem:transient", "2 requests are under way; try again")
+        assert client.get("/livez").status_code == client.get("/metrics").status_code == 200
+        leave.set()
+        assert [one.result().status_code for one in asked] == [200, 200]
+        Api(client)("/v1/status")
+
+
+def test_idle_connections_are_no_requests(api: Api) -> None:
+    url = api.client.base_url
+    with ExitStack() as stack:
+        for _ in range(2 * REQUESTS_MAX):
+            stack.enter_context(socket.create_connection((url.host, url.port or 0), timeout=5))
+        time.sleep(0.2)
+        assert api.client.get("/livez").status_code == 200
+        api("/v1/status")
+
+
 def test_a_request_in_flight_is_answered_before_the_end(system: System) -> None:
     app = FastAPI()
 
@@ -546,8 +584,6 @@ def test_a_request_in_flight_is_answered_before_the_end(system: System) -> None:
         return "done"
 
     with closing(httpx.Client()) as client, Server(app, "127.0.0.1", 0) as server:
-        import threading
-
         answers: list[int] = []
         asking = threading.Thread(target=lambda: answers.append(client.get(f"{server.url}/slow").status_code))
         asking.start()
