@@ -96,7 +96,8 @@ class StoreSettings(_Section):
         default=None,
         title="a database URL",
         description="SQLAlchemy URL of the metadata database, such as mysql+pymysql://user:password@host:3306/nos_ec."
-        " Left out: metadata.db (SQLite) in root. It may hold a password: prefer the environment.",
+        " Left out: metadata.db (SQLite) in root. It may hold a password: prefer the environment. ?ssl_ca=/path/ca.pem"
+        " encrypts, and refuses a server that is not that host (&ssl_cert= and &ssl_key= for a client's certificate).",
     )
 
     def url(self) -> str:

@@ -69,6 +69,20 @@ def test_a_url_that_is_no_good_is_refused_with_an_example(bad: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("wat=1&read_timeout=5", "does not know: wat; remove"),
+        ("connect_timeout=soon", "wrong value.*soon"),
+        ("ssl_ca=/nowhere/ca.pem", "ssl_ca /nowhere/ca.pem: No such file or directory; name PEM files"),
+    ],
+)
+def test_options_that_no_connection_takes_are_named(options: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        open_metadata(f"mysql+pymysql://u:secret@127.0.0.1:1/d?{options}")
+    assert "secret" not in str(caught.value)
+
+
 def test_an_unreachable_server_is_transient_and_named_without_its_password() -> None:
     url = "mysql+pymysql://user:hush@127.0.0.1:1/nos_ec"
     for call in (open_metadata, migrate):

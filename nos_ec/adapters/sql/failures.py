@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import ssl
 from dataclasses import dataclass
 
 import pymysql  # type: ignore[import-untyped]
@@ -22,6 +23,7 @@ _MYSQL_INTERRUPTED = 1317
 _MYSQL_OF_THE_SERVER = (pymysql.err.OperationalError, pymysql.err.InternalError)
 _MYSQL_LOST = {0, 1053, 1077, 1079, 1080, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2055}
 _MYSQL_UNREACHABLE = {1040, 1129, 1203, 2002, 2003, 2005}
+_MYSQL_UNENCRYPTED = 2026
 _MYSQL_FULL = {1021, 1041, 1114, 3675}
 _MYSQL_DENIED = {1045, 1130, 1698}
 _MYSQL_NO_GRANT = {1044, 1142, 1143, 1227, 1370}
@@ -83,6 +85,17 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
         return Failure(Transient(where), again=True)
     if code in _MYSQL_FULL or (code in _MYSQL_GOT_ERRNO and _names_no_space(str(cause.args[-1]))):
         return Failure(NoSpace(f"{where}; make room on the server's disk"))
+    if code == _MYSQL_UNENCRYPTED:
+        return Failure(
+            ConfigError(f"{where}; it cannot encrypt: give it TLS, or take the ssl options out of the metadata URL")
+        )
+    if isinstance(getattr(cause, "original_exception", None), ssl.SSLCertVerificationError):
+        return Failure(
+            ConfigError(
+                f"{where}; it does not prove who it is: ssl_ca in the metadata URL must name the certificate of who"
+                " signed the server's, and that be made for the host in the URL"
+            )
+        )
     if code in _MYSQL_UNREACHABLE:
         return Failure(Transient(f"{where}; check that the server runs and is reachable"), again=True)
     if lost or code in _MYSQL_LOST:
