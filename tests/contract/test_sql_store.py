@@ -73,6 +73,7 @@ def test_a_url_that_is_no_good_is_refused_with_an_example(bad: str) -> None:
     ("options", "says"),
     [
         ("wat=1&read_timeout=5", "does not know: wat; remove"),
+        ("ssl=true", "does not know: ssl; remove"),
         ("connect_timeout=soon", "wrong value.*soon"),
         ("ssl_ca=/nowhere/ca.pem", "ssl_ca /nowhere/ca.pem: No such file or directory; name PEM files"),
     ],

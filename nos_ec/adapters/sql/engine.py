@@ -66,12 +66,18 @@ def _check_options(url: URL) -> None:
     except ValueError as error:
         raise ConfigError(f"the metadata URL has an option of a wrong value ({error}); correct it") from error
     known = signature(pymysql.connect).parameters.keys()
-    if unknown := sorted(options.keys() - known):
+    files = options.get("ssl", {})
+    if unknown := sorted({*options.keys() - known, *(["ssl"] if isinstance(files, str) else [])}):
         raise ConfigError(
             f"the metadata URL has options that PyMySQL does not know: {', '.join(unknown)}; remove them, or correct"
             " their names (for TLS: ssl_ca, ssl_cert, ssl_key)"
         )
-    files = options.get("ssl", {})
+    _check_certificates({name: path for name, path in files.items() if name in _CERTIFICATES})
+
+
+def _check_certificates(files: dict[str, str]) -> None:
+    if not files:
+        return
     try:
         context = ssl.create_default_context(cafile=files.get("ca"), capath=files.get("capath"))
         if "cert" in files:
@@ -81,6 +87,7 @@ def _check_options(url: URL) -> None:
         raise ConfigError(f"the metadata URL's {named}: {error.strerror or error}; name PEM files") from error
 
 
+_CERTIFICATES = ("ca", "capath", "cert", "key")
 _EXAMPLES = "use sqlite:////var/lib/nos-ec/meta.db or mysql+pymysql://user:password@host:3306/nos_ec"
 
 
