@@ -6,6 +6,8 @@
 # Environment, besides that of base.sh and server.sh (the controller takes a free port between 20000 and 29999):
 #   NOS_EC_DEV_FAST  1: messages and offsets do not wait for the disk. For test runs only: a crash of the machine
 #                    loses data. Otherwise every append is synced, as there is no second broker that has it too
+#   NOS_EC_DEV_KAFKA_LISTENER    one more listener with TLS and SASL, such as SECURE://127.0.0.1:19093
+#   NOS_EC_DEV_KAFKA_PROPERTIES  a file with what the broker needs for it, such as certificates and logins
 
 name=kafka
 . "$(dirname "$0")/base.sh"
@@ -53,13 +55,14 @@ POM
 # Everything that a cluster would replicate has one copy here. The first member of a group is not kept waiting for
 # others, and sessions may be short: both for the sake of quick tests.
 write_properties() { # PORT_OF_CONTROLLER
+    local more=${NOS_EC_DEV_KAFKA_LISTENER:-}
     cat <<PROPERTIES
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:$1
-listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$1
-advertised.listeners=PLAINTEXT://127.0.0.1:$port
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$1${more:+,$more}
+advertised.listeners=PLAINTEXT://127.0.0.1:$port${more:+,$more}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT${more:+,${more%%:*}:SASL_SSL}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs=$data
@@ -81,6 +84,7 @@ num.io.threads=2
 log.cleaner.dedupe.buffer.size=4194304
 PROPERTIES
     [ "${NOS_EC_DEV_FAST:-0}" != 0 ] || echo log.flush.interval.messages=1
+    [ -z "${NOS_EC_DEV_KAFKA_PROPERTIES:-}" ] || cat "$NOS_EC_DEV_KAFKA_PROPERTIES"
 }
 
 java_options=("-Xmx$heap_max" -Xms64m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Djava.awt.headless=true
@@ -110,7 +114,7 @@ make_data() {
 
 server_command() { printf '%s\n' java "${java_options[@]}" kafka.Kafka "$properties"; }
 
-port_of_running() { sed -n 's|^advertised.listeners=PLAINTEXT://127.0.0.1:||p' "$properties"; }
+port_of_running() { sed -n 's|^advertised.listeners=PLAINTEXT://127.0.0.1:\([0-9]*\).*|\1|p' "$properties"; }
 
 url() { echo "127.0.0.1:$(port_of_running)"; }
 
