@@ -13,7 +13,7 @@ import pytest
 from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 from nos_ec.core.errors import ConfigError, NosError, Transient
-from nos_ec.testing.dev_servers import free_port
+from nos_ec.testing.dev_servers import DevServer, free_port
 from nos_ec.testing.message_log_contract import ends, settle, take
 
 from .conftest import run
@@ -22,8 +22,9 @@ pytestmark = pytest.mark.real
 
 PASSWORD = "a password of the test"
 PROPERTIES = """
-ssl.keystore.type=PEM
-ssl.keystore.location={certificate}
+ssl.keystore.type=PKCS12
+ssl.keystore.location={key_store}
+ssl.keystore.password={password}
 sasl.enabled.mechanisms=PLAIN
 listener.name.secure.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
 user_nos-ec="{password}";
@@ -31,12 +32,14 @@ user_nos-ec="{password}";
 
 
 @pytest.fixture(scope="module")
-def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaTopic]:
-    """On a broker with such a listener, as `[kafka.options]` would describe it."""
+def topic(kafka: DevServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaTopic]:
+    """On a broker with such a listener, as `[kafka.options]` would describe it. After the session's own, which sees to
+    it that Java is installed."""
+    assert kafka.url
     folder = tmp_path_factory.mktemp("kafka")
-    certificate, address = make_certificate(folder), f"127.0.0.1:{free_port()}"
-    properties = folder / "secure.properties"
-    properties.write_text(PROPERTIES.format(certificate=certificate, password=PASSWORD))
+    key_store, properties, address = folder / "broker.p12", folder / "secure.properties", f"127.0.0.1:{free_port()}"
+    certificate = make_certificate(key_store)
+    properties.write_text(PROPERTIES.format(key_store=key_store, password=PASSWORD))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOS_EC_DEV_KAFKA_LISTENER", f"SECURE://{address}")
         patch.setenv("NOS_EC_DEV_KAFKA_PROPERTIES", str(properties))
@@ -52,15 +55,15 @@ def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaTopic]:
             yield KafkaTopic(address, "pack-requests", 4, request_timeout_ms=10_000, options=options)
 
 
-def make_certificate(folder: Path) -> Path:
-    """A key and the certificate for it, which signs itself, in one file."""
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=broker"]
-    request += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(request, check=True, capture_output=True)
-    together = folder / "broker.pem"
-    together.write_text(key.read_text() + certificate.read_text())
-    return together
+def make_certificate(key_store: Path) -> Path:
+    """A key and a certificate that it signed itself, in `key_store`. Returns the certificate's file. By Java's own
+    tool: where there is a broker, there is Java."""
+    certificate = key_store.with_suffix(".pem")
+    store = ["-keystore", str(key_store), "-storetype", "PKCS12", "-storepass", PASSWORD, "-alias", "broker"]
+    of_this_machine = ["-keyalg", "RSA", "-dname", "CN=broker", "-ext", "san=ip:127.0.0.1", "-validity", "2"]
+    for command in (["-genkeypair", *of_this_machine], ["-exportcert", "-rfc", "-file", str(certificate)]):
+        subprocess.run(["keytool", *command, *store], check=True, capture_output=True)
+    return certificate
 
 
 def test_messages_go_through_tls_and_a_login(topic: KafkaTopic) -> None:
