@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
+from nos_consumer.counters import ConsumerCounters
 from nos_consumer.figures import consumer_samples
-from nos_consumer.service import ConsumerCounters, ConsumerOptions, ConsumerService
+from nos_consumer.service import ConsumerOptions, ConsumerService
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.merge_list import merge_list
 from nos_ec.core.plan import MergeList

@@ -12,6 +12,8 @@ from threading import Event
 
 import structlog
 
+from nos_consumer.counters import ConsumerCounters
+from nos_consumer.diary import Diary
 from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import Extent
 from nos_ec.core.killpoints import kill_point
@@ -49,23 +51,6 @@ class ConsumerOptions:
     waiting_bytes_max: int
     idle_wait_ms: int
     drain_idle_ms: int
-
-
-@dataclass(slots=True)
-class ConsumerCounters:
-    """What this consumer has done since it started."""
-
-    messages: int = 0
-    stale: int = 0
-    poison: int = 0
-    packed: int = 0
-    packed_bytes: int = 0
-    superseded: int = 0
-    failed: int = 0
-    retried: int = 0
-    groups: int = 0
-    stripes: int = 0
-    offsets_committed: int = 0
 
 
 class ConsumerService:
@@ -123,6 +108,7 @@ class ConsumerService:
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
         """Pack until `stop` is set. Objects that wait then stay in the log: their offsets are not committed."""
+        diary = Diary(self._clock.now_ms())
         while not stop.is_set():
             beat(self._options.idle_wait_ms)
             try:
@@ -130,6 +116,8 @@ class ConsumerService:
             except Transient as error:
                 _log.warning("trying again", error=str(error))
                 self._clock.wait(stop, BACKOFF_MS)
+            diary.turn(self._clock.now_ms(), self._log.assignment(), self.counters, self.waiting_objects)
+        diary.report(self.counters, self.waiting_objects)
 
     def drain(
         self, make_room: Callable[[], bool], watch: Callable[[ConsumerCounters], object] = lambda _: None

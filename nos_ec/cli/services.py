@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
-from nos_consumer.service import ConsumerCounters
+from nos_consumer.counters import ConsumerCounters
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.output import count_text, emit, out, progress, size_text
 from nos_ec.cli.watching import endpoint, pulse

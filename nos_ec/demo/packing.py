@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from nos_consumer.service import ConsumerCounters
+from nos_consumer.counters import ConsumerCounters
 from nos_ec.core.errors import Transient
 from nos_ec.settings import without_settings
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nos_consumer.assemble import drain
-from nos_consumer.service import ConsumerCounters
+from nos_consumer.counters import ConsumerCounters
 from nos_ec.core.bounds import utilisation_max
 from nos_ec.core.errors import InvalidInput, NosError, NoSpace
 from nos_ec.core.header import name_record_size
