@@ -1,22 +1,36 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from nos_consumer.counters import ConsumerCounters
 from nos_consumer.diary import REPORT_WAIT_MS, Diary
 
+Lines = list[structlog.typing.EventDict]
 NONE: frozenset[int] = frozenset()
 
 
-def test_progress_is_told_now_and_then_and_only_what_changed() -> None:
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    """What is logged, whatever level a command that ran in this process has set."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    with capture_logs() as logged:
+        yield logged
+    structlog.configure(**before)
+
+
+def test_progress_is_told_now_and_then_and_only_what_changed(lines: Lines) -> None:
     counters = ConsumerCounters()
-    with capture_logs() as lines:
-        diary = Diary(0)
-        for now_ms in range(0, 3 * REPORT_WAIT_MS, 100):
-            if now_ms < REPORT_WAIT_MS + 1000:
-                counters.packed += 2
-                counters.packed_bytes += 100
-            diary.turn(now_ms, NONE, counters, waiting=7)
+    diary = Diary(0)
+    for now_ms in range(0, 3 * REPORT_WAIT_MS, 100):
+        if now_ms < REPORT_WAIT_MS + 1000:
+            counters.packed += 2
+            counters.packed_bytes += 100
+        diary.turn(now_ms, NONE, counters, waiting=7)
     first = 2 * (REPORT_WAIT_MS // 100 + 1)
     assert [line["packed"] for line in lines] == [first, counters.packed - first], "none while nothing is packed"
     assert lines[0] == {
@@ -28,20 +42,18 @@ def test_progress_is_told_now_and_then_and_only_what_changed() -> None:
     }
 
 
-def test_partitions_are_told_when_they_change() -> None:
-    with capture_logs() as lines:
-        diary = Diary(0)
-        for held in (NONE, frozenset({2, 1}), frozenset({1, 2}), frozenset({1}), NONE):
-            diary.turn(0, held, ConsumerCounters(), waiting=0)
+def test_partitions_are_told_when_they_change(lines: Lines) -> None:
+    diary = Diary(0)
+    for held in (NONE, frozenset({2, 1}), frozenset({1, 2}), frozenset({1}), NONE):
+        diary.turn(0, held, ConsumerCounters(), waiting=0)
     assert [line["partitions"] for line in lines] == [[1, 2], [1], []]
 
 
-def test_what_was_told_is_not_told_again() -> None:
+def test_what_was_told_is_not_told_again(lines: Lines) -> None:
     counters = ConsumerCounters(packed=3)
-    with capture_logs() as lines:
-        diary = Diary(0)
-        diary.report(counters, waiting=0)
-        diary.report(counters, waiting=0)
-        counters.failed += 1
-        diary.report(counters, waiting=0)
+    diary = Diary(0)
+    diary.report(counters, waiting=0)
+    diary.report(counters, waiting=0)
+    counters.failed += 1
+    diary.report(counters, waiting=0)
     assert [(line.get("packed"), line.get("failed")) for line in lines] == [(3, None), (None, 1)]
