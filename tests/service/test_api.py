@@ -55,11 +55,11 @@ Operation = APIOperation[Any, Any, Any, Any]
 AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
 
 
-def app_of(system: System, token: Token | None) -> FastAPI:
+def app_of(system: System, token: Token | None, requests_max: int = REQUESTS_MAX) -> FastAPI:
     monitor = system.monitor("api", writes=False)
     system.watch_store(monitor)
     monitor.health.started()
-    return make_app(Readings(system, gc_collector(system), age_ms_max=0), monitor, token)
+    return make_app(Readings(system, gc_collector(system), age_ms_max=0), monitor, token, requests_max)
 
 
 @contextmanager
@@ -551,10 +551,7 @@ def test_a_busy_api_says_so_and_is_well(system: System, monkeypatch: pytest.Monk
         return list_blocks(*of)
 
     monkeypatch.setattr(system.metadata, "list_blocks", slow)
-    monitor = system.monitor("api", writes=False)
-    monitor.health.started()
-    app = make_app(Readings(system, gc_collector(system), age_ms_max=0), monitor, None, requests_max=2)
-    with serve(app) as client, ThreadPoolExecutor(2) as pool:
+    with serve(app_of(system, None, requests_max=2)) as client, ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(client.get, path) for path in ("/v1/blocks", "/v1/blocks")]
         assert all(entered.acquire(timeout=10) for _ in asked)
         problem = Api(client).refused("/v1/status", 503)

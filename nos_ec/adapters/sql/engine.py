@@ -65,12 +65,14 @@ def _check_options(url: URL) -> None:
         _, options = url.get_dialect()().create_connect_args(url)
     except ValueError as error:
         raise ConfigError(f"the metadata URL has an option of a wrong value ({error}); correct it") from error
-    known = signature(pymysql.connect).parameters.keys()
     files = options.get("ssl", {})
-    if unknown := sorted({*options.keys() - known, *(["ssl"] if isinstance(files, str) else [])}):
+    unknown = options.keys() - signature(pymysql.connect).parameters.keys()
+    if isinstance(files, str):
+        unknown.add("ssl")
+    if unknown:
         raise ConfigError(
-            f"the metadata URL has options that PyMySQL does not know: {', '.join(unknown)}; remove them, or correct"
-            " their names (for TLS: ssl_ca, ssl_cert, ssl_key)"
+            f"the metadata URL has options that PyMySQL does not know: {', '.join(sorted(unknown))}; remove them, or"
+            " correct their names (for TLS: ssl_ca, ssl_cert, ssl_key)"
         )
     _check_certificates({name: path for name, path in files.items() if name in _CERTIFICATES})
 
