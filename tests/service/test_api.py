@@ -573,10 +573,11 @@ def test_idle_connections_are_no_requests(api: Api) -> None:
 
 
 def test_a_request_in_flight_is_answered_before_the_end(system: System) -> None:
-    app = FastAPI()
+    app, entered = FastAPI(), threading.Event()
 
     @app.get("/slow")
     def slow() -> str:
+        entered.set()
         time.sleep(0.5)
         return "done"
 
@@ -584,7 +585,7 @@ def test_a_request_in_flight_is_answered_before_the_end(system: System) -> None:
         answers: list[int] = []
         asking = threading.Thread(target=lambda: answers.append(client.get(f"{server.url}/slow").status_code))
         asking.start()
-        time.sleep(0.2)
+        assert entered.wait(10)
     asking.join(timeout=10)
     assert answers == [200]
 
