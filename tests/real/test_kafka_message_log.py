@@ -146,6 +146,15 @@ def until(condition: Callable[[], bool], wait_s: float = 20.0) -> None:
         assert time.monotonic() < deadline, "it never came true"
 
 
+def published(publisher: KafkaPublisher) -> bool:
+    """Publish a message. False: it may pass."""
+    try:
+        publisher.publish([(b"k", b"v")])
+    except Transient:
+        return False
+    return True
+
+
 # --- topics -----------------------------------------------------------------------------------------
 def test_initialise_is_idempotent_and_holds_on_to_the_partition_count(log: KafkaHarness) -> None:
     log.publisher().publish([(b"k", b"v")])
@@ -190,7 +199,11 @@ def test_more_replicas_than_brokers_are_a_configuration_error(kafka: DevServer) 
 
 
 def test_a_topic_that_is_deleted_under_its_users_is_a_configuration_error(log: KafkaHarness) -> None:
-    """A member that has it assigned is not told by the driver; to `lag` it looks like an election."""
+    """A member that has it assigned is not told by the driver; to `lag` it looks like an election.
+
+    A message that is queued at the moment when the driver learns of it may fail without the reason, as one that may
+    pass: published again, as producers do, it fails for the reason.
+    """
     topic = replace(log.topic, request_timeout_ms=2000)
     publisher = KafkaPublisher(topic, delivery_timeout_ms=4000)
     consumer, late = (KafkaConsumer(topic, group=log.group("g"), member=name) for name in ("m1", "m2"))
@@ -203,7 +216,7 @@ def test_a_topic_that_is_deleted_under_its_users_is_a_configuration_error(log: K
         with pytest.raises(ConfigError, match="initialise the store first"):
             until(lambda: bool(late.poll(1, 100)))
         with pytest.raises(ConfigError, match="initialise the store first"):
-            publisher.publish([(b"k", b"v")])
+            until(lambda: published(publisher))
 
 
 def test_a_topic_that_has_grown_is_a_configuration_error(log: KafkaHarness) -> None:
@@ -338,7 +351,8 @@ def test_every_commit_ends_and_work_goes_on_when_the_broker_sleeps_again_and_aga
     with closing(consumer):
         publish_and_commit()
         for _ in range(3):
-            publisher.publish([(key, b"v") for key in keys])
+            with suppress(Transient):  # an election may still be going on
+                publisher.publish([(key, b"v") for key in keys])
             kafka.put_to_sleep()
             try:
                 awake = time.monotonic() + 1.5 * timeout_s

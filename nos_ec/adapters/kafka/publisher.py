@@ -80,7 +80,8 @@ class KafkaPublisher:
     def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
         """See MessagePublisher.publish. Returns when all in-sync replicas have all of the messages.
 
-        Raises ConfigError when the topic is gone, has more partitions than it should, or may not be written.
+        Raises ConfigError when the topic is gone, has more partitions than it should, or may not be written. One that
+        goes while messages are queued may be Transient once: librdkafka 2.16 then reports some of them as _DESTROY.
         """
         batch = self._send(self._topic.name, [(key, value, []) for key, value in messages])
         if batch.partitions_seen > self._topic.partitions:
