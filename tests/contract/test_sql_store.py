@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+import ssl
 from pathlib import Path
 
+import pymysql  # type: ignore[import-untyped]
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
-from nos_ec.adapters.sql.engine import WRITES, make_engine
+from nos_ec.adapters.sql.engine import WRITES, make_engine, parse_url
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.sql.schema import METADATA
@@ -74,14 +76,72 @@ def test_a_url_that_is_no_good_is_refused_with_an_example(bad: str) -> None:
     [
         ("wat=1&read_timeout=5", "does not know: wat; remove"),
         ("ssl=true", "does not know: ssl; remove"),
+        ("port=3306", "does not know: port; remove"),
         ("connect_timeout=soon", "wrong value.*soon"),
         ("ssl_ca=/nowhere/ca.pem", "ssl_ca /nowhere/ca.pem: No such file or directory; name PEM files"),
+        ("ssl_disabled=maybe", "ssl_disabled has a wrong value .'maybe' is no truth value.; use true or false"),
+        ("ssl_disabled=false&ssl_disabled=true", "more than once: ssl_disabled"),
+        ("ssl_disabled=true&ssl_ca=ca.pem", "ssl_disabled=true and ssl_ca; remove the one that is not meant"),
+        ("ssl_verify_cert=true", "ssl_verify_cert=true needs ssl_ca"),
+        ("ssl_verify_identity=1", "ssl_verify_identity=true needs ssl_ca"),
+        ("ssl_check_hostname=true", "ssl_check_hostname=true needs ssl_ca"),
+        ("ssl_ca=ca.pem&ssl_verify_cert=no", "ssl_verify_cert=false; remove one"),
+        (
+            "ssl_ca=ca.pem&ssl_check_hostname=true&ssl_verify_identity=false",
+            "ssl_check_hostname and ssl_verify_identity contradict each other",
+        ),
+        ("autocommit=true", "autocommit=true is nothing a store can work with; remove it"),
+        ("use_unicode=0", "use_unicode=false is nothing"),
+        ("compress=yes", "compress=true is nothing"),
+        ("defer_connect=on", "defer_connect=true is nothing"),
     ],
 )
 def test_options_that_no_connection_takes_are_named(options: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         open_metadata(f"mysql+pymysql://u:secret@127.0.0.1:1/d?{options}")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "tries_tls", "insists"),
+    [
+        ("charset=utf8mb4&use_unicode=1&autocommit=false&local_infile=0", True, False),
+        ("ssl_disabled=false", True, False),
+        ("ssl_disabled=true", False, False),
+        ("ssl_disabled=1", False, False),
+        ("ssl_verify_cert=false&ssl_verify_identity=false", True, True),
+        ("ssl_verify_identity=false", True, True),
+        ("ssl_check_hostname=false&ssl_disabled=no", True, True),
+    ],
+)
+def test_truth_values_of_options_mean_what_they_say(options: str, tries_tls: bool, insists: bool) -> None:
+    connection = driver_connection(options)
+    assert (connection.ssl, connection._ssl_required) == (tries_tls, insists)
+    assert not tries_tls or connection.ctx.verify_mode is ssl.CERT_NONE
+
+
+@pytest.mark.parametrize(
+    ("options", "checks_name"),
+    [
+        ("", True),
+        ("&ssl_verify_cert=true&ssl_verify_identity=true", True),
+        ("&ssl_verify_cert=true&ssl_verify_identity=false", False),
+        ("&ssl_check_hostname=false&ssl_disabled=false", False),
+    ],
+)
+def test_a_named_authority_is_always_asked(options: str, checks_name: bool) -> None:
+    connection = driver_connection(f"ssl_capath=/{options}")
+    assert connection._ssl_required
+    assert connection.ctx.verify_mode is ssl.CERT_REQUIRED
+    assert connection.ctx.check_hostname is checks_name
+
+
+def driver_connection(options: str) -> pymysql.Connection:
+    """PyMySQL's connection for a URL of these options, before it connects."""
+    url = parse_url(f"mysql+pymysql://u@127.0.0.1:1/d?{options}")
+    assert parse_url(url.render_as_string(hide_password=False)) == url
+    _, arguments = url.get_dialect()().create_connect_args(url)
+    return pymysql.Connection(**arguments, defer_connect=True)
 
 
 def test_an_unreachable_server_is_transient_and_named_without_its_password() -> None:

@@ -10,16 +10,14 @@ cut to fit would be silent damage.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import pymysql  # type: ignore[import-untyped]
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
+from nos_ec.adapters.sql import mysql_options
 from nos_ec.core.errors import ConfigError
 
 SQLITE_BUSY_MS = 10_000
@@ -53,43 +51,10 @@ def parse_url(url: str) -> URL:
     if parsed.get_backend_name() in ("mysql", "mariadb"):
         if not parsed.database:
             raise ConfigError(f"the metadata URL names no database; {_EXAMPLES}")
-        parsed = parsed.set(drivername="mysql+pymysql")
-        _check_options(parsed)
-        return parsed
+        return mysql_options.checked(parsed.set(drivername="mysql+pymysql"))
     raise ConfigError(f"metadata cannot be kept in {parsed.drivername!r}; {_EXAMPLES}")
 
 
-def _check_options(url: URL) -> None:
-    """Refuse what PyMySQL would not take, before it is asked to connect. Shows no URL: it may hold a password."""
-    try:
-        _, options = url.get_dialect()().create_connect_args(url)
-    except ValueError as error:
-        raise ConfigError(f"the metadata URL has an option of a wrong value ({error}); correct it") from error
-    files = options.get("ssl", {})
-    unknown = options.keys() - signature(pymysql.connect).parameters.keys()
-    if isinstance(files, str):
-        unknown.add("ssl")
-    if unknown:
-        raise ConfigError(
-            f"the metadata URL has options that PyMySQL does not know: {', '.join(sorted(unknown))}; remove them, or"
-            " correct their names (for TLS: ssl_ca, ssl_cert, ssl_key)"
-        )
-    _check_certificates({name: path for name, path in files.items() if name in _CERTIFICATES})
-
-
-def _check_certificates(files: dict[str, str]) -> None:
-    if not files:
-        return
-    try:
-        context = ssl.create_default_context(cafile=files.get("ca"), capath=files.get("capath"))
-        if "cert" in files:
-            context.load_cert_chain(files["cert"], files.get("key"))
-    except OSError as error:
-        named = ", ".join(f"ssl_{name} {path}" for name, path in files.items())
-        raise ConfigError(f"the metadata URL's {named}: {error.strerror or error}; name PEM files") from error
-
-
-_CERTIFICATES = ("ca", "capath", "cert", "key")
 _EXAMPLES = "use sqlite:////var/lib/nos-ec/meta.db or mysql+pymysql://user:password@host:3306/nos_ec"
 
 
