@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from nos_ec.adapters.sql.databases import SCRATCH, create_database, drop_database, scratch_url
 from nos_ec.backends import remove_log, remove_objects
-from nos_ec.settings import Settings
+from nos_ec.settings import Settings, require_root
 from nos_ec.wiring import initialise
 
 
@@ -30,6 +30,7 @@ def scratch_store(settings: Settings, root: Path, purpose: str, *, keep: bool = 
     root: folder of what is embedded. purpose: a word for its names. Raises ConfigError (also when the users of Ceph,
     Kafka and MySQL may not make what it needs), Transient.
     """
+    require_root(root)
     scratch = _settings(settings, root, f"{purpose}_{os.urandom(4).hex()}")
     with ExitStack() as stack:
         if scratch.store.metadata_url is not None:

@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 from nos_ec.core.errors import ConfigError
 from nos_ec.settings.sections import Settings
+
+UTF8_ADVICE = "rename the file or folder, or give another value"
+
+
+def is_utf8(text: str | Path) -> bool:
+    """Whether it was UTF-8 where it comes from. Bytes of a file name or a variable that are not come as surrogates,
+    which neither a database URL nor a Ceph client nor a configuration file can hold."""
+    try:
+        str(text).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def require_root(root: Path) -> None:
+    """Raises ConfigError for a folder that cannot be store.root, in whichever folder the process works."""
+    for problem in _root(root):
+        raise ConfigError(problem)
 
 
 def cross_check(settings: Settings) -> Iterator[str]:
@@ -15,6 +35,7 @@ def cross_check(settings: Settings) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
+    yield from _root(settings.store.root)
     yield from _backends(settings)
     consumer = settings.consumer
     if consumer.merge_list_bytes_max < geometry.group_size_max:
@@ -27,6 +48,13 @@ def cross_check(settings: Settings) -> Iterator[str]:
             f"producer.republish_ms: {settings.producer.republish_ms} is not more than consumer.linger_ms, so objects"
             f" that merely wait are published again and again; use more than {consumer.linger_ms}"
         )
+
+
+def _root(root: Path) -> Iterator[str]:
+    with suppress(FileNotFoundError):  # the current folder is gone, which matters only to a store that is in it
+        root = root.absolute()
+    if not is_utf8(root):
+        yield f"store.root: {str(root)!r} is not valid UTF-8; {UTF8_ADVICE}"
 
 
 def _backends(settings: Settings) -> Iterator[str]:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 
 from nos_ec.core.errors import ConfigError
-from nos_ec.settings.checks import cross_check
+from nos_ec.settings.checks import UTF8_ADVICE, cross_check, is_utf8
 from nos_ec.settings.reference import allowed
 from nos_ec.settings.sections import Settings, fields_of
 
@@ -45,6 +46,9 @@ def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, l
     given: dict[str, dict[str, Any]] = {}
     places: dict[tuple[str, str], str] = {}
     for place, section, key, value in (*_from_file(path, problems), *_from_env(env, problems)):
+        if isinstance(value, str | Path) and not is_utf8(value):
+            problems.append(f"{place}: {_shown(section, key, value)} is not valid UTF-8; {UTF8_ADVICE}")
+            continue
         given.setdefault(section, {})[key] = value
         places[section, key] = place
     try:
@@ -162,6 +166,14 @@ def _describe(details: Mapping[str, Any], places: Mapping[tuple[str, str], str])
     section, key = details["loc"][:2]
     place = places[section, key]
     field = fields_of(section)[key]
-    if field.annotation in (SecretStr | None, dict[str, SecretStr]):
+    if _is_secret(field):
         return f"{place}: not allowed (the value is not shown, it is a secret or holds one); use {allowed(field)}"
     return f"{place}: {details['input']!r} is not allowed; use {allowed(field)}"
+
+
+def _shown(section: str, key: str, value: object) -> str:
+    return "the value (a secret, not shown)" if _is_secret(fields_of(section)[key]) else repr(str(value))
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    return field.annotation in (SecretStr | None, dict[str, SecretStr])

@@ -8,7 +8,8 @@ import pytest
 
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry
-from nos_ec.settings import Settings, check_settings, load_settings, without_settings, write_settings
+from nos_ec.settings import Settings, check_settings, load_settings, require_root, without_settings, write_settings
+from nos_ec.settings.checks import UTF8_ADVICE
 from nos_ec.settings.reference import reference
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -151,6 +152,47 @@ def test_settings_that_do_not_go_together_are_refused(env: dict[str, str], probl
     assert problem in found
     with pytest.raises(ConfigError):
         load_settings(None, env)
+
+
+NOT_UTF8 = "/srv/na\udcefve"
+"""What Python makes of a name in Latin-1."""
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "STORE__ROOT",
+        "CEPH__CONF_FILE",
+        "CEPH__KEYRING_FILE",
+        "CEPH__ADMIN_KEYRING_FILE",
+        "CEPH__NAMESPACE",
+        "API__TOKEN_FILE",
+        "KAFKA__TOPIC",
+    ],
+)
+def test_bytes_that_are_no_utf8_are_named(variable: str) -> None:
+    (problem,) = check_settings(None, {f"NOS_EC_{variable}": NOT_UTF8})
+    assert problem.startswith(f"environment variable NOS_EC_{variable}: '/srv/na\\udcefve' is not valid UTF-8; rename")
+    (problem,) = check_settings(None, {"NOS_EC_STORE__METADATA_URL": f"mysql://u:hunter2@h/{NOT_UTF8}"})
+    assert "METADATA_URL: the value (a secret, not shown) is not valid UTF-8" in problem
+    assert "hunter2" not in problem
+
+
+def test_a_folder_that_is_no_utf8_is_named_where_a_relative_root_would_be_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "na\udcefve"
+    folder.mkdir()
+    (folder / "nos-ec.toml").write_text('[store]\nroot = "data"\n')
+    (problem,) = check_settings(folder / "nos-ec.toml", {})
+    assert "nos-ec.toml: store.root: " in problem
+    assert "na\\udcefve/data' is not valid UTF-8" in problem
+    monkeypatch.chdir(folder)
+    (problem,) = check_settings(None, {})
+    assert problem == f"store.root: {str(folder / 'var/nos_ec')!r} is not valid UTF-8; {UTF8_ADVICE}"
+    assert check_settings(None, {"NOS_EC_STORE__ROOT": "/srv/x"}) == []
+    with pytest.raises(ConfigError, match=r"store\.root: .* is not valid UTF-8"):
+        require_root(Path("scratch"))
 
 
 def test_a_missing_file_is_named(file: Path) -> None:
