@@ -46,19 +46,25 @@ install_packages() {
     ) 8>"$programs/install.lock" >"$log" 2>&1 </dev/null || missing "could not install $*; see $log"
 }
 
-# Fill a folder of programs, once: a function fills another folder beside it, which is renamed when it is complete. An
-# interrupted one is never used, and of several that are filled at once the first one wins.
+# Fill a folder of programs, once: a function fills another folder beside it, which is renamed when it is complete, so
+# that an interrupted one is never used. Scripts that want the same folder at once wait for the first.
 install_program() { # FOLDER PROOF FUNCTION    PROOF: a path in the folder that the function makes last
     local folder=$1 proof=$2 part
     [ ! -e "$folder/$proof" ] || return 0
     mkdir -p "$base" "$(dirname "$folder")"
-    part=$(mktemp -d "$folder.XXXXXX")
-    chmod 755 "$part"
-    "$3" "$part" >"$base/fetch.log" 2>&1 </dev/null ||
-        { rm -rf --one-file-system "$part"; missing "could not install $folder; see $base/fetch.log"; }
-    mv -T "$part" "$folder" 2>/dev/null || [ -e "$folder/$proof" ] ||
-        failed "$folder is in the way: it holds no complete installation; remove it"
-    rm -rf --one-file-system "$part"
+    exec 8>"$folder.lock"
+    flock -w 900 8 || failed "another installation of $folder is still under way"
+    if [ ! -e "$folder/$proof" ]; then
+        part=$(mktemp -d "$folder.XXXXXX")
+        chmod 755 "$part"
+        "$3" "$part" >"$base/fetch.log" 2>&1 </dev/null ||
+            { rm -rf --one-file-system "$part"; missing "could not install $folder; see $base/fetch.log"; }
+        mv -T "$part" "$folder" 2>/dev/null || {
+            rm -rf --one-file-system "$part"
+            failed "$folder is in the way: it holds no complete installation; remove it"
+        }
+    fi
+    exec 8>&-
 }
 
 # --- processes and ports ------------------------------------------------------------------------------------------

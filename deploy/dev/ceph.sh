@@ -2,7 +2,7 @@
 # A Ceph cluster for development and tests, on 127.0.0.1 only: 1 monitor, 1 manager, 12 OSDs (BlueStore), an 8+3
 # erasure-coded pool, a 3-replica landing pool, and a key of least privilege for each kind of client.
 # No system service; every daemon is known by its pid. docs/CEPH.md tells what is made and why.
-# usage: deploy/dev/ceph.sh start|stop|status        start again also restarts daemons that died
+# usage: deploy/dev/ceph.sh start|stop|status|install        start again also restarts daemons that died
 #
 # The last word that `start` and `status` print is the path of ceph.conf; the keyrings lie beside it.
 #
@@ -95,7 +95,13 @@ status() {
     echo "$conf"
 }
 
+install() {
+    need_client
+    need_programs
+    echo "$name is installed"
+}
+
 case "${1:-}" in
-start | stop | status) "$1" ;;
-*) echo "usage: $0 start|stop|status" >&2; exit 1 ;;
+start | stop | status | install) "$1" ;;
+*) echo "usage: $0 start|stop|status|install" >&2; exit 1 ;;
 esac

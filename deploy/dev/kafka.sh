@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A Kafka 4 broker (KRaft: broker and controller in one process, no ZooKeeper) for development and tests, on 127.0.0.1
 # only, with its own data folder; no system service. The program comes out of Maven artifacts and needs Java 17.
-# usage: deploy/dev/kafka.sh start|stop|status        The last word of start and status is what clients connect to.
+# usage: deploy/dev/kafka.sh start|stop|status|install  The last word of start and status is what clients connect to.
 #
 # Environment, besides that of base.sh and server.sh (the controller takes a free port between 20000 and 29999):
 #   NOS_EC_DEV_FAST  1: messages and offsets do not wait for the disk. For test runs only: a crash of the machine

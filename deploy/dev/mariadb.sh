@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A MariaDB server for development and tests, on 127.0.0.1 only, with its own data folder; no system service.
-# usage: deploy/dev/mariadb.sh start|stop|status      (environment: see base.sh, server.sh and sql_server.sh)
+# usage: deploy/dev/mariadb.sh start|stop|status|install      (environment: see base.sh, server.sh and sql_server.sh)
 # The last word of start and status is the URL of its database; its user, root, has no password.
 
 name=mariadb

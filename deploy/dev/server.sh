@@ -1,4 +1,5 @@
-# A server that is one process with one port: start, stop, status. Sourced, by base.sh's users; they set: name, port,
+# A server that is one process with one port: start, stop, status; install: the program alone. Sourced, by base.sh's users;
+# they set: name, port,
 # data (a folder), argument (one of its command line by which the process is known), and the functions
 #   need_program     install what is missing
 #   prepare          write the configuration; what it leaves is overwritten at every start
@@ -32,6 +33,11 @@ start() {
     await_start $!
     echo "$name runs as process $(running_pid)"
     url
+}
+
+install() {
+    need_program
+    echo "$name is installed"
 }
 
 # A folder that was filled halfway has no .complete, and is made anew.
@@ -78,6 +84,6 @@ status() {
 }
 
 case "${1:-}" in
-start | stop | status) "$1" ;;
-*) echo "usage: $0 start|stop|status" >&2; exit 1 ;;
+start | stop | status | install) "$1" ;;
+*) echo "usage: $0 start|stop|status|install" >&2; exit 1 ;;
 esac

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The real stack in one command, on 127.0.0.1, for development and tests: Ceph (12 OSDs), Kafka, and MySQL or MariaDB.
-# usage: deploy/dev/stack.sh up|down|status|clean
+# usage: deploy/dev/stack.sh up|down|status|clean|install
 #   up      start what does not run, all at once; again: restart what died. deploy/dev/nos-ec.toml is its configuration
 #   down    stop all; the data stays
 #   status  a line for each server
 #   clean   down, and remove the data; installed programs stay
+#   install the programs of all servers, of both databases too; starts nothing
 #
 # Environment, besides that of base.sh and ceph.sh (deploy/README.md tells more):
 #   NOS_EC_DEV_DATABASE       mysql or mariadb (default: that of the last `up`; at first, mariadb)
@@ -117,6 +118,15 @@ clean() {
     echo "$name: the data in $folder is removed"
 }
 
+# Maven's programs one after the other: its cache is not made for two at once.
+install() {
+    mkdir -p "$base"
+    local status=0
+    each install ceph kafka mariadb || status=$?
+    each install mysql || status=$?
+    return "$status"
+}
+
 # --- how to use it ------------------------------------------------------------------------------------------------
 
 # The same as deploy/dev/nos-ec.toml says, for a stack in another folder or on other ports.
@@ -144,6 +154,6 @@ is_where_expected() {
 
 trap pass_on_end INT TERM
 case "${1:-}" in
-up | down | status | clean) "$1" ;;
-*) echo "usage: $0 up|down|status|clean" >&2; exit 1 ;;
+up | down | status | clean | install) "$1" ;;
+*) echo "usage: $0 up|down|status|clean|install" >&2; exit 1 ;;
 esac
