@@ -86,8 +86,8 @@ def _await_written(engine: Engine) -> None:
     deadline_s = time.monotonic() + WRITE_OUT_S_MAX
     while time.monotonic() < deadline_s:
         with engine.connect() as connection:
-            status: dict[str, str] = dict(connection.execute(_PAGES).tuples().all())
-        if int(status["Innodb_buffer_pool_pages_dirty"]) <= DIRTY_MAX * int(status["Innodb_buffer_pool_pages_total"]):
+            status = {name: int(value) for name, value in connection.execute(_PAGES)}
+        if status["Innodb_buffer_pool_pages_dirty"] <= DIRTY_MAX * status["Innodb_buffer_pool_pages_total"]:
             return
         time.sleep(0.5)
 

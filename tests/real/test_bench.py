@@ -1,0 +1,67 @@
+"""`nos-ec bench` on Ceph, Kafka and MySQL measures and leaves nothing. Of its figures, those that no clock makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from nos_ec.cli.app import run
+from nos_ec.testing.ceph_cluster import CephCluster
+
+pytestmark = pytest.mark.real
+
+SHARDS_OVER_DATA = 11 / 8
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing(ceph: CephCluster, mysql_url: str) -> Any:
+    def pools_and_databases() -> tuple[list[str], list[str]]:
+        engine = create_engine(mysql_url)
+        with engine.connect() as connection:
+            databases = sorted(connection.scalars(text("SHOW DATABASES")))
+        engine.dispose()
+        return sorted(ceph.admin.command("osd pool ls")), databases
+
+    before = pools_and_databases()
+    yield
+    assert pools_and_databases() == before
+
+
+def figures(config: Path, capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["--config", str(config), "bench", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return found
+
+
+def test_bench_pipeline(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = figures(
+        stack_config, capfd, "pipeline", "--workload", "W2", "--objects", "300", "--rounds", "1", "--groups", "2"
+    )
+    floor, ours, naive = (found[way] for way in ("floor", "ours", "naive"))
+    assert naive["client_write_ops_per_object"] == 1
+    for way in (floor, ours):
+        assert 0 < way["client_write_ops_per_object"] < 0.3
+        assert SHARDS_OVER_DATA <= way["raw_bytes_per_user_byte"] < naive["raw_bytes_per_user_byte"] / 4
+    assert ours["cpu_ms_per_object"].keys() == {"client", "osds", "kafka", "sql", "total"}
+    assert all(value > 0 for value in ours["cpu_ms_per_object"].values())
+    assert found["ours_over_floor"] == pytest.approx(ours["objects_per_s"] / floor["objects_per_s"])
+    assert found["ours_over_naive"] == pytest.approx(ours["objects_per_s"] / naive["objects_per_s"])
+    assert {stripes: one["groups"] for stripes, one in found["group_write_ms"].items()} == dict.fromkeys("1234", 2)
+
+
+@pytest.mark.usefixtures("xfail_unless_pages_are_read")
+def test_bench_read(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = figures(stack_config, capfd, "read", "--objects", "200", "--reads", "50", "--sample", "10")
+    assert found["osds_per_get"] == 1
+    assert found["read_bytes_over_pages"] == 1
+    assert found["p50_over_bare"] == pytest.approx(found["ours_ms"]["p50"] / found["bare_ms"]["p50"])
+
+
+def test_bench_scan(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = ["--few-rows", "10000", "--many-rows", "20000", "--batches", "2"]
+    found = figures(stack_config, capfd, "scan", *rows)
+    assert found["many_over_few"] == pytest.approx(found["rows_per_s_many"] / found["rows_per_s_few"])
