@@ -32,6 +32,8 @@ def test_the_whole_stack(stack: Stack) -> None:
 
     stack.up()
     assert stack.pids() == pids, "what runs already is left alone"
+    assert "ceph is installed\nkafka is installed\nmariadb is installed\n" in stack.script("install").stdout
+    assert stack.pids() == pids, "only programs are installed"
     found = stack.script("status")
     assert found.returncode == 0, found.stdout
     assert [line.split()[0] for line in found.stdout.splitlines()] == ["ceph", "kafka", "mariadb"]
