@@ -60,6 +60,9 @@ class _AnyVersion(msgspec.Struct):
     v: int
 
 
+_WHY_CHARS_MAX = 500
+"""An error quotes what it found, which may be the whole message."""
+
 _encoder = msgspec.json.Encoder()
 _decoder_v1 = msgspec.json.Decoder(_PackRequestV1)
 _decoder_any = msgspec.json.Decoder(_AnyVersion)
@@ -148,7 +151,7 @@ def _why_refused(data: bytes, error: Exception) -> str:
         version = PACK_REQUEST_VERSION
     if version != PACK_REQUEST_VERSION:
         return _unknown_version(version)
-    return f"not a pack request of version {PACK_REQUEST_VERSION}: {error}"
+    return f"not a pack request of version {PACK_REQUEST_VERSION}: {str(error)[:_WHY_CHARS_MAX]}"
 
 
 def _unknown_version(version: int) -> str:

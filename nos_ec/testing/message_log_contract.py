@@ -6,6 +6,7 @@ A test module of an adapter subclasses `MessageLogContract` and defines a fixtur
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -209,6 +210,14 @@ class MessageLogContract:
         consumer.commit(ends(got))
         assert consumer.lag() == 0
         assert len(log.dead_letters()) == 3
+
+    def test_a_message_of_nearly_a_megabyte_is_set_aside_whole(self, log: MessageLogHarness) -> None:
+        """As large as a publisher of Kafka sends it without being told to; of bytes that no compression makes fewer."""
+        log.publisher().publish([(b"k", random.Random(1).randbytes(999_000))])
+        consumer = log.consumer("g")
+        (message,) = take(consumer, 1)
+        consumer.set_aside(message, "too large for a pack request")
+        assert list(log.dead_letters()) == [DeadLetter(message, "too large for a pack request")]
 
     # --- pausing ----------------------------------------------------------------------------------
     def test_paused_partitions_hand_out_nothing_and_keep_their_position(self, log: MessageLogHarness) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import signal
 import subprocess
 import sys
@@ -15,9 +16,15 @@ from dataclasses import replace
 from typing import IO
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as DriverMessage
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
 
 from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
@@ -40,13 +47,17 @@ _numbers = itertools.count()
 
 
 class KafkaHarness:
-    """A new topic on the broker of the session."""
+    """A new topic on the broker of the session. letters: settings of a topic of dead letters that is there before."""
 
     partitions = PARTITIONS
     session_ms = SESSION_MS
 
-    def __init__(self, servers: str) -> None:
+    def __init__(self, servers: str, letters: dict[str, str] | None = None) -> None:
         self.topic = KafkaTopic(servers, f"pack-requests-{next(_numbers)}", PARTITIONS, request_timeout_ms=10_000)
+        if letters is not None:
+            admin = self.admin()
+            (answer,) = admin.create_topics([NewTopic(self.topic.dead_letters, 1, 1, config=letters)]).values()
+            answer.result()
         self.log = KafkaMessageLog.initialise(self.topic, replication=1, in_sync_min=1)
         self._open: list[KafkaPublisher | KafkaConsumer] = []
 
@@ -75,20 +86,23 @@ class KafkaHarness:
         return f"{group}-{self.topic.name}"
 
     def dead_letters(self) -> list[DeadLetter]:
+        return [as_dead_letter(letter) for letter in self.raw_dead_letters()]
+
+    def raw_dead_letters(self) -> list[DriverMessage]:
         """Read as an operator's tool would, without a group."""
         reader = Consumer({"bootstrap.servers": self.topic.servers, "group.id": "nobody", "enable.auto.commit": False})
         try:
             place = TopicPartition(self.topic.dead_letters, 0, 0)
             first, end = reader.get_watermark_offsets(place, timeout=10)
             reader.assign([place])
-            letters: list[DeadLetter] = []
+            letters: list[DriverMessage] = []
             deadline = time.monotonic() + 10
             while len(letters) < end - first:
                 assert time.monotonic() < deadline
                 message = reader.poll(0.1)
                 if message is not None:
                     assert message.error() is None
-                    letters.append(as_dead_letter(message))
+                    letters.append(message)
             return letters
         finally:
             reader.close()
@@ -185,7 +199,9 @@ def test_topics_are_made_as_told(log: KafkaHarness) -> None:
     assert settings["cleanup.policy"] == "delete"
     assert settings["retention.ms"] == str(7 * 86_400_000)
     assert settings["min.insync.replicas"] == "1"
-    assert topic_settings(log.admin(), log.topic.dead_letters)["retention.ms"] == str(30 * 86_400_000)
+    letters = topic_settings(log.admin(), log.topic.dead_letters)
+    assert letters["retention.ms"] == str(30 * 86_400_000)
+    assert int(letters["max.message.bytes"]) >= 2 * int(settings["max.message.bytes"]) - 1024 > 2_000_000
 
 
 def test_a_missing_topic_is_a_configuration_error(kafka: DevServer) -> None:
@@ -231,6 +247,80 @@ def test_a_topic_that_has_grown_is_a_configuration_error(log: KafkaHarness) -> N
     consumer = log.consumer("g")
     with pytest.raises(ConfigError, match="has grown to at least 7 partitions"):
         until(lambda: bool(consumer.poll(1, 100)))
+
+
+# --- dead letters -----------------------------------------------------------------------------------
+def test_the_largest_message_that_the_topic_takes_is_set_aside_whole(log: KafkaHarness) -> None:
+    data = random.Random(2).randbytes(1 << 21)
+    taken, refused = 0, len(data)
+    while refused - taken > 1:
+        size = (taken + refused) // 2
+        if broker_takes(log.topic, data[:size]):
+            taken = size
+        else:
+            refused = size
+    assert taken > 1_048_000
+    consumer = log.consumer("g")
+    message = last_message(consumer, len(data[:taken]))
+    consumer.set_aside(message, "r" * 100_000)
+    (letter,) = log.dead_letters()
+    assert letter.message == message
+    assert letter.reason == "r" * 1000
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(1_048_588, 960_000), (100_000, 64 << 10), (5_000, 1 << 10)])
+def test_of_a_message_that_does_not_fit_the_dead_letters_the_beginning_is_kept(
+    kafka: DevServer, limit: int, kept: int
+) -> None:
+    """As in a topic that was made with Kafka's own default, or a smaller one."""
+    log = KafkaHarness(kafka.url, {"max.message.bytes": str(limit)})
+    consumer, value = log.consumer("g"), random.Random(3).randbytes(1_048_500)
+    assert broker_takes(log.topic, value)
+    message = last_message(consumer, len(value))
+    consumer.set_aside(message, "poison")
+    (letter,) = log.raw_dead_letters()
+    assert letter.value() == value[: kept - 3]
+    assert letter.key() == b"key"
+    headers = dict(letter.headers() or [])
+    assert (headers["key-bytes"], headers["value-bytes"]) == (b"3", b"1048500")
+    assert (headers["offset"], headers["reason"]) == (b"0", b"poison")
+    consumer.set_aside(Message(0, 7, b"k", b"small"), "after one that did not fit")
+    assert log.dead_letters()[-1] == DeadLetter(Message(0, 7, b"k", b"small"), "after one that did not fit")
+    log.close()
+
+
+def test_a_message_that_was_small_as_long_as_it_was_compressed_is_set_aside(log: KafkaHarness) -> None:
+    assert broker_takes(log.topic, bytes(20 << 20), compression="gzip")
+    consumer = log.consumer("g")
+    consumer.set_aside(last_message(consumer, 20 << 20), "poison")
+    (letter,) = log.raw_dead_letters()
+    assert letter.value() == bytes(960_000 - 3)
+    assert dict(letter.headers() or [])["value-bytes"] == b"%d" % (20 << 20)
+
+
+def broker_takes(topic: KafkaTopic, value: bytes, compression: str = "none") -> bool:
+    """Publish a message whatever its size; whether the topic took it."""
+    producer = Producer(
+        {"bootstrap.servers": topic.servers, "message.max.bytes": 100 << 20, "compression.type": compression}
+    )
+    errors: list[KafkaError | None] = []
+    producer.produce(topic.name, value, b"key", on_delivery=lambda error, _message: errors.append(error))
+    assert producer.flush(20) == 0
+    (error,) = errors
+    assert error is None or error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+    return error is None
+
+
+def last_message(consumer: MessageConsumer, size: int) -> Message:
+    """Read until the message of this size."""
+    found: list[Message] = []
+
+    def is_read() -> bool:
+        found.extend(consumer.poll(1, 100))
+        return bool(found) and len(found[-1].value) == size
+
+    until(is_read)
+    return found[-1]
 
 
 # --- brokers that are away --------------------------------------------------------------------------

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from nos_ec.adapters.kafka.cluster import RESERVED, ConnectionNews, KafkaTopic, translate, translated_errors, worst
+from nos_ec.adapters.kafka.cluster import (
+    RESERVED,
+    ConnectionNews,
+    KafkaTopic,
+    TooLarge,
+    translate,
+    translated_errors,
+    worst,
+)
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
@@ -83,7 +91,7 @@ def test_senseless_replication_is_refused(replication: int, in_sync_min: int) ->
         (KafkaError.UNKNOWN_TOPIC_OR_PART, ConfigError, "initialise the store first"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, ConfigError, "ACLs"),
         (KafkaError._AUTHENTICATION, ConfigError, "SASL"),
-        (KafkaError.MSG_SIZE_TOO_LARGE, ConfigError, r"max\.message\.bytes"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, TooLarge, r"max\.message\.bytes"),
         (KafkaError.ILLEGAL_GENERATION, Conflict, "thrown out"),
         (KafkaError.UNKNOWN_MEMBER_ID, Conflict, "thrown out"),
         (KafkaError._TRANSPORT, Transient, "check the brokers broker:9092"),

@@ -148,10 +148,14 @@ _ADVICE: dict[int, str] = {
     KafkaError.INVALID_CONFIG: "correct the topic's settings",
     KafkaError.POLICY_VIOLATION: "the cluster's policy forbids it; ask its operator",
     KafkaError.TOPIC_EXCEPTION: "choose another topic name",
-    KafkaError.MSG_SIZE_TOO_LARGE: "raise max.message.bytes of the topic and message.max.bytes of the options",
     KafkaError.UNSUPPORTED_VERSION: "the brokers are too old; use Kafka 2.4 or newer",
 }
 """Errors that waiting does not cure, and what does."""
+_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+
+
+class TooLarge(ConfigError):
+    """The client or the topic takes no message of this size."""
 
 
 def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
@@ -166,6 +170,8 @@ def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
         return ConfigError(f"{said}; give this user the ACLs that docs/KAFKA.md lists")
     if code in _THROWN_OUT:
         return Conflict(f"{said}; this member was thrown out of its group")
+    if code in _TOO_LARGE:
+        return TooLarge(f"{said}; raise max.message.bytes of the topic and message.max.bytes of the options")
     if code in _ADVICE:
         return ConfigError(f"{said}; {_ADVICE[code]}")
     return Transient(f"{said} ({error.name()}); check the brokers {topic.servers}")

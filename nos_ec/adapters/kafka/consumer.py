@@ -40,7 +40,7 @@ from nos_ec.adapters.kafka.cluster import (
     translate,
     translated_errors,
 )
-from nos_ec.adapters.kafka.publisher import KafkaPublisher
+from nos_ec.adapters.kafka.dead_letters import DeadLetters
 from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
 from nos_ec.ports.message_log import Message
 
@@ -148,7 +148,7 @@ class KafkaConsumer:
         self._batch: list[Message] = []
         self._errors: list[BaseException] = []
         self._admin: AdminClient | None = None
-        self._dead_letters: KafkaPublisher | None = None
+        self._dead_letters = DeadLetters(topic, member)
 
     # --- the port ---------------------------------------------------------------------------------
     def poll(self, messages_max: int, wait_ms: int) -> list[Message]:
@@ -198,19 +198,8 @@ class KafkaConsumer:
         self._committed.update((p, offset) for p, offset in ahead.items() if p in self._owned)
 
     def set_aside(self, message: Message, reason: str) -> None:
-        """See MessageConsumer.set_aside. The topic is KafkaTopic.dead_letters; headers say where it was, and why."""
-        if self._dead_letters is None:
-            self._dead_letters = KafkaPublisher(
-                self._topic, client=f"{self._member}-dead-letters", delivery_timeout_ms=self._topic.request_timeout_ms
-            )
-        headers = [
-            ("reason", reason.encode()),
-            ("topic", self._topic.name.encode()),
-            ("partition", b"%d" % message.partition),
-            ("offset", b"%d" % message.offset),
-            ("member", self._member.encode()),
-        ]
-        self._dead_letters.publish_dead_letter(message.key, message.value, headers)
+        """See MessageConsumer.set_aside, and DeadLetters."""
+        self._dead_letters.keep(message, reason)
 
     def assignment(self) -> frozenset[int]:
         """See MessageConsumer.assignment."""
@@ -258,8 +247,7 @@ class KafkaConsumer:
         self._closed = True
         self._revoked = _ignore
         with ExitStack() as stack:
-            if self._dead_letters is not None:
-                stack.callback(self._dead_letters.close)
+            stack.callback(self._dead_letters.close)
             stack.callback(self._forget, frozenset(self._owned))
             self._leave()
         admin: list[object] = [self._admin]

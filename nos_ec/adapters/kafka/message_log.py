@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, TopicMetadata  # type: 
 
 from nos_ec.adapters.kafka.cluster import ConnectionNews, KafkaTopic, translate, translated_errors
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
+from nos_ec.adapters.kafka.dead_letters import DEAD_LETTER_BYTES_MAX, MESSAGE_BYTES_MAX
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, NosError, Transient
 
@@ -58,11 +59,12 @@ class KafkaMessageLog:
         if retention_ms < DAY_MS:
             raise ConfigError(f"message log: retention_ms {retention_ms}; keep messages for at least {DAY_MS} (a day)")
         own = {"cleanup.policy": "delete", "min.insync.replicas": str(in_sync_min)}
-        kept, kept_longer = {"retention.ms": str(retention_ms)}, {"retention.ms": str(DEAD_LETTER_RETENTION_MS)}
+        requests = {"retention.ms": str(retention_ms), "max.message.bytes": str(MESSAGE_BYTES_MAX)}
+        letters = {"retention.ms": str(DEAD_LETTER_RETENTION_MS), "max.message.bytes": str(DEAD_LETTER_BYTES_MAX)}
         _Admin(topic).create(
             [
-                _new(topic.name, topic.partitions, replication, own | kept),
-                _new(topic.dead_letters, DEAD_LETTER_PARTITIONS, replication, own | kept_longer),
+                _new(topic.name, topic.partitions, replication, own | requests),
+                _new(topic.dead_letters, DEAD_LETTER_PARTITIONS, replication, own | letters),
             ]
         )
         return cls(topic)

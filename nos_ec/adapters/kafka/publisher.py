@@ -50,7 +50,12 @@ class KafkaPublisher:
     """
 
     def __init__(
-        self, topic: KafkaTopic, *, client: str = "nos-ec-publisher", delivery_timeout_ms: int = 30_000
+        self,
+        topic: KafkaTopic,
+        *,
+        client: str = "nos-ec-publisher",
+        delivery_timeout_ms: int = 30_000,
+        message_bytes_max: int = 1_000_000,
     ) -> None:
         """Connects at the first `publish`. Raises ConfigError for options that librdkafka refuses."""
         require_ms("delivery_timeout_ms", delivery_timeout_ms, TIMEOUT_MS_MIN)
@@ -62,6 +67,7 @@ class KafkaPublisher:
             {
                 "linger.ms": 5,
                 "compression.type": "lz4",
+                "message.max.bytes": message_bytes_max,
                 # A batch is awaited as a whole, so the queue never holds more than one.
                 "queue.buffering.max.kbytes": 65_536,
             },
@@ -92,7 +98,7 @@ class KafkaPublisher:
             )
 
     def publish_dead_letter(self, key: bytes, value: bytes, headers: Sequence[Header]) -> None:
-        """Append to the dead-letter topic. Durable on return. Raises ConfigError, Transient."""
+        """Append to the dead-letter topic. Durable on return. Raises TooLarge, ConfigError, Transient."""
         self._send(self._topic.dead_letters, [(key, value, list(headers))])
 
     def close(self) -> None:

@@ -1,0 +1,72 @@
+"""Dead letters: copies of messages that nobody can work on, in a topic of their own, with headers that say why.
+
+A letter is the message and its headers, so it is larger than the message. The topic is made with room for that
+(DEAD_LETTER_BYTES_MAX); where it has less, or a message was small only as long as it was compressed, the letter keeps
+the beginning of it, and headers tell how long it was. The whole of it is in its own topic until its retention ends.
+"""
+
+from __future__ import annotations
+
+from nos_ec.adapters.kafka.cluster import KafkaTopic, TooLarge
+from nos_ec.adapters.kafka.publisher import Header, KafkaPublisher
+from nos_ec.ports.message_log import Message
+
+MESSAGE_BYTES_MAX = 1_048_588
+"""max.message.bytes of the topic: Kafka's default, in our own hand because dead letters must fit beside it."""
+DEAD_LETTER_BYTES_MAX = 2 << 20
+"""max.message.bytes of the dead letters' topic, and what their client sends at most."""
+
+_KEPT_BYTES = (960_000, 64 << 10, 1 << 10)
+"""How much of key and value together is kept when all of it is too much, from one attempt to the next: the first fits
+every topic of Kafka's default, the last nearly any."""
+_REASON_CHARS_MAX = 1_000
+
+
+class DeadLetters:
+    """Writes them. Connects at the first one; `member` is a name for operators."""
+
+    def __init__(self, topic: KafkaTopic, member: str) -> None:
+        self._topic = topic
+        self._member = member
+        self._publisher: KafkaPublisher | None = None
+
+    def keep(self, message: Message, reason: str) -> None:
+        """Append a copy of the message. Durable on return. Raises ConfigError, Transient."""
+        if self._publisher is None:
+            self._publisher = KafkaPublisher(
+                self._topic,
+                client=f"{self._member}-dead-letters",
+                delivery_timeout_ms=self._topic.request_timeout_ms,
+                message_bytes_max=DEAD_LETTER_BYTES_MAX,
+            )
+        headers: list[Header] = [
+            ("reason", reason[:_REASON_CHARS_MAX].encode()),
+            ("topic", self._topic.name.encode()),
+            ("partition", b"%d" % message.partition),
+            ("offset", b"%d" % message.offset),
+            ("member", self._member.encode()),
+        ]
+        try:
+            self._publisher.publish_dead_letter(message.key, message.value, headers)
+        except TooLarge:
+            self._keep_beginning(self._publisher, message, headers)
+
+    def close(self) -> None:
+        """Release the connections. Idempotent."""
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _keep_beginning(self, publisher: KafkaPublisher, message: Message, headers: list[Header]) -> None:
+        headers = [
+            *headers,
+            ("key-bytes", b"%d" % len(message.key)),
+            ("value-bytes", b"%d" % len(message.value)),
+        ]
+        for kept_bytes in _KEPT_BYTES:
+            key = message.key[:kept_bytes]
+            try:
+                publisher.publish_dead_letter(key, message.value[: kept_bytes - len(key)], headers)
+                return
+            except TooLarge:
+                if kept_bytes == _KEPT_BYTES[-1]:
+                    raise
