@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,31 @@ def test_packing_on_a_full_disk(full_bench: Bench, disk: SmallDisk) -> None:
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_balanced(system)
+
+
+def test_without_any_room_objects_are_still_read_and_the_rest_says_so(full_bench: Bench, disk: SmallDisk) -> None:
+    """Also when nobody has the store open: SQLite then has to do without the file that its connections share."""
+    bench = full_bench
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        bench.pack(system)
+        bench.put(system, "landed", b"not packed yet")
+    disk.fill()
+    for key, data in [*bench.acknowledged.items()][-2:]:
+        done = bench.run("get", f"{key.bucket}/{key.name}")
+        assert (done.returncode, done.stdout) == (0, data), done.stderr
+    with bench.open() as system, ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(system.store().get, bench.acknowledged)) == list(bench.acknowledged.values())
+        bench.assert_readable(system)
+    for command in (("put", "b/more", "-"), ("rm", "b/landed"), ("producer", "--once"), ("consumer", "--once")):
+        done = bench.run(*command, stdin=b"more")
+        assert done.returncode == 8, done.stderr
+    disk.free()
+    with bench.open() as system:
+        bench.delete(system, ObjectKey("b", "landed"))
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)
 
 
 def test_gc_makes_room_from_its_reserve(full_bench: Bench, disk: SmallDisk) -> None:

@@ -187,7 +187,8 @@ def _translate(error: sqlite3.Error, path: Path) -> NosError | None:
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return None
-    match code & 0xFF:
+    # Of the file that connections share: the only one of its writes that does not say SQLITE_FULL.
+    match sqlite3.SQLITE_FULL if code == sqlite3.SQLITE_IOERR_SHMSIZE else code & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return Transient(f"message log: {path} is locked by another process; try again")
         case sqlite3.SQLITE_FULL:

@@ -2,7 +2,8 @@
 
 SQLite: write-ahead log with synchronous=FULL, so that a commit is on the disk when it returns. The driver's own
 transaction handling is switched off; SQLAlchemy's begin event says BEGIN, or BEGIN IMMEDIATE for a transaction that
-writes, so that it waits for its turn at the start instead of failing in the middle.
+writes, so that it waits for its turn at the start instead of failing in the middle. Where the disk has no room for the
+file that connections share beside the log, one is opened that does without: it has the store for itself while in use.
 
 MySQL, MariaDB: READ COMMITTED, because every decision is taken on rows read FOR UPDATE; strict mode, because a value
 cut to fit would be silent damage.
@@ -10,12 +11,16 @@ cut to fit would be silent damage.
 
 from __future__ import annotations
 
+import random
+import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from nos_ec.adapters.sql import mysql_options
 from nos_ec.core.errors import ConfigError
@@ -31,6 +36,8 @@ POOL_OVERFLOW = 24
 
 WRITES = "nos_ec_writes"
 """Execution option of an engine whose transactions write."""
+
+_ALONE = "nos_ec_alone"
 
 _MYSQL_SETUP = (
     f"SET SESSION innodb_lock_wait_timeout = {MYSQL_LOCK_WAIT_S},"
@@ -105,22 +112,63 @@ def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
     if not create and not path.is_file():
         raise ConfigError(f"there is no metadata store at {path}; run `nos-ec init`")
     engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=POOL_OVERFLOW)
-    event.listen(engine, "connect", _sqlite_setup(busy_ms))
+    event.listen(engine, "do_connect", _sqlite_connect(busy_ms))
+    event.listen(engine, "checkin", _sqlite_let_others_in)
     event.listen(engine, "begin", _sqlite_begin)
     return engine
 
 
-def _sqlite_setup(busy_ms: int) -> Callable[[Any, Any], None]:
-    def setup(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None
-        connection.create_function("unhex", 1, _unhex, deterministic=True)
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout = {busy_ms}")
-        cursor.execute("PRAGMA journal_mode = WAL")
-        cursor.execute("PRAGMA synchronous = FULL")
-        cursor.close()
+def _sqlite_connect(busy_ms: int) -> Callable[..., Any]:
+    def connect(dialect: Dialect, record: ConnectionPoolEntry, args: Any, options: Any) -> Any:
+        def opened(*, alone: bool) -> Any:
+            connection = dialect.connect(*args, **options)
+            try:
+                _set_up(connection, busy_ms, alone=alone)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
 
-    return setup
+        try:
+            return opened(alone=False)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_IOERR_SHMSIZE:
+                raise
+        # Nobody else has the file open, or what they share would be there; but somebody may come for it just now.
+        connection = _when_free(lambda: opened(alone=True), busy_ms)
+        record.info[_ALONE] = True
+        return connection
+
+    return connect
+
+
+def _when_free(opened: Callable[[], Any], busy_ms: int) -> Any:
+    """Of two that want the file for themselves at once each would wait for the other: they give way and come again."""
+    deadline = time.monotonic() + busy_ms / 1000
+    while True:
+        try:
+            return opened()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+        time.sleep(random.uniform(0.001, 0.02))
+
+
+def _set_up(connection: Any, busy_ms: int, *, alone: bool) -> None:
+    connection.isolation_level = None
+    connection.create_function("unhex", 1, _unhex, deterministic=True)
+    connection.execute(f"PRAGMA busy_timeout = {0 if alone else busy_ms}")
+    if alone:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA busy_timeout = {busy_ms}")
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _sqlite_let_others_in(_connection: Any, record: ConnectionPoolEntry) -> None:
+    """Close a connection that has the store for itself as soon as it is not in use: its lock ends only so."""
+    if record.info.pop(_ALONE, False):
+        record.invalidate()
 
 
 def _unhex(text: str | None) -> bytes | None:

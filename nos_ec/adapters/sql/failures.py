@@ -61,11 +61,12 @@ def translate(error: Exception, url: URL) -> Failure | None:
 
 
 def _sqlite(cause: sqlite3.Error, url: URL) -> Failure | None:
-    code = (getattr(cause, "sqlite_errorcode", None) or 0) & 0xFF
+    extended = getattr(cause, "sqlite_errorcode", None) or 0
+    code = extended & 0xFF
     where = f"metadata at {place(url)}: {cause}"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Failure(Transient(f"{where}; another process writes, try again"))
-    if code == _SQLITE_FULL:
+    if code == _SQLITE_FULL or extended == sqlite3.SQLITE_IOERR_SHMSIZE:
         return Failure(NoSpace(f"{where}; make room on that disk"))
     if code == _SQLITE_IOERR:
         return Failure(Transient(f"{where}; check that disk"))
