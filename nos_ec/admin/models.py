@@ -64,7 +64,8 @@ class Status(_Answer):
     model_config = _example(
         geometry={"k": 8, "m": 3, "chunk_size": 131072, "stripes_per_block": 32, "stripes_per_group_max": 4},
         utilisation=0.9884, hole_ratio=0.0012, overhead_ratio=0.0104, stripes=448, live_bytes=464323993,
-        dead_bytes=557000, overhead_bytes=4881055, packed_objects=46319, landing_deletions=1000, leases=1,
+        dead_bytes=557000, overhead_bytes=4881055, raw_bytes=645922816, raw_bytes_per_user_byte=1.391104,
+        packed_objects=46317, large_objects=2, large_bytes=38800000, landing_deletions=1000, leases=1,
         blocks=[{"kind": "fresh", "state": "sealed", "count": 14}],
         free_bytes=91268055040, computed_at_ms=1763700000000,
     )  # fmt: skip
@@ -76,7 +77,11 @@ class Status(_Answer):
     live_bytes: Bytes
     dead_bytes: Bytes
     overhead_bytes: Bytes
+    raw_bytes: Bytes = Field(description="Of the blocks on all shards: stripes x (k + m) chunks.")
+    raw_bytes_per_user_byte: float | None = Field(ge=0, description="raw_bytes / live_bytes; null without live bytes.")
     packed_objects: Count = Field(description="Objects in stripes, large ones not counted.")
+    large_objects: Count = Field(description="Objects in blocks of their own.")
+    large_bytes: Bytes = Field(description="Bytes of them, part of live_bytes.")
     landing_deletions: Count = Field(description="Landing copies on the deletion queue.")
     leases: Count = Field(description="Writers that are alive, or whose lease has not run out yet.")
     blocks: list[BlockCount] = Field(max_length=16)

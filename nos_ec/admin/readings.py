@@ -45,6 +45,7 @@ class Readings:
         """Utilisation and its parts, blocks by state. Raises Transient."""
         figures, at_ms = self._figures()
         totals, size_bytes = figures.totals, figures.totals.stripes * figures.stripe_size
+        raw_bytes = self._system.geometry.raw_bytes(totals.stripes)
         return models.Status(
             geometry=models.GeometryModel(**asdict(self._system.geometry)),
             utilisation=_ratio(totals.live_bytes, size_bytes),
@@ -54,7 +55,11 @@ class Readings:
             live_bytes=totals.live_bytes,
             dead_bytes=totals.dead_bytes,
             overhead_bytes=totals.overhead_bytes,
+            raw_bytes=raw_bytes,
+            raw_bytes_per_user_byte=_ratio(raw_bytes, totals.live_bytes),
             packed_objects=totals.packed_objects,
+            large_objects=totals.large_objects,
+            large_bytes=totals.large_bytes,
             landing_deletions=totals.landing_deletions,
             leases=totals.leases,
             blocks=_block_counts(figures),

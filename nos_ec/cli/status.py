@@ -22,29 +22,35 @@ def status(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Utilisation and its parts, blocks by state, and what still waits in the landing store."""
     with context(ctx).system() as system:
         data = status_data(system)
-    emit(data, as_json, lambda: _print(data))
+        whose = " in the whole pool" if system.settings.store.backend == "ceph" else ""
+    emit(data, as_json, lambda: _print(data, whose))
 
 
 def status_data(system: System) -> dict[str, Any]:
     """What `status` prints. Sizes in bytes; ratios are null while nothing is packed.
 
     utilisation + dead share + overhead_ratio = 1, shares of all stripes; hole_ratio is dead / (live + dead), as GC
-    counts. raw_bytes are those of the blocks on all shards; landing copies are counted apart.
+    counts. raw_bytes are those of this store's blocks on all shards, by its books. stored_raw_bytes and
+    landing_raw_bytes are what the shards and the landing store say they hold; a Ceph pool tells only the sum over
+    all the stores in it.
     """
     totals = system.metadata.totals()
-    raw_bytes = system.blocks.raw_bytes()
+    raw_bytes = system.geometry.raw_bytes(totals.stripes)
     return {
         "utilisation": _ratio(totals.live_bytes, _size(totals, system)),
         "hole_ratio": _ratio(totals.dead_bytes, totals.live_bytes + totals.dead_bytes),
         "overhead_ratio": _ratio(totals.overhead_bytes, _size(totals, system)),
         "raw_bytes": raw_bytes,
         "raw_bytes_per_user_byte": _ratio(raw_bytes, totals.live_bytes),
+        "stored_raw_bytes": system.blocks.raw_bytes(),
         "landing_raw_bytes": system.landing.raw_bytes(),
         "stripes": totals.stripes,
         "live_bytes": totals.live_bytes,
         "dead_bytes": totals.dead_bytes,
         "overhead_bytes": totals.overhead_bytes,
         "packed_objects": totals.packed_objects,
+        "large_objects": totals.large_objects,
+        "large_bytes": totals.large_bytes,
         "landed_objects": totals.landed_objects,
         "landed_bytes": totals.landed_bytes,
         "queued_objects": totals.queued_objects,
@@ -80,7 +86,9 @@ def _percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2%}"
 
 
-def _print(data: dict[str, Any]) -> None:
+def _print(data: dict[str, Any], whose: str) -> None:
+    """`whose` bytes the two stores tell, when there may be more than those of this store."""
+    packed_bytes = data["live_bytes"] - data["large_bytes"]
     raw = data["raw_bytes_per_user_byte"]
     size = data["live_bytes"] + data["dead_bytes"] + data["overhead_bytes"]
     rows = {
@@ -88,10 +96,12 @@ def _print(data: dict[str, Any]) -> None:
         "holes": f"{_percent(_ratio(data['dead_bytes'], size))}  {size_text(data['dead_bytes'])} dead",
         "header, names, padding": f"{_percent(data['overhead_ratio'])}  {size_text(data['overhead_bytes'])}",
         "raw bytes per user byte": "-" if raw is None else f"{raw:.3f}  {size_text(data['raw_bytes'])} on all shards",
-        "in stripes": f"{count_text(data['packed_objects'], 'packed object')}, {size_text(data['live_bytes'])} live",
+        "in stripes": f"{count_text(data['packed_objects'], 'packed object')}, {size_text(packed_bytes)} live",
+        "in own blocks": f"{count_text(data['large_objects'], 'large object')}, {size_text(data['large_bytes'])} live",
         "landed, to be published": f"{count_text(data['landed_objects'], 'object')}, {size_text(data['landed_bytes'])}",
         "published, to be packed": f"{count_text(data['queued_objects'], 'object')}, {size_text(data['queued_bytes'])}",
-        "landing store": f"{size_text(data['landing_raw_bytes'])} on disk",
+        "block store": f"{size_text(data['stored_raw_bytes'])} on disk{whose}",
+        "landing store": f"{size_text(data['landing_raw_bytes'])} on disk{whose}",
         "landing copies to delete": data["landing_deletions"],
         "leases held": data["leases"],
         "blocks": ", ".join(f"{b['count']} {b['kind']} {b['state']}" for b in data["blocks"]) or "-",

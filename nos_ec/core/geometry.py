@@ -67,6 +67,10 @@ class Geometry:
         """Raw bytes stored per byte of stripe: (k + m) / k, 1.375 for 8+3."""
         return (self.k + self.m) / self.k
 
+    def raw_bytes(self, stripes: int) -> int:
+        """Bytes of so many stripes on all shards: k + m chunks each."""
+        return stripes * (self.k + self.m) * self.chunk_size
+
     def stripes_for(self, size_bytes: int) -> int:
         """Stripes needed to hold `size_bytes`."""
         return -(-size_bytes // self.stripe_size)

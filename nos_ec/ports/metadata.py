@@ -177,6 +177,10 @@ class Totals:
     dead_bytes: int
     overhead_bytes: int
     packed_objects: int
+    """Objects in stripes with others; large ones, which have blocks of their own, are not among them."""
+    large_objects: int
+    large_bytes: int
+    """Part of live_bytes."""
     landed_objects: int
     landed_bytes: int
     queued_objects: int

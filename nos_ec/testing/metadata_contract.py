@@ -846,6 +846,12 @@ class FiguresContract:
         assert (totals.landed_objects, totals.landed_bytes) == (1, 10)
         assert (totals.queued_objects, totals.queued_bytes) == (1, 20)
         assert (totals.packed_objects, totals.landing_deletions, totals.leases) == (1, 2, 2)
+        assert (totals.large_objects, totals.large_bytes) == (1, 40_000), "one, though it has two blocks"
+        bench.store.record_large(bench.large("big", lease), lease, 6)
+        assert bench.store.totals().large_objects == 1
+        bench.delete("big")
+        totals = bench.store.totals()
+        assert (totals.large_objects, totals.large_bytes, totals.live_bytes) == (0, 0, 30)
         bench.lease(LEASE_PREFIX + "slots-00")
         assert bench.store.totals().leases == 2, "a producer is no writer"
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from nos_ec.cli.app import run
+from nos_ec.cli.status import status_data
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
@@ -82,6 +83,22 @@ def test_the_whole_life_of_an_object(cli: Cli, file: Path, tmp_path: Path) -> No
     assert cli("gc", "run")["blocks"], "without --apply a run is only a plan"
     assert cli("gc", "run", "--apply")["blocks_deleted"] == 1
     assert cli("status")["stripes"] == 0
+
+
+def test_status_counts_this_store_whatever_else_its_pool_holds(
+    bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.put_some(system, 100)
+    bench.put(system, "large", bench.data(20 * STRIPE))
+    bench.pack(system)
+    monkeypatch.setattr(type(system.blocks), "raw_bytes", lambda _store: 10**15)
+    status = status_data(system)
+    assert (status["packed_objects"], status["large_objects"], status["large_bytes"]) == (100, 1, 20 * STRIPE)
+    assert status["live_bytes"] == sum(map(len, bench.acknowledged.values()))
+    geometry = system.geometry
+    assert status["raw_bytes"] == status["stripes"] * (geometry.k + geometry.m) * geometry.chunk_size
+    assert status["raw_bytes_per_user_byte"] == round(status["raw_bytes"] / status["live_bytes"], 6)
+    assert status["stored_raw_bytes"] == 10**15, "what the pool says is shown beside it"
 
 
 def test_rm_deletes_what_there_is_and_names_the_rest(bench: Bench, cli: Cli) -> None:

@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Connection, cast, func, insert, select
 
 from nos_ec.adapters.sql import leases
 from nos_ec.adapters.sql.rows import by_index
-from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, STORE_INFO
+from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORE_INFO
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifecycle import BlockKind, ObjectState
@@ -64,6 +64,8 @@ def totals(connection: Connection) -> Totals:
         dead_bytes=sum(row.dead_bytes for row in blocks),
         overhead_bytes=sum(row.overhead_bytes for row in blocks),
         packed_objects=sum(row.live_objects for row in blocks if row.kind is not BlockKind.LARGE),
+        large_objects=connection.execute(_LARGE_OBJECTS).scalar_one(),
+        large_bytes=sum(row.live_bytes for row in blocks if row.kind is BlockKind.LARGE),
         landed_objects=landed.get(ObjectState.LANDED, (0, 0))[0],
         landed_bytes=landed.get(ObjectState.LANDED, (0, 0))[1],
         queued_objects=landed.get(ObjectState.QUEUED, (0, 0))[0],
@@ -89,6 +91,8 @@ _BLOCK_SUMS = select(
     _sum(_B.overhead_bytes, "overhead_bytes"),
     _sum(_B.live_objects, "live_objects"),
 ).group_by(_B.kind, _B.state)
+# As many rows as large objects have blocks: no more work than the sums over blocks.
+_LARGE_OBJECTS = select(func.count()).where(SEGMENTS.c.part == 0)
 # The slots are listed for the index of due objects: it begins with them.
 _LANDED_SUMS = (
     by_index(select(_O.state, func.count().label("objects"), _sum(_O.size, "bytes")), OBJECTS, "objects_due_by_slot")
