@@ -215,6 +215,11 @@ class System:
         """A lease to be held by a `with`."""
         return HeldLease(self.metadata, self.clock, name, ttl_ms)
 
+    def contended_lease(self, name: str, ttl_ms: int) -> HeldLease:
+        """One that several processes may want at once: those who do not get it are told that this one has it."""
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
+        return HeldLease(self.metadata, self.clock, name, ttl_ms, holder)
+
     def writer(self, lease: Lease, kind: BlockKind) -> StripeWriter:
         """A lane of writing. Only fresh objects must leave GC's reserve alone; only GC moves last copies."""
         fresh = kind is BlockKind.FRESH

@@ -37,7 +37,7 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
     settings = system.settings
 
     def new_lease(name: str) -> HeldLease:
-        return system.lease(name, settings.consumer.lease_ttl_ms)
+        return system.contended_lease(name, settings.consumer.lease_ttl_ms)
 
     def new_writer(lease: Lease) -> StripeWriter:
         return system.writer(lease, BlockKind.SURVIVOR)

@@ -20,13 +20,17 @@ _log = structlog.get_logger(__name__)
 
 
 class HeldLease:
-    """A context manager around one lease. `lost` tells that it has been fenced: stop writing, nothing can commit."""
+    """A context manager around one lease. `lost` tells that it has been fenced: stop writing, nothing can commit.
 
-    def __init__(self, metadata: Metadata, clock: Clock, name: str, ttl_ms: int) -> None:
+    `holder` tells others who want it meanwhile which process has it.
+    """
+
+    def __init__(self, metadata: Metadata, clock: Clock, name: str, ttl_ms: int, holder: str = "") -> None:
         self._metadata = metadata
         self._clock = clock
         self._name = name
         self._ttl_ms = ttl_ms
+        self._holder = holder
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_stopped, name=f"lease-{name}", daemon=True)
         self._expires_ms = 0
@@ -34,7 +38,8 @@ class HeldLease:
 
     def __enter__(self) -> Self:
         """Take the lease. Raises Conflict when somebody holds it."""
-        self.lease: Lease = self._metadata.acquire_lease(self._name, self._clock.now_ms(), self._ttl_ms)
+        now_ms = self._clock.now_ms()
+        self.lease: Lease = self._metadata.acquire_lease(self._name, now_ms, self._ttl_ms, self._holder)
         self._expires_ms = self.lease.expires_ms
         self._thread.start()
         return self

@@ -277,9 +277,9 @@ class Metadata(Protocol):
         ...
 
     # --- leases -----------------------------------------------------------------------------------
-    def acquire_lease(self, name: str, now_ms: int, ttl_ms: int) -> Lease:
+    def acquire_lease(self, name: str, now_ms: int, ttl_ms: int, holder: str = "") -> Lease:
         """Take the lease `name`. Raises Conflict when it exists, expired or not: an expired one must be fenced
-        first."""
+        first. `holder` says which process this is: it is what a Conflict tells whoever comes meanwhile."""
         ...
 
     def renew_lease(self, lease: Lease, now_ms: int, ttl_ms: int) -> Lease:

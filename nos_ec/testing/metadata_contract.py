@@ -438,11 +438,26 @@ class LeaseContract:
     def test_a_lease_is_taken_once_expired_or_not(self, bench: MetadataBench) -> None:
         lease = bench.store.acquire_lease("w", 100, 50)
         assert (lease.name, lease.expires_ms) == ("w", 150)
-        for now_ms in (100, 151):
-            with pytest.raises(Conflict, match="fenced first"):
+        for now_ms, says in (
+            (100, "'w' is held until 1970-01-01T00:00:00.*longer"),
+            (151, "'w' was held until .*fence"),
+        ):
+            with pytest.raises(Conflict, match=says):
                 bench.store.acquire_lease("w", now_ms, 50)
         with pytest.raises(InvalidInput):
             bench.store.acquire_lease("", 1, 1)
+
+    def test_who_holds_a_lease_is_told_to_whoever_wants_it(self, bench: MetadataBench) -> None:
+        for holder in ("process 4711 on host-a", "process 5 on host-b"):
+            lease = bench.store.acquire_lease("gc", 60_000, 30_000, holder)
+            with pytest.raises(Conflict, match=f"held by {holder} until 1970-01-01T00:01:30.*, 20 s from now"):
+                bench.store.acquire_lease("gc", 70_000, 30_000, "process 6 on host-c")
+            with pytest.raises(Conflict, match=f"was held by {holder} until .* has run out"):
+                bench.store.acquire_lease("gc", 90_000, 30_000)
+            bench.store.release_lease(lease)
+        bench.store.acquire_lease("gc", 60_000, 30_000)
+        with pytest.raises(Conflict, match="'gc' is held until"):
+            bench.store.acquire_lease("gc", 60_000, 30_000)
 
     def test_epochs_grow_over_all_names(self, bench: MetadataBench) -> None:
         epochs = []

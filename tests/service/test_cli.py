@@ -391,6 +391,14 @@ def test_writing_with_a_shard_folder_missing_loses_nothing(cli: Cli, bench: Benc
     bench.assert_at_rest(system)
 
 
+def test_a_gc_run_says_who_else_is_at_it(cli: Cli, system: System) -> None:
+    with system.contended_lease("gc", 60_000):
+        message = cli("gc", "run", "--apply", exits=5)["message"]
+    assert f"lease 'gc' is held by process {os.getpid()} on " in message
+    assert "let that one finish, or stop it" in message
+    cli("gc", "run", "--apply")
+
+
 @pytest.mark.parametrize("service", ["producer", "consumer", "gc"])
 def test_sigterm_stops_a_daemon_and_loses_nothing(bench: Bench, system: System, service: str) -> None:
     """Graceful stop: exit 0, no lease left behind, nothing open, the work goes on where it was left."""

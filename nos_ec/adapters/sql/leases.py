@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, delete, insert, select, update
 
-from nos_ec.adapters.sql.schema import BLOCKS, COUNTERS, LEASES, WRITER_BYTES_MAX, utf8
+from nos_ec.adapters.sql.schema import BLOCKS, COUNTERS, LEASES, STORE_INFO, WRITER_BYTES_MAX, utf8
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.ports.metadata import Lease
 
-_L, _B, _C = LEASES.c, BLOCKS.c, COUNTERS.c
+_L, _B, _C, _I = LEASES.c, BLOCKS.c, COUNTERS.c, STORE_INFO.c
 _EPOCH = _C.name == "lease_epoch"
 
 
-def acquire(connection: Connection, name: str, now_ms: int, ttl_ms: int) -> Lease:
+def acquire(connection: Connection, name: str, now_ms: int, ttl_ms: int, holder: str) -> Lease:
     """See `Metadata.acquire_lease`."""
     taken = acquire_free(connection, [name], now_ms, ttl_ms)
     if not taken:
-        held = connection.execute(select(_L.expires_ms).where(_L.name == name)).scalar_one()
-        raise Conflict(f"lease {name!r} is taken until {held} ms; once expired it must be fenced first")
+        raise _taken(connection, name, now_ms)
+    if holder:
+        # Beside the lease's row, not in it: the epoch tells whether it is of the present holder.
+        connection.execute(delete(STORE_INFO).where(_I.name == _holder_row(name)))
+        note = {"name": _holder_row(name), "value": f"{taken[0].epoch} {holder}"}
+        connection.execute(insert(STORE_INFO), note)
     return taken[0]
+
+
+def _taken(connection: Connection, name: str, now_ms: int) -> Conflict:
+    epoch, expires_ms = connection.execute(select(_L.epoch, _L.expires_ms).where(_L.name == name)).one()
+    note = connection.execute(select(_I.value).where(_I.name == _holder_row(name))).scalar() or ""
+    whose, _, holder = str(note).partition(" ")
+    by = f" by {holder}" if holder and whose == str(epoch) else ""
+    until = datetime.fromtimestamp(expires_ms / 1000, UTC).isoformat(timespec="seconds")
+    if expires_ms <= now_ms:
+        return Conflict(
+            f"lease {name!r} was held{by} until {until} and has run out; the next consumer or GC run fences it, then"
+            " it is free: try again"
+        )
+    return Conflict(
+        f"lease {name!r} is held{by} until {until}, {(expires_ms - now_ms) / 1000:.0f} s from now, and longer while its"
+        " holder lives and renews it: let that one finish, or stop it; if it died, try again after that time"
+    )
+
+
+def _holder_row(name: str) -> str:
+    return f"holder of {name}"[:32]
 
 
 def acquire_free(connection: Connection, names: Sequence[str], now_ms: int, ttl_ms: int) -> list[Lease]:

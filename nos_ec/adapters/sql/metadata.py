@@ -127,9 +127,9 @@ class SqlMetadata:
         """See the port."""
         return self._read(objects.still_landed, requests)
 
-    def acquire_lease(self, name: str, now_ms: int, ttl_ms: int) -> Lease:
+    def acquire_lease(self, name: str, now_ms: int, ttl_ms: int, holder: str = "") -> Lease:
         """See the port."""
-        return self._write(leases.acquire, name, now_ms, ttl_ms)
+        return self._write(leases.acquire, name, now_ms, ttl_ms, holder)
 
     def renew_lease(self, lease: Lease, now_ms: int, ttl_ms: int) -> Lease:
         """See the port."""

@@ -240,4 +240,5 @@ STORE_INFO = _table(
     Column("name", String(32), primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""Facts about the whole store: `geometry` as JSON; `store_id`, which its pools or folders carry too."""
+"""Facts about the whole store: `geometry` as JSON; `store_id`, which its pools or folders carry too. And who took a
+lease: `holder of NAME`, an epoch and a process."""
