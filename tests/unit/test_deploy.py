@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import make_url
 
 from nos_ec.cli.app import run
-from nos_ec.settings import check_settings, load_settings
+from nos_ec.settings import Settings, check_settings, load_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").iterdir())
@@ -75,6 +75,23 @@ def test_services_set_settings_that_exist(path: Path) -> None:
     given = dict(value.split("=", 1) for value in read_unit(path)["Service"].get("Environment", []))
     env = {name: value.replace("%i", "1").replace("%d", "/run/credentials/x") for name, value in given.items()}
     assert check_settings(None, env) == []
+
+
+def test_consumers_of_one_host_have_ports_of_their_own() -> None:
+    (given,) = read_unit(DEPLOY / "systemd" / "nos-ec-consumer@.service")["Service"]["Environment"]
+    name, _, port = given.partition("=")
+    readme = (DEPLOY / "README.md").read_text()
+    producer = (DEPLOY / "systemd" / "nos-ec-producer.service").read_text()
+    others = {str(Settings().api.port), *re.findall(r"(?:GC|PRODUCER)_PORT=(\d+)", producer + readme)}
+    assert f"port {port.replace('%i', 'N')}" in readme
+    assert len(others) == 3
+    ports = {port.replace("%i", str(instance)) for instance in range(10)}
+    assert len(ports - others) == 10
+    assert all(check_settings(None, {name: one}) == [] for one in ports)
+    for instance in ("10", "01", "a"):
+        (problem,) = check_settings(None, {name: port.replace("%i", instance)})
+        assert f"{name}: " in problem
+        assert "use a whole number" in problem
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
