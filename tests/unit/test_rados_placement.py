@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nos_ec.adapters.rados import cluster_map
+from nos_ec.adapters.rados import placement as placement_module
 from nos_ec.adapters.rados.cluster import LogWatch, LogWatcher, RadosCluster
 from nos_ec.adapters.rados.cluster_view import TELLING, ClusterView
 from nos_ec.adapters.rados.placement import REMEMBERED_BLOCKS, RadosPlacement
@@ -96,8 +98,14 @@ def eventually(happened: Callable[[], bool]) -> None:
 
 
 def ready(placement: RadosPlacement, monitors: Monitors) -> None:
+    """Wait until it knows the groups: what is given out before is not remembered."""
     placement.new_block_id()
-    eventually(lambda: monitors.asked.count("pg dump") > 0 and monitors.watcher is not None)
+    eventually(lambda: bool(known(placement).groups) and monitors.watcher is not None)
+
+
+def known(placement: RadosPlacement) -> ClusterMap:
+    assert placement._view is not None
+    return placement._view.current() or ClusterMap(1, 1)
 
 
 # --- the view ---------------------------------------------------------------------------------------------------
@@ -108,17 +116,19 @@ def test_nothing_is_asked_before_a_block_is_wanted(placement: RadosPlacement, mo
     assert monitors.asked == []
 
 
-def test_a_line_of_the_log_renews_the_map_at_once(placement: RadosPlacement, monitors: Monitors) -> None:
+def test_a_line_of_the_log_renews_the_map_at_once(
+    placement: RadosPlacement, monitors: Monitors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock it would take longer than the test waits."""
+    monkeypatch.setattr(placement_module, "ClusterView", partial(ClusterView, refresh_s=600))
     ready(placement, monitors)
     block_id = placement.new_block_id()
     group = placement_group(block_id.hex(), "", GROUPS)
     assert placement.healthy(block_id)
     monitors.up[group % 4] = 0
     monitors.push("pgmap v17: nothing to do with us")
-    begun = time.monotonic()
     monitors.push(f"osd.{group % 4} marked down")
     eventually(lambda: not placement.healthy(block_id))
-    assert time.monotonic() - begun < 3
 
 
 def test_without_a_manager_what_the_monitors_know_is_used(placement: RadosPlacement, monitors: Monitors) -> None:
@@ -131,13 +141,14 @@ def test_without_a_manager_what_the_monitors_know_is_used(placement: RadosPlacem
 
 
 def test_without_monitors_blocks_are_placed_by_the_last_map_or_anyhow(
-    placement: RadosPlacement, monitors: Monitors
+    placement: RadosPlacement, monitors: Monitors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(placement_module, "FIRST_MAP_WAIT_S", 600)
     monitors.failing = {"osd dump", "log"}
     begun = time.monotonic()
     block_id = placement.new_block_id()
     assert placement.healthy(block_id)
-    assert time.monotonic() - begun < 1.5, "no map yet is known as soon as the question failed"
+    assert time.monotonic() - begun < 60, "that there is no map yet is known as soon as the question failed"
 
 
 def test_a_log_that_cannot_be_watched_leaves_the_clock(cluster: RadosCluster, monitors: Monitors) -> None:
@@ -163,9 +174,9 @@ def test_a_block_begun_in_a_bad_place_is_left_once_it_is_worse_than_at_its_best(
         ready(placement, monitors)
         block_id = next(new for new in iter(placement.new_block_id, None) if _has_osd_0(new))
         assert placement.healthy(block_id), "no better than it was, and no worse"
-        _change(monitors, [1, 1, 1, 1])
+        _change(placement, monitors, [1, 1, 1, 1])
         assert placement.healthy(block_id)
-        _change(monitors, [0, 1, 1, 1])
+        _change(placement, monitors, [0, 1, 1, 1])
         assert not placement.healthy(block_id)
 
 
@@ -173,12 +184,11 @@ def _has_osd_0(block_id: BlockId) -> bool:
     return placement_group(block_id.hex(), "", GROUPS) % 4 != 1
 
 
-def _change(monitors: Monitors, up: list[int]) -> None:
+def _change(placement: RadosPlacement, monitors: Monitors, up: list[int]) -> None:
     """Let OSDs come or go, and wait until the map says so."""
-    asked = monitors.asked.count("pg dump")
     monitors.up = up
     monitors.push("osd.0 changed")
-    eventually(lambda: monitors.asked.count("pg dump") > asked)
+    eventually(lambda: [osd.is_up for osd in known(placement).osds.values()] == [one == 1 for one in up])
 
 
 def test_what_is_remembered_is_bounded(placement: RadosPlacement, monitors: Monitors) -> None:
