@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nos_ec.adapters.rados.block_store import RadosBlockStore
 from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
-from nos_ec.adapters.rados.cluster_waits import await_down, await_figures, await_up, osds_up
+from nos_ec.adapters.rados.cluster_waits import await_down, await_figures, await_state, await_up, osds_up
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.rados.pool_checks import check_blocks_pool
 from nos_ec.core.geometry import PAGE, Geometry
@@ -129,6 +129,17 @@ class CephCluster:
     def await_down(self, osd: int) -> None:
         """Wait until the cluster has noticed that an OSD is gone."""
         await_down(self.admin, [osd])
+
+    def await_map(self) -> None:
+        """Wait until every OSD has the map that the monitors have now: they tell some, which tell the others."""
+        epoch = self.admin.command("osd dump")["epoch"]
+        await_state(
+            lambda: all(self._map_epoch(osd) >= epoch for osd in osds_up(self.admin)),
+            f"not all OSDs have the map of epoch {epoch}",
+        )
+
+    def _map_epoch(self, osd: int) -> int:
+        return int(self.admin.command_osd(osd, "status")["newest_map"])
 
     def _pid(self, osd: int) -> int:
         return int((self.folder / "run" / f"osd.{osd}.pid").read_text())
