@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,10 @@ def test_the_whole_stack(stack: Stack) -> None:
     assert [line.split()[0] for line in found.stdout.splitlines()] == ["ceph", "kafka", "mariadb"]
     assert_environment_fits(stack, found.stdout)
 
-    for daemon in ("osd.7", "kafka", "mariadb"):
+    killed = ("osd.7", "kafka", "mariadb")
+    for daemon in killed:
         os.kill(pids[daemon], signal.SIGKILL)
+    await_gone(stack, {pids[daemon] for daemon in killed})
     found = stack.script("status")
     assert found.returncode == IN_PART
     assert "osd.7" in found.stdout
@@ -48,7 +51,7 @@ def test_the_whole_stack(stack: Stack) -> None:
     assert "mariadb does not run" in found.stdout
     stack.up()
     repaired = stack.pids()
-    assert {daemon for daemon in pids if repaired[daemon] != pids[daemon]} == {"osd.7", "kafka", "mariadb"}
+    assert {daemon for daemon in pids if repaired[daemon] != pids[daemon]} == set(killed)
     assert stack.script("status").returncode == 0
 
     other = stack.script("up", NOS_EC_DEV_DATABASE="mysql")
@@ -60,6 +63,14 @@ def test_the_whole_stack(stack: Stack) -> None:
     assert stack.script("status").returncode == NOT_RUNNING
     assert stack.script("clean").returncode == 0
     assert list(stack.folder.iterdir()) == []
+
+
+def await_gone(stack: Stack, pids: set[int]) -> None:
+    """A process that is killed takes a moment to end."""
+    deadline = time.monotonic() + 30
+    while stack.processes() & pids:
+        assert time.monotonic() < deadline, "they do not end"
+        time.sleep(0.05)
 
 
 def assert_environment_fits(stack: Stack, status: str) -> None:
