@@ -213,14 +213,14 @@ def test_a_large_backlog_takes_bounded_memory_and_constant_cost(log: LocalHarnes
     tracemalloc.start()
     seen, slices_s = 0, []
     while seen < count:
-        started = time.perf_counter()
+        started = time.process_time()  # work, which a busy machine does not change, not waiting
         until = seen + count // 10
         while seen < until:
             messages = consumer.poll(1000, 0)
             assert messages, f"nothing after {seen}"
             seen += len(messages)
             consumer.commit(ends(messages))
-        slices_s.append(time.perf_counter() - started)
+        slices_s.append(time.process_time() - started)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     print(f"published {count / publish_s:.0f}/s, taken and committed {count / sum(slices_s):.0f}/s, {peak_bytes=}")
@@ -486,13 +486,15 @@ def test_partitions_of_a_killed_process_move_after_its_session(tmp_path: Path) -
             victim.send_signal(signal.SIGKILL)
         finally:
             victim.kill()
-    killed = time.monotonic()
-    with closing(log.consumer(group="g", member="heir", clock=SystemClock(), session_ms=1500)) as heir:
+    with closing(sqlite3.connect(path)) as connection:
+        ((expires_ms,),) = connection.execute("SELECT expires_ms FROM members")
+    clock = SystemClock()
+    assert expires_ms <= clock.now_ms() + 1500
+    with closing(log.consumer(group="g", member="heir", clock=clock, session_ms=1500)) as heir:
         again = take(heir, 4)
-        waited_s = time.monotonic() - killed
+        assert clock.now_ms() >= expires_ms
         assert heir.assignment() == frozenset(range(4))
     assert sorted((m.partition, m.offset) for m in again) == sorted((int(p), int(o)) for p, o in first)
-    assert 0.5 < waited_s < 6, f"the partitions moved after {waited_s:.2f} s"
 
 
 _PUBLISHER = """

@@ -114,13 +114,13 @@ def test_cost_per_message_does_not_grow_with_what_is_in_flight() -> None:
     """300,000 in flight, done backwards (the worst order), must not take quadratic time."""
     tracker = OffsetTracker()
     count = 300_000
-    started = time.perf_counter()
+    started = time.process_time()
     for offset in range(count):
         tracker.taken(0, offset)
     for offset in reversed(range(count)):
         tracker.done(0, offset)
     assert tracker.committable() == {0: count}
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_committed_says_by_how_much_it_moved() -> None:
