@@ -44,11 +44,12 @@ from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.monitoring.metrics import METRICS
 from nos_ec.ports.metadata import BlockRow
 from nos_ec.settings import ApiSettings
+from nos_ec.testing.dev_servers import free_port
 from nos_ec.wiring import System
 from nos_gc.assemble import gc_collector, gc_service
 
 from .conftest import CHUNK, STRIPE, Bench
-from .test_endpoints import free_port, until
+from .test_endpoints import WAIT_S, until
 
 TOKEN = "a-token-of-more-than-16-characters"
 Operation = APIOperation[Any, Any, Any, Any]
@@ -65,7 +66,10 @@ def app_of(system: System, token: Token | None, requests_max: int = REQUESTS_MAX
 @contextmanager
 def serve(app: FastAPI, **headers: str) -> Iterator[httpx.Client]:
     """A client of the app over real HTTP."""
-    with Server(app, "127.0.0.1", 0) as server, httpx.Client(base_url=server.url, headers=headers) as client:
+    with (
+        Server(app, "127.0.0.1", 0) as server,
+        httpx.Client(base_url=server.url, headers=headers, timeout=WAIT_S) as client,
+    ):
         yield client
 
 
@@ -511,7 +515,7 @@ def test_the_command_serves_until_it_is_stopped(bench: Bench, system: System, tm
         assert systemd.recv(100) == b"READY=1"
         url = f"http://127.0.0.1:{port}"
         until(lambda: is_ready(url), "the API is ready")
-        with httpx.Client(base_url=url, headers=AUTHORISED) as client:
+        with httpx.Client(base_url=url, headers=AUTHORISED, timeout=WAIT_S) as client:
             assert client.get("/v1/status").json()["stripes"] == system.metadata.totals().stripes
             text = client.get("/metrics").text
             for metric in METRICS:

@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Empty
 from threading import Event
 from typing import cast
 
@@ -29,6 +30,7 @@ from nos_ec.monitoring.metrics import METRICS, Kind
 from nos_ec.monitoring.monitor import COST_SHARE, Cached, Monitor
 from nos_ec.monitoring.systemd import Notifier, Pulse
 from nos_ec.testing.clock import FakeClock
+from nos_ec.testing.notify_socket import NotifySocket
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -267,32 +269,14 @@ def _has_ipv6() -> bool:
 
 
 # --- systemd -------------------------------------------------------------------------------------------------------
-class Systemd:
-    """The receiving end of NOTIFY_SOCKET."""
-
-    def __init__(self, address: str) -> None:
-        self.environment = {"NOTIFY_SOCKET": address}
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
-        self._socket.settimeout(5)
-
-    def heard(self) -> str:
-        return self._socket.recv(4096).decode()
-
-    def close(self) -> None:
-        self._socket.close()
-
-
 @pytest.fixture(params=["path", "abstract"])
-def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]:
-    made = Systemd(
-        str(tmp_path / "notify") if request.param == "path" else f"@nos-ec-test-{tmp_path.name}-{id(request)}"
-    )
-    yield made
-    made.close()
+def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NotifySocket]:
+    address = str(tmp_path / "notify") if request.param == "path" else f"@nos-ec-test-{tmp_path.name}-{id(request)}"
+    with NotifySocket(address) as made:
+        yield made
 
 
-def test_states_reach_systemd(systemd: Systemd) -> None:
+def test_states_reach_systemd(systemd: NotifySocket) -> None:
     notifier = Notifier(systemd.environment, pid=1)
     assert notifier.watchdog_ms is None
     assert notifier.send("READY=1", "STATUS=well")
@@ -324,7 +308,7 @@ class RealWait(FakeClock):
         return stop.wait(wait_ms / 100_000)
 
 
-def test_the_watchdog_is_fed_only_while_the_loops_turn(systemd: Systemd) -> None:
+def test_the_watchdog_is_fed_only_while_the_loops_turn(systemd: NotifySocket) -> None:
     clock = RealWait()
     health = Health(clock, stall_ms_max=1000)
     beat = health.heart("packing")
@@ -344,17 +328,14 @@ def test_the_watchdog_is_fed_only_while_the_loops_turn(systemd: Systemd) -> None
     assert heard[-1] == "STOPPING=1"
 
 
-def _silence(systemd: Systemd) -> bool:
+def _silence(systemd: NotifySocket) -> bool:
     """True once nothing came for half a second, after what was on its way."""
-    systemd._socket.settimeout(0.5)
-    try:
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            systemd.heard()
-    except TimeoutError:
-        return True
-    finally:
-        systemd._socket.settimeout(5)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            systemd.heard(0.5)
+        except Empty:
+            return True
     return False
 
 
