@@ -18,6 +18,7 @@ from nos_ec.cli.status import status_data
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
+from nos_ec.ports.metadata import Totals
 from nos_ec.wiring import System
 
 from .conftest import CHUNK, STRIPE, Bench
@@ -407,13 +408,14 @@ def test_sigterm_stops_a_daemon_and_loses_nothing(bench: Bench, system: System, 
         bench.produce(system)
     arguments = ["gc", "run", "--apply", "--loop"] if service == "gc" else [service]
     command = [sys.executable, "-m", "nos_ec", "--config", str(bench.config), *arguments]
+    before = system.metadata.totals()
     daemon = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         if service == "gc":
             assert daemon.stderr is not None
             assert b"collected" in daemon.stderr.readline()
         else:
-            _wait_for_work(system)
+            _wait_for_work(system, before)
         daemon.send_signal(signal.SIGTERM)
         _, err = daemon.communicate(timeout=20)
     finally:
@@ -428,9 +430,8 @@ def test_sigterm_stops_a_daemon_and_loses_nothing(bench: Bench, system: System, 
     bench.assert_at_rest(system)
 
 
-def _wait_for_work(system: System) -> None:
+def _wait_for_work(system: System, before: Totals) -> None:
     """Until the daemon is in full flow (bounded): something was published, or some of it packed."""
-    before = system.metadata.totals()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         totals = system.metadata.totals()
@@ -445,9 +446,10 @@ def test_a_run_once_can_be_ended_early(bench: Bench, system: System, number: sig
     bench.put_some(system, 3000, size_max=CHUNK // 4)
     bench.produce(system)
     command = [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "consumer", "--once"]
+    before = system.metadata.totals()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        _wait_for_work(system)
+        _wait_for_work(system, before)
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
     finally:
