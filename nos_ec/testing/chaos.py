@@ -27,6 +27,9 @@ from nos_ec.wiring import System, initialise, open_system
 RESTART_WAIT_S = 1.0
 """As systemd waits before it starts a daemon again."""
 DRAIN_S_MAX = 180.0
+RUN_SHARE_MAX = 4
+"""A run goes on until GC has moved and deleted something, at most so many times as long as it is to: clients that are
+slow take their time to make holes."""
 
 TRANSIENT = 7
 """Exit code of a daemon that could not reach a server when it started."""
@@ -177,7 +180,7 @@ def run_chaos(
         strikes = schedule(seed, seconds, every_s, servers.kinds(), servers.osds())
         striker = Striker(servers, fleet, strikes, say)
         stack.callback(striker.wake_all)
-        histories = _run_clients(systems, striker, report)
+        histories = _run_clients(systems, striker, fleet, report)
         _heal_and_drain(systems[0], striker, report, say)
         fleet.stop()
         _ask_fleet(fleet, report)
@@ -185,7 +188,9 @@ def run_chaos(
     return report
 
 
-def _run_clients(systems: Sequence[System], striker: Striker, report: Report) -> Mapping[ObjectKey, History]:
+def _run_clients(
+    systems: Sequence[System], striker: Striker, fleet: Fleet, report: Report
+) -> Mapping[ObjectKey, History]:
     """Let clients work and strikes fall for as long as the run is to go on. Returns what the clients know."""
     totals = Totals()
     store, other = (system.store() for system in systems)
@@ -194,10 +199,14 @@ def _run_clients(systems: Sequence[System], striker: Striker, report: Report) ->
     histories = {key: history for writer in writers for key, history in writer.histories.items()}
     readers = [Reader(number, report.seed, other, histories, totals, READ_PAUSE_S) for number in range(READERS)]
     clients = Clients([*(writer.run for writer in writers), *(reader.run for reader in readers)], totals)
-    deadline = time.monotonic() + report.seconds
+    start_s = time.monotonic()
     clients.start()
     try:
-        while not clients.stopped.is_set() and time.monotonic() < deadline:
+        while (
+            not clients.stopped.is_set() and (passed_s := time.monotonic() - start_s) < RUN_SHARE_MAX * report.seconds
+        ):
+            if passed_s >= report.seconds and all(_collected(fleet)):
+                break
             striker.turn()
             clients.stopped.wait(WAIT_S)
     finally:
@@ -233,8 +242,12 @@ def _heal_and_drain(system: System, striker: Striker, report: Report, say: Calla
 def _ask_fleet(fleet: Fleet, report: Report) -> None:
     report.exit_codes = dict(sorted(fleet.codes.items()))
     report.problems += fleet.misbehaviour(CODES | {TRANSIENT})
-    report.gc_moved_objects = fleet.sum_said("gc", "collected", "objects_moved")
-    report.gc_deleted_blocks = fleet.sum_said("gc", "collected", "blocks_deleted")
+    report.gc_moved_objects, report.gc_deleted_blocks = _collected(fleet)
+
+
+def _collected(fleet: Fleet) -> tuple[int, int]:
+    """Objects that GC moved, and blocks that it deleted, as far as it told."""
+    return fleet.sum_said("gc", "collected", "objects_moved"), fleet.sum_said("gc", "collected", "blocks_deleted")
 
 
 def _inspect(

@@ -150,8 +150,10 @@ class Fleet:
 
     # --- what they said ---------------------------------------------------------------------------
     def said(self, name: str) -> list[dict[str, object]]:
-        """What a daemon logged. Beside it there are the last words of those that ended with an error."""
-        return [json.loads(line) for line in self.log(name).read_text().splitlines() if line.startswith("{")]
+        """What a daemon logged, whole lines of it. Beside it there are the last words of those that ended with an
+        error."""
+        lines = self.log(name).read_text().rpartition("\n")[0].splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
     def sum_said(self, kind: str, event: str, figure: str) -> int:
         """Sum of a figure over all events of that name that daemons of that kind logged."""

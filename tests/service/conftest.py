@@ -33,14 +33,14 @@ root = "store"
 chunk_size = 16384
 stripes_per_block = 8
 [put]
-reservation_ms = 1000
-lease_ttl_ms = 1000
+reservation_ms = 30000
+lease_ttl_ms = 30000
 [producer]
 republish_ms = 300000
-lease_ttl_ms = 1000
+lease_ttl_ms = 60000
 [consumer]
 window_objects = 50
-lease_ttl_ms = 1000
+lease_ttl_ms = 30000
 idle_wait_ms = 20
 [reaper]
 landing_grace_ms = 0
@@ -49,8 +49,19 @@ block_grace_ms = 0
 reserve_bytes = 0
 [log]
 partitions = 3
-session_ms = 1000
+session_ms = 30000
 """
+"""With leases, reservations and sessions that outlast whatever a busy machine does to a process."""
+
+SHORT_MS = 1000
+SHORT = {
+    "NOS_EC_PUT__RESERVATION_MS": str(SHORT_MS),
+    "NOS_EC_PUT__LEASE_TTL_MS": str(SHORT_MS),
+    "NOS_EC_PRODUCER__LEASE_TTL_MS": str(SHORT_MS),
+    "NOS_EC_CONSUMER__LEASE_TTL_MS": str(SHORT_MS),
+    "NOS_EC_LOG__SESSION_MS": str(SHORT_MS),
+}
+"""For processes that are to die: the others know it SHORT_MS later."""
 
 
 class Bench:
@@ -117,7 +128,7 @@ class Bench:
         """The real command in a process of its own."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
         if kill_at:
-            environment["NOS_EC_KILL_AT"] = kill_at
+            environment |= SHORT | {"NOS_EC_KILL_AT": kill_at}
         command = [sys.executable, "-m", "nos_ec", "--config", str(self.config), *arguments]
         return subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=timeout, check=False)
 
@@ -160,6 +171,12 @@ def bench(tmp_path: Path) -> Bench:
     made = Bench(tmp_path)
     initialise(made.settings())
     return made
+
+
+@pytest.fixture
+def short_leases(bench: Bench) -> None:
+    """For writers in this process that fall asleep: their leases, reservations and sessions end SHORT_MS later."""
+    bench.config.write_text(bench.config.read_text().replace("= 30000\n", f"= {SHORT_MS}\n"))
 
 
 @pytest.fixture

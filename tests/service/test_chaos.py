@@ -18,28 +18,30 @@ import pytest
 from nos_ec.testing.at_rest import come_to_rest
 from nos_ec.testing.chaos_clients import Clients, Reader, Totals, Workload, Writer, judge
 from nos_ec.testing.chaos_fleet import CODES, Actor, Fleet
-from nos_ec.wiring import System, initialise
+from nos_ec.wiring import initialise
 
-from .conftest import CHUNK, CONFIG, STRIPE, Bench
+from .conftest import CHUNK, CONFIG, SHORT, SHORT_MS, STRIPE, Bench
 
 SECONDS = float(os.environ.get("NOS_EC_DEV_CHAOS_S", "45"))
 SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SECONDS_MIN = 20
 """Too short a run kills too little to mean anything."""
+SECONDS_MAX = 6 * SECONDS
+"""On a machine that is busy it goes on until enough has happened, for so long."""
 
-LEASE_S = 1.0
-"""lease_ttl_ms and session_ms of the test configuration."""
+LEASE_S = SHORT_MS / 1000
 WRITERS, READERS = 3, 2
 
 ACTORS = {
-    "producer-0": Actor(("producer",)),
-    "producer-1": Actor(("producer",)),
-    "consumer-0": Actor(("consumer",)),
-    "consumer-1": Actor(("consumer",)),
-    "consumer-2": Actor(("consumer",)),
-    "gc-0": Actor(("gc", "run", "--apply", "--loop")),
+    "producer-0": Actor(("producer",), SHORT),
+    "producer-1": Actor(("producer",), SHORT),
+    "consumer-0": Actor(("consumer",), SHORT),
+    "consumer-1": Actor(("consumer",), SHORT),
+    "consumer-2": Actor(("consumer",), SHORT),
+    "gc-0": Actor(("gc", "run", "--apply", "--loop"), SHORT),
 }
 SETTINGS = {
+    "reservation_ms = 30000\nlease_ttl_ms = 30000": f"reservation_ms = {SHORT_MS}\nlease_ttl_ms = {SHORT_MS}",
     "[gc]": "[gc]\nwait_ms = 200\nhole_ratio_min = 0.3",
     "[reaper]": "[reaper]\nwait_ms = 200",
     "[consumer]": "[consumer]\nlinger_ms = 400",
@@ -65,15 +67,17 @@ def _strike(fleet: Fleet, rng: random.Random) -> str:
     return f"stop {name} {for_s:.1f}s"
 
 
-def _run_clients_and_strike(fleet: Fleet, clients: Clients) -> list[str]:
+def _run_clients_and_strike(fleet: Fleet, clients: Clients, totals: Totals) -> list[str]:
     """Returns what was done to whom."""
     rng = random.Random(f"{SEED}/strikes")
-    strikes = []
+    strikes: list[str] = []
     clients.start()
-    end = time.monotonic() + SECONDS
+    end, last_end = time.monotonic() + SECONDS, time.monotonic() + SECONDS_MAX
     next_strike = time.monotonic() + 2
-    while not clients.stopped.is_set() and time.monotonic() < end:
+    while not clients.stopped.is_set() and time.monotonic() < last_end:
         fleet.mend()
+        if time.monotonic() >= end and not _missing(fleet, strikes, totals):
+            break
         if time.monotonic() >= next_strike:
             strikes.append(_strike(fleet, rng))
             next_strike = time.monotonic() + rng.uniform(1, 3)
@@ -83,18 +87,20 @@ def _run_clients_and_strike(fleet: Fleet, clients: Clients) -> list[str]:
     return strikes
 
 
-def _assert_it_was_chaos(fleet: Fleet, strikes: list[str], totals: Totals, system: System) -> None:
-    """Something was killed, stopped, packed and collected while clients worked: else the run proves nothing."""
-    struck = Counter(strike.partition(" ")[0] for strike in strikes)
-    assert struck["kill"] >= SECONDS / 10
-    assert struck["stop"] >= 1
-    assert totals.counts["read"] > 100
-    assert totals.counts["put"] > 20
-    assert totals.counts["put large"] > 3
-    assert totals.counts["delete"] > 20
-    assert fleet.sum_said("gc", "collected", "blocks_deleted") > 0
-    assert fleet.sum_said("gc", "collected", "objects_moved") > 0
-    assert system.metadata.totals().packed_objects > 0
+def _missing(fleet: Fleet, strikes: list[str], totals: Totals) -> list[str]:
+    """What has not been seen often enough: things killed, stopped and collected while clients worked. With any of it
+    missing the run proves nothing."""
+    seen = Counter(strike.partition(" ")[0] for strike in strikes)
+    with totals.lock:
+        seen.update(totals.counts)
+    wanted = {"kill": SECONDS / 10, "stop": 1, "read": 100, "put": 20, "put large": 4, "delete": 20}
+    missing = [f"{what}: {seen[what]} of {count}" for what, count in wanted.items() if seen[what] < count]
+    missing += [
+        f"gc: no {figure}"
+        for figure in ("blocks_deleted", "objects_moved")
+        if not missing and not fleet.sum_said("gc", "collected", figure)
+    ]
+    return missing
 
 
 def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +121,7 @@ def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         clients = Clients([*(w.run for w in writers), *(r.run for r in readers)], totals)
         fleet = Fleet(bench.config, ACTORS, restart_wait_s=0)
         try:
-            strikes = _run_clients_and_strike(fleet, clients)
+            strikes = _run_clients_and_strike(fleet, clients, totals)
             fleet.stop()
         finally:
             fleet.abandon()
@@ -124,7 +130,8 @@ def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             print(dict(sorted(totals.counts.items())), "exit codes", dict(fleet.codes))
         assert totals.failures == []
         assert fleet.misbehaviour(CODES) == []
-        _assert_it_was_chaos(fleet, strikes, totals, system)
+        assert _missing(fleet, strikes, totals) == []
+        assert system.metadata.totals().packed_objects > 0
         before = judge(system.store(), histories)
         left = come_to_rest(system)
         after = judge(system.store(), histories)

@@ -19,10 +19,10 @@ import pytest
 
 from nos_ec.core.ids import ObjectKey
 
-from .conftest import CHUNK, STRIPE, Bench
+from .conftest import CHUNK, SHORT, STRIPE, Bench
 
 LEASE_TTL_S = 1.05
-"""A little more than lease_ttl_ms of the test configuration: after it a dead writer can be fenced."""
+"""A little more than SHORT_MS: after it a dead writer can be fenced."""
 
 CONSUMER_POINTS = [
     "writer.allocated",
@@ -110,7 +110,12 @@ def kill_ailing(bench: Bench, point: str, action: str, stdin: bytes = b"") -> No
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
     command = [sys.executable, str(Path(__file__).with_name("ailing_store.py")), str(bench.config), action]
     done = subprocess.run(
-        command, env=environment | {"NOS_EC_KILL_AT": point}, input=stdin, capture_output=True, timeout=60, check=False
+        command,
+        env=environment | SHORT | {"NOS_EC_KILL_AT": point},
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.returncode} {done.stderr.decode()[-2000:]}"
 

@@ -343,7 +343,7 @@ def test_daemons_share_and_one_that_is_killed_is_replaced(bench: Bench, system: 
     """Three real ones under a stream of PUTs; the log is read to the end and counted."""
     ttl_ms = 5000
     config = bench.config.read_text()
-    bench.config.write_text(config.replace("republish_ms = 300000\nlease_ttl_ms = 1000", f"lease_ttl_ms = {ttl_ms}"))
+    bench.config.write_text(config.replace("republish_ms = 300000\nlease_ttl_ms = 60000", f"lease_ttl_ms = {ttl_ms}"))
     assert bench.settings().producer.lease_ttl_ms == ttl_ms
     with ExitStack() as stack:
         daemons = [stack.enter_context(daemon(bench, "producer")) for _ in range(3)]

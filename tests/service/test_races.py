@@ -21,8 +21,10 @@ from nos_gc.assemble import gc_service
 
 from .conftest import CHUNK, STRIPE, Bench
 
+pytestmark = pytest.mark.usefixtures("short_leases")
+
 LEASE_S = 1.1
-"""A little more than a lease, a session and a reservation of the test configuration."""
+"""A little more than SHORT_MS: a lease, a session and a reservation are over."""
 
 
 class Meanwhile:
