@@ -1,8 +1,13 @@
-"""The order of all suites."""
+"""The order of all suites, and how property tests run."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Both measure the machine: by itself an example may take 200 ms, and ten of them may be made in a second.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
