@@ -33,7 +33,7 @@ class NotifySocket:
         self._thread.join()
         self._socket.close()
 
-    def heard(self, wait_s: float = 30) -> str:
+    def heard(self, wait_s: float = 120) -> str:
         """The next state that was sent. Raises queue.Empty."""
         return self._states.get(timeout=wait_s)
 

@@ -48,8 +48,8 @@ from nos_ec.testing.dev_servers import free_port
 from nos_ec.wiring import System
 from nos_gc.assemble import gc_collector, gc_service
 
-from .conftest import CHUNK, STRIPE, Bench
-from .test_endpoints import WAIT_S, until
+from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
+from .test_endpoints import until
 
 TOKEN = "a-token-of-more-than-16-characters"
 Operation = APIOperation[Any, Any, Any, Any]
@@ -68,7 +68,7 @@ def serve(app: FastAPI, **headers: str) -> Iterator[httpx.Client]:
     """A client of the app over real HTTP."""
     with (
         Server(app, "127.0.0.1", 0) as server,
-        httpx.Client(base_url=server.url, headers=headers, timeout=WAIT_S) as client,
+        httpx.Client(base_url=server.url, headers=headers, timeout=WAIT_S_MAX) as client,
     ):
         yield client
 
@@ -497,7 +497,7 @@ def test_the_command_serves_until_it_is_stopped(bench: Bench, system: System, tm
     fill(bench, system)
     systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     systemd.bind(str(tmp_path / "notify"))
-    systemd.settimeout(20)
+    systemd.settimeout(WAIT_S_MAX)
     port = free_port()
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
     process = subprocess.Popen(
@@ -515,14 +515,14 @@ def test_the_command_serves_until_it_is_stopped(bench: Bench, system: System, tm
         assert systemd.recv(100) == b"READY=1"
         url = f"http://127.0.0.1:{port}"
         until(lambda: is_ready(url), "the API is ready")
-        with httpx.Client(base_url=url, headers=AUTHORISED, timeout=WAIT_S) as client:
+        with httpx.Client(base_url=url, headers=AUTHORISED, timeout=WAIT_S_MAX) as client:
             assert client.get("/v1/status").json()["stripes"] == system.metadata.totals().stripes
             text = client.get("/metrics").text
             for metric in METRICS:
                 assert (f"\n{metric.exposed_name}" in text) == ("api" in metric.services), metric.name
             assert httpx.get(f"{url}/v1/status").status_code == 401
             process.send_signal(signal.SIGTERM)
-            _, log = process.communicate(timeout=20)
+            _, log = process.communicate(timeout=WAIT_S_MAX)
         assert process.returncode == 0, log.decode()
         assert TOKEN not in log.decode()
         assert systemd.recv(100) == b"STOPPING=1"
@@ -534,7 +534,7 @@ def test_the_command_serves_until_it_is_stopped(bench: Bench, system: System, tm
 
 def is_ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/readyz").status_code == 200
+        return httpx.get(f"{url}/readyz", timeout=WAIT_S_MAX).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -551,13 +551,13 @@ def test_a_busy_api_says_so_and_is_well(system: System, monkeypatch: pytest.Monk
 
     def slow(*of: Any) -> list[BlockRow]:
         entered.release()
-        leave.wait(10)
+        leave.wait(WAIT_S_MAX)
         return list_blocks(*of)
 
     monkeypatch.setattr(system.metadata, "list_blocks", slow)
     with serve(app_of(system, None, requests_max=2)) as client, ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(client.get, path) for path in ("/v1/blocks", "/v1/blocks")]
-        assert all(entered.acquire(timeout=10) for _ in asked)
+        assert all(entered.acquire(timeout=WAIT_S_MAX) for _ in asked)
         problem = Api(client).refused("/v1/status", 503)
         assert (problem.type, problem.detail) == ("urn:nos-ec:problem:transient", "2 requests are under way; try again")
         assert client.get("/livez").status_code == client.get("/metrics").status_code == 200
@@ -570,7 +570,7 @@ def test_idle_connections_are_no_requests(api: Api) -> None:
     url = api.client.base_url
     with ExitStack() as stack:
         for _ in range(2 * REQUESTS_MAX):
-            stack.enter_context(socket.create_connection((url.host, url.port or 0), timeout=5))
+            stack.enter_context(socket.create_connection((url.host, url.port or 0), timeout=WAIT_S_MAX))
         time.sleep(0.2)
         assert api.client.get("/livez").status_code == 200
         api("/v1/status")
@@ -589,8 +589,8 @@ def test_a_request_in_flight_is_answered_before_the_end(system: System) -> None:
         answers: list[int] = []
         asking = threading.Thread(target=lambda: answers.append(client.get(f"{server.url}/slow").status_code))
         asking.start()
-        assert entered.wait(10)
-    asking.join(timeout=10)
+        assert entered.wait(WAIT_S_MAX)
+    asking.join(timeout=WAIT_S_MAX)
     assert answers == [200]
 
 

@@ -21,7 +21,7 @@ from nos_ec.core.lifecycle import ObjectState
 from nos_ec.ports.metadata import Totals
 from nos_ec.wiring import System
 
-from .conftest import CHUNK, STRIPE, Bench
+from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 
 
 class Cli:
@@ -417,7 +417,7 @@ def test_sigterm_stops_a_daemon_and_loses_nothing(bench: Bench, system: System, 
         else:
             _wait_for_work(system, before)
         daemon.send_signal(signal.SIGTERM)
-        _, err = daemon.communicate(timeout=20)
+        _, err = daemon.communicate(timeout=WAIT_S_MAX)
     finally:
         daemon.kill()
         daemon.wait()
@@ -432,7 +432,7 @@ def test_sigterm_stops_a_daemon_and_loses_nothing(bench: Bench, system: System, 
 
 def _wait_for_work(system: System, before: Totals) -> None:
     """Until the daemon is in full flow (bounded): something was published, or some of it packed."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + WAIT_S_MAX
     while time.monotonic() < deadline:
         totals = system.metadata.totals()
         if (totals.queued_objects, totals.packed_objects) != (before.queued_objects, before.packed_objects):
@@ -451,7 +451,7 @@ def test_a_run_once_can_be_ended_early(bench: Bench, system: System, number: sig
     try:
         _wait_for_work(system, before)
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=WAIT_S_MAX)
     finally:
         process.kill()
         process.wait()
@@ -477,7 +477,7 @@ def test_daemon_packs_what_arrives(bench: Bench, system: System) -> None:
     try:
         for round_ in range(3):
             bench.put_some(system, 60, prefix=f"round-{round_}")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + WAIT_S_MAX
         while system.metadata.totals().packed_objects < 180 and time.monotonic() < deadline:
             time.sleep(0.1)
         states = {system.store().head(key).state for key in bench.acknowledged}
@@ -486,7 +486,7 @@ def test_daemon_packs_what_arrives(bench: Bench, system: System) -> None:
     finally:
         for daemon in daemons:
             daemon.terminate()
-        codes = [daemon.wait(timeout=20) for daemon in daemons]
+        codes = [daemon.wait(timeout=WAIT_S_MAX) for daemon in daemons]
     assert codes == [0, 0]
     bench.settle(system)
     bench.assert_at_rest(system)

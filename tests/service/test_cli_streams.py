@@ -15,7 +15,7 @@ import pytest
 
 from nos_ec.wiring import System
 
-from .conftest import CHUNK, STRIPE, Bench
+from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 
 
 def _start(
@@ -28,7 +28,7 @@ def _start(
 def _shell(bench: Bench, script: str) -> subprocess.CompletedProcess[bytes]:
     """Run a script in which `nos` is the command."""
     nos = f'nos() {{ "{sys.executable}" -m nos_ec --config "{bench.config}" "$@"; }}\n'
-    return subprocess.run(["/bin/bash", "-c", nos + script], capture_output=True, timeout=60, check=False)
+    return subprocess.run(["/bin/bash", "-c", nos + script], capture_output=True, timeout=WAIT_S_MAX, check=False)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -46,7 +46,7 @@ def test_a_reader_that_goes_away_is_no_error(
     with process.stderr:
         assert process.stdout.read(1)
         process.stdout.close()
-        assert (process.wait(timeout=30), process.stderr.read()) == (141, b"")
+        assert (process.wait(timeout=WAIT_S_MAX), process.stderr.read()) == (141, b"")
 
 
 @pytest.mark.parametrize("command", ["ls b", "get b/o", "ls b --json", "stat b/o", "status"])
@@ -108,11 +108,11 @@ def test_ctrl_c_during_a_large_put(bench: Bench, system: System) -> None:
     assert process.stdin is not None
     process.stdin.write(bench.data(20 * STRIPE))
     process.stdin.flush()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + WAIT_S_MAX
     while not system.metadata.totals().leases and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=WAIT_S_MAX)
     assert (process.returncode, err) == (130, b"")
     bench.settle(system)
     bench.assert_readable(system)

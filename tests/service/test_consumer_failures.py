@@ -17,7 +17,7 @@ from nos_ec.ports.message_log import MessageConsumer
 from nos_ec.ports.metadata import Metadata
 from nos_ec.wiring import System
 
-from .conftest import Bench
+from .conftest import WAIT_S_MAX, Bench
 
 
 class FailsFirst:
@@ -88,7 +88,7 @@ class WaitsToAppend:
         return getattr(self._port, name)
 
     def append(self, block_id: BlockId, at_stripe: int, data: bytes) -> None:
-        assert self._go.wait(20)
+        assert self._go.wait(WAIT_S_MAX)
         self._port.append(block_id, at_stripe, data)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from nos_ec.core.ids import ObjectKey
 
-from .conftest import CHUNK, SHORT, STRIPE, Bench
+from .conftest import CHUNK, SHORT, STRIPE, WAIT_S_MAX, Bench
 
 LEASE_TTL_S = 1.05
 """A little more than SHORT_MS: after it a dead writer can be fenced."""
@@ -114,7 +114,7 @@ def kill_ailing(bench: Bench, point: str, action: str, stdin: bytes = b"") -> No
         env=environment | SHORT | {"NOS_EC_KILL_AT": point},
         input=stdin,
         capture_output=True,
-        timeout=60,
+        timeout=WAIT_S_MAX,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.returncode} {done.stderr.decode()[-2000:]}"

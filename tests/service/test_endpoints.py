@@ -24,9 +24,8 @@ from nos_ec.testing.dev_servers import free_port
 from nos_ec.testing.notify_socket import NotifySocket
 from nos_ec.wiring import System
 
-from .conftest import STRIPE, Bench
+from .conftest import STRIPE, WAIT_S_MAX, Bench
 
-WAIT_S = 30
 COMMANDS = {"producer": ["producer"], "consumer": ["consumer"], "gc": ["gc", "run", "--apply", "--loop"]}
 
 
@@ -39,7 +38,7 @@ class Daemon:
 
     def get(self, path: str) -> tuple[int, bytes]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=WAIT_S_MAX) as reply:
                 return reply.status, reply.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -61,7 +60,7 @@ class Daemon:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=WAIT_S)
+        return self.process.wait(timeout=WAIT_S_MAX)
 
 
 @contextmanager
@@ -92,9 +91,9 @@ def answers(daemon: Daemon) -> bool:
 
 
 def until(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_S_MAX
     while not condition():
-        assert time.monotonic() < deadline, f"not within {WAIT_S} s: {what}"
+        assert time.monotonic() < deadline, f"not within {WAIT_S_MAX:.0f} s: {what}"
         time.sleep(0.05)
 
 
@@ -178,7 +177,7 @@ def test_producer_and_gc(bench: Bench, system: System) -> None:
         assert found[("nos_ec_gc_moved_objects_total",)] == 10
         assert found[("nos_ec_gc_moved_bytes_total",)] == sum(len(data) for data in bench.acknowledged.values())
         assert found[("nos_ec_gc_header_read_bytes_total",)] < found[("nos_ec_gc_examined_bytes_total",)] / 4
-        assert abs(found[("nos_ec_gc_last_run_timestamp_seconds",)] - time.time()) < WAIT_S
+        assert abs(found[("nos_ec_gc_last_run_timestamp_seconds",)] - time.time()) < WAIT_S_MAX
         until(lambda: gc.metrics()[("nos_ec_store_blocks", "survivor", "sealed")] == 1, "the store's figures follow")
         assert gc.stop() == 0
     bench.settle(system)
@@ -213,7 +212,7 @@ def test_a_lost_lease_shows(bench: Bench, system: System) -> None:
         until(lambda: not monitor.health.ready().good, "the renewal notices")
         assert "lease" in monitor.health.ready().problems
         with pytest.raises(urllib.error.HTTPError) as reply:
-            urllib.request.urlopen(f"{endpoint.url}/readyz", timeout=10)
+            urllib.request.urlopen(f"{endpoint.url}/readyz", timeout=WAIT_S_MAX)
         reply.value.close()
         assert reply.value.code == 503
         assert b"nos_ec_lease_left_seconds" in monitor.metrics.text()
@@ -243,7 +242,7 @@ def test_a_taken_port_is_refused_and_named(bench: Bench) -> None:
             [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "consumer", "--json"],
             env={**clean, "NOS_EC_MONITORING__CONSUMER_PORT": str(first.port)},
             capture_output=True,
-            timeout=WAIT_S,
+            timeout=WAIT_S_MAX,
             check=False,
         )
         assert second.returncode == 3

@@ -30,7 +30,7 @@ from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
 from nos_gc.service import LEASE_NAME
 
-from .conftest import CHUNK, STRIPE, Bench
+from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 
 
 def test_objects_are_packed_read_deleted_and_collected(bench: Bench, system: System) -> None:
@@ -456,7 +456,7 @@ def test_a_linger_deadline_packs_rare_events(bench: Bench) -> None:
         with consumer_service(system) as consumer, housekeeping_thread(system):
             thread = threading.Thread(target=consumer.run, args=(stop,))
             thread.start()
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + WAIT_S_MAX
             while system.store().head(key).state is not ObjectState.PACKED and time.monotonic() < deadline:
                 time.sleep(0.05)
             stop.set()

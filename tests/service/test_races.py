@@ -19,7 +19,7 @@ from nos_ec.ports.metadata import GroupCommit, Lease, Metadata
 from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
 
-from .conftest import CHUNK, STRIPE, Bench
+from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 
 pytestmark = pytest.mark.usefixtures("short_leases")
 
@@ -294,7 +294,7 @@ def test_a_lease_outlives_any_failure_to_renew_it_once(bench: Bench, system: Sys
     system.metadata = cast(Metadata, Replaced(system.metadata, "renew_lease", fail))
     held = system.lease("writer", 300)
     with held:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + WAIT_S_MAX
         while len(failures) < 3 and time.monotonic() < deadline:
             time.sleep(0.02)
     assert len(failures) >= 3
