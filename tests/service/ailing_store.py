@@ -5,6 +5,7 @@ usage: ailing_store.py CONFIG consumer|put      put reads the object b/victim fr
 
 from __future__ import annotations
 
+import os
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -38,7 +39,7 @@ def main(config: str, action: str) -> None:
     # The first append fails; the next one, of the same group to another block, is done and its answer lost.
     faults.before["append"] = [Transient("no answer")]
     faults.after["append"] = [Transient("no answer")]
-    with open_system(load_settings(Path(config), {})) as system:
+    with open_system(load_settings(Path(config), os.environ)) as system:
         system.blocks = faulty(system.blocks, faults)
         system.placement = Wearing(system.placement)
         if action == "consumer":
