@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import IO
@@ -160,10 +160,10 @@ def until(condition: Callable[[], bool], wait_s: float = 20.0) -> None:
         assert time.monotonic() < deadline, "it never came true"
 
 
-def published(publisher: MessagePublisher) -> bool:
-    """Publish a message. False: it may pass."""
+def published(publisher: MessagePublisher, keys: Sequence[bytes] = (b"k",)) -> bool:
+    """Publish a message of each key. False: it failed, and may pass."""
     try:
-        publisher.publish([(b"k", b"v")])
+        publisher.publish([(key, b"v") for key in keys])
     except Transient:
         return False
     return True
@@ -433,16 +433,14 @@ def test_every_commit_ends_and_work_goes_on_when_the_broker_sleeps_again_and_aga
         return False
 
     def publish_and_commit() -> None:
-        with suppress(Transient):
-            publisher.publish([(key, b"v") for key in keys])
+        until(lambda: published(publisher, keys), 60)
         before = done_count
         until(lambda: work() or done_count > before, 60)
 
     with closing(consumer):
         publish_and_commit()
         for _ in range(3):
-            with suppress(Transient):  # an election may still be going on
-                publisher.publish([(key, b"v") for key in keys])
+            published(publisher, keys)
             kafka.put_to_sleep()
             try:
                 awake = time.monotonic() + 1.5 * timeout_s
