@@ -19,10 +19,10 @@ ROUNDS_MAX = 4
 
 
 class LaterClock:
-    """The system's time, and some hours on."""
+    """The system's time, and some more. Nobody waits longer: only what is asked for the time learns of it."""
 
-    def __init__(self, hours: int) -> None:
-        self._ahead_ms = hours * HOUR_MS
+    def __init__(self, ahead_ms: int) -> None:
+        self._ahead_ms = ahead_ms
 
     def now_ms(self) -> int:
         """See Clock."""
@@ -52,7 +52,7 @@ def come_to_rest(system: System) -> list[str]:
     """
     left: list[str] = []
     for hours in range(1, ROUNDS_MAX + 1):
-        system.clock = LaterClock(hours)
+        system.clock = LaterClock(hours * HOUR_MS)
         settle(system)
         left = left_over(system)
         if not left:

@@ -18,11 +18,12 @@ from pathlib import Path
 import pytest
 
 from nos_ec.core.ids import ObjectKey
+from nos_ec.testing.at_rest import LaterClock
 
-from .conftest import CHUNK, SHORT, STRIPE, WAIT_S_MAX, Bench
+from .conftest import CHUNK, SHORT, SHORT_MS, STRIPE, WAIT_S_MAX, Bench
 
-LEASE_TTL_S = 1.05
-"""A little more than SHORT_MS: after it a dead writer can be fenced."""
+LEASE_OVER_MS = SHORT_MS + 50
+"""After it a dead writer can be fenced."""
 
 CONSUMER_POINTS = [
     "writer.allocated",
@@ -122,12 +123,12 @@ def kill_ailing(bench: Bench, point: str, action: str, stdin: bytes = b"") -> No
 
 def assert_recovers(bench: Bench, *, readable_at_once: bool = True) -> None:
     """What a restart of all services makes of the store."""
-    time.sleep(LEASE_TTL_S)
     with bench.open() as system:
+        system.clock = LaterClock(LEASE_OVER_MS)
         if readable_at_once:
             bench.assert_readable(system)
         bench.settle(system)
-        time.sleep(LEASE_TTL_S)  # reservations of dead PUTs
+        system.clock = LaterClock(2 * LEASE_OVER_MS)  # reservations of dead PUTs
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_at_rest(system)
@@ -166,7 +167,7 @@ def test_producer_killed_while_it_takes_over_from_a_dead_one(bench: Bench, point
     with bench.open() as system:
         bench.put_some(system, 60)
     kill(bench, "producer.published", "producer", "--once")
-    time.sleep(LEASE_TTL_S)
+    time.sleep(LEASE_OVER_MS / 1000)
     kill(bench, point, "producer", "--once")
     assert_recovers(bench)
 
@@ -220,7 +221,7 @@ def test_recovery_killed(bench: Bench, point: str) -> None:
         bench.put_some(system, 220)
         bench.produce(system)
     kill(bench, "writer.appended:2", "consumer", "--once")
-    time.sleep(LEASE_TTL_S)
+    time.sleep(LEASE_OVER_MS / 1000)
     kill(bench, point, "gc", "run", "--apply")
     assert_recovers(bench)
 

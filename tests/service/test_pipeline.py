@@ -198,7 +198,7 @@ def test_a_lost_event_is_published_again(bench: Bench, system: System) -> None:
     due_ms = system.clock.now_ms() + HOUR_MS
     assert system.metadata.mark_published([row], due_ms) == 1  # published, as far as the row knows
     assert bench.produce(system) == 0
-    system.clock = LaterClock(1)
+    system.clock = LaterClock(HOUR_MS)
     assert bench.produce(system) == 1
     bench.consume(system)
     assert system.store().head(key).state is ObjectState.PACKED
