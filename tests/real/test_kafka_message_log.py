@@ -406,8 +406,9 @@ def test_every_commit_ends_and_work_goes_on_when_the_broker_sleeps_again_and_aga
     """It sleeps longer than a request may take. When it wakes it may say for a moment that there is no broker."""
     timeout_s = 2.0
     topic = replace(log.topic, request_timeout_ms=int(timeout_s * 1000))
-    publisher, watcher = log.publisher(), log.consumer("g")
+    publisher = log.publisher()
     consumer = KafkaConsumer(topic, group=log.group("g"), member="m", session_ms=HEARTBEATS_MS)
+    watcher = KafkaConsumer(topic, group=log.group("g"), member="watcher")
     keys = keys_of_partitions(PARTITIONS)
     pending: dict[int, int] = {}
     slowest_s = 0.0
@@ -428,16 +429,20 @@ def test_every_commit_ends_and_work_goes_on_when_the_broker_sleeps_again_and_aga
         return False
 
     def nothing_left() -> bool:
-        with suppress(Transient):  # a broker that has just woken up may not know its own epoch yet
-            return watcher.lag() == 0
-        return False
+        try:
+            left = watcher.lag()
+        except Transient as error:  # a broker that has just woken up may not know its own epoch yet
+            print(error)
+            return False
+        print(f"lag {left}, owned {sorted(consumer.assignment())}, to commit {pending}")
+        return left == 0
 
     def publish_and_commit() -> None:
         until(lambda: published(publisher, keys), 60)
         before = done_count
         until(lambda: work() or done_count > before, 60)
 
-    with closing(consumer):
+    with closing(consumer), closing(watcher):
         publish_and_commit()
         for _ in range(3):
             published(publisher, keys)

@@ -6,6 +6,7 @@ The driver is scripted: a real broker does not do these things on demand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -192,3 +193,29 @@ def test_a_producer_with_a_fatal_error_is_replaced(monkeypatch: pytest.MonkeyPat
     publisher.close()
     with pytest.raises(ValueError, match="after close"):
         publisher.publish([(b"k", b"v")])
+
+
+def test_a_consumer_that_only_looks_at_the_lag_looks_with_another_client_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not poll, and so would never find out that its client has no broker any more. A member keeps its own."""
+    made: list[ScriptedDriver] = []
+
+    class BrokenDriver(ScriptedDriver):
+        def committed(self, _places: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    def new_driver(_configuration: object) -> ScriptedDriver:
+        made.append(BrokenDriver())
+        return made[-1]
+
+    monkeypatch.setattr(consumer_module, "Consumer", new_driver)
+    with closing(KafkaConsumer(KafkaTopic("broker:9092", "t", 4), group="g", member="m")) as consumer:
+        for count in (2, 3):
+            with pytest.raises(Transient):
+                consumer.lag()
+            assert len(made) == count
+        consumer.poll(1, 0)
+        with pytest.raises(Transient):
+            consumer.lag()
+        assert len(made) == 3

@@ -232,9 +232,13 @@ class KafkaConsumer:
         Messages that retention removed before they were committed are not counted: nobody will ever be handed them.
         Raises ConfigError, Transient.
         """
-        committed = self._fetch_committed(range(self._topic.partitions))
-        first = self._list_offsets(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        end = self._list_offsets(OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        try:
+            committed = self._fetch_committed(range(self._topic.partitions))
+            first = self._list_offsets(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+            end = self._list_offsets(OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        except Transient:
+            self._renew_onlookers()
+            raise
         return sum(max(0, end[p] - max(committed[p], first[p])) for p in end)
 
     def close(self) -> None:
@@ -307,6 +311,15 @@ class KafkaConsumer:
         self._committed.clear()
         let_go(abandoned, 0)
         self._run_callback(lost)
+
+    def _renew_onlookers(self) -> None:
+        """Give up clients that only look at offsets, which may never get on again (3) and which no poll gives up."""
+        abandoned: list[object] = [self._admin]
+        self._admin = None
+        if not self._joined and not self._closed:
+            abandoned.append(self._consumer)
+            self._consumer = self._new_driver()
+        let_go(abandoned, 0)
 
     # --- polling ----------------------------------------------------------------------------------
     def _join(self) -> None:
