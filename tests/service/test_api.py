@@ -45,6 +45,7 @@ from nos_ec.monitoring.metrics import METRICS
 from nos_ec.ports.metadata import BlockRow
 from nos_ec.settings import ApiSettings
 from nos_ec.testing.dev_servers import free_port
+from nos_ec.testing.notify_socket import NotifySocket
 from nos_ec.wiring import System
 from nos_gc.assemble import gc_collector, gc_service
 
@@ -495,41 +496,38 @@ def ask_at_random(operation: Operation, mode: GenerationMode, asked: Counter[tup
 # --- the daemon ----------------------------------------------------------------------------------------------------
 def test_the_command_serves_until_it_is_stopped(bench: Bench, system: System, tmp_path: Path) -> None:
     fill(bench, system)
-    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    systemd.bind(str(tmp_path / "notify"))
-    systemd.settimeout(WAIT_S_MAX)
     port = free_port()
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "api"],
-        env={
-            **environment,
-            "NOS_EC_API__PORT": str(port),
-            "NOS_EC_API__TOKEN": TOKEN,
-            "NOTIFY_SOCKET": str(tmp_path / "notify"),
-        },
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        assert systemd.recv(100) == b"READY=1"
-        url = f"http://127.0.0.1:{port}"
-        until(lambda: is_ready(url), "the API is ready")
-        with httpx.Client(base_url=url, headers=AUTHORISED, timeout=WAIT_S_MAX) as client:
-            assert client.get("/v1/status").json()["stripes"] == system.metadata.totals().stripes
-            text = client.get("/metrics").text
-            for metric in METRICS:
-                assert (f"\n{metric.exposed_name}" in text) == ("api" in metric.services), metric.name
-            assert httpx.get(f"{url}/v1/status").status_code == 401
-            process.send_signal(signal.SIGTERM)
-            _, log = process.communicate(timeout=WAIT_S_MAX)
-        assert process.returncode == 0, log.decode()
-        assert TOKEN not in log.decode()
-        assert systemd.recv(100) == b"STOPPING=1"
-    finally:
-        process.kill()
-        process.communicate()
-        systemd.close()
+    with NotifySocket(str(tmp_path / "notify")) as systemd:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "api"],
+            env={
+                **environment,
+                "NOS_EC_API__PORT": str(port),
+                "NOS_EC_API__TOKEN": TOKEN,
+                **systemd.environment,
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            assert systemd.heard() == "READY=1"
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: is_ready(url), "the API is ready")
+            with httpx.Client(base_url=url, headers=AUTHORISED, timeout=WAIT_S_MAX) as client:
+                assert client.get("/v1/status").json()["stripes"] == system.metadata.totals().stripes
+                text = client.get("/metrics").text
+                for metric in METRICS:
+                    assert (f"\n{metric.exposed_name}" in text) == ("api" in metric.services), metric.name
+                assert httpx.get(f"{url}/v1/status").status_code == 401
+                process.send_signal(signal.SIGTERM)
+                _, log = process.communicate(timeout=WAIT_S_MAX)
+            assert process.returncode == 0, log.decode()
+            assert TOKEN not in log.decode()
+            assert systemd.heard() == "STOPPING=1"
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def is_ready(url: str) -> bool:
