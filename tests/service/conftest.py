@@ -65,6 +65,8 @@ SHORT = {
     "NOS_EC_LOG__SESSION_MS": str(SHORT_MS),
 }
 """For processes that are to die: the others know it SHORT_MS later."""
+SHORT_OVER_MS = SHORT_MS + 100
+"""When a lease, a session and a reservation of SHORT are over."""
 
 
 class Bench:
@@ -129,10 +131,17 @@ class Bench:
         self, *arguments: str, kill_at: str | None = None, stdin: bytes = b"", timeout: float = WAIT_S_MAX
     ) -> subprocess.CompletedProcess[bytes]:
         """The real command in a process of its own."""
+        program = ("-m", "nos_ec", "--config", str(self.config))
+        return self.run_python(*program, *arguments, kill_at=kill_at, stdin=stdin, timeout=timeout)
+
+    def run_python(
+        self, *arguments: str, kill_at: str | None = None, stdin: bytes = b"", timeout: float = WAIT_S_MAX
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Another program, which has the settings of the configuration alone. It dies at `kill_at`."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
         if kill_at:
             environment |= SHORT | {"NOS_EC_KILL_AT": kill_at}
-        command = [sys.executable, "-m", "nos_ec", "--config", str(self.config), *arguments]
+        command = [sys.executable, *arguments]
         return subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=timeout, check=False)
 
     # --- checks -----------------------------------------------------------------------------------

@@ -7,11 +7,8 @@ acknowledged object, have balanced books (invariant 6) and nothing left over.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,10 +17,7 @@ import pytest
 from nos_ec.core.ids import ObjectKey
 from nos_ec.testing.at_rest import LaterClock
 
-from .conftest import CHUNK, SHORT, SHORT_MS, STRIPE, WAIT_S_MAX, Bench
-
-LEASE_OVER_MS = SHORT_MS + 50
-"""After it a dead writer can be fenced."""
+from .conftest import CHUNK, SHORT_OVER_MS, STRIPE, Bench
 
 CONSUMER_POINTS = [
     "writer.allocated",
@@ -108,27 +102,19 @@ def kill(bench: Bench, point: str, *arguments: str, stdin: bytes = b"") -> None:
 
 def kill_ailing(bench: Bench, point: str, action: str, stdin: bytes = b"") -> None:
     """Run it on a store some of whose appends fail; it must die at `point`."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
-    command = [sys.executable, str(Path(__file__).with_name("ailing_store.py")), str(bench.config), action]
-    done = subprocess.run(
-        command,
-        env=environment | SHORT | {"NOS_EC_KILL_AT": point},
-        input=stdin,
-        capture_output=True,
-        timeout=WAIT_S_MAX,
-        check=False,
-    )
+    program = str(Path(__file__).with_name("ailing_store.py"))
+    done = bench.run_python(program, str(bench.config), action, kill_at=point, stdin=stdin)
     assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.returncode} {done.stderr.decode()[-2000:]}"
 
 
 def assert_recovers(bench: Bench, *, readable_at_once: bool = True) -> None:
     """What a restart of all services makes of the store."""
     with bench.open() as system:
-        system.clock = LaterClock(LEASE_OVER_MS)
+        system.clock = LaterClock(SHORT_OVER_MS)
         if readable_at_once:
             bench.assert_readable(system)
         bench.settle(system)
-        system.clock = LaterClock(2 * LEASE_OVER_MS)  # reservations of dead PUTs
+        system.clock = LaterClock(2 * SHORT_OVER_MS)  # reservations of dead PUTs
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_at_rest(system)
@@ -167,7 +153,7 @@ def test_producer_killed_while_it_takes_over_from_a_dead_one(bench: Bench, point
     with bench.open() as system:
         bench.put_some(system, 60)
     kill(bench, "producer.published", "producer", "--once")
-    time.sleep(LEASE_OVER_MS / 1000)
+    time.sleep(SHORT_OVER_MS / 1000)
     kill(bench, point, "producer", "--once")
     assert_recovers(bench)
 
@@ -221,7 +207,7 @@ def test_recovery_killed(bench: Bench, point: str) -> None:
         bench.put_some(system, 220)
         bench.produce(system)
     kill(bench, "writer.appended:2", "consumer", "--once")
-    time.sleep(LEASE_OVER_MS / 1000)
+    time.sleep(SHORT_OVER_MS / 1000)
     kill(bench, point, "gc", "run", "--apply")
     assert_recovers(bench)
 

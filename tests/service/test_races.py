@@ -19,12 +19,9 @@ from nos_ec.ports.metadata import GroupCommit, Lease, Metadata
 from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
 
-from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
+from .conftest import CHUNK, SHORT_OVER_MS, STRIPE, WAIT_S_MAX, Bench
 
 pytestmark = pytest.mark.usefixtures("short_leases")
-
-LEASE_S = 1.1
-"""A little more than SHORT_MS: a lease, a session and a reservation are over."""
 
 
 class Meanwhile:
@@ -179,7 +176,7 @@ def test_a_block_collected_while_recovery_reads_it(bench: Bench, system: System)
 # --- writers that sleep too long ---------------------------------------------------------------------
 def _sleep_through_everything(bench: Bench) -> None:
     """What the others do while a writer sleeps: fence it, recover its blocks, collect them."""
-    time.sleep(LEASE_S)
+    time.sleep(SHORT_OVER_MS / 1000)
     with bench.open() as other:
         other.housekeeping().run_once()
         gc_service(other).run_once()
