@@ -48,7 +48,9 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
     with system.lease(member, settings.lease_ttl_ms) as held:
         lanes = Lanes([system.writer(held.lease, BlockKind.FRESH) for _ in range(settings.lanes)], perf_counter)
         log = system.log_consumer(member)
-        service = ConsumerService(log, system.metadata, lanes, new_merge_list, system.clock, options)
+        service = ConsumerService(
+            log, system.metadata, lanes, new_merge_list, system.clock, options, held.require_not_lost
+        )
         if monitor is not None:
             stripe_size = system.geometry.stripe_size
             monitor.metrics.add("consumer", lambda: consumer_samples(service, stripe_size))

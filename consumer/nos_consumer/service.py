@@ -64,7 +64,9 @@ class ConsumerService:
         new_merge_list: Callable[[], MergeList],
         clock: Clock,
         options: ConsumerOptions,
+        require_lease: Callable[[], None],
     ) -> None:
+        """`require_lease` raises LeaseLost when the lanes' lease was fenced."""
         self._log = log
         self._metadata = metadata
         self._lanes = lanes
@@ -72,6 +74,7 @@ class ConsumerService:
         self._merge_list = new_merge_list()
         self._clock = clock
         self._options = options
+        self._require_lease = require_lease
         self._tracker = OffsetTracker()
         self._known: dict[tuple[int, int], Packable] = {}
         """(object id, version) of what waits in the merge list or is in flight."""
@@ -156,6 +159,7 @@ class ConsumerService:
 
         `flush` plans short stripes as soon as a poll comes back empty. Raises LeaseLost, Transient.
         """
+        self._require_lease()  # with no group to commit nothing else would tell
         results = self._lanes.collect(wait_ms=BUSY_WAIT_MS if self._paused else 0)
         self._settle(results)
         self._commit_offsets_when_due()

@@ -61,9 +61,17 @@ class HeldLease:
         return 0 if self.lost else max(0, self._expires_ms - self._clock.now_ms())
 
     def require(self) -> None:
-        """Raises LeaseLost when the lease is known to be lost. Only for watching: commits check it for themselves."""
+        """Raises LeaseLost when the lease is lost, or has run out and could not be renewed yet: not ready to write."""
         if self.left_ms() == 0:
             raise LeaseLost(f"lease {self._name} is not held any more")
+
+    def require_not_lost(self) -> None:
+        """Raises LeaseLost when it was fenced, which is for good. For holders that have nothing to commit."""
+        if self.lost:
+            raise LeaseLost(
+                f"lease {self._name} was fenced, as it had not been renewed for {self._ttl_ms} ms: this process, or the"
+                " metadata store, stalled; start it again"
+            )
 
     def _renew_until_stopped(self) -> None:
         while not self._clock.wait(self._stop, max(1, self._ttl_ms // 3)):

@@ -20,11 +20,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.metrics import METRICS, Kind
+from nos_ec.testing.at_rest import LaterClock
 from nos_ec.testing.dev_servers import free_port
 from nos_ec.testing.notify_socket import NotifySocket
 from nos_ec.wiring import System
 
-from .conftest import STRIPE, WAIT_S_MAX, Bench
+from .conftest import SHORT, SHORT_OVER_MS, STRIPE, WAIT_S_MAX, Bench
 
 COMMANDS = {"producer": ["producer"], "consumer": ["consumer"], "gc": ["gc", "run", "--apply", "--loop"]}
 
@@ -149,6 +150,14 @@ def test_consumer(bench: Bench, system: System) -> None:
         assert consumer.health("/readyz") == (200, {"ok": True, "problems": {}})
         assert consumer.get("/other")[0] == 404
         assert consumer.stop() == 0
+
+
+def test_an_idle_consumer_whose_lease_was_fenced_ends_to_be_started_again(bench: Bench, system: System) -> None:
+    """It could commit nothing any more, and no commit would ever tell it."""
+    with daemon(bench, "consumer", **SHORT) as consumer:
+        system.clock = LaterClock(2 * SHORT_OVER_MS)  # for the others it is as if this one had stalled for so long
+        assert system.housekeeping().run_once().recovery.leases_fenced == 1
+        assert consumer.process.wait(timeout=WAIT_S_MAX) == 9
 
 
 def store_figures(daemon: Daemon, names: Iterable[str]) -> dict[str, float]:
