@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nos_ec.settings import without_settings
+
 START_S_MAX = 60.0
 STOP_S_MAX = 60.0
 READY_S_MAX = 10.0
@@ -44,7 +46,7 @@ class Fleet:
         self._config = config
         self._actors = actors
         self._restart_wait_s = restart_wait_s
-        self._environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
+        self._environment = without_settings(os.environ)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ended_s: dict[str, float] = {}
         self._asleep_until_s: dict[str, float] = {}

@@ -24,7 +24,7 @@ from sqlalchemy.pool import NullPool
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
-from nos_ec.settings import Settings, load_settings
+from nos_ec.settings import Settings, load_settings, without_settings
 from nos_ec.testing.ceph_cluster import POOL_BLOCKS, CephCluster, OwnBlockStore
 from nos_ec.testing.dev_servers import DevServer
 from nos_ec.wiring import System, initialise, open_system
@@ -74,10 +74,9 @@ class Flow:
                 self._end_daemons()
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
         with open(self._folder / f"{name}.log", "wb") as log:
             command = [sys.executable, "-m", "nos_ec", "--config", str(self._config), name]
-            return subprocess.Popen(command, env=clean, stdout=log, stderr=log)
+            return subprocess.Popen(command, env=without_settings(os.environ), stdout=log, stderr=log)
 
     def _end_daemons(self) -> None:
         for process in self._daemons.values():

@@ -17,7 +17,7 @@ import pytest
 from nos_consumer.assemble import consumer_service, drain
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import ObjectKey
-from nos_ec.settings import Settings
+from nos_ec.settings import Settings, without_settings
 from nos_ec.testing.at_rest import left_over, settle
 from nos_ec.testing.audit import problems
 from nos_ec.wiring import System, initialise, open_system
@@ -138,7 +138,7 @@ class Bench:
         self, *arguments: str, kill_at: str | None = None, stdin: bytes = b"", timeout: float = WAIT_S_MAX
     ) -> subprocess.CompletedProcess[bytes]:
         """Another program, which has the settings of the configuration alone. It dies at `kill_at`."""
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
+        environment = without_settings(os.environ)
         if kill_at:
             environment |= SHORT | {"NOS_EC_KILL_AT": kill_at}
         command = [sys.executable, *arguments]

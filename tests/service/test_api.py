@@ -24,7 +24,7 @@ import httpx
 import pytest
 import schemathesis
 from fastapi import FastAPI
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis.errors import Unsatisfiable
 from pydantic import SecretStr
 from schemathesis.core.result import Ok
@@ -43,7 +43,7 @@ from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.monitoring.metrics import METRICS
 from nos_ec.ports.metadata import BlockRow
-from nos_ec.settings import ApiSettings
+from nos_ec.settings import ApiSettings, without_settings
 from nos_ec.testing.dev_servers import free_port
 from nos_ec.testing.notify_socket import NotifySocket
 from nos_ec.wiring import System
@@ -486,6 +486,7 @@ def ask_at_random(operation: Operation, mode: GenerationMode, asked: Counter[tup
     @settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: schemathesis.Case[Any]) -> None:
+        assume([] not in (case.query or {}).values())  # which is not sent, so that what is sent may be right
         asked[operation.path, mode] += 1
         case.call_and_validate(headers=AUTHORISED, excluded_checks=[positive_data_acceptance])
 
@@ -497,12 +498,11 @@ def ask_at_random(operation: Operation, mode: GenerationMode, asked: Counter[tup
 def test_the_command_serves_until_it_is_stopped(bench: Bench, system: System, tmp_path: Path) -> None:
     fill(bench, system)
     port = free_port()
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
     with NotifySocket(str(tmp_path / "notify")) as systemd:
         process = subprocess.Popen(
             [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "api"],
             env={
-                **environment,
+                **without_settings(os.environ),
                 "NOS_EC_API__PORT": str(port),
                 "NOS_EC_API__TOKEN": TOKEN,
                 **systemd.environment,

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.metrics import METRICS, Kind
+from nos_ec.settings import without_settings
 from nos_ec.testing.at_rest import LaterClock
 from nos_ec.testing.dev_servers import free_port
 from nos_ec.testing.notify_socket import NotifySocket
@@ -67,10 +68,9 @@ class Daemon:
 @contextmanager
 def daemon(bench: Bench, service: str, **environment: str) -> Iterator[Daemon]:
     port = free_port()
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
     process = subprocess.Popen(
         [sys.executable, "-m", "nos_ec", "--config", str(bench.config), *COMMANDS[service]],
-        env={**clean, f"NOS_EC_MONITORING__{service.upper()}_PORT": str(port), **environment},
+        env={**without_settings(os.environ), f"NOS_EC_MONITORING__{service.upper()}_PORT": str(port), **environment},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -250,10 +250,9 @@ def test_systemd_is_told(bench: Bench, tmp_path: Path, service: str) -> None:
 def test_a_taken_port_is_refused_and_named(bench: Bench) -> None:
     """Two consumers on one host need a port each; the second one must not run unwatched."""
     with daemon(bench, "consumer") as first:
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
         second = subprocess.run(
             [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "consumer", "--json"],
-            env={**clean, "NOS_EC_MONITORING__CONSUMER_PORT": str(first.port)},
+            env={**without_settings(os.environ), "NOS_EC_MONITORING__CONSUMER_PORT": str(first.port)},
             capture_output=True,
             timeout=WAIT_S_MAX,
             check=False,

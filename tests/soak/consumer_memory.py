@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nos_ec.adapters.local.message_log import LocalMessageLog
-from nos_ec.settings import load_settings
+from nos_ec.settings import load_settings, without_settings
 from nos_ec.testing.backlog import Backlog
 from nos_ec.wiring import initialise
 
@@ -82,7 +82,7 @@ def measure(folder: Path, events: int, lanes: int, options: argparse.Namespace) 
     # What making it left in the page cache to be written must not slow down what is measured.
     os.sync()
     set_up_seconds = time.monotonic() - start
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("NOS_EC_")}
+    environment = without_settings(os.environ)
     command = [sys.executable, "-m", "nos_ec", "--config", str(config), "consumer", "--once", "--json"]
     start = time.monotonic()
     with (folder / "counters.json").open("w+") as output:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nos_ec.settings import Settings, load_settings
+from nos_ec.settings import Settings, load_settings, without_settings
 from nos_ec.testing.backlog import Backlog
 from nos_ec.wiring import initialise
 
@@ -93,7 +93,7 @@ def _land(settings: Settings, *, packed: int, landed: int) -> None:
 
 
 def _run(config: Path, name: str) -> Cost:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("NOS_EC_")}
+    environment = without_settings(os.environ)
     command = [sys.executable, "-m", "nos_ec", "--config", str(config), name, "--once", "--json"]
     start = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
