@@ -84,3 +84,6 @@ class HeldLease:
                 return
             except NosError as failure:
                 _log.warning("lease not renewed, trying again", lease=self._name, error=str(failure))
+            except Exception:
+                # A bug in one renewal must not end them all: nobody would be told when the lease is fenced.
+                _log.exception("lease not renewed, trying again", lease=self._name)
