@@ -130,6 +130,19 @@ def test_what_may_not_be_run_again_is_not(deadlocks: Transactions) -> None:
         assert work.runs == 1
 
 
+def test_connections_to_a_server_that_became_a_replica_are_given_up(deadlocks: Transactions) -> None:
+    """It need not cut them. Kept, they would refuse every write for as long as the pool keeps a connection."""
+
+    def used(connection: Connection) -> object:
+        return connection.connection.driver_connection
+
+    before = deadlocks.write(used)
+    assert deadlocks.write(used) is before
+    with pytest.raises(Transient, match="1290"):
+        deadlocks.write(Flaky(_mysql_error(1290, "running with --read-only"), 1))
+    assert deadlocks.write(used) is not before
+
+
 @pytest.mark.parametrize(("code", "runs"), [(2013, 1), (1213, 2)], ids=["lost: outcome unknown", "deadlock: undone"])
 def test_a_commit_that_fails_is_run_again_only_if_undone(
     deadlocks: Transactions, monkeypatch: pytest.MonkeyPatch, code: int, runs: int

@@ -20,6 +20,8 @@ _MYSQL_ROLLED_BACK = {1020, 1205, 1213}
 """Record changed, lock wait, deadlock: the server undid the transaction, even when COMMIT was what failed."""
 _MYSQL_DUPLICATE = 1062
 _MYSQL_INTERRUPTED = 1317
+_MYSQL_DEMOTED = {1290, 1836}
+"""--read-only, --super-read-only: a primary that became a replica and may keep its connections."""
 _MYSQL_OF_THE_SERVER = (pymysql.err.OperationalError, pymysql.err.InternalError)
 _MYSQL_LOST = {0, 1053, 1077, 1079, 1080, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2055}
 _MYSQL_UNREACHABLE = {1040, 1129, 1203, 2002, 2003, 2005}
@@ -34,11 +36,13 @@ _MYSQL_GOT_ERRNO = {3, 1026, 1030}
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`error` is what to raise. `again`: the work may be run again if COMMIT was not sent. `undone`: even if it was."""
+    """`error` is what to raise. `again`: the work may be run again if COMMIT was not sent. `undone`: even if it was.
+    `demoted`: this server takes no writes any more; another one may by now answer at its address."""
 
     error: NosError
     again: bool = False
     undone: bool = False
+    demoted: bool = False
 
 
 def place(url: URL) -> str:
@@ -116,8 +120,10 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
         return Failure(ConfigError(f"{where}; run `nos-ec init`"))
     if code == _MYSQL_INTERRUPTED:
         return Failure(Transient(f"{where}; somebody ended the statement (KILL QUERY)"), again=True)
-    # What only the server knows, such as too many connections of this user, memory, a server that turned read-only. A
-    # statement that is wrong is a ProgrammingError, and ours.
+    if code in _MYSQL_DEMOTED:
+        return Failure(Transient(where), demoted=True)
+    # What only the server knows, such as too many connections of this user, or memory. A statement that is wrong is a
+    # ProgrammingError, and ours.
     return Failure(Transient(where)) if isinstance(cause, _MYSQL_OF_THE_SERVER) else None
 
 

@@ -59,7 +59,7 @@ class Transactions:
         return (self._engine,) if self._reading is None else (self._engine, self._reading)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections that are not in use; those that are, after it. Later work opens new ones."""
         for engine in self.engines:
             engine.dispose()
 
@@ -112,6 +112,8 @@ class Transactions:
             failure = translate(error, engine.url)
             if failure is None:
                 raise
+            if failure.demoted:
+                self.close()  # of all connections: the next ones lead to the server that took its place
             return _Failed(failure, error, may_run_again=failure.undone or (failure.again and not committing))
 
 
