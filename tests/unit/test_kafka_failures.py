@@ -128,6 +128,21 @@ def test_a_member_that_was_silent_too_long_owns_nothing_at_once(
     assert told == [{0, 1}]
 
 
+def test_a_partition_whose_offsets_begin_again_is_joined_anew(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
+    """Whoever takes messages knows those offsets already, and would pass over the new messages for ever."""
+    revoked: list[frozenset[int]] = []
+    consumer.on_revoke(revoked.append)
+    driver.steps += [message(0, 7), message(1, 8), message(0, 0), message(0, 8)]
+    assert taken(consumer) == [(0, 7), (1, 8)]
+    assert revoked == []
+    assert taken(consumer) == []
+    assert revoked == [{0, 1}]
+    assert consumer.assignment() == frozenset()
+    consumer._assigned(consumer._consumer, places(0))
+    driver.steps[:] = [message(0, 0), message(0, 1)]
+    assert taken(consumer) == [(0, 0), (0, 1)]
+
+
 def test_a_commit_under_another_member_id_is_a_conflict(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
     """The driver lost its place and has not told yet: to an empty group the broker would let it commit."""
     driver.steps = [message(0, 7)]

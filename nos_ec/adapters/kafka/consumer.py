@@ -15,6 +15,8 @@ Every call ends within a few request time-outs, also while no broker answers:
 2  after a commit whose end is not known no other one is sent before it was answered, or an old one could come last
 3  a client that does not get on is given up, and the member joins anew with another one. librdkafka 2.16 forgets every
    broker when one that slept answers that there is none: it may stay without any then, and wait for ever
+4  a topic that was made anew, or lost its end, begins again with offsets that were handed out: they are other messages.
+   Then, too, the member joins anew, and forgets what was done and committed
 """
 
 from __future__ import annotations
@@ -145,6 +147,10 @@ class KafkaConsumer:
         """Since when an unanswered commit may still move the group's offsets (2)."""
         self._down_s: float | None = None
         """Since when the driver has no broker, as far as it has told."""
+        self._next: dict[int, int] = {}
+        """Of the partitions owned, the offset after the last message taken."""
+        self._went_back = False
+        """An offset came that was taken before (4)."""
         self._batch: list[Message] = []
         self._errors: list[BaseException] = []
         self._admin: AdminClient | None = None
@@ -163,8 +169,10 @@ class KafkaConsumer:
             raise ValueError(f"poll for {messages_max} messages; ask for at least 1")
         self._raise_first_error()
         self._batch = []
-        if self._is_stuck():
-            self._start_anew()
+        if self._went_back:
+            self._start_anew("its offsets begin again: the topic was made anew or lost messages")
+        elif self._is_stuck():
+            self._start_anew("no answer")
         if not self._joined:
             self._join()
         try:
@@ -295,9 +303,9 @@ class KafkaConsumer:
         except KafkaException:
             return True
 
-    def _start_anew(self) -> None:
-        """Give up a client that does not get on any more (3). As when thrown out: the partitions are lost."""
-        _log.warning("joining the group anew: no answer", member=self._member, brokers=self._topic.servers)
+    def _start_anew(self, why: str) -> None:
+        """Give up a client that does not get on any more (3, 4). As when thrown out: the partitions are lost."""
+        _log.warning(f"joining the group anew: {why}", member=self._member, brokers=self._topic.servers)
         abandoned: list[object] = [self._consumer]
         self._consumer = self._new_driver()
         self._joined = False
@@ -305,10 +313,12 @@ class KafkaConsumer:
         self._unanswered_count = 0
         self._doubtful_s = None
         self._down_s = time.monotonic()
+        self._went_back = False
         lost = frozenset(self._owned)
         self._owned -= lost
         self._paused -= lost
         self._committed.clear()
+        self._next.clear()
         let_go(abandoned, 0)
         self._run_callback(lost)
 
@@ -332,7 +342,7 @@ class KafkaConsumer:
     def _fill_batch(self, messages_max: int, wait_s: float) -> None:
         """Take up to `messages_max`; wait for the first one only. Callbacks of the driver run in here."""
         deadline = time.monotonic() + wait_s
-        while len(self._batch) < messages_max:
+        while len(self._batch) < messages_max and not self._went_back:
             # The driver cuts a wait to whole milliseconds: less than one would be none, again and again.
             left_s = 0.0 if self._batch or not wait_s else max(_WAIT_S_MIN, deadline - time.monotonic())
             try:
@@ -356,6 +366,10 @@ class KafkaConsumer:
         assert offset is not None
         if partition not in self._owned:
             return  # fetched ahead, before this member was thrown out: the new owner gets it
+        if offset < self._next.get(partition, 0):
+            self._went_back = True
+            return
+        self._next[partition] = offset + 1
         # A null key or value is not ours; as empty bytes it reaches the decoder, which refuses it.
         self._batch.append(Message(partition, offset, message.key() or b"", message.value() or b""))
 
@@ -439,6 +453,7 @@ class KafkaConsumer:
         self._paused -= partitions
         for partition in partitions:
             self._committed.pop(partition, None)
+            self._next.pop(partition, None)
 
     # --- offsets ----------------------------------------------------------------------------------
     def _require_ownership(self, partitions: Iterable[int]) -> None:
