@@ -63,11 +63,11 @@ class Housekeeping:
 
     def _round(self, stop: Event, beat: Beat) -> HousekeepingResult:
         before = self.done
-        recovery = self._recovery.run_once()
+        recovery = self._recovery.run_once(beat)
 
         def watch(reaped: ReapResult) -> None:
             beat(0)
             self.done = before + HousekeepingResult(recovery, reaped)
 
         watch(ReapResult())
-        return HousekeepingResult(recovery, self._reaper.drain(stop, watch))
+        return HousekeepingResult(recovery, self._reaper.drain(stop, watch, beat))

@@ -21,7 +21,7 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.clock import Clock
+from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import LandingDeletion, Metadata, ObjectRow
 
@@ -65,8 +65,11 @@ class Reaper:
         self._clock = clock
         self._batch_objects = batch_objects
 
-    def run_once(self) -> ReapResult:
-        """Settle at most one batch. An empty result means that nothing is due. Raises Transient."""
+    def run_once(self, beat: Beat = unwatched) -> ReapResult:
+        """Settle at most one batch. An empty result means that nothing is due. Raises Transient.
+
+        `beat` hears of every read and deletion: each may take as long as a store's time limit.
+        """
         now_ms = self._clock.now_ms()
         due = self._metadata.due_deletions(now_ms, self._batch_objects)
         if not due:
@@ -76,7 +79,7 @@ class Reaper:
         verified: dict[LandingId, BlockId | None] = {deletion.landing_id: None for deletion in unneeded}
         reverted = 0
         verified_bytes = 0
-        for deletion, row, outcome in self._verify(packed):
+        for deletion, row, outcome in self._verify(packed, beat):
             if outcome is None and row.extent is not None:
                 verified[deletion.landing_id] = row.extent.block_id
                 verified_bytes += row.size
@@ -85,27 +88,29 @@ class Reaper:
                 reverted += self._metadata.revert_to_landing(deletion, now_ms)
                 kill_point("reaper.reverted")
         doomed = self._metadata.doom_landing(verified)
-        deleted = self._delete(sorted(doomed))
+        deleted = self._delete(sorted(doomed), beat)
         settled = len(deleted) + reverted
         if settled < len(due):
             left = [d.landing_id for d in due if d.landing_id not in deleted]
             self._metadata.postpone_deletion(left, now_ms + RETRY_WAIT_MS)
         return ReapResult(len(deleted), verified_bytes, reverted, len(due) - settled)
 
-    def drain(self, stop: Event, watch: Callable[[ReapResult], object] = lambda _: None) -> ReapResult:
+    def drain(
+        self, stop: Event, watch: Callable[[ReapResult], object] = lambda _: None, beat: Beat = unwatched
+    ) -> ReapResult:
         """Run until nothing is due, or `stop` is set: then the batch that has begun is finished.
 
-        `watch` sees the counts so far after every batch.
+        `watch` sees the counts so far after every batch; `beat` as in `run_once`.
         """
         total = ReapResult()
-        while not stop.is_set() and (result := self.run_once()) != ReapResult():
+        while not stop.is_set() and (result := self.run_once(beat)) != ReapResult():
             total += result
             watch(total)
         return total
 
-    def _delete(self, doomed: Sequence[LandingId]) -> frozenset[LandingId]:
+    def _delete(self, doomed: Sequence[LandingId], beat: Beat) -> frozenset[LandingId]:
         kill_point("reaper.doomed")
-        failed = self._landing.delete_many(doomed)
+        failed = self._landing.delete_many(doomed, beat)
         kill_point("reaper.deleted")
         if failed:
             landing_id, error = next(iter(failed.items()))
@@ -115,7 +120,9 @@ class Reaper:
             self._metadata.forget_landing(deleted)
         return frozenset(deleted)
 
-    def _verify(self, deletions: Sequence[LandingDeletion]) -> list[tuple[LandingDeletion, ObjectRow, NosError | None]]:
+    def _verify(
+        self, deletions: Sequence[LandingDeletion], beat: Beat
+    ) -> list[tuple[LandingDeletion, ObjectRow, NosError | None]]:
         """Read the packed bytes back. For each deletion None (they match), Corrupt (they do not), or another error."""
         by_block: dict[BlockId, list[tuple[LandingDeletion, ObjectRow, Extent]]] = {}
         for deletion in deletions:
@@ -127,11 +134,14 @@ class Reaper:
             items.sort(key=lambda item: item[2].offset)
             for first in range(0, len(items), _EXTENTS_PER_READ_MAX):
                 batch = items[first : first + _EXTENTS_PER_READ_MAX]
-                errors = self._verify_batch(block_id, [(row, extent) for _, row, extent in batch])
+                errors = self._verify_batch(block_id, [(row, extent) for _, row, extent in batch], beat)
                 outcomes += [(d, row, error) for (d, row, _), error in zip(batch, errors, strict=True)]
         return outcomes
 
-    def _verify_batch(self, block_id: BlockId, items: Sequence[tuple[ObjectRow, Extent]]) -> list[NosError | None]:
+    def _verify_batch(
+        self, block_id: BlockId, items: Sequence[tuple[ObjectRow, Extent]], beat: Beat
+    ) -> list[NosError | None]:
+        beat(0)
         try:
             found = self._blocks.read_many(block_id, [(extent.offset, extent.length) for _, extent in items])
         except (NotFound, Transient) as error:
@@ -139,7 +149,7 @@ class Reaper:
         except Corrupt as error:
             if len(items) == 1:
                 return [error]
-            return [self._verify_batch(block_id, [item])[0] for item in items]
+            return [self._verify_batch(block_id, [item], beat)[0] for item in items]
         return [_mismatch(row, data) for (row, _), data in zip(items, found, strict=True)]
 
 

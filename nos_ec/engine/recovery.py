@@ -18,7 +18,7 @@ from nos_ec.core.reclaim import BlockAccount, LiveEntry, account_block
 from nos_ec.core.slots import is_producer_lease
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.clock import Clock
+from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import BlockRow, Metadata, Placed
 
 _log = structlog.get_logger(__name__)
@@ -47,8 +47,11 @@ class Recovery:
         self._blocks = blocks
         self._clock = clock
 
-    def run_once(self) -> RecoveryResult:
-        """Fence expired leases, then seal every fenced block. Raises Transient; the next run goes on from there."""
+    def run_once(self, beat: Beat = unwatched) -> RecoveryResult:
+        """Fence expired leases, then seal every fenced block. Raises Transient; the next run goes on from there.
+
+        `beat` hears of every block: each may take as long as the block store's time limit.
+        """
         now_ms = self._clock.now_ms()
         fenced = 0
         for lease in self._metadata.expired_leases(now_ms):
@@ -58,14 +61,15 @@ class Recovery:
                 kill_point("recovery.fenced")
         sealed = 0
         while blocks := self._metadata.fenced_blocks(BLOCKS_PER_PAGE):
-            done = sum(self._reconcile(block) for block in blocks)
+            done = sum(self._reconcile(block, beat) for block in blocks)
             sealed += done
             if done < len(blocks):
                 break
         return RecoveryResult(fenced, sealed)
 
-    def _reconcile(self, block: BlockRow) -> bool:
+    def _reconcile(self, block: BlockRow, beat: Beat) -> bool:
         """Seal one block with its true books. False when it has to wait for the next run, or was somebody else's."""
+        beat(0)
         try:
             held = self._seal(block.block_id)
             # Stripes that were acknowledged and are lost stay in the books, as damaged ones: rows may point there, and

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import LandingId
+from nos_ec.ports.clock import Beat, unwatched
 
 
 class LandingStore(Protocol):
@@ -32,10 +33,11 @@ class LandingStore(Protocol):
         """Delete a copy. Idempotent: an absent copy is no error. Raises Transient."""
         ...
 
-    def delete_many(self, landing_ids: Sequence[LandingId]) -> Mapping[LandingId, Transient]:
+    def delete_many(self, landing_ids: Sequence[LandingId], beat: Beat = unwatched) -> Mapping[LandingId, Transient]:
         """Delete several copies at the cost of fewer synced writes than `delete` of each.
 
         Returns those that may still be there, each with the reason; all others are gone, durably. Idempotent.
+        `beat` is called while it gets on: when many wait for a time limit, all of it takes many times as long.
         """
         ...
 

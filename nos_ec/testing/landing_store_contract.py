@@ -120,6 +120,10 @@ class LandingStoreContract:
             assert other.delete_many([*gone, new_landing_id()]) == {}
             assert sorted(store.list_ids()) == sorted(kept)
         assert store.delete_many([]) == {}
+        beats: list[int] = []
+        store.delete_many(gone, beats.append)
+        assert beats
+        assert set(beats) == {0}
         assert all(store.read(landing_id) == b"copy" for landing_id in kept)
 
     def test_threads_put_read_and_delete(self, store: LandingStore) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from io import BytesIO
+from typing import Any, cast
 
 import google_crc32c
 import pytest
@@ -12,9 +14,9 @@ from msgspec.structs import asdict, replace
 
 from nos_consumer.assemble import consumer_service, housekeeping_thread
 from nos_ec.adapters.local.message_log import LocalMessageLog
-from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound
+from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound, Transient
 from nos_ec.core.header import decode_names
-from nos_ec.core.ids import ObjectKey
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.messages import PackRequest, encode_pack_request
 from nos_ec.core.packer import size_max
@@ -22,8 +24,13 @@ from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.reaper import Reaper
 from nos_ec.engine.recovery import Recovery
+from nos_ec.monitoring.health import Heart
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Beat, unwatched
+from nos_ec.ports.landing_store import LandingStore
 from nos_ec.testing.at_rest import HOUR_MS, LaterClock
 from nos_ec.testing.audit import all_blocks
+from nos_ec.testing.clock import FakeClock
 from nos_ec.testing.faulty import Faults, faulty
 from nos_ec.testing.metadata_bench import pack_request
 from nos_ec.wiring import System
@@ -290,6 +297,58 @@ def test_housekeeping_stops_after_a_batch(bench: Bench, system: System) -> None:
     assert faults.calls["delete_many"] == 1
     assert len(list(system.landing.list_ids())) == 60 - 25
     bench.assert_balanced(system)
+
+
+class SlowStore:
+    """A store on a `clock` whose operations take 10 s each, as those do that wait for a part of it that is away."""
+
+    def __init__(self, port: object, clock: FakeClock) -> None:
+        self._port = port
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+    def seal(self, _block_id: BlockId) -> int:
+        self._clock.advance(10_000)
+        raise Transient("no answer in time")
+
+    def read_many(self, *arguments: Any) -> Any:
+        self._clock.advance(10_000)
+        return self._port.read_many(*arguments)  # type: ignore[attr-defined]
+
+    def delete_many(self, landing_ids: Sequence[LandingId], beat: Beat = unwatched) -> Any:
+        failed: dict[LandingId, Transient] = {}
+        for first in range(0, len(landing_ids), 50):
+            beat(0)
+            self._clock.advance(10_000)
+            failed |= self._port.delete_many(landing_ids[first : first + 50])  # type: ignore[attr-defined]
+        return failed
+
+
+def test_housekeeping_is_alive_while_all_it_asks_for_waits(bench: Bench, system: System) -> None:
+    """A part of the store is away: the watchdog would kill a consumer that packs on, again and again."""
+    bench.put_some(system, 200)
+    bench.produce(system)
+    bench.consume(system)
+    with system.lease("dead", 30_000) as held:
+        for _ in range(3):
+            system.metadata.allocate_block(held.lease, system.new_block_id(), BlockKind.FRESH, 1)
+    clock = FakeClock()
+    blocks = cast(BlockStore, SlowStore(system.blocks, clock))
+    landing = cast(LandingStore, SlowStore(system.landing, clock))
+    reaper = Reaper(system.metadata, landing, blocks, system.clock, batch_objects=5000)
+    heart = Heart(clock, stall_ms_max=15_000)
+    late: list[int] = []
+
+    def beat(rest_ms: int) -> None:
+        if heart.stalled():
+            late.append(clock.now_ms())
+        heart(rest_ms)
+
+    Housekeeping(Recovery(system.metadata, blocks, system.clock), reaper, system.clock, wait_ms=1).run_once(beat)
+    assert list(system.landing.list_ids()) == []
+    assert late == []
 
 
 def test_a_landing_copy_that_cannot_be_deleted_does_not_keep_the_others(bench: Bench, system: System) -> None:

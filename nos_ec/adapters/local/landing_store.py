@@ -23,6 +23,7 @@ from nos_ec.adapters.local.durable import as_port_error, make_folders, replace_f
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NotFound, Transient
 from nos_ec.core.ids import LandingId
 from nos_ec.core.killpoints import kill_point
+from nos_ec.ports.clock import Beat, unwatched
 
 _STORE_FILE = "store.json"
 _FORMAT = {"format": "nos-ec local landing store", "version": 1}
@@ -114,7 +115,7 @@ class LocalLandingStore:
             self._unlink(landing_id)
             sync_folder(folder)
 
-    def delete_many(self, landing_ids: Sequence[LandingId]) -> dict[LandingId, Transient]:
+    def delete_many(self, landing_ids: Sequence[LandingId], beat: Beat = unwatched) -> dict[LandingId, Transient]:
         """Delete copies with one sync of each folder that has some of them, several folders at a time."""
         by_folder: dict[str, list[LandingId]] = {}
         for landing_id in landing_ids:
@@ -123,6 +124,7 @@ class LocalLandingStore:
         with ThreadPoolExecutor(_DELETE_THREADS, thread_name_prefix="landing-delete") as pool:
             folders = [self._root / name for name in by_folder]
             for failures in pool.map(self._delete_in, folders, by_folder.values()):
+                beat(0)
                 failed |= failures
         return failed
 

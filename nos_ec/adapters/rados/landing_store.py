@@ -16,6 +16,7 @@ from nos_ec.adapters.rados.pool_checks import check_landing_pool
 from nos_ec.adapters.rados.store_mark import make_mark, read_mark
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, Transient
 from nos_ec.core.ids import LandingId
+from nos_ec.ports.clock import Beat, unwatched
 
 STORE_OBJECT = "nos_ec.landing"
 FORMAT = "nos_ec.format"
@@ -82,10 +83,10 @@ class RadosLandingStore:
         """Delete a copy."""
         self._copies.delete(landing_id)
 
-    def delete_many(self, landing_ids: Sequence[LandingId]) -> dict[LandingId, Transient]:
+    def delete_many(self, landing_ids: Sequence[LandingId], beat: Beat = unwatched) -> dict[LandingId, Transient]:
         """Delete copies, several at a time. Raises ConfigError when this user may not, or the pool is gone."""
         failed: dict[LandingId, Transient] = {}
-        for name, error in self._pool.remove_many([landing_id.hex() for landing_id in landing_ids]).items():
+        for name, error in self._pool.remove_many([one.hex() for one in landing_ids], beat).items():
             landing_id = LandingId(bytes.fromhex(name))
             translated = self._copies.failure(landing_id, error)
             if not isinstance(translated, Transient):

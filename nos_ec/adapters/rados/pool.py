@@ -20,6 +20,7 @@ from nos_ec.adapters.rados import binding
 from nos_ec.adapters.rados.binding import Completion, Ioctx, ListedObject, Rados, WriteOp
 from nos_ec.adapters.rados.failures import rados_error
 from nos_ec.core.errors import ConfigError
+from nos_ec.ports.clock import Beat, unwatched
 
 READS_IN_FLIGHT_MAX = 32
 READ_BYTES_IN_FLIGHT_MAX = 16 << 20
@@ -91,17 +92,20 @@ class Pool:
             ioctx.operate_write_op(operation, name, 0, binding.FULL_TRY)
             return ioctx.get_last_version()
 
-    def remove_many(self, names: Sequence[str]) -> dict[str, OSError]:
+    def remove_many(self, names: Sequence[str], beat: Beat = unwatched) -> dict[str, OSError]:
         """Remove objects, several at a time; durable on return. Those that may still be there, each with the reason;
-        one that was not there is no failure. Raises ConfigError when the pool itself is gone."""
+        one that was not there is no failure. `beat` is called for each. Raises ConfigError when the pool itself is
+        gone."""
         waiting: deque[tuple[str, Completion]] = deque()
         failed: dict[str, OSError] = {}
         try:
             for name in names:
+                beat(0)
                 if len(waiting) == REMOVALS_IN_FLIGHT_MAX:
                     self._collect_removal(*waiting.popleft(), failed)
                 waiting.append((name, self._begin_removal(name)))
             while waiting:
+                beat(0)
                 self._collect_removal(*waiting.popleft(), failed)
         finally:
             for _, removal in waiting:
