@@ -12,9 +12,11 @@ from nos_consumer.assemble import consumer_service
 from nos_consumer.service import ConsumerService
 from nos_ec.core.errors import Conflict, Transient
 from nos_ec.core.ids import BlockId
+from nos_ec.engine.stripe_writer import APPEND_TRIES
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.message_log import MessageConsumer
 from nos_ec.ports.metadata import Metadata
+from nos_ec.testing.at_rest import HOUR_MS, LaterClock
 from nos_ec.wiring import System
 
 from .conftest import WAIT_S_MAX, Bench
@@ -116,6 +118,19 @@ def test_messages_are_not_forgotten_when_they_cannot_be_looked_up(bench: Bench, 
         watcher = system.log_consumer("watcher")
         assert watcher.lag() == 0
         watcher.close()
+
+
+def test_a_pause_after_a_failure_ends_when_the_clock_is_set_back(bench: Bench, system: System) -> None:
+    bench.put_some(system, 30)
+    bench.produce(system)
+    system.blocks = cast(BlockStore, FailsFirst(system.blocks, "create", APPEND_TRIES))
+    with consumer_service(system) as service:
+        while not service.counters.retried:
+            service.turn(flush=True)
+        service._clock = LaterClock(-HOUR_MS)
+        while service.waiting_objects or service.lanes.pending:
+            assert service.turn(flush=True) or service.lanes.pending, "it waits until the clock is where it was"
+        assert service.counters.packed == 30
 
 
 @pytest.mark.parametrize("failures", [0, 1])
