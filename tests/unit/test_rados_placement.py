@@ -33,11 +33,15 @@ class Monitors:
     def __init__(self) -> None:
         self.up = [1, 1, 1, 1]
         self.failing: set[str] = set()
+        self.bugs = 0
         self.asked: list[str] = []
         self.watcher: LogWatcher | None = None
 
     def command(self, prefix: str, **_: object) -> Any:
         self.asked.append(prefix)
+        if self.bugs:
+            self.bugs -= 1
+            raise RuntimeError("of the binding")
         if prefix in self.failing:
             raise Transient("no answer")
         return {"osd dump": self.dump, "osd df": self.df, "pg dump": self.brief}[prefix]()
@@ -155,6 +159,14 @@ def test_a_log_that_cannot_be_watched_leaves_the_clock(cluster: RadosCluster, mo
     monitors.failing = {"log"}
     with closing(ClusterView(cluster, POOL, refresh_s=0.05)):
         eventually(lambda: monitors.asked.count("pg dump") > 2)
+
+
+def test_the_map_is_renewed_after_an_error_that_is_a_bug(cluster: RadosCluster, monitors: Monitors) -> None:
+    """Else blocks would be placed for ever by a map of long ago, or the first one waited for with each block."""
+    monitors.bugs = 1
+    with closing(ClusterView(cluster, POOL, refresh_s=0.05)) as view:
+        eventually(lambda: bool((view.current() or ClusterMap(1, 1)).groups))
+    assert not monitors.bugs
 
 
 def test_closing_ends_the_thread_and_the_watch(cluster: RadosCluster, monitors: Monitors) -> None:

@@ -101,6 +101,10 @@ class ClusterView:
             if not self._failed:
                 _log.warning("map of the Ceph cluster not renewed; blocks are placed by the last one", error=str(error))
             self._failed = True
+        except Exception:
+            # A bug in one look must not end them all: nobody would be told that the map is of long ago.
+            _log.exception("map of the Ceph cluster not renewed; blocks are placed by the last one")
+            self._failed = True
         else:
             if self._failed:
                 _log.info("map of the Ceph cluster is renewed again")
