@@ -143,6 +143,27 @@ def test_a_partition_whose_offsets_begin_again_is_joined_anew(consumer: KafkaCon
     assert taken(consumer) == [(0, 0), (0, 1)]
 
 
+@pytest.mark.parametrize(("end", "revoked"), [(8, []), (9, [{0, 1}]), (3, [{0, 1}])], ids=["none", "more", "less"])
+def test_a_member_that_is_not_handed_what_is_there_joins_anew(
+    consumer: KafkaConsumer,
+    driver: ScriptedDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    end: int,
+    revoked: list[frozenset[int]],
+) -> None:
+    """As the driver does with a topic that was made anew: it asks in vain for ever, and does not tell."""
+    monkeypatch.setattr(consumer_module, "_STUCK_TIMEOUTS", 0)
+    monkeypatch.setattr(consumer, "_list_offsets", lambda _which: {0: end, 1: 100})
+    given_up: list[frozenset[int]] = []
+    consumer.on_revoke(given_up.append)
+    driver.steps += [message(0, 7)]
+    assert taken(consumer) == [(0, 7)]
+    for _ in range(3):
+        assert given_up == []
+        assert taken(consumer) == []
+    assert given_up == revoked
+
+
 def test_a_commit_under_another_member_id_is_a_conflict(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
     """The driver lost its place and has not told yet: to an empty group the broker would let it commit."""
     driver.steps = [message(0, 7)]

@@ -17,6 +17,8 @@ Every call ends within a few request time-outs, also while no broker answers:
    broker when one that slept answers that there is none: it may stay without any then, and wait for ever
 4  a topic that was made anew, or lost its end, begins again with offsets that were handed out: they are other messages.
    Then, too, the member joins anew, and forgets what was done and committed
+5  librdkafka 2.16 believes no leader epoch that is lower than one before, which a topic that was made anew has: it asks
+   for messages in vain for ever, and does not tell. So a member that gets nothing looks where the topic ends
 """
 
 from __future__ import annotations
@@ -149,8 +151,12 @@ class KafkaConsumer:
         """Since when the driver has no broker, as far as it has told."""
         self._next: dict[int, int] = {}
         """Of the partitions owned, the offset after the last message taken."""
-        self._went_back = False
-        """An offset came that was taken before (4)."""
+        self._anew_because = ""
+        """Why the next poll has to join anew: an offset came that was taken before (4), or nothing comes (5)."""
+        self._looked_s = time.monotonic()
+        """When the last message was taken, or the ends were looked up."""
+        self._ends: dict[int, int] = {}
+        """The topic's ends when they were looked up, if nothing was taken or resumed since."""
         self._batch: list[Message] = []
         self._errors: list[BaseException] = []
         self._admin: AdminClient | None = None
@@ -169,10 +175,10 @@ class KafkaConsumer:
             raise ValueError(f"poll for {messages_max} messages; ask for at least 1")
         self._raise_first_error()
         self._batch = []
-        if self._went_back:
-            self._start_anew("its offsets begin again: the topic was made anew or lost messages")
-        elif self._is_stuck():
-            self._start_anew("no answer")
+        if self._is_stuck():
+            self._anew_because = "no answer"
+        if self._anew_because:
+            self._start_anew()
         if not self._joined:
             self._join()
         try:
@@ -181,6 +187,7 @@ class KafkaConsumer:
             self._polled_s = time.monotonic()
         if not self._batch:
             self._raise_first_error()
+            self._look_for_more()
         batch, self._batch = self._batch, []
         return batch
 
@@ -229,6 +236,7 @@ class KafkaConsumer:
             with translated_errors(self._topic, "resume"):
                 self._consumer.resume(self._places(paused))
             self._paused -= paused
+            self._ends = {}
 
     def on_revoke(self, callback: Callable[[frozenset[int]], None]) -> None:
         """See MessageConsumer.on_revoke. When it raises, the partitions are given up all the same."""
@@ -303,9 +311,25 @@ class KafkaConsumer:
         except KafkaException:
             return True
 
-    def _start_anew(self, why: str) -> None:
-        """Give up a client that does not get on any more (3, 4). As when thrown out: the partitions are lost."""
-        _log.warning(f"joining the group anew: {why}", member=self._member, brokers=self._topic.servers)
+    def _look_for_more(self) -> None:
+        """From time to time while nothing comes: something did not come that had been there the last time (5)."""
+        now_s = time.monotonic()
+        if self._down_s is not None or now_s - self._looked_s < _STUCK_TIMEOUTS * self._topic.timeout_s:
+            return
+        self._looked_s = now_s
+        wanted = self._next.keys() - self._paused
+        earlier, self._ends = self._ends, {}
+        try:
+            if wanted:
+                self._ends = self._list_offsets(OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        except NosError:
+            self._renew_onlookers()
+        if any(self._next[p] not in (earlier.get(p, self._next[p]), self._ends.get(p, self._next[p])) for p in wanted):
+            self._anew_because = "nothing comes, though the topic does not end where this member is"
+
+    def _start_anew(self) -> None:
+        """Give up a client that does not get on any more (3, 4, 5). As when thrown out: the partitions are lost."""
+        _log.warning(f"joining the group anew: {self._anew_because}", member=self._member, brokers=self._topic.servers)
         abandoned: list[object] = [self._consumer]
         self._consumer = self._new_driver()
         self._joined = False
@@ -313,7 +337,8 @@ class KafkaConsumer:
         self._unanswered_count = 0
         self._doubtful_s = None
         self._down_s = time.monotonic()
-        self._went_back = False
+        self._anew_because = ""
+        self._ends = {}
         lost = frozenset(self._owned)
         self._owned -= lost
         self._paused -= lost
@@ -342,7 +367,7 @@ class KafkaConsumer:
     def _fill_batch(self, messages_max: int, wait_s: float) -> None:
         """Take up to `messages_max`; wait for the first one only. Callbacks of the driver run in here."""
         deadline = time.monotonic() + wait_s
-        while len(self._batch) < messages_max and not self._went_back:
+        while len(self._batch) < messages_max and not self._anew_because:
             # The driver cuts a wait to whole milliseconds: less than one would be none, again and again.
             left_s = 0.0 if self._batch or not wait_s else max(_WAIT_S_MIN, deadline - time.monotonic())
             try:
@@ -367,9 +392,10 @@ class KafkaConsumer:
         if partition not in self._owned:
             return  # fetched ahead, before this member was thrown out: the new owner gets it
         if offset < self._next.get(partition, 0):
-            self._went_back = True
+            self._anew_because = "its offsets begin again: the topic was made anew, or lost messages"
             return
         self._next[partition] = offset + 1
+        self._looked_s, self._ends = time.monotonic(), {}
         # A null key or value is not ours; as empty bytes it reaches the decoder, which refuses it.
         self._batch.append(Message(partition, offset, message.key() or b"", message.value() or b""))
 
