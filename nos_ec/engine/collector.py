@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from nos_ec.core.errors import NotFound
+from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.plan import MergeList
@@ -119,20 +119,35 @@ class Collector:
         for block in victims:
             self._condemn(block, result)
             watch(result)
-        self.delete_condemned(result, watch)
+        failure = self.delete_condemned(result, watch)
+        if failure is not None:
+            raise failure
         return result
 
-    def delete_condemned(self, result: CollectionResult, watch: Watch = lambda _: None) -> None:
-        """Delete condemned blocks whose grace is over: the data first, then the row, so that nothing is orphaned."""
-        while blocks := self._metadata.condemned_blocks(self._clock.now_ms(), self._options.blocks_max):
+    def delete_condemned(self, result: CollectionResult, watch: Watch = lambda _: None) -> Transient | None:
+        """Delete condemned blocks whose grace is over: the data first, then the row, so that nothing is orphaned.
+
+        One that the store does not delete now keeps no other: the last such failure is returned.
+        """
+        failure: Transient | None = None
+        while failure is None and (
+            blocks := self._metadata.condemned_blocks(self._clock.now_ms(), self._options.blocks_max)
+        ):
             for block in blocks:
-                self._blocks.delete(block.block_id)
+                try:
+                    self._blocks.delete(block.block_id)
+                except Transient as error:
+                    _log.warning("condemned block not deleted", block=block.block_id.hex(), error=str(error))
+                    failure = error
+                    watch(result)
+                    continue
                 kill_point("gc.block_deleted")
                 self._metadata.forget_block(block.block_id)
                 kill_point("gc.block_forgotten")
                 result.blocks_deleted += 1
                 result.bytes_reclaimed += block.stripes * self._blocks.geometry.stripe_size
                 watch(result)
+        return failure
 
     # --- deciding ---------------------------------------------------------------------------------
     def _candidates(self) -> list[BlockRow]:

@@ -443,6 +443,42 @@ def test_a_block_that_the_store_lost_does_not_stop_gc(bench: Bench, system: Syst
             assert system.store().get(key) == data
 
 
+class DeletesAllButOne:
+    """A block store that does not delete the first block it is asked to."""
+
+    def __init__(self, port: BlockStore) -> None:
+        self._port = port
+        self.stuck: BlockId | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+    def delete(self, block_id: BlockId) -> None:
+        self.stuck = self.stuck or block_id
+        if block_id == self.stuck:
+            raise Transient("its placement group is not active")
+        self._port.delete(block_id)
+
+
+def test_a_block_that_cannot_be_deleted_does_not_stop_gc(bench: Bench, system: System) -> None:
+    """Its run fails all the same, when all else is done."""
+    stored, system.blocks = system.blocks, cast(BlockStore, DeletesAllButOne(system.blocks))
+    for prefix in ("first", "second"):
+        keys = bench.put_some(system, 200, prefix=prefix)
+        bench.pack(system)
+        for key in keys[:190]:
+            bench.delete(system, key)
+        with pytest.raises(Transient, match="not active"):
+            gc_service(system).run_once()
+        blocks = all_blocks(system.metadata)
+        assert [block.state for block in blocks].count(BlockState.CONDEMNED) == 1
+        assert sum(block.dead_bytes for block in blocks if block.state is BlockState.SEALED) == 0
+    system.blocks = stored
+    gc_service(system).run_once()
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
 def test_one_gc_at_a_time(system: System) -> None:
     with system.lease(LEASE_NAME, 10_000), pytest.raises(Conflict):
         gc_service(system).run_once()
