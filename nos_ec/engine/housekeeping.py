@@ -26,6 +26,10 @@ class HousekeepingResult:
         return HousekeepingResult(self.recovery + other.recovery, self.reaper + other.reaper)
 
 
+class _Stopped(Exception):
+    """The process is to end, and a round goes on."""
+
+
 class Housekeeping:
     """Safe to run in several processes at once; each object is one thread's.
 
@@ -37,20 +41,28 @@ class Housekeeping:
         self._reaper = reaper
         self._clock = clock
         self._wait_ms = wait_ms
-        self._never = Event()
         self.done = HousekeepingResult()
         self.failures = 0
 
     def run_once(self, beat: Beat = unwatched) -> HousekeepingResult:
         """Seal what dead writers left, then delete the landing copies that are due. Raises Transient."""
-        return self._round(self._never, beat)
+        return self._round(beat)
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
-        """Do so every `wait_ms` until `stop` is set; it is heeded after every batch, however many copies are due."""
+        """Do so every `wait_ms` until `stop` is set. A round then ends before its next call to a store, each of which
+        may take as long as that store's time limit; what it leaves is the next round's, as after a crash."""
+
+        def go_on(rest_ms: int) -> None:
+            beat(rest_ms)
+            if stop.is_set():
+                raise _Stopped
+
         while not stop.is_set():
             beat(0)
             try:
-                self._round(stop, beat)
+                self._round(go_on)
+            except _Stopped:
+                return
             except NosError as error:
                 self.failures += 1
                 _log.error("housekeeping failed, trying again", error=str(error))
@@ -61,13 +73,13 @@ class Housekeeping:
             beat(self._wait_ms)
             self._clock.wait(stop, self._wait_ms)
 
-    def _round(self, stop: Event, beat: Beat) -> HousekeepingResult:
+    def _round(self, beat: Beat) -> HousekeepingResult:
         before = self.done
         recovery = self._recovery.run_once(beat)
 
         def watch(reaped: ReapResult) -> None:
-            beat(0)
             self.done = before + HousekeepingResult(recovery, reaped)
+            beat(0)
 
         watch(ReapResult())
-        return HousekeepingResult(recovery, self._reaper.drain(stop, watch, beat))
+        return HousekeepingResult(recovery, self._reaper.drain(watch, beat))

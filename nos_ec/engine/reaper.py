@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Event
 
 import structlog
 
@@ -95,15 +94,10 @@ class Reaper:
             self._metadata.postpone_deletion(left, now_ms + RETRY_WAIT_MS)
         return ReapResult(len(deleted), verified_bytes, reverted, len(due) - settled)
 
-    def drain(
-        self, stop: Event, watch: Callable[[ReapResult], object] = lambda _: None, beat: Beat = unwatched
-    ) -> ReapResult:
-        """Run until nothing is due, or `stop` is set: then the batch that has begun is finished.
-
-        `watch` sees the counts so far after every batch; `beat` as in `run_once`.
-        """
+    def drain(self, watch: Callable[[ReapResult], object] = lambda _: None, beat: Beat = unwatched) -> ReapResult:
+        """Run until nothing is due. `watch` sees the counts so far after every batch; `beat` as in `run_once`."""
         total = ReapResult()
-        while not stop.is_set() and (result := self.run_once(beat)) != ReapResult():
+        while (result := self.run_once(beat)) != ReapResult():
             total += result
             watch(total)
         return total

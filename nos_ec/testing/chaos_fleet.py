@@ -21,6 +21,7 @@ from nos_ec.settings import without_settings
 START_S_MAX = 60.0
 STOP_S_MAX = 60.0
 READY_S_MAX = 10.0
+HUNG_WORDS_MAX = 8000
 
 KILLED = -signal.SIGKILL
 CODES = {0, 9, KILLED}
@@ -46,7 +47,7 @@ class Fleet:
         self._config = config
         self._actors = actors
         self._restart_wait_s = restart_wait_s
-        self._environment = without_settings(os.environ)
+        self._environment = without_settings(os.environ) | {"PYTHONFAULTHANDLER": "1"}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ended_s: dict[str, float] = {}
         self._asleep_until_s: dict[str, float] = {}
@@ -138,9 +139,10 @@ class Fleet:
             try:
                 self.codes[process.wait(timeout=STOP_S_MAX)] += 1
             except subprocess.TimeoutExpired:
-                self._hung.append(f"{name} did not end {STOP_S_MAX:.0f} s after SIGTERM")
-                process.kill()
+                process.send_signal(signal.SIGABRT)  # the fault handler tells in the log where each thread is
                 process.wait()
+                words = self.log(name).read_text()
+                self._hung.append(f"{name} did not end {STOP_S_MAX:.0f} s after SIGTERM: {words[-HUNG_WORDS_MAX:]}")
         self._processes.clear()
 
     def abandon(self) -> None:
