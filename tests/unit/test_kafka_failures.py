@@ -6,6 +6,7 @@ The driver is scripted: a real broker does not do these things on demand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 
@@ -15,7 +16,7 @@ from confluent_kafka import Message as DriverMessage
 
 from nos_ec.adapters.kafka import consumer as consumer_module
 from nos_ec.adapters.kafka import publisher as publisher_module
-from nos_ec.adapters.kafka.cluster import KafkaTopic
+from nos_ec.adapters.kafka.cluster import TIMEOUT_MS_MIN, KafkaTopic
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, Conflict, Transient
@@ -126,6 +127,27 @@ def test_a_member_that_was_silent_too_long_owns_nothing_at_once(
     driver.steps = [partial(consumer._lose, consumer._consumer, places(0, 1))]
     assert taken(consumer) == []
     assert told == [{0, 1}]
+
+
+def test_a_look_up_of_offsets_that_the_driver_never_answers_ends(
+    consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon looks them up in its own loop, which must turn."""
+
+    class SilentAdmin:
+        def __init__(self, _configuration: object) -> None:
+            pass
+
+        def list_offsets(
+            self, wanted: dict[TopicPartition, object], **_options: object
+        ) -> dict[TopicPartition, object]:
+            return {place: Future[object]() for place in wanted}
+
+    monkeypatch.setattr(consumer_module, "AdminClient", SilentAdmin)
+    monkeypatch.setattr(consumer, "_topic", KafkaTopic("broker:9092", "t", 4, request_timeout_ms=TIMEOUT_MS_MIN))
+    monkeypatch.setattr(consumer, "_fetch_committed", lambda _partitions: {})
+    with pytest.raises(Transient, match="no answer"):
+        consumer.lag()
 
 
 def test_a_partition_whose_offsets_begin_again_is_joined_anew(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:

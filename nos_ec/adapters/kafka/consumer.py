@@ -26,7 +26,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from itertools import count
 
@@ -563,6 +563,9 @@ class KafkaConsumer:
             answers: dict[TopicPartition, Future[ListOffsetsResultInfo]] = self._admin.list_offsets(
                 dict.fromkeys(places, which), request_timeout=self._topic.timeout_s
             )
+            # Twice, as the driver's own limit should end it first.
+            if wait(answers.values(), 2 * self._topic.timeout_s).not_done:
+                raise Transient(f"message log: look up offsets: no answer; check the brokers {self._topic.servers}")
             return {place.partition: answer.result().offset for place, answer in answers.items()}
 
     def _places(self, partitions: Iterable[int]) -> list[TopicPartition]:
