@@ -23,7 +23,7 @@ from nos_ec.core.plan import MergeList
 from nos_ec.engine.lanes import Lanes
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import WriteResult
-from nos_ec.ports.clock import Beat, Clock, unwatched
+from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.message_log import Message, MessageConsumer
 from nos_ec.ports.metadata import Metadata
 
@@ -252,7 +252,7 @@ class ConsumerService:
     # --- packing ----------------------------------------------------------------------------------
     def _plan(self, *, flush: bool) -> bool:
         now_ms = self._clock.now_ms()
-        if _waits(self._backoff_until_ms, now_ms, BACKOFF_MS):
+        if waits(self._backoff_until_ms, now_ms, BACKOFF_MS):
             return False
         planned = False
         while not self._lanes.full and (plan := self._merge_list.plan(now_ms, flush=flush)) is not None:
@@ -263,7 +263,7 @@ class ConsumerService:
     def _plan_one_when_stuck(self) -> bool:
         """The merge list is full by its limits but wants more for a perfect group: take the group there is."""
         now_ms = self._clock.now_ms()
-        if not self._paused or self._lanes.pending or _waits(self._backoff_until_ms, now_ms, BACKOFF_MS):
+        if not self._paused or self._lanes.pending or waits(self._backoff_until_ms, now_ms, BACKOFF_MS):
             return False
         plan = self._merge_list.plan(now_ms, flush=True)
         if plan is not None:
@@ -328,7 +328,7 @@ class ConsumerService:
     def _commit_offsets_when_due(self) -> None:
         """Every COMMIT_WAIT_MS, and as soon as there is nothing left to work on."""
         now_ms = self._clock.now_ms()
-        if not _waits(self._commit_due_ms, now_ms, COMMIT_WAIT_MS) or not (self._known or self._unchecked):
+        if not waits(self._commit_due_ms, now_ms, COMMIT_WAIT_MS) or not (self._known or self._unchecked):
             self._commit_due_ms = now_ms + COMMIT_WAIT_MS
             self._try_to_commit_offsets()
 
@@ -372,11 +372,6 @@ class ConsumerService:
         now_ms = self._clock.now_ms()
         for packable in kept:
             self._wait(packable, now_ms)
-
-
-def _waits(until_ms: int, now_ms: int, wait_ms: int) -> bool:
-    """Whether a wait of `wait_ms` is not over. When more than that is left, the clock was set back: it is."""
-    return 0 < until_ms - now_ms <= wait_ms
 
 
 def _packable(message: Message, request: PackRequest) -> Packable:

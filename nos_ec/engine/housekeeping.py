@@ -46,7 +46,15 @@ class Housekeeping:
 
     def run_once(self, beat: Beat = unwatched) -> HousekeepingResult:
         """Seal what dead writers left, then delete the landing copies that are due. Raises Transient."""
-        return self._round(beat)
+        before = self.done
+        recovery = self._recovery.run_once(beat)
+
+        def watch(reaped: ReapResult) -> None:
+            self.done = before + HousekeepingResult(recovery, reaped)
+            beat(0)
+
+        watch(ReapResult())
+        return HousekeepingResult(recovery, self._reaper.drain(watch, beat))
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
         """Do so every `wait_ms` until `stop` is set. A round then ends before its next call to a store, each of which
@@ -60,7 +68,7 @@ class Housekeeping:
         while not stop.is_set():
             beat(0)
             try:
-                self._round(go_on)
+                self.run_once(go_on)
             except _Stopped:
                 return
             except NosError as error:
@@ -72,14 +80,3 @@ class Housekeeping:
                 _log.exception("housekeeping failed")
             beat(self._wait_ms)
             self._clock.wait(stop, self._wait_ms)
-
-    def _round(self, beat: Beat) -> HousekeepingResult:
-        before = self.done
-        recovery = self._recovery.run_once(beat)
-
-        def watch(reaped: ReapResult) -> None:
-            self.done = before + HousekeepingResult(recovery, reaped)
-            beat(0)
-
-        watch(ReapResult())
-        return HousekeepingResult(recovery, self._reaper.drain(watch, beat))

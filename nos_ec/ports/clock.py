@@ -26,3 +26,8 @@ Whoever watches the loop takes it for stuck when no call comes for much longer t
 
 def unwatched(_rest_ms: int) -> None:
     """A Beat that nobody listens to."""
+
+
+def waits(until_ms: int, now_ms: int, wait_ms: int) -> bool:
+    """Whether a wait of `wait_ms` is not over. When more than that is left, the clock was set back: it is."""
+    return 0 < until_ms - now_ms <= wait_ms

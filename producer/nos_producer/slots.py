@@ -26,7 +26,7 @@ from nos_ec.core.slots import (
     plan_slots,
     slot_lease,
 )
-from nos_ec.ports.clock import Clock
+from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import Lease, Metadata
 
 _log = structlog.get_logger(__name__)
@@ -67,7 +67,7 @@ class HeldSlots:
         Transient.
         """
         now_ms = self._clock.now_ms()
-        if 0 < self._next_ms - now_ms <= self._wait_ms:  # longer: the clock was set back
+        if waits(self._next_ms, now_ms, self._wait_ms):
             return
         self._renew(now_ms)
         if self._member is not None and self._member not in self._leases:
