@@ -23,11 +23,14 @@ def all_blocks(metadata: Metadata) -> Iterator[BlockRow]:
 
 
 def problems(metadata: Metadata, blocks: BlockStore, landing: LandingStore) -> list[str]:
-    """Everything that does not add up; an empty list for a store whose books balance (invariants 3, 6, 7)."""
+    """Everything that does not add up; an empty list for a store whose books balance (invariants 3, 6, 7, 8)."""
     found: list[str] = []
     rows = {row.block_id: row for row in all_blocks(metadata)}
     stored = set(blocks.list_blocks())
     found += [f"block {block_id.hex()} has no row" for block_id in stored - rows.keys()]
+    held = {(lease.name, lease.epoch) for lease in metadata.list_leases("")}
+    orphans = (row for row in rows.values() if row.state is BlockState.OPEN and (row.writer, row.epoch) not in held)
+    found += [f"block {row.block_id.hex()} is open and nobody holds the lease {row.writer!r} of it" for row in orphans]
     for row in rows.values():
         found += _block_problems(metadata, blocks, row, row.block_id in stored)
     copies = list(landing.list_ids())

@@ -12,6 +12,7 @@ from nos_ec.testing.metadata_races import MetadataRaces
 from nos_ec.testing.sql_look_ups import SqlLookUps
 from nos_ec.testing.sql_migrations import SqlMigrations, drop_all
 from nos_ec.testing.sql_plans import SqlPlans
+from nos_ec.testing.sql_races import SqlRaces
 from nos_ec.testing.sql_servers import empty_store
 
 pytestmark = pytest.mark.real
@@ -29,6 +30,10 @@ class TestMariaDBMetadata(MetadataContract):
 
 class TestMariaDBRaces(MetadataRaces):
     """See nos_ec/testing/metadata_races.py."""
+
+
+class TestMariaDBIndexRaces(SqlRaces):
+    """See nos_ec/testing/sql_races.py."""
 
 
 class TestMariaDBPlans(SqlPlans):

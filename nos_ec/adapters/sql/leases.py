@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, delete, insert, select, update
+from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, case, delete, insert, select, update
 
+from nos_ec.adapters.sql.rows import IDS, id_rows
 from nos_ec.adapters.sql.schema import BLOCKS, COUNTERS, LEASES, STORE_INFO, WRITER_BYTES_MAX, utf8
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost
 from nos_ec.core.lifecycle import BlockState
@@ -14,6 +15,11 @@ from nos_ec.ports.metadata import Lease
 
 _L, _B, _C, _I = LEASES.c, BLOCKS.c, COUNTERS.c, STORE_INFO.c
 _EPOCH = _C.name == "lease_epoch"
+_FENCE = (
+    update(BLOCKS)
+    .where(_B.block_id == IDS["id"])
+    .values(state=case((_B.state == BlockState.OPEN, BlockState.FENCED), else_=_B.state))
+)
 
 
 def acquire(connection: Connection, name: str, now_ms: int, ttl_ms: int, holder: str) -> Lease:
@@ -148,8 +154,15 @@ def _bytes(name: str, value: bytes) -> BindParameter[bytes]:
 
 
 def _fence_blocks(connection: Connection, lease: Lease) -> None:
+    """Fence the OPEN blocks of a lease that this transaction has removed: there will be no more of them.
+
+    They are found by reading alone, then changed by their ids alone. One statement for both walks an index on the
+    state, if the planner likes, and passes over a block that a commit moves behind it there (sql_races.py).
+    """
     mine = and_(_B.writer == lease.name, _B.epoch == lease.epoch, _B.state == BlockState.OPEN)
-    connection.execute(update(BLOCKS).where(mine).values(state=BlockState.FENCED))
+    found = connection.execute(select(_B.block_id).where(mine)).scalars().all()
+    if found:
+        connection.execute(_FENCE, id_rows(found))
 
 
 def _lost(lease: Lease) -> LeaseLost:
