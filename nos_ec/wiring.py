@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ from nos_ec.ports.message_log import MessageConsumer, MessagePublisher
 from nos_ec.ports.metadata import Lease, Metadata
 from nos_ec.ports.placement import Placement
 from nos_ec.settings import Settings
+
+_LAG_WAIT_S_MAX = 1.0
+"""More than a look-up takes while brokers answer."""
 
 
 def initialise(settings: Settings) -> None:
@@ -135,20 +139,31 @@ class LagProbe:
         self._log = log
         self._lock = threading.Lock()
         self._consumer: MessageConsumer | None = None
+        self._closed = False
 
     def value(self) -> int:
         """Messages that the group has not committed yet. Raises Transient."""
         with self._lock:
+            if self._closed:
+                raise Transient("message log: the process ends")
             if self._consumer is None:
                 self._consumer = self._log.get().consumer("lag", "")
             return self._consumer.lag()
 
     def close(self) -> None:
-        """Release what is held open."""
-        with self._lock:
+        """Release what is held open. Idempotent.
+
+        A look-up that is under way, of brokers that do not answer, is not waited for: the process that ends ends it.
+        """
+        self._closed = True
+        if not self._lock.acquire(timeout=_LAG_WAIT_S_MAX):
+            return
+        try:
             if self._consumer is not None:
                 self._consumer.close()
                 self._consumer = None
+        finally:
+            self._lock.release()
 
 
 @dataclass(slots=True)
@@ -275,11 +290,8 @@ class System:
 
     def figures(self) -> StoreFigures:
         """Sums over the whole store. Costs a query that grows with blocks and backlog. Raises Transient."""
-        try:
-            free_bytes: int | None = self.blocks.free_bytes()
-        except Transient:
-            free_bytes = None
-        return StoreFigures(self.metadata.totals(), self.geometry.stripe_size, free_bytes, self.lag())
+        free_bytes, lag = _unless_away(self.blocks.free_bytes), _unless_away(self.lag)
+        return StoreFigures(self.metadata.totals(), self.geometry.stripe_size, free_bytes, lag)
 
     # --- ids --------------------------------------------------------------------------------------
     def new_block_id(self) -> BlockId:
@@ -293,6 +305,14 @@ class System:
     def member_name(self, service: str) -> str:
         """A name for a process of a service, unique for ever and readable to an operator."""
         return f"{service}-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def _unless_away(figure: Callable[[], int]) -> int | None:
+    """None when nobody can tell now: the other figures hold all the same."""
+    try:
+        return figure()
+    except Transient:
+        return None
 
 
 def _new_id(clock: Clock) -> bytes:

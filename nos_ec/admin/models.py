@@ -100,7 +100,9 @@ class Backlog(_Answer):
     landed_bytes: Bytes
     queued_objects: Count = Field(description="Published, not packed yet.")
     queued_bytes: Bytes
-    lag_messages: Count = Field(description="Messages the consumer group has not committed.")
+    lag_messages: Count | None = Field(
+        description="Messages the consumer group has not committed; null while the message log does not answer."
+    )
     landing_deletions: Count
     computed_at_ms: UnixMs
 

@@ -13,6 +13,7 @@ from typing import Literal
 import structlog
 
 from nos_ec.core.errors import NosError
+from nos_ec.monitoring.single_flight import SingleFlight
 from nos_ec.ports.clock import Clock
 
 _log = structlog.get_logger(__name__)
@@ -58,6 +59,7 @@ class Health:
         self._stall_ms_max = stall_ms_max
         self._hearts: dict[str, Heart] = {}
         self._checks: dict[str, Callable[[], object]] = {}
+        self._ask_all = SingleFlight(self._asked_all)
         self._phase: Literal["starting", "running", "stopping"] = "starting"
 
     def heart(self, loop: str) -> Heart:
@@ -83,12 +85,16 @@ class Health:
         return Answer(dict.fromkeys(stalled, f"no turn for more than {self._stall_ms_max} ms"))
 
     def ready(self) -> Answer:
-        """Does everything this process depends on answer? Asks all of it, each time."""
+        """Does everything this process depends on answer? Asks all of it; who asks meanwhile gets the same answer."""
         problems = {} if self._phase == "running" else {"process": str(self._phase)}
+        return Answer(problems | self._ask_all())
+
+    def _asked_all(self) -> dict[str, str]:
+        problems = {}
         for name, check in list(self._checks.items()):
             try:
                 check()
             except NosError as error:
                 _log.warning("not ready", dependency=name, error=str(error))
                 problems[name] = f"{type(error).__name__}: {error}"
-        return Answer(problems)
+        return problems

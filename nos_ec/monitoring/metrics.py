@@ -393,7 +393,7 @@ STORE_FREE_BYTES = _gauge(
 LAG_MESSAGES = _gauge(
     "store_lag_messages",
     _STORE,
-    "Messages the consumer group has not committed.",
+    "Messages the consumer group has not committed; absent while the log does not answer.",
     "Alert on growth over an hour, not on the value: bursts are what the log is for.",
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Lock
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -12,6 +11,7 @@ from nos_ec import __version__
 from nos_ec.monitoring.exposition import Exposition, Sample
 from nos_ec.monitoring.health import Health
 from nos_ec.monitoring.metrics import INFO
+from nos_ec.monitoring.single_flight import SingleFlight
 from nos_ec.ports.clock import Clock
 
 _T = TypeVar("_T")
@@ -34,30 +34,30 @@ class Monitor:
 class Cached(Generic[_T]):
     """The result of `make`, made again when it is older than `age_ms_max`.
 
-    One caller makes it; the others get the last one meanwhile, and wait only while there is none. So a slow query
-    holds one thread, not all of them. A failure is raised to the one who met it, and not kept.
+    One caller makes it; the others get the last one meanwhile, and wait for the new one only while there is none. So
+    a slow query holds one thread, not all of them. A failure is raised to those who waited for it, and not kept.
     """
 
     def __init__(self, make: Callable[[], _T], clock: Clock, age_ms_max: int) -> None:
         self._make = make
         self._clock = clock
         self._age_ms_max = age_ms_max
-        self._lock = Lock()
+        self._refresh = SingleFlight(self._made_anew)
         self._good_until_ms = -1
         self._made = False
         self._value: _T
 
     def __call__(self) -> _T:
         """The result. Raises what `make` raises."""
-        if not self._lock.acquire(blocking=not self._made):
+        if self._made and (self._refresh.under_way or self._clock.now_ms() < self._good_until_ms):
             return self._value
-        try:
-            started_ms = self._clock.now_ms()
-            if started_ms >= self._good_until_ms:
-                self._value = self._make()
-                self._made = True
-                ended_ms = self._clock.now_ms()
-                self._good_until_ms = ended_ms + max(self._age_ms_max, COST_SHARE * (ended_ms - started_ms))
-            return self._value
-        finally:
-            self._lock.release()
+        return self._refresh()
+
+    def _made_anew(self) -> _T:
+        started_ms = self._clock.now_ms()
+        if started_ms >= self._good_until_ms:
+            self._value = self._make()
+            self._made = True
+            ended_ms = self._clock.now_ms()
+            self._good_until_ms = ended_ms + max(self._age_ms_max, COST_SHARE * (ended_ms - started_ms))
+        return self._value

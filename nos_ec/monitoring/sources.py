@@ -17,13 +17,13 @@ from nos_ec.ports.metadata import Totals
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """What is known of the whole store at one moment. Sizes in bytes; free_bytes is None when nobody can tell, because
-    a shard is not there."""
+    """What is known of the whole store at one moment. Sizes in bytes. free_bytes is None when nobody can tell, because
+    a shard is not there; lag while the message log does not answer."""
 
     totals: Totals
     stripe_size: int
     free_bytes: int | None
-    lag: int
+    lag: int | None
 
 
 def store_samples(figures: StoreFigures) -> Iterator[Sample]:
@@ -45,7 +45,8 @@ def store_samples(figures: StoreFigures) -> Iterator[Sample]:
     yield Sample(m.STORE_LEASES, totals.leases)
     if figures.free_bytes is not None:
         yield Sample(m.STORE_FREE_BYTES, figures.free_bytes)
-    yield Sample(m.LAG_MESSAGES, figures.lag)
+    if figures.lag is not None:
+        yield Sample(m.LAG_MESSAGES, figures.lag)
 
 
 def read_samples(counters: ReadCounters) -> Iterator[Sample]:

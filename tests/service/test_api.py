@@ -312,6 +312,21 @@ def test_a_store_that_is_away_is_no_bug(api: Api, system: System, monkeypatch: p
     assert api.client.get("/v1/status").headers["retry-after"]
 
 
+def test_all_but_the_lag_is_told_while_the_message_log_is_away(
+    bench: Bench, system: System, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_self: object) -> int:
+        raise Transient("message log: broker:9092 does not answer")
+
+    bench.put_some(system, 3)
+    monkeypatch.setattr(System, "lag", away)
+    assert (api("/v1/backlog")["landed_objects"], api("/v1/backlog")["lag_messages"]) == (3, None)
+    assert api("/v1/status")["landing_deletions"] == 0
+    metrics = api.client.get("/metrics").text
+    assert "nos_ec_store_landed_objects 3.0" in metrics
+    assert "nos_ec_store_lag_messages" not in metrics
+
+
 def test_a_bug_shows_no_trace(api: Api, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("secret detail")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty
 from threading import Event
@@ -25,7 +27,7 @@ from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 from nos_ec.monitoring import metrics
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.exposition import Exposition, Sample
-from nos_ec.monitoring.health import Health
+from nos_ec.monitoring.health import Answer, Health
 from nos_ec.monitoring.metrics import METRICS, Kind
 from nos_ec.monitoring.monitor import COST_SHARE, Cached, Monitor
 from nos_ec.monitoring.systemd import Notifier, Pulse
@@ -200,6 +202,21 @@ def test_a_failure_is_not_kept() -> None:
     assert cached() == 5
 
 
+def test_who_waits_for_a_first_figure_gets_the_failure_of_the_one_look() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    made: list[int] = []
+
+    def make() -> int:
+        made.append(1)
+        begun.set()
+        assert go_on.wait(10)
+        raise Transient("away")
+
+    cached = Cached(make, FakeClock(), 1000)
+    assert _all_at_once(cached, begun, go_on) == ["away"] * 5
+    assert made == [1]
+
+
 # --- health --------------------------------------------------------------------------------------------------------
 def test_alive_while_every_loop_turns() -> None:
     clock = FakeClock()
@@ -219,6 +236,60 @@ def test_alive_while_every_loop_turns() -> None:
     packing(0)
     clock.advance(5000)
     assert health.alive().problems.keys() == {"packing", "cleaning"}
+
+
+def test_who_asks_whether_all_is_ready_meanwhile_gets_the_same_answer() -> None:
+    """One look at a server that is away takes its time limit; ten probes that wait must not take ten of them."""
+    health = Health(FakeClock(), 1000)
+    health.started()
+    begun, go_on = threading.Event(), threading.Event()
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        begun.set()
+        assert go_on.wait(10)
+        raise Transient("away")
+
+    health.require("message log", check)
+    answers = _all_at_once(health.ready, begun, go_on)
+    assert answers == [Answer({"message log": "Transient: away"})] * 5
+    assert asked == [1]
+    assert not health.ready().good
+    assert asked == [1, 1], "asked anew once the answer was given"
+
+
+def _all_at_once(ask: Callable[[], object], begun: threading.Event, go_on: threading.Event) -> list[object]:
+    """What five get who ask while one look-up, which says `begun`, waits for `go_on`."""
+    found: list[object] = []
+
+    def asks() -> None:
+        try:
+            found.append(ask())
+        except Transient as error:
+            found.append(str(error))
+
+    threads = [threading.Thread(target=asks) for _ in range(5)]
+    threads[0].start()
+    assert begun.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    until_all_wait = time.monotonic() + 10
+    while not all(_waits(thread) for thread in threads[1:]):
+        assert time.monotonic() < until_all_wait
+        time.sleep(0.01)
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    return found
+
+
+def _waits(thread: threading.Thread) -> bool:
+    """Whether it waits for a look-up of another thread."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code is not Future.result.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def test_ready_while_everything_answers() -> None:

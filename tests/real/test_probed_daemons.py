@@ -1,0 +1,98 @@
+"""Daemons that are probed, every few seconds and by more than one, while no broker answers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nos_ec.settings import load_settings, without_settings
+from nos_ec.testing.dev_servers import DevServer, free_port
+from nos_ec.wiring import initialise
+
+pytestmark = pytest.mark.real
+
+PROBES = 10
+REQUEST_MS = 3000
+WAIT_S_MAX = 120
+END_S_MAX = 60
+"""Two thirds of what systemd waits for (deploy/systemd)."""
+
+
+@pytest.mark.parametrize("service", ["producer", "consumer"])
+def test_probes_take_one_look_together_and_do_not_keep_it_from_ending(
+    tmp_path: Path, kafka: DevServer, service: str
+) -> None:
+    port = free_port()
+    with _daemon(tmp_path, kafka, service, port) as process:
+        deadline_s = time.monotonic() + WAIT_S_MAX
+        while _ready(port) != 200:
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline_s, (tmp_path / "log").read_text()
+            time.sleep(0.2)
+        kafka.put_to_sleep()
+        try:
+            with ThreadPoolExecutor(PROBES) as pool:
+                assert list(pool.map(_ready, [port] * PROBES)) == [503] * PROBES
+            lines = (tmp_path / "log").read_text().splitlines()
+            looks = sum('"not ready"' in line and '"message log"' in line for line in lines)
+            assert looks < PROBES // 2, "each waits for a time limit, one after the other"
+            with ThreadPoolExecutor(PROBES) as pool:
+                asked = [pool.submit(_ready, port) for _ in range(PROBES)]
+                time.sleep(REQUEST_MS / 1000 / 2)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(timeout=END_S_MAX) == 0, (tmp_path / "log").read_text()
+                assert {answer.result() for answer in asked} <= {503, None}
+        finally:
+            kafka.wake()
+
+
+@contextmanager
+def _daemon(folder: Path, kafka: DevServer, service: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    config = folder / "nos-ec.toml"
+    config.write_text(
+        f"""
+store.root = "store"
+log = {{ backend = "kafka", partitions = 3 }}
+monitoring.{service}_port = {port}
+logging.format = "json"
+[kafka]
+servers = "{kafka.url}"
+topic = "probed-{uuid.uuid4().hex[:8]}"
+replication = 1
+in_sync_min = 1
+request_timeout_ms = {REQUEST_MS}
+"""
+    )
+    initialise(load_settings(config, {}))
+    command = [sys.executable, "-m", "nos_ec", "--config", str(config), service]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(command, env=without_settings(os.environ), stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _ready(port: int) -> int | None:
+    """What /readyz answers; None when nobody does, or the process ends meanwhile."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=WAIT_S_MAX) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+    except OSError:
+        return None
