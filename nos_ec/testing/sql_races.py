@@ -10,19 +10,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
 import pytest
 
-from nos_ec.adapters.sql import blocks
+from nos_ec.adapters.sql import blocks, leases, objects, puts
 from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import BlockState
-from nos_ec.testing.metadata_bench import MetadataBench
+from nos_ec.core.slots import ALL_SLOTS
+from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
 from nos_ec.testing.metadata_races import JOIN_S
 
 WAITS_S = 0.3
 """Long enough for a statement to reach the row that is locked."""
+WORKS_S = 5
+"""Enough for a score of transactions, and less than a wait for a lock may take."""
 
 
 class SqlRaces:
@@ -59,3 +64,39 @@ class SqlRaces:
             (BlockState.FENCED, 1),
         ]
         bench.check_books()
+
+    def test_nothing_waits_for_rows_that_it_does_not_concern(self, store: SqlMetadata, bench: MetadataBench) -> None:
+        """A planner that knows of few rows, or none yet, would rather read all of them: so each waits for all others,
+        and as they wait for it, too, servers end one PUT in five of several at once."""
+        held, hers = bench.packed("held"), bench.lease("held")
+        assert held.extent is not None
+        reserved = new_landing_id()
+        store.reserve_landing([reserved], bench.now_ms)
+        with ThreadPoolExecutor(1) as pool, store._engine.connect() as connection:
+            leases.require(connection, hers)
+            puts.lock_entries(connection, [reserved, *bench.deletions()])
+            objects.lock(connection, held.key)
+            blocks.lock(connection, held.extent.block_id)
+            work = pool.submit(_work, store, bench)
+            waits = bool(wait([work], WORKS_S).not_done)
+        work.result()
+        assert not waits
+        bench.check_books()
+
+
+def _work(store: SqlMetadata, bench: MetadataBench) -> None:
+    """Something of everything, on rows of its own."""
+    lease, *_ = mine = store.acquire_leases(["a", "b"], bench.now_ms, 50)
+    rows = bench.put_all(["m", "n"])
+    store.mark_published(store.due_objects(bench.now_ms, 9, ALL_SLOTS), bench.now_ms)
+    first, second = bench.block(lease), bench.block(lease)
+    store.commit_group(bench.group(lease, first, rows))
+    store.commit_group(bench.group(lease, second, [store.get(row.key) for row in rows]))
+    copies = [row.landing_id for row in rows if row.landing_id is not None]
+    store.postpone_deletion(copies, bench.now_ms)
+    store.forget_landing(sorted(store.doom_landing(dict.fromkeys(copies, second))))
+    bench.put("m")
+    store.delete_many([row.key for row in rows], bench.now_ms)
+    store.record_large(bench.large("l", lease), lease, bench.now_ms)
+    store.delete_many([ObjectKey("bucket", "l")], bench.now_ms)
+    store.release_leases(store.renew_leases(mine, bench.now_ms, 50))

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Float, and_, bindparam, delete, exists, insert, select, union_all, update
 
 from nos_ec.adapters.sql import leases
+from nos_ec.adapters.sql.json_rows import looked_up
 from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, by_index, id_rows
 from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, SEGMENTS
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound
@@ -19,6 +20,9 @@ _B, _O, _S = BLOCKS.c, OBJECTS.c, SEGMENTS.c
 _PPM = 1_000_000
 
 BY_ID = select(*BLOCK_COLUMNS).where(_B.block_id == bindparam("block_id"))
+LOCK_IDS = looked_up(
+    select(*BLOCK_COLUMNS).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]).with_for_update(of=BLOCKS), BLOCKS
+)
 
 # In an order that the index on (state, hole_ppm) has, so that no planner prefers to sort the whole table.
 FENCED = select(*BLOCK_COLUMNS).where(_B.state == BlockState.FENCED).order_by(_B.hole_ppm).limit(bindparam("rows_max"))
@@ -125,8 +129,7 @@ def seal_large(
 
 
 def _lock_listed(connection: Connection, block_ids: list[BlockId]) -> dict[BlockId, BlockRow]:
-    listed = select(*BLOCK_COLUMNS).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]).with_for_update(of=BLOCKS)
-    found = {row.block_id: row for row in map(block_row, connection.execute(listed, id_rows(block_ids)))}
+    found = {row.block_id: row for row in map(block_row, connection.execute(LOCK_IDS, id_rows(block_ids)))}
     missing = [block_id.hex() for block_id in block_ids if block_id not in found]
     if missing:
         raise NotFound(f"blocks {', '.join(missing)} have no row; allocate a block before it is written")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, null, or_, select, update
 
 from nos_ec.adapters.sql import blocks, leases
-from nos_ec.adapters.sql.json_rows import JsonRows
+from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import Burial, queueing
 from nos_ec.adapters.sql.rows import require_all
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
@@ -45,22 +45,26 @@ _PACKED = advance_object(ObjectState.PACKED, ObjectEvent.PACK)
 _IN_LANDING = and_(_MOVES.missing("from_block"), or_(*(_O.state == state for state in _FROM_LANDING)))
 _IN_BLOCK = and_(_O.state == ObjectState.PACKED, _O.block_id == _MOVES["from_block"])
 
-MATCH_MOVES = (
+MATCH_MOVES = looked_up(
     select(_MOVES["number"], _O.size)
     .join_from(_MOVES.table, OBJECTS, _O.object_id == _MOVES["object_id"])
     .where(_O.version == _MOVES["version"], or_(_IN_LANDING, _IN_BLOCK))
-    .with_for_update(of=OBJECTS)
+    .with_for_update(of=OBJECTS),
+    OBJECTS,
 )
 QUEUE_COPIES = queueing(
-    select(_O.landing_id, _O.object_id, _O.version)
-    .join_from(_MOVES.table, OBJECTS, _O.object_id == _MOVES["object_id"])
-    .where(_O.version == _MOVES["version"], _O.size == _MOVES["length"], _IN_LANDING)
-    .with_for_update(of=OBJECTS)
+    looked_up(
+        select(_O.landing_id, _O.object_id, _O.version)
+        .join_from(_MOVES.table, OBJECTS, _O.object_id == _MOVES["object_id"])
+        .where(_O.version == _MOVES["version"], _O.size == _MOVES["length"], _IN_LANDING)
+        .with_for_update(of=OBJECTS),
+        OBJECTS,
+    )
 )
 """Queues the landing copies of the moves that match, and locks their rows: when it queues one for each move, all of
 them match and nothing has to be asked."""
 MOVE = (
-    update(OBJECTS)
+    UpdateListed(OBJECTS)
     .where(_O.object_id == _MOVES["object_id"])
     .values(
         state=_PACKED,

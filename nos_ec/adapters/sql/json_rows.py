@@ -7,6 +7,10 @@ A SELECT that locks names the table it locks (`with_for_update(of=...)`): MySQL 
 and MariaDB, which has no OF and does not mind, is spared it by SQLAlchemy. The same MySQL turns a JSON null into the
 text `null`, so "no id" travels as empty text and integers cannot be null; and it cuts a BIGINT column of a JSON_TABLE
 to 32 bits, so integers are read as DECIMAL and cast. Each of these was seen on a real 8.0.12; newer ones do not mind.
+
+A statement that locks goes from the JSON table to the rows, each by its key: `looked_up`, UpdateListed, DeleteListed
+say so to MySQL and MariaDB. Of a table with few rows, as far as they know, they would rather read all: it would wait
+for every row that another transaction has locked, and that one for it (nos_ec/testing/sql_races.py).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, LargeBinary, Text, bindparam, cast, column, func
+from sqlalchemy import BigInteger, Delete, LargeBinary, Select, Table, Text, Update, bindparam, cast, column, func
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -81,3 +85,49 @@ class JsonRows:
                 value = row[at]
                 row[at] = value.hex() if isinstance(value, bytes) else ""
         return {self.parameter: msgspec.json.encode(given).decode()}
+
+
+def looked_up(query: Select[Any], table: Table, index: str = "PRIMARY") -> Select[Any]:
+    """The query FROM a JSON table joined with `table`, whose rows are looked up one by one in that unique index."""
+    for dialect in ("mysql", "mariadb"):
+        hinted = query.with_hint(table, _by(index), dialect)
+        query = hinted.prefix_with("STRAIGHT_JOIN", dialect=dialect)
+    return query
+
+
+class UpdateListed(Update):
+    """UPDATE of rows listed in a JSON table by their primary key."""
+
+    inherit_cache = True
+
+
+class DeleteListed(Delete):
+    """DELETE of rows listed in a JSON table by their primary key, or the first column of it."""
+
+    inherit_cache = True
+
+
+@compiles(UpdateListed, "mysql")
+@compiles(UpdateListed, "mariadb")
+def _update_listed(element: UpdateListed, compiler: Any, **options: Any) -> str:
+    return _straight(compiler.visit_update(element, **options), element, "UPDATE", " SET ")
+
+
+@compiles(DeleteListed, "mysql")
+@compiles(DeleteListed, "mariadb")
+def _delete_listed(element: DeleteListed, compiler: Any, **options: Any) -> str:
+    return _straight(compiler.visit_delete(element, **options), element, "USING", " WHERE ")
+
+
+def _straight(statement: str, element: Update | Delete, before: str, after: str) -> str:
+    """The statement with `table, listed` turned into a join that begins with what is listed."""
+    table = str(element.table)
+    start, found, rest = statement.partition(f"{before} {table}, ")
+    listed, ends, rest = rest.partition(after)
+    assert found, f"it does not list rows of {table}: {statement}"
+    assert ends, f"it does not say what becomes of which rows: {statement}"
+    return f"{start}{before} {listed} STRAIGHT_JOIN {table} {_by('PRIMARY')}{ends}{rest}"
+
+
+def _by(index: str) -> str:
+    return f"FORCE INDEX ({index})"

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, and_, bindparam, exists, false, insert, null, select, true, update
 
+from nos_ec.adapters.sql.json_rows import UpdateListed
 from nos_ec.adapters.sql.puts import lock_entries
 from nos_ec.adapters.sql.release import Burial
 from nos_ec.adapters.sql.rows import IDS, OBJECT_COLUMNS, OBJECT_IDS, by_index, delete_listed, id_rows, object_row
@@ -41,9 +42,9 @@ DUE_DELETIONS = (
     .join_from(_ENTRIES, OBJECTS, and_(_O.object_id == _E.object_id, _O.version == _E.version), isouter=True)
     .order_by(_E.not_before_ms, _E.landing_id)
 )
-DOOM = update(LANDING_DELETIONS).where(_D.landing_id == IDS["id"]).values(doomed=true())
+DOOM = UpdateListed(LANDING_DELETIONS).where(_D.landing_id == IDS["id"]).values(doomed=true())
 POSTPONE = (
-    update(LANDING_DELETIONS)
+    UpdateListed(LANDING_DELETIONS)
     .where(_D.landing_id == IDS["id"])
     .values(not_before_ms=bindparam("not_before", type_=BigInteger))
 )

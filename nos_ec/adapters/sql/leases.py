@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, case, delete, insert, select, update
 
+from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.rows import IDS, id_rows
 from nos_ec.adapters.sql.schema import BLOCKS, COUNTERS, LEASES, STORE_INFO, WRITER_BYTES_MAX, utf8
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost
@@ -15,8 +16,12 @@ from nos_ec.ports.metadata import Lease
 
 _L, _B, _C, _I = LEASES.c, BLOCKS.c, COUNTERS.c, STORE_INFO.c
 _EPOCH = _C.name == "lease_epoch"
+_NAMES = JsonRows("names", name=WRITER_BYTES_MAX)
+_LOCK_NAMED = looked_up(
+    select(_L.name).join_from(_NAMES.table, LEASES, _L.name == _NAMES["name"]).with_for_update(of=LEASES), LEASES
+)
 _FENCE = (
-    update(BLOCKS)
+    UpdateListed(BLOCKS)
     .where(_B.block_id == IDS["id"])
     .values(state=case((_B.state == BlockState.OPEN, BlockState.FENCED), else_=_B.state))
 )
@@ -63,7 +68,7 @@ def acquire_free(connection: Connection, names: Sequence[str], now_ms: int, ttl_
             raise InvalidInput(f"a lease's name must have 1 to {WRITER_BYTES_MAX} bytes of UTF-8; this one is {name!r}")
     # The counter's row lock makes concurrent calls take turns, so the look for the leases below sees the winner's.
     connection.execute(update(COUNTERS).where(_EPOCH).values(value=_C.value + len(names)))
-    held = set(connection.execute(select(_L.name).where(_L.name.in_(names)).with_for_update()).scalars())
+    held = set(connection.execute(_LOCK_NAMED, _NAMES.dump((name,) for name in sorted(map(utf8, names)))).scalars())
     free = [name for name in dict.fromkeys(names) if name not in held]
     if not free:
         return []
@@ -95,9 +100,10 @@ def release(connection: Connection, lease: Lease) -> None:
 
 def release_all(connection: Connection, held: Sequence[Lease]) -> None:
     """See `Metadata.release_leases`."""
-    connection.execute(delete(LEASES).where(_among(held)))
+    # One by one: given several at once, planners read all leases, or all blocks.
+    for lease in sorted(held, key=lambda lease: lease.name):
+        connection.execute(delete(LEASES).where(_is(lease)))
     for lease in held:
-        # One by one: given several writers at once, planners read all blocks.
         _fence_blocks(connection, lease)
 
 

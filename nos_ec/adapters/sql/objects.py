@@ -18,10 +18,9 @@ from sqlalchemy import (
     func,
     select,
     union_all,
-    update,
 )
 
-from nos_ec.adapters.sql.json_rows import JsonRows
+from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import (
     KEYS,
@@ -43,14 +42,16 @@ from nos_ec.ports.metadata import ObjectRow, Segment
 _O, _S = OBJECTS.c, SEGMENTS.c
 
 BY_KEY = select(*OBJECT_COLUMNS).where(_O.bucket == bindparam("bucket"), _O.name == bindparam("name"))
-LOCK_KEYS = (
+LOCK_KEYS = looked_up(
     select(*OBJECT_COLUMNS)
     .join_from(KEYS.table, OBJECTS, (_O.bucket == KEYS["bucket"]) & (_O.name == KEYS["name"]))
-    .with_for_update(of=OBJECTS)
+    .with_for_update(of=OBJECTS),
+    OBJECTS,
+    "objects_by_key",
 )
 
 MARK_PUBLISHED = (
-    update(OBJECTS)
+    UpdateListed(OBJECTS)
     .where(
         _O.object_id == OBJECT_IDS["object_id"],
         _O.version == OBJECT_IDS["version"],

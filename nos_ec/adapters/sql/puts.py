@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, select, update
 
 from nos_ec.adapters.sql import blocks, leases, objects
-from nos_ec.adapters.sql.json_rows import JsonRows
+from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import IDS, delete_listed, id_rows, require_all
 from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS
@@ -29,13 +29,14 @@ _NEW = JsonRows(
     "new", optional="landing_id", object_id=0, version=0, size=0, crc32c=0, md5=ID_BYTES, landing_id=ID_BYTES, due_ms=0
 )
 
-LOCK_ENTRIES = (
+LOCK_ENTRIES = looked_up(
     select(_D.landing_id, _D.object_id, _D.version, _D.doomed)
     .join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
-    .with_for_update(of=LANDING_DELETIONS)
+    .with_for_update(of=LANDING_DELETIONS),
+    LANDING_DELETIONS,
 )
 OVERWRITE = (
-    update(OBJECTS)
+    UpdateListed(OBJECTS)
     .where(_O.object_id == _NEW["object_id"])
     .values(
         version=_NEW["version"],

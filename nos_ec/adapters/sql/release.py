@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Select, bindparam, false, insert, select, update
+from sqlalchemy import Connection, Insert, Select, bindparam, false, insert, select
 
-from nos_ec.adapters.sql.json_rows import JsonRows
+from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed
 from nos_ec.adapters.sql.rows import OBJECT_IDS, delete_listed, require_all
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, LANDING_DELETIONS, SEGMENTS
 from nos_ec.core.ids import BlockId, LandingId
@@ -24,7 +24,7 @@ _QUEUED = JsonRows("queued", landing_id=ID_BYTES, object_id=0, version=0)
 _B, _S = BLOCKS.c, SEGMENTS.c
 
 _BURY = (
-    update(BLOCKS)
+    UpdateListed(BLOCKS)
     .where(_B.block_id == _BURIED["block_id"])
     .values(
         live_bytes=_B.live_bytes - _BURIED["data_bytes"],

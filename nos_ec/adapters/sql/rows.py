@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Delete, Select, Table, delete, select
 
-from nos_ec.adapters.sql.json_rows import JsonRows
+from nos_ec.adapters.sql.json_rows import DeleteListed, JsonRows
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, Extent, LandingId, ObjectKey
@@ -116,4 +116,4 @@ def delete_listed(connection: Connection, table: Table, matched: Column[Any], ro
     """
     if connection.dialect.name == "sqlite":
         return delete(table).where(matched.in_(select(rows[listed])))
-    return delete(table).where(matched == rows[listed])
+    return DeleteListed(table).where(matched == rows[listed])
