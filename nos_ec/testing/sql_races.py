@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from nos_ec.adapters.sql import blocks, leases, objects, puts
 from nos_ec.adapters.sql.metadata import SqlMetadata
@@ -82,6 +83,26 @@ class SqlRaces:
         work.result()
         assert not waits
         bench.check_books()
+
+    def test_a_landing_copy_that_changes_places_is_known_2(self, store: SqlMetadata, bench: MetadataBench) -> None:
+        """A PUT is recorded by a COMMIT whose answer was lost, and packed, as its writer asks if the copy may go."""
+        new = bench.new("n")
+        assert new.landing_id is not None
+        reading = store._transactions.reading
+        assert reading is not None
+        steps: Iterator[Callable[[], Any]] = iter(
+            [lambda: None, lambda: store.record_puts([new], bench.now_ms), lambda: bench.pack([bench.get("n")])]
+        )
+
+        def step(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if "JSON_TABLE" in statement:
+                next(steps)()
+
+        event.listen(reading, "before_cursor_execute", step)
+        try:
+            assert store.landing_known([new.landing_id]) == {new.landing_id}
+        finally:
+            event.remove(reading, "before_cursor_execute", step)
 
 
 def _work(store: SqlMetadata, bench: MetadataBench) -> None:
