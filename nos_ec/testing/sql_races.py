@@ -84,6 +84,25 @@ class SqlRaces:
         assert not waits
         bench.check_books()
 
+    @pytest.mark.parametrize("way", ["delete_many", "record_puts"])
+    def test_objects_are_locked_in_order_of_their_ids(self, store: SqlMetadata, bench: MetadataBench, way: str) -> None:
+        """As commits do, whatever their keys: else many at once and a commit are a deadlock time and again."""
+        first, second = bench.put("z"), bench.put("a")
+        new = [bench.new("a"), bench.new("z")]
+        ways: dict[str, Callable[[], Any]] = {
+            "delete_many": partial(store.delete_many, [second.key, first.key], bench.now_ms),
+            "record_puts": partial(store.record_puts, new, bench.now_ms),
+        }
+        with ThreadPoolExecutor(2) as pool, store._engine.connect() as connection:
+            objects.lock(connection, first.key)
+            many = pool.submit(ways[way])
+            assert wait([many], WAITS_S).not_done, "it does not wait for the first"
+            other = pool.submit(store.mark_published, [second], bench.now_ms)
+            waits = bool(wait([other], WORKS_S).not_done)
+        assert not waits
+        assert (other.result(), len(many.result())) == (1, 2)
+        bench.check_books()
+
     def test_a_landing_copy_that_changes_places_is_known_2(self, store: SqlMetadata, bench: MetadataBench) -> None:
         """A PUT is recorded by a COMMIT whose answer was lost, and packed, as its writer asks if the copy may go."""
         new = bench.new("n")

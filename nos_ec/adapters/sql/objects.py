@@ -42,12 +42,16 @@ from nos_ec.ports.metadata import ObjectRow, Segment
 _O, _S = OBJECTS.c, SEGMENTS.c
 
 BY_KEY = select(*OBJECT_COLUMNS).where(_O.bucket == bindparam("bucket"), _O.name == bindparam("name"))
-LOCK_KEYS = looked_up(
-    select(*OBJECT_COLUMNS)
-    .join_from(KEYS.table, OBJECTS, (_O.bucket == KEYS["bucket"]) & (_O.name == KEYS["name"]))
-    .with_for_update(of=OBJECTS),
+BY_KEYS = looked_up(
+    select(*OBJECT_COLUMNS).join_from(KEYS.table, OBJECTS, (_O.bucket == KEYS["bucket"]) & (_O.name == KEYS["name"])),
     OBJECTS,
     "objects_by_key",
+)
+LOCK_IDS = looked_up(
+    select(*OBJECT_COLUMNS)
+    .join_from(OBJECT_IDS.table, OBJECTS, _O.object_id == OBJECT_IDS["object_id"])
+    .with_for_update(of=OBJECTS),
+    OBJECTS,
 )
 
 MARK_PUBLISHED = (
@@ -106,8 +110,21 @@ def lock(connection: Connection, key: ObjectKey) -> ObjectRow | None:
 
 
 def lock_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
-    """The current versions of those of the keys that have one, locked until the transaction ends. One statement."""
-    rows = [object_row(row) for row in connection.execute(LOCK_KEYS, key_rows(keys))]
+    """The current versions of those of the keys that have one, locked until the transaction ends.
+
+    They are locked in order of object, as commits do, and not in order of key: who locks many in another order is
+    ended as a deadlock, again and again. A key that comes to be meanwhile is not there yet.
+    """
+    found = sorted((row.object_id, row.version) for row in find_listed(connection, keys).values())
+    if not found:
+        return {}
+    rows = [object_row(row) for row in connection.execute(LOCK_IDS, OBJECT_IDS.dump(found))]
+    return {row.key: row for row in rows}
+
+
+def find_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
+    """The current versions of those of the keys that have one, not locked. One statement."""
+    rows = [object_row(row) for row in connection.execute(BY_KEYS, key_rows(keys))]
     return {row.key: row for row in rows}
 
 

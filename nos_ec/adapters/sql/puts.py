@@ -118,7 +118,7 @@ def _record_turn(
     _overwrite(connection, [one for one in fresh if one.key in current], current, now_ms)
     _insert(connection, [one for one in fresh if one.key not in current], now_ms)
     _claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
-    return objects.lock_listed(connection, keys) | earlier
+    return objects.find_listed(connection, keys) | earlier
 
 
 def _recorded_before(one: NewObject, current: ObjectRow | None, entries: Mapping[LandingId, Entry]) -> ObjectRow | None:
