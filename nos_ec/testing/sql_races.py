@@ -103,6 +103,22 @@ class SqlRaces:
         assert (other.result(), len(many.result())) == (1, 2)
         bench.check_books()
 
+    def test_a_commit_that_waits_for_an_object_holds_no_block(self, store: SqlMetadata, bench: MetadataBench) -> None:
+        """A delete holds its object and wants the block: who held it and waits for the object would be a deadlock."""
+        packed, row = bench.put("packed"), bench.put("n")
+        lease = bench.lease()
+        block_id = bench.block(lease)
+        store.commit_group(bench.group(lease, block_id, [packed]))
+        with ThreadPoolExecutor(2) as pool, store._engine.connect() as connection:
+            objects.lock(connection, row.key)
+            commit = pool.submit(store.commit_group, bench.group(lease, block_id, [row], at=1))
+            assert wait([commit], WAITS_S).not_done, "it does not wait for the object"
+            gone = pool.submit(store.delete, packed.key, bench.now_ms)
+            waits = bool(wait([gone], WORKS_S).not_done)
+        assert not waits
+        assert (gone.result().object_id, commit.result()) == (packed.object_id, frozenset({row.object_id}))
+        bench.check_books()
+
     def test_a_landing_copy_that_changes_places_is_known_2(self, store: SqlMetadata, bench: MetadataBench) -> None:
         """A PUT is recorded by a COMMIT whose answer was lost, and packed, as its writer asks if the copy may go."""
         new = bench.new("n")

@@ -1,7 +1,7 @@
 """The commit of one stripe group: a fixed number of statements, however many objects the group holds.
 
-Order of locks: block, object rows by id, old blocks by id. Deletes take a row and then blocks; what can still deadlock
-is run again.
+Order of locks: object rows by id, block, old blocks by id. Deletes and overwrites take rows and then blocks, too, and
+one of these may be the block that is written; what can still deadlock is run again.
 
 The lease itself is looked at only to say why a commit is refused. An OPEN block has its writer's lease of its epoch:
 it is allocated under that lease, and whoever fences or releases a lease turns its OPEN blocks FENCED in the same
@@ -108,13 +108,13 @@ BOOK_LOSERS = (
 def commit_group(connection: Connection, geometry: Geometry, commit: GroupCommit) -> frozenset[int]:
     """See `Metadata.commit_group`."""
     _check(geometry, commit)
-    _book(connection, geometry, commit)
     moves = _without_repeats(commit.moves)
     listed = _dump(moves)
     queued = _queue_copies(connection, commit, moves, listed)
     winners = moves if queued == len(moves) else _match(connection, moves, listed)
     require_all(queued, sum(move.from_block is None for move in winners), "landing copies to delete")
     _move(connection, commit.block_id, winners, listed if len(winners) == len(moves) else _dump(winners))
+    _book(connection, geometry, commit)
     _bury(connection, winners)
     _book_losers(connection, commit, winners)
     kill_point("metadata.commit_group.before_commit")
