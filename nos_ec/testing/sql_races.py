@@ -27,8 +27,8 @@ from nos_ec.testing.metadata_races import JOIN_S
 
 WAITS_S = 0.3
 """Long enough for a statement to reach the row that is locked."""
-WORKS_S = 5
-"""Enough for a score of transactions, and less than a wait for a lock may take."""
+WORKS_S = 30
+"""Enough for a score of transactions on a busy machine, and less than five waits for a lock take."""
 
 
 class SqlRaces:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Float, and_, bindparam, delete, exists, inser
 
 from nos_ec.adapters.sql import leases
 from nos_ec.adapters.sql.json_rows import looked_up
-from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, by_index, id_rows
+from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, by_index, by_primary, id_rows
 from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, SEGMENTS
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound
 from nos_ec.core.geometry import Geometry
@@ -98,7 +98,8 @@ def seal(connection: Connection, lease: Lease, block_id: BlockId, now_ms: int) -
 def fence(connection: Connection, lease: Lease, block_id: BlockId) -> None:
     """See `Metadata.fence_block`."""
     mine = and_(_B.block_id == block_id, _B.writer == lease.name, _B.epoch == lease.epoch, _B.state == BlockState.OPEN)
-    connection.execute(update(BLOCKS).where(mine).values(state=advance_block(BlockState.OPEN, BlockEvent.FENCE)))
+    fenced = {"state": advance_block(BlockState.OPEN, BlockEvent.FENCE)}
+    connection.execute(by_primary(update(BLOCKS)).where(mine).values(fenced))
 
 
 def seal_large(
@@ -164,7 +165,7 @@ def seal_reconciled(
         "overhead_bytes": overhead_bytes,
         "live_objects": live_objects,
     }
-    return connection.execute(update(BLOCKS).where(as_found).values(books)).rowcount == 1
+    return connection.execute(by_primary(update(BLOCKS)).where(as_found).values(books)).rowcount == 1
 
 
 def page(connection: Connection, after: BlockId | None, limit: int) -> list[BlockRow]:

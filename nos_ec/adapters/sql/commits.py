@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, nul
 from nos_ec.adapters.sql import blocks, leases
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import Burial, queueing
-from nos_ec.adapters.sql.rows import require_all
+from nos_ec.adapters.sql.rows import by_primary, require_all
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
 from nos_ec.core.errors import Conflict, LeaseLost, NosError, NotFound
 from nos_ec.core.geometry import Geometry
@@ -77,7 +77,7 @@ MOVE = (
 
 
 BOOK_GROUP = (
-    update(BLOCKS)
+    by_primary(update(BLOCKS))
     .where(
         _B.block_id == bindparam("block", type_=_B.block_id.type),
         _B.state == BlockState.OPEN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Column, Connection, Delete, Select, Table, delete, select
+from sqlalchemy import Column, Connection, Delete, Select, Table, Update, delete, select
 
 from nos_ec.adapters.sql.json_rows import DeleteListed, JsonRows
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
@@ -61,6 +61,13 @@ def by_index(query: Select[Any], table: Table, index: str) -> Select[Any]:
     return query.with_hint(table, f"FORCE INDEX ({index})", "mysql").with_hint(
         table, f"FORCE INDEX ({index})", "mariadb"
     )
+
+
+def by_primary(one: Update) -> Update:
+    """The UPDATE of one row, found by its primary key: MariaDB may walk an index on what else is asked of the row."""
+    for dialect in ("mysql", "mariadb"):
+        one = one.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
+    return one
 
 
 def object_row(row: Sequence[Any]) -> ObjectRow:
