@@ -1,14 +1,14 @@
-"""A statement that changes rows must reach each of them, wherever another transaction moves it in an index meanwhile.
+"""What statements of several transactions do to each other on a server that locks rows, shown step by step.
 
-Under READ COMMITTED InnoDB walks an index entry by entry and waits where one is locked. An entry that another
-transaction moves behind the walk is passed over, although its row matched before and matches after. So what has to
-reach a row must look for it by a key that never changes, whichever index the planner likes better.
+They reach every row. Under READ COMMITTED InnoDB walks an index entry by entry and waits where one is locked. An entry
+that another transaction moves behind the walk is passed over, although its row matched before and matches after. So
+what has to reach a row must look for it by a key that never changes, whichever index the planner likes better.
+
+They wait only for rows that they concern, and all lock them in one order: else they are ended as deadlocks.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -23,7 +23,6 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.core.slots import ALL_SLOTS
 from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
-from nos_ec.testing.metadata_races import JOIN_S
 
 WAITS_S = 0.3
 """Long enough for a statement to reach the row that is locked."""
@@ -52,14 +51,12 @@ class SqlRaces:
             "release_lease": partial(store.release_lease, lease),
             "release_leases": partial(store.release_leases, [lease]),
         }
-        fencing = threading.Thread(target=ways[way])
-        with store._engine.connect() as connection:
+        with ThreadPoolExecutor(1) as pool, store._engine.connect() as connection:
             blocks.lock(connection, first)
-            fencing.start()
-            time.sleep(WAITS_S)
-            assert fencing.is_alive(), "it does not wait for the row"
+            fencing = pool.submit(ways[way])
+            assert wait([fencing], WAITS_S).not_done, "it does not wait for the row"
             store.commit_group(bench.group(lease, second, [row]))
-        fencing.join(JOIN_S)
+        fencing.result()
         assert [(one.state, one.stripes) for one in map(store.block, (first, second))] == [
             (BlockState.FENCED, 0),
             (BlockState.FENCED, 1),

@@ -32,7 +32,7 @@ class TestMariaDBRaces(MetadataRaces):
     """See nos_ec/testing/metadata_races.py."""
 
 
-class TestMariaDBIndexRaces(SqlRaces):
+class TestMariaDBLocks(SqlRaces):
     """See nos_ec/testing/sql_races.py."""
 
 

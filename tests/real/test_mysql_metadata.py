@@ -32,7 +32,7 @@ class TestMySQLRaces(MetadataRaces):
     """See nos_ec/testing/metadata_races.py."""
 
 
-class TestMySQLIndexRaces(SqlRaces):
+class TestMySQLLocks(SqlRaces):
     """See nos_ec/testing/sql_races.py."""
 
 

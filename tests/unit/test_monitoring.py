@@ -203,18 +203,9 @@ def test_a_failure_is_not_kept() -> None:
 
 
 def test_who_waits_for_a_first_figure_gets_the_failure_of_the_one_look() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    made: list[int] = []
-
-    def make() -> int:
-        made.append(1)
-        begun.set()
-        assert go_on.wait(10)
-        raise Transient("away")
-
-    cached = Cached(make, FakeClock(), 1000)
-    assert _all_at_once(cached, begun, go_on) == ["away"] * 5
-    assert made == [1]
+    server = _ServerAway()
+    assert _all_at_once(Cached(server.look, FakeClock(), 1000), server) == ["away"] * 5
+    assert server.looks == 1
 
 
 # --- health --------------------------------------------------------------------------------------------------------
@@ -240,27 +231,32 @@ def test_alive_while_every_loop_turns() -> None:
 
 def test_who_asks_whether_all_is_ready_meanwhile_gets_the_same_answer() -> None:
     """One look at a server that is away takes its time limit; ten probes that wait must not take ten of them."""
-    health = Health(FakeClock(), 1000)
+    health, server = Health(FakeClock(), 1000), _ServerAway()
     health.started()
-    begun, go_on = threading.Event(), threading.Event()
-    asked: list[int] = []
+    health.require("message log", server.look)
+    answers = _all_at_once(health.ready, server)
+    assert answers == [Answer({"message log": "Transient: away"})] * 5
+    assert server.looks == 1
+    assert not health.ready().good
+    assert server.looks == 2, "asked anew once the answer was given"
 
-    def check() -> None:
-        asked.append(1)
-        begun.set()
-        assert go_on.wait(10)
+
+class _ServerAway:
+    """Each look at it fails, at its time limit: when `limit` is set."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.begun, self.limit = threading.Event(), threading.Event()
+
+    def look(self) -> int:
+        self.looks += 1
+        self.begun.set()
+        assert self.limit.wait(10)
         raise Transient("away")
 
-    health.require("message log", check)
-    answers = _all_at_once(health.ready, begun, go_on)
-    assert answers == [Answer({"message log": "Transient: away"})] * 5
-    assert asked == [1]
-    assert not health.ready().good
-    assert asked == [1, 1], "asked anew once the answer was given"
 
-
-def _all_at_once(ask: Callable[[], object], begun: threading.Event, go_on: threading.Event) -> list[object]:
-    """What five get who ask while one look-up, which says `begun`, waits for `go_on`."""
+def _all_at_once(ask: Callable[[], object], server: _ServerAway) -> list[object]:
+    """What five get who ask while the look of the first is under way."""
     found: list[object] = []
 
     def asks() -> None:
@@ -271,14 +267,14 @@ def _all_at_once(ask: Callable[[], object], begun: threading.Event, go_on: threa
 
     threads = [threading.Thread(target=asks) for _ in range(5)]
     threads[0].start()
-    assert begun.wait(10)
+    assert server.begun.wait(10)
     for thread in threads[1:]:
         thread.start()
     until_all_wait = time.monotonic() + 10
     while not all(_waits(thread) for thread in threads[1:]):
         assert time.monotonic() < until_all_wait
         time.sleep(0.01)
-    go_on.set()
+    server.limit.set()
     for thread in threads:
         thread.join(10)
     return found
