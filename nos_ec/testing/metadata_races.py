@@ -20,7 +20,8 @@ from nos_ec.testing.metadata_bench import MetadataBench
 from nos_ec.testing.metadata_contract import MetadataSuite
 
 ROUNDS = 12
-JOIN_S = 60
+JOIN_S = 300
+"""Enough for some 400 transactions, each of which waits for a disk that is in trouble: whoever takes longer hangs."""
 
 
 def race(*calls: Callable[[], Any]) -> list[Any]:
