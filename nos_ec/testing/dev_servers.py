@@ -27,11 +27,25 @@ class ServerFailed(Exception):
     """The server's script failed; the message is what it said."""
 
 
+_given: set[int] = set()
+"""Ports that this process gave to somebody, who may not listen yet, or not now."""
+
+
+def beside(port: int) -> int:
+    """The port that kafka.sh takes for the controller, besides the one it is told, if it is free."""
+    return 20_000 + (port + 97) % 10_000
+
+
 def free_port() -> int:
-    """A port nobody uses now, below those that Linux gives to clients: a server that comes back finds it free."""
-    for port in random.sample(range(20_000, 30_000), 100):
+    """A port nobody uses now, below those that Linux gives to clients: a server that comes back finds it free.
+
+    Nobody else gets it, nor the one `beside` it.
+    """
+    left = [port for port in range(20_000, 30_000) if not {port, beside(port)} & _given]
+    for port in random.sample(left, 100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given.update((port, beside(port)))
             return port
     raise AssertionError("no free port")
 

@@ -12,6 +12,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
 from nos_ec.testing.chaos_clients import History, judge, value_of
 from nos_ec.testing.chaos_strikes import KINDS, OSDS_DOWN_MAX, schedule
+from nos_ec.testing.dev_servers import beside, free_port
 
 KEY = ObjectKey("b", "o")
 
@@ -57,6 +58,12 @@ def test_every_kind_of_strike_comes_once_a_round_and_the_seed_decides() -> None:
 def test_no_more_osds_are_killed_than_the_pool_can_do_without() -> None:
     strikes = [strike for strike in schedule(1, 6000, 20, KINDS, 12) if strike.what == "osd"]
     assert {len(set(strike.targets)) for strike in strikes} == {1, OSDS_DOWN_MAX}
+
+
+def test_no_port_is_given_twice() -> None:
+    """Those who get one listen some time later: of six daemons two would share one in a run of 700."""
+    ports = [free_port() for _ in range(300)]
+    assert len({*ports, *map(beside, ports)}) == 600
 
 
 def test_an_operation_that_was_not_acknowledged_may_have_happened_or_not() -> None:
