@@ -68,7 +68,7 @@ class LargeObjects:
                 self._metadata.record_large(new, held.lease, self._clock.now_ms())
             except NosError:
                 for block_id in made:
-                    remove_late_block(self._metadata, self._blocks, block_id)
+                    remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms())
                 raise
         kill_point("large.recorded")
         return self._recorded(new)

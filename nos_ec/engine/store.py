@@ -210,15 +210,16 @@ class Store:
             self._locations.forget(one.key for one in new)
 
     def _remove_late_copies(self, landing_ids: Sequence[LandingId]) -> None:
-        """Delete copies that were written after their reservation was over and reaped: nobody else knows them.
+        """Delete copies that were written after their reservation was over and reaped: nobody else knows them, or
+        will in a moment.
 
-        An id without a reservation can never be recorded, so this is safe also when the outcome of recording is
-        unknown. Never raises: the failure that led here is the one to be told.
+        An id whose reservation is gone or doomed can never be recorded, so this is safe also when the outcome of
+        recording is unknown. Never raises: the failure that led here is the one to be told.
         """
         try:
-            known = self._metadata.landing_known(landing_ids)
+            needed = self._metadata.landing_needed(landing_ids)
             for landing_id in landing_ids:
-                if landing_id not in known:
+                if landing_id not in needed:
                     self._landing.delete(landing_id)
         except NosError as error:
             _log.warning("landing copies of a failed PUT not looked after", error=str(error))

@@ -221,7 +221,7 @@ class StripeWriter:
             _log.warning("block not fenced yet", block=block_id.hex(), error=str(error))
             return
         kill_point("writer.abandoned")
-        remove_late_block(self._metadata, self._blocks, block_id)
+        remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms())
 
     # --- the protocol -----------------------------------------------------------------------------
     def _append_and_commit(self, stripe_count: int, items: Sequence[tuple[Packable, GroupItem]]) -> frozenset[int]:

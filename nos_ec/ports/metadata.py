@@ -419,6 +419,14 @@ class Metadata(Protocol):
         """Which of these ids a row or the deletion queue refers to: what a leak check asks."""
         ...
 
+    def landing_needed(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+        """Those of the known ids that are not doomed. The others' copies may go: none of them can be recorded any more.
+
+        One that is doomed must go by whoever wrote it late: the reaper may have deleted it before, and be about to
+        forget it.
+        """
+        ...
+
     # --- figures ----------------------------------------------------------------------------------
     def totals(self) -> Totals:
         """Sums for status. Cost grows with the number of blocks and of objects still landed, not of objects."""

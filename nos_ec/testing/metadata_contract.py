@@ -838,7 +838,11 @@ class LandingContract:
         assert packed.landing_id is not None
         known = {reserved, landed.landing_id, packed.landing_id}
         assert bench.store.landing_known([*known, stranger]) == known
-        assert bench.store.landing_known([]) == frozenset()
+        assert bench.store.landing_needed([*known, stranger]) == known
+        assert bench.store.landing_known([]) == bench.store.landing_needed([]) == frozenset()
+        assert bench.store.doom_landing({reserved: None}) == {reserved}
+        assert bench.store.landing_known([*known, stranger]) == known
+        assert bench.store.landing_needed([*known, stranger]) == known - {reserved}
 
 
 class FiguresContract:

@@ -207,6 +207,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "due_deletions": lambda: store.due_deletions(bench.now_ms + 9, 100),
         "postpone_deletion": lambda: store.postpone_deletion(ids[:50], bench.now_ms),
         "landing_known": lambda: store.landing_known(ids),
+        "landing_needed": lambda: store.landing_needed(ids),
         "doom_landing": lambda: store.doom_landing({one.landing_id: block.block_id for one in deletions[:100]}),
         "forget_landing": lambda: store.forget_landing(ids[100:200]),
         "record_puts of new objects": lambda: bench.put_all([f"new{i}" for i in range(100)], 50),

@@ -132,7 +132,7 @@ class SqlRaces:
 
         event.listen(reading, "before_cursor_execute", step)
         try:
-            assert store.landing_known([new.landing_id]) == {new.landing_id}
+            assert store.landing_needed([new.landing_id]) == {new.landing_id}
         finally:
             event.remove(reading, "before_cursor_execute", step)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from io import BytesIO
 from threading import Event
 from typing import Any, cast
@@ -215,6 +217,53 @@ def test_a_put_that_slept_through_its_reservation_leaves_no_copy(bench: Bench, s
     with pytest.raises(Transient, match="PUT it again"):
         system.store().put(ObjectKey("b", "o"), BytesIO(b"x" * 100))
     assert list(system.landing.list_ids()) == []
+    bench.assert_at_rest(system)
+
+
+@contextmanager
+def _stopped_before(bench: Bench, forget: str, work: Callable[[System], object]) -> Iterator[Callable[[], None]]:
+    """Another process does some work, with all leases over, and is stopped before it first calls `forget`: gives what
+    begins that, and goes on at the end."""
+    stopped, go_on = Event(), Event()
+
+    def stop() -> None:
+        stopped.set()
+        assert go_on.wait(WAIT_S_MAX)
+
+    with bench.open() as other, ThreadPoolExecutor(1) as pool:
+        metadata_meanwhile(other, forget, stop, before=True)
+        working: list[Future[object]] = []
+
+        def begin() -> None:
+            time.sleep(SHORT_OVER_MS / 1000)
+            working.append(pool.submit(work, other))
+            assert stopped.wait(WAIT_S_MAX)
+
+        try:
+            yield begin
+        finally:
+            go_on.set()
+        working[0].result(WAIT_S_MAX)
+
+
+def test_a_put_whose_reservation_is_being_reaped_leaves_no_copy(bench: Bench, system: System) -> None:
+    """Its copy is written, and it fails, after the reaper has deleted the copy and before it forgets about it."""
+    with _stopped_before(bench, "forget_landing", lambda other: other.housekeeping().run_once()) as reap:
+        system.landing = cast(LandingStore, Meanwhile(system.landing, "put", reap, before=True))
+        with pytest.raises(Transient, match="PUT it again"):
+            system.store().put(ObjectKey("b", "o"), BytesIO(b"x" * 100))
+    assert list(system.landing.list_ids()) == []
+    bench.assert_at_rest(system)
+
+
+def test_a_writer_whose_block_is_being_deleted_leaves_no_block(bench: Bench, system: System) -> None:
+    """Its block is made, and it fails, after GC has deleted the block and before it forgets about it."""
+    with _stopped_before(bench, "forget_block", lambda other: gc_service(other).run_once()) as collect:
+        system.metadata = cast(Metadata, NoRenewal(system.metadata))
+        system.blocks = blocks_meanwhile(system, "create", collect)
+        with pytest.raises(LeaseLost):
+            system.store().put(ObjectKey("b", "o"), BytesIO(bench.data(20 * STRIPE)))
+    assert list(system.blocks.list_blocks()) == []
     bench.assert_at_rest(system)
 
 

@@ -67,7 +67,9 @@ ROWS_OF_ENTRIES = (
     .where(_O.version == OBJECT_IDS["version"])
 )
 CLAIMED = select(_O.landing_id).join_from(IDS.table, OBJECTS, _O.landing_id == IDS["id"])
-KNOWN = union_all(CLAIMED, select(_D.landing_id).join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"]))
+QUEUED = select(_D.landing_id).join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
+KNOWN = union_all(CLAIMED, QUEUED)
+NEEDED = union_all(CLAIMED, QUEUED.where(_D.doomed == false()))
 
 
 def reserve(connection: Connection, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
@@ -170,6 +172,11 @@ def forget(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
 def known(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
     """See `Metadata.landing_known`. One statement, so that it sees one moment: copies change places."""
     return _listed(connection, KNOWN, landing_ids) if landing_ids else frozenset()
+
+
+def needed(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+    """See `Metadata.landing_needed`. One statement, as above."""
+    return _listed(connection, NEEDED, landing_ids) if landing_ids else frozenset()
 
 
 def _listed(connection: Connection, question: Any, landing_ids: Any) -> frozenset[LandingId]:

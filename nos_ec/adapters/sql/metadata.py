@@ -243,6 +243,10 @@ class SqlMetadata:
         """See the port."""
         return self._read(landing.known, landing_ids)
 
+    def landing_needed(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+        """See the port."""
+        return self._read(landing.needed, landing_ids)
+
     def totals(self) -> Totals:
         """See the port."""
         return self._read(figures.totals)
