@@ -15,6 +15,7 @@ from nos_ec.adapters.rados.cluster_waits import await_down, await_figures, await
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.rados.pool_checks import check_blocks_pool
 from nos_ec.core.geometry import PAGE, Geometry
+from nos_ec.testing.dev_servers import kill_process, stop_process
 
 POOL_BLOCKS = "nos-ec-blocks"
 POOL_LANDING = "nos-ec-landing"
@@ -97,7 +98,7 @@ class CephCluster:
         """Some OSDs die (SIGKILL), and the cluster has noticed. At the end they are back and all is clean."""
         try:
             for osd in osds:
-                os.kill(self._pid(osd), signal.SIGKILL)
+                kill_process(self._pid(osd))
             await_down(self.admin, osds)
             yield
         finally:
@@ -107,7 +108,7 @@ class CephCluster:
     def osd_stopped(self, osd: int) -> Iterator[None]:
         """An OSD hangs (SIGSTOP) for less than the time after which others report it."""
         pid = self._pid(osd)
-        os.kill(pid, signal.SIGSTOP)
+        stop_process(pid)
         try:
             yield
         finally:
@@ -155,7 +156,11 @@ class OwnBlockStore(RadosBlockStore):
     def __init__(self, ceph: CephCluster, namespace: str, geometry: Geometry, op_timeout_ms: int = 30_000) -> None:
         self._ceph = ceph
         self._connection = RadosCluster(ceph.options("consumer", op_timeout_ms))
-        super().__init__(self._connection, POOL_BLOCKS, geometry, namespace)
+        try:
+            super().__init__(self._connection, POOL_BLOCKS, geometry, namespace)
+        except BaseException:
+            self._connection.close()
+            raise
 
     def raw_bytes(self) -> int:
         """Of the cluster's figures after they settled."""
@@ -174,7 +179,11 @@ class OwnLandingStore(RadosLandingStore):
     def __init__(self, ceph: CephCluster, namespace: str, op_timeout_ms: int = 30_000) -> None:
         self._ceph = ceph
         self._connection = RadosCluster(ceph.options("front", op_timeout_ms))
-        super().__init__(self._connection, POOL_LANDING, namespace)
+        try:
+            super().__init__(self._connection, POOL_LANDING, namespace)
+        except BaseException:
+            self._connection.close()
+            raise
 
     def raw_bytes(self) -> int:
         """Of the cluster's figures after they settled."""

@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,10 @@ START_S_MAX = 600
 """The first start may have to install and fetch."""
 WHOLE = "server"
 """The part of a server that is one process."""
+SIGNAL_S_MAX = 60.0
+"""A process that waits for a disk takes no signal."""
+STOPPED, ENDED = frozenset("Tt"), frozenset("ZX")
+"""States of threads, as proc(5) has them."""
 
 
 class ServerMissing(Exception):
@@ -48,6 +53,36 @@ def free_port() -> int:
             _given.update((port, beside(port)))
             return port
     raise AssertionError("no free port")
+
+
+def kill_process(pid: int) -> None:
+    """End a process as a crash does, and wait until it has ended: who starts it anew must not find it."""
+    os.kill(pid, signal.SIGKILL)
+    _await_threads(pid, ENDED)
+
+
+def stop_process(pid: int) -> None:
+    """Let a process hang, and wait until all of it does: threads that have other processors go on for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    _await_threads(pid, STOPPED | ENDED)
+
+
+def _await_threads(pid: int, states: frozenset[str]) -> None:
+    deadline_s = time.monotonic() + SIGNAL_S_MAX
+    while not _states_of_threads(pid) <= states:
+        if time.monotonic() > deadline_s:
+            raise ServerFailed(f"process {pid} does not take a signal")
+        time.sleep(0.002)
+
+
+def _states_of_threads(pid: int) -> set[str]:
+    """Nothing for a process that is gone."""
+    states = set()
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                states.add((thread / "stat").read_text().rpartition(") ")[2][0])
+    return states
 
 
 class DevServer:
@@ -105,19 +140,19 @@ class DevServer:
 
     def kill(self, part: str = WHOLE) -> None:
         """As a crash of the process leaves it. `part` is a daemon of a server that has several, such as osd.3."""
-        self._signal(part, signal.SIGKILL)
+        kill_process(self._pid(part))
 
     def put_to_sleep(self, part: str = WHOLE) -> None:
-        """Let it hang, as on a machine that swaps or a disk that does not answer."""
-        self._signal(part, signal.SIGSTOP)
+        """Let it hang, as on a machine that swaps or a disk that does not answer. On return it does."""
+        stop_process(self._pid(part))
 
     def wake(self, part: str = WHOLE) -> None:
         """End what `put_to_sleep` began."""
-        self._signal(part, signal.SIGCONT)
+        os.kill(self._pid(part), signal.SIGCONT)
 
-    def _signal(self, part: str, number: signal.Signals) -> None:
+    def _pid(self, part: str) -> int:
         folder = self.folder if part == WHOLE else self.folder / "run"
-        os.kill(int((folder / f"{part}.pid").read_text()), number)
+        return int((folder / f"{part}.pid").read_text())
 
     def script(self, action: str) -> subprocess.CompletedProcess[str]:
         """Run the server's script."""
