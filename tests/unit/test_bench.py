@@ -86,6 +86,12 @@ def test_cpu_time_is_told_by_the_port_a_process_listens_at() -> None:
     assert (used["elsewhere"], used["gone"]) == (None, 0.0)
 
 
+def test_cpu_time_is_told_however_short_a_run_is() -> None:
+    """A server may need less than a tick of 10 ms for it."""
+    processes = Processes({"client": [os.getpid()]})
+    assert len({processes.cpu_s()["client"] for _ in range(10)}) == 10
+
+
 def test_the_administrators_key_is_that_of_the_option_then_of_the_setting_then_the_one_beside_ceph_conf(
     tmp_path: Path,
 ) -> None:
