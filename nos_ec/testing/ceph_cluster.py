@@ -108,8 +108,8 @@ class CephCluster:
     def osd_stopped(self, osd: int) -> Iterator[None]:
         """An OSD hangs (SIGSTOP) for less than the time after which others report it."""
         pid = self._pid(osd)
-        stop_process(pid)
         try:
+            stop_process(pid)
             yield
         finally:
             os.kill(pid, signal.SIGCONT)

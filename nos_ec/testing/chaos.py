@@ -15,13 +15,15 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from nos_ec.adapters.sql.databases import create_database
+from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import load_settings
 from nos_ec.testing.at_rest import come_to_rest
 from nos_ec.testing.chaos_clients import Clients, History, Reader, Totals, Verdict, Workload, Writer, judge
-from nos_ec.testing.chaos_fleet import CODES, Actor, Fleet
+from nos_ec.testing.chaos_fleet import CODES, UNREACHED, Actor, Fleet
 from nos_ec.testing.chaos_strikes import DAEMONS, LEASE_S, WAIT_S, Servers, Striker, await_nothing, schedule
 from nos_ec.testing.dev_servers import free_port
+from nos_ec.testing.patience import patient
 from nos_ec.wiring import System, initialise, open_system
 
 RESTART_WAIT_S = 1.0
@@ -30,9 +32,6 @@ DRAIN_S_MAX = 180.0
 RUN_SHARE_MAX = 4
 """A run goes on until GC has moved and deleted something, at most so many times as long as it is to: clients that are
 slow take their time to make holes."""
-
-TRANSIENT = 7
-"""Exit code of a daemon that could not reach a server when it started."""
 
 ARGUMENTS = {"producer": ("producer",), "consumer": ("consumer",), "gc": ("gc", "run", "--apply", "--loop")}
 
@@ -145,7 +144,7 @@ def configure(folder: Path, servers: Servers) -> Path:
             lease_ms=int(LEASE_S * 1000),
         )
     )
-    initialise(load_settings(config, {}))
+    initialise(patient(load_settings(config, {})))
     return config
 
 
@@ -184,7 +183,7 @@ def run_chaos(
         _heal_and_drain(systems[0], striker, report, say)
         fleet.stop()
         _ask_fleet(fleet, report)
-        _inspect(systems[0], histories, report, say)
+        _inspect(stack.enter_context(open_system(patient(settings))), histories, report, say)
     return report
 
 
@@ -223,7 +222,10 @@ def _heal_and_drain(system: System, striker: Striker, report: Report, say: Calla
 
     def waiting() -> str:
         striker.turn()
-        totals = system.metadata.totals()
+        try:
+            totals = system.metadata.totals()
+        except Transient as error:
+            return f"an answer of the database: {error}"
         left = totals.landed_objects + totals.queued_objects
         return f"{left} objects wait to be packed" if left else ""
 
@@ -241,7 +243,7 @@ def _heal_and_drain(system: System, striker: Striker, report: Report, say: Calla
 
 def _ask_fleet(fleet: Fleet, report: Report) -> None:
     report.exit_codes = dict(sorted(fleet.codes.items()))
-    report.problems += fleet.misbehaviour(CODES | {TRANSIENT})
+    report.problems += fleet.misbehaviour(CODES | {UNREACHED})
     report.gc_moved_objects, report.gc_deleted_blocks = _collected(fleet)
 
 

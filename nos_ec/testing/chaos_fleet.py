@@ -24,6 +24,8 @@ READY_S_MAX = 10.0
 HUNG_WORDS_MAX = 8000
 
 KILLED = -signal.SIGKILL
+UNREACHED = 7
+"""Exit code of a daemon that could not reach a server when it started."""
 CODES = {0, 9, KILLED}
 """How a daemon may end: asked to, after its lease was lost, killed by the run."""
 

@@ -14,6 +14,7 @@ import pytest
 
 from nos_ec.testing.ceph_cluster import CephCluster
 from nos_ec.testing.dev_servers import MISSING, SCRIPTS, START_S_MAX, DevServer, ServerFailed, ServerMissing, free_port
+from nos_ec.testing.patience import PATIENCE_MS
 
 
 def start(server: DevServer) -> None:
@@ -146,6 +147,7 @@ conf_file = "{client.conf_file}"
 user = "{client.user}"
 keyring_file = "{client.keyring_file}"
 admin_keyring_file = "{ceph.folder / "admin.keyring"}"
+op_timeout_ms = {PATIENCE_MS}
 [log]
 backend = "kafka"
 session_ms = 6000
