@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from nos_ec.testing.dev_servers import kill_process, stop_process
 
 POOL_BLOCKS = "nos-ec-blocks"
 POOL_LANDING = "nos-ec-landing"
+FIGURE_LOOKS = 3
+"""Looks at a figure that must agree: the OSDs report about once a second."""
 CHANGES_S, CHANGES_S_USUAL = 0.1, 1.0
 """paxos_propose_interval of deploy/dev and Ceph's own."""
 
@@ -59,9 +61,19 @@ class CephCluster:
         primary = found["acting_primary"]
         return [primary, *(osd for osd in found["acting"] if osd != primary)]
 
-    def settle_figures(self) -> None:
-        """Make all OSDs report what they store, and wait until the monitors know."""
-        await_figures(self.admin)
+    def settled_figure(self, ask: Callable[[], int]) -> int:
+        """A figure of what is stored, once all OSDs have reported and it is the same FIGURE_LOOKS times: a delete that
+        was acknowledged gives its room back a moment later, when each shard forgets what it could have rolled back to.
+        """
+        looks: list[int] = []
+
+        def settled() -> bool:
+            await_figures(self.admin)
+            looks.append(ask())
+            return len(looks) >= FIGURE_LOOKS and len(set(looks[-FIGURE_LOOKS:])) == 1
+
+        await_state(settled, "what is stored keeps changing")
+        return looks[-1]
 
     def store_reads(self) -> dict[int, tuple[int, int]]:
         """(reads, bytes) that each OSD has read from its store so far."""
@@ -132,15 +144,21 @@ class CephCluster:
         await_down(self.admin, [osd])
 
     def await_map(self) -> None:
-        """Wait until every OSD has the map that the monitors have now: they tell some, which tell the others."""
-        epoch = self.admin.command("osd dump")["epoch"]
+        """Wait until every placement group of the blocks goes by the map that the monitors have now: they tell some
+        OSDs, which tell the others, and an OSD that has a map still has to write it and to pass it to its groups."""
+        dump = self.admin.command("osd dump")
+        epoch = dump["epoch"]
+        pool_id = next(pool["pool"] for pool in dump["pools"] if pool["pool_name"] == POOL_BLOCKS)
         await_state(
-            lambda: all(self._map_epoch(osd) >= epoch for osd in osds_up(self.admin)),
-            f"not all OSDs have the map of epoch {epoch}",
+            lambda: all(known >= epoch for known in self._map_epochs(pool_id)),
+            f"not all placement groups go by the map of epoch {epoch}",
         )
 
-    def _map_epoch(self, osd: int) -> int:
-        return int(self.admin.command_osd(osd, "status")["newest_map"])
+    def _map_epochs(self, pool_id: int) -> Iterator[int]:
+        """Of the map that each placement group of a pool goes by, as its primary OSD says."""
+        for group in self.admin.command("pg dump", dumpcontents=["pgs_brief"])["pg_stats"]:
+            if group["pgid"].startswith(f"{pool_id}."):
+                yield int(self.admin.command_osd(group["acting_primary"], "query", pgid=group["pgid"])["epoch"])
 
     def _pid(self, osd: int) -> int:
         return int((self.folder / "run" / f"osd.{osd}.pid").read_text())
@@ -164,8 +182,7 @@ class OwnBlockStore(RadosBlockStore):
 
     def raw_bytes(self) -> int:
         """Of the cluster's figures after they settled."""
-        self._ceph.settle_figures()
-        return super().raw_bytes()
+        return self._ceph.settled_figure(super().raw_bytes)
 
     def close(self) -> None:
         """Close the connection too."""
@@ -187,8 +204,7 @@ class OwnLandingStore(RadosLandingStore):
 
     def raw_bytes(self) -> int:
         """Of the cluster's figures after they settled."""
-        self._ceph.settle_figures()
-        return super().raw_bytes()
+        return self._ceph.settled_figure(super().raw_bytes)
 
     def close(self) -> None:
         """Close the connection too."""

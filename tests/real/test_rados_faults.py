@@ -18,6 +18,7 @@ import pytest
 from nos_ec.adapters.rados import pool as steps
 from nos_ec.adapters.rados.block_store import RadosBlockStore
 from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
+from nos_ec.adapters.rados.cluster_waits import await_state
 from nos_ec.adapters.rados.known_ends import END
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.rados.pool import Pool
@@ -31,7 +32,11 @@ pytestmark = pytest.mark.real
 GEOMETRY = Geometry()
 STRIPE = GEOMETRY.stripe_size
 OP_TIMEOUT_MS = 1_000
-PATIENCE_S = 30.0
+HASTE_S_MAX = 20.0
+"""An act of two operations with OP_TIMEOUT_MS each has ended by then, on a machine that stalls too; with the time limit
+of the other stores, 30 s, none has."""
+PATIENCE_S = 60.0
+"""Longer than the time limit of any store here: what timed out is done once more."""
 
 T = TypeVar("T")
 
@@ -95,11 +100,21 @@ def read_until(store: RadosBlockStore, block_id: BlockId, deadline: float) -> No
         time.sleep(0.1)
 
 
+def await_over_quota(ceph: CephCluster, pool_name: str) -> None:
+    """The monitors take some seconds to notice; the OSDs hear of it a moment later."""
+
+    def noticed() -> bool:
+        pools = ceph.admin.command("osd dump")["pools"]
+        return any(pool["pool_name"] == pool_name and "full_quota" in pool["flags_names"] for pool in pools)
+
+    await_state(noticed, f"the monitors do not notice that pool {pool_name} is over its quota")
+
+
 def fill(store: RadosBlockStore, block_id: BlockId, at_stripe: int) -> None:
-    """Append until the block is full; slowly, as the monitors take some seconds to notice a quota."""
+    """Append until the block is full."""
     for stripe in range(at_stripe, GEOMETRY.stripes_per_block):
         store.append(block_id, stripe, stripes(stripe))
-        time.sleep(1)
+        time.sleep(0.5)
 
 
 def new_block(store: RadosBlockStore, *appends: bytes) -> BlockId:
@@ -112,13 +127,12 @@ def new_block(store: RadosBlockStore, *appends: bytes) -> BlockId:
     return block_id
 
 
-TRIES = 5
-
-
-def osd_reads(ceph: CephCluster, read: Callable[[], bool]) -> tuple[int, int]:
-    """(OSDs that read, bytes they read) for one call. OSDs read for themselves now and then, so the least of a few."""
-    tries = []
-    for _ in range(TRIES):
+def osd_reads(ceph: CephCluster, read: Callable[[], bool], expected: tuple[int, int]) -> tuple[int, int]:
+    """(OSDs that read, bytes they read) for one call. OSDs read for themselves now and then: so the least of some
+    tries, and of as many as it takes within PATIENCE_S while it is more than expected."""
+    deadline = time.monotonic() + PATIENCE_S
+    tries: list[tuple[int, int]] = []
+    while not tries or (min(tries) > expected and time.monotonic() < deadline):
         before = ceph.store_reads()
         assert read()
         after = ceph.store_reads()
@@ -141,10 +155,10 @@ def test_the_counters_are_what_the_osds_counted(
     data = stripes(1, 2)
     block_id = new_block(store, data)
     before = store.counters()
-    measured = osd_reads(ceph, lambda: store.read(block_id, offset, length) == data[offset : offset + length])
+    assert store.read(block_id, offset, length) == data[offset : offset + length]
     after = store.counters()
     counted = (after.shard_reads - before.shard_reads, after.shard_bytes - before.shard_bytes)
-    assert measured == (counted[0] // TRIES, counted[1] // TRIES)
+    assert osd_reads(ceph, lambda: len(store.read(block_id, offset, length)) == length, counted) == counted
 
 
 @pytest.mark.usefixtures("xfail_unless_pages_are_read")
@@ -153,7 +167,8 @@ def test_all_headers_of_a_block_are_read_from_one_osd(ceph: CephCluster, store: 
     block_id = new_block(store, data)
     extents = [(stripe * STRIPE, PAGE) for stripe in range(32)]
     headers = [data[at : at + length] for at, length in extents]
-    assert osd_reads(ceph, lambda: store.read_many(block_id, extents) == headers) == (1, 32 * PAGE)
+    cost = (1, 32 * PAGE)
+    assert osd_reads(ceph, lambda: store.read_many(block_id, extents) == headers, cost) == cost
 
 
 def test_more_extents_than_are_read_at_a_time_come_back_in_order(store: OwnBlockStore) -> None:
@@ -215,7 +230,7 @@ def test_on_an_inactive_placement_group_operations_time_out_and_nothing_is_lost(
             begun = time.monotonic()
             with pytest.raises(Transient, match="ceph health"):
                 act()
-            assert time.monotonic() - begun < 2 * OP_TIMEOUT_MS / 1000 + 5
+            assert time.monotonic() - begun < HASTE_S_MAX
         failed = hasty_landing.delete_many(landing_ids)
         assert landing_ids[0] in failed
         assert len(failed) < len(landing_ids)
@@ -485,6 +500,7 @@ def test_a_full_pool_refuses_appends_at_once_and_lets_blocks_be_sealed_and_delet
     store = RadosBlockStore(ceph.admin, name, GEOMETRY)
     block_id = new_block(store, stripes(1))
     ceph.admin.command("osd pool set-quota", pool=name, field="max_bytes", val=str(STRIPE))
+    await_over_quota(ceph, name)
     with pytest.raises(NoSpace, match="quota"):
         fill(store, block_id, 1)
     with pytest.raises(NoSpace, match="quota"):

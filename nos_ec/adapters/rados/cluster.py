@@ -120,11 +120,11 @@ class RadosCluster:
         with self._errors(f"command `{prefix}`"):
             return self._answer(prefix, *self._open().mon_command(request, b""))
 
-    def command_osd(self, osd: int, prefix: str) -> Any:
+    def command_osd(self, osd: int, prefix: str, **arguments: str | int | float | list[str]) -> Any:
         """The JSON answer of one OSD to a command such as "perf dump". Needs an administrator's caps.
 
         Raises ConfigError, Transient."""
-        request = json.dumps({"prefix": prefix, "format": "json"})
+        request = json.dumps({"prefix": prefix, "format": "json", **arguments})
         with self._errors(f"command `{prefix}`"):
             return self._answer(prefix, *self._open().osd_command(osd, request, b""))
 
