@@ -55,6 +55,8 @@ partitions = 3
 session_ms = 30000
 """
 """With leases, reservations and sessions that outlast whatever a busy machine does to a process."""
+TTL_OVER_MS = 61_000
+"""When the leases and reservations of CONFIG are over that nobody renews."""
 
 SHORT_MS = 1000
 SHORT = {
@@ -64,7 +66,7 @@ SHORT = {
     "NOS_EC_CONSUMER__LEASE_TTL_MS": str(SHORT_MS),
     "NOS_EC_LOG__SESSION_MS": str(SHORT_MS),
 }
-"""For processes that are to die: the others know it SHORT_MS later."""
+"""For processes that are to stall: the others take them for dead SHORT_MS later."""
 SHORT_OVER_MS = SHORT_MS + 100
 """When a lease, a session and a reservation of SHORT are over."""
 
@@ -140,9 +142,16 @@ class Bench:
         """Another program, which has the settings of the configuration alone. It dies at `kill_at`."""
         environment = without_settings(os.environ)
         if kill_at:
-            environment |= SHORT | {"NOS_EC_KILL_AT": kill_at}
+            # Its leases last, as it may stall. Its session may be over while it lives: nobody else is there to notice.
+            environment |= {"NOS_EC_LOG__SESSION_MS": str(SHORT_MS), "NOS_EC_KILL_AT": kill_at}
         command = [sys.executable, *arguments]
         return subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=timeout, check=False)
+
+    def end_leases(self) -> None:
+        """Let the time of all leases be over, as it is a while after their holders died."""
+        with self.open() as system:
+            for lease in system.metadata.list_leases(""):
+                system.metadata.renew_lease(lease, 0, 1)
 
     # --- checks -----------------------------------------------------------------------------------
     def settle(self, system: System) -> None:

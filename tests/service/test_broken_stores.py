@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from nos_ec.core.errors import ConfigError, Corrupt
 from nos_ec.testing.audit import all_blocks
 from nos_ec.wiring import initialise, open_system
 
-from .conftest import SHORT_OVER_MS, Bench
+from .conftest import Bench
 
 
 def _filled(bench: Bench) -> Path:
@@ -152,7 +151,7 @@ def test_a_dead_writers_block_that_lost_its_end_is_sealed_and_healed(bench: Benc
     for shard in range(1, 8):
         for path in (bench.folder / "store" / "blocks" / f"shard-{shard:02}").glob("?/*"):
             os.truncate(path, 4096)
-    time.sleep(SHORT_OVER_MS / 1000)
+    bench.end_leases()
     with bench.open() as system:
         assert system.metadata.totals().packed_objects > 0
         result = system.housekeeping().run_once()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from nos_ec.core.ids import ObjectKey
 from nos_ec.testing.at_rest import LaterClock
 
-from .conftest import CHUNK, SHORT_OVER_MS, STRIPE, Bench
+from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
 
 CONSUMER_POINTS = [
     "writer.allocated",
@@ -110,11 +109,11 @@ def kill_ailing(bench: Bench, point: str, action: str, stdin: bytes = b"") -> No
 def assert_recovers(bench: Bench, *, readable_at_once: bool = True) -> None:
     """What a restart of all services makes of the store."""
     with bench.open() as system:
-        system.clock = LaterClock(SHORT_OVER_MS)
+        system.clock = LaterClock(TTL_OVER_MS)
         if readable_at_once:
             bench.assert_readable(system)
         bench.settle(system)
-        system.clock = LaterClock(2 * SHORT_OVER_MS)  # reservations of dead PUTs
+        system.clock = LaterClock(2 * TTL_OVER_MS)  # reservations of dead PUTs
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_at_rest(system)
@@ -153,7 +152,7 @@ def test_producer_killed_while_it_takes_over_from_a_dead_one(bench: Bench, point
     with bench.open() as system:
         bench.put_some(system, 60)
     kill(bench, "producer.published", "producer", "--once")
-    time.sleep(SHORT_OVER_MS / 1000)
+    bench.end_leases()
     kill(bench, point, "producer", "--once")
     assert_recovers(bench)
 
@@ -207,7 +206,7 @@ def test_recovery_killed(bench: Bench, point: str) -> None:
         bench.put_some(system, 220)
         bench.produce(system)
     kill(bench, "writer.appended:2", "consumer", "--once")
-    time.sleep(SHORT_OVER_MS / 1000)
+    bench.end_leases()
     kill(bench, point, "gc", "run", "--apply")
     assert_recovers(bench)
 
