@@ -19,9 +19,12 @@ from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.ports.metadata import Totals
+from nos_ec.settings import without_settings
 from nos_ec.wiring import System
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
+
+HALTING = Path(__file__).with_name("halting.py")
 
 
 class Cli:
@@ -440,17 +443,27 @@ def _wait_for_work(system: System, before: Totals) -> None:
         time.sleep(0.02)
 
 
+def _wait_until_halted(process: subprocess.Popen[bytes]) -> None:
+    """However fast it is, it cannot come to its end meanwhile."""
+    deadline = time.monotonic() + WAIT_S_MAX
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert process.poll() is None, "it ended before it came there"
+        assert time.monotonic() < deadline, "it never came there"
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_once_can_be_ended_early(bench: Bench, system: System, number: signal.Signals) -> None:
     """Groups in flight are finished and the lease is given up; the rest is packed by the next run."""
-    bench.put_some(system, 3000, size_max=CHUNK // 4)
+    bench.put_some(system, 1000, size_max=CHUNK // 4)
     bench.produce(system)
-    command = [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "consumer", "--once"]
-    before = system.metadata.totals()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [sys.executable, str(HALTING), "--config", str(bench.config), "consumer", "--once"]
+    environment = without_settings(os.environ) | {"NOS_EC_KILL_AT": "writer.committed:2"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        _wait_for_work(system, before)
+        _wait_until_halted(process)
         process.send_signal(number)
+        process.send_signal(signal.SIGCONT)
         out, err = process.communicate(timeout=WAIT_S_MAX)
     finally:
         process.kill()
