@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from threading import Lock
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
 
 class Faults:
-    """What is to fail. Counts are per method name."""
+    """What is to fail. Counts are per method name. Several threads may call what fails."""
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self.before: dict[str, list[Exception]] = defaultdict(list)
         """Errors to raise instead of calling the method, first one first."""
         self.after: dict[str, list[Exception]] = defaultdict(list)
@@ -20,6 +22,16 @@ class Faults:
         self.calls: dict[str, int] = defaultdict(int)
         self.hook: Callable[[str], None] = lambda name: None
         """Called with the method's name before each call."""
+
+    def counted(self, name: str) -> None:
+        """One more call of the method."""
+        with self._lock:
+            self.calls[name] += 1
+
+    def next_of(self, errors: list[Exception]) -> Exception | None:
+        """Takes the first of the errors that are left, which no other thread gets."""
+        with self._lock:
+            return errors.pop(0) if errors else None
 
 
 def faulty(port: T, faults: Faults) -> T:
@@ -39,13 +51,13 @@ class _Faulty:
 
         def call(*arguments: Any, **named: Any) -> Any:
             faults = self._faults
-            faults.calls[name] += 1
+            faults.counted(name)
             faults.hook(name)
-            if faults.before[name]:
-                raise faults.before[name].pop(0)
+            if (error := faults.next_of(faults.before[name])) is not None:
+                raise error
             result = method(*arguments, **named)
-            if faults.after[name]:
-                raise faults.after[name].pop(0)
+            if (error := faults.next_of(faults.after[name])) is not None:
+                raise error
             return result
 
         return call

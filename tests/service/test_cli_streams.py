@@ -81,10 +81,8 @@ def test_devices_pipes_and_links_are_written_not_replaced(bench: Bench, system: 
     bench.put(system, "o", data := bench.data(CHUNK))
     (tmp_path / "link").symlink_to("target")
     os.mkfifo(tmp_path / "pipe")
-    script = (
-        f"cd '{tmp_path}'; nos get b/o -o /dev/null && nos get b/o -o link && (cat pipe > copy & nos get b/o -o pipe)"
-    )
-    done = _shell(bench, script + "; wait; while [ ! -s copy ]; do sleep 0.05; done")
+    script = f"cd '{tmp_path}'; nos get b/o -o /dev/null && nos get b/o -o link || exit; cat pipe > copy & "
+    done = _shell(bench, script + "nos get b/o -o pipe; status=$?; wait; exit $status")
     assert done.returncode == 0, done.stderr
     assert Path("/dev/null").is_char_device()
     assert (tmp_path / "link").is_symlink()
