@@ -95,7 +95,7 @@ def placement(cluster: RadosCluster) -> Iterator[RadosPlacement]:
 
 
 def eventually(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not happened():
         assert time.monotonic() < deadline, "did not happen"
         time.sleep(0.01)
