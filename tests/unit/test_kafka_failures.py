@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as DriverMessage
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from nos_ec.adapters.kafka import consumer as consumer_module
 from nos_ec.adapters.kafka import publisher as publisher_module
@@ -20,6 +21,8 @@ from nos_ec.adapters.kafka.cluster import TIMEOUT_MS_MIN, KafkaTopic
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, Conflict, Transient
+
+EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
 Step = DriverMessage | Callable[[], None] | None
 
@@ -176,6 +179,7 @@ def test_a_member_that_is_not_handed_what_is_there_joins_anew(
     """As the driver does with a topic that was made anew: it asks in vain for ever, and does not tell."""
     monkeypatch.setattr(consumer_module, "_STUCK_TIMEOUTS", 0)
     monkeypatch.setattr(consumer, "_list_offsets", lambda _which: {0: end, 1: 100})
+    monkeypatch.setattr(consumer, "_fetch_committed", lambda partitions: dict.fromkeys(partitions, -1))
     given_up: list[frozenset[int]] = []
     consumer.on_revoke(given_up.append)
     driver.steps += [message(0, 7)]
@@ -184,6 +188,65 @@ def test_a_member_that_is_not_handed_what_is_there_joins_anew(
         assert given_up == []
         assert taken(consumer) == []
     assert given_up == revoked
+
+
+@pytest.mark.parametrize(
+    ("committed", "first", "end", "revoked"),
+    [(5, 0, 8, [{0, 1}]), (-1, 0, 8, [{0, 1}]), (8, 0, 8, []), (-1, 0, 0, []), (5, 8, 8, [])],
+    ids=["committed", "never-committed", "all-done", "empty", "all-removed"],
+)
+def test_a_member_that_is_handed_nothing_of_what_it_was_given_joins_anew(
+    consumer: KafkaConsumer,
+    monkeypatch: pytest.MonkeyPatch,
+    committed: int,
+    first: int,
+    end: int,
+    revoked: list[frozenset[int]],
+) -> None:
+    """As the driver does when it is told, as it asks where to begin, that the group's coordinator is another broker."""
+    monkeypatch.setattr(consumer_module, "_STUCK_TIMEOUTS", 0)
+    monkeypatch.setattr(consumer, "_fetch_committed", lambda partitions: dict.fromkeys(partitions, committed))
+    monkeypatch.setattr(
+        consumer, "_list_offsets", lambda which: dict.fromkeys((0, 1), first if which is EARLIEST else end)
+    )
+    given_up: list[frozenset[int]] = []
+    consumer.on_revoke(given_up.append)
+    assert taken(consumer) == []
+    consumer._assigned(consumer._consumer, places(1))  # what has just come is not judged by what was there before
+    for _ in range(3):
+        assert given_up == []
+        assert taken(consumer) == []
+    assert given_up == revoked
+
+
+@pytest.mark.parametrize(
+    ("told", "member_id", "silent_s_max", "clients"),
+    [(None, "", 300, 2), ("m-1", "m-1", 0, 1), ("m-0", "m-1", 0, 2), ("m-0", "m-1", 300, 1)],
+    ids=["unheard", "idle", "left-out", "rebalancing"],
+)
+def test_who_is_not_taken_into_the_group_tries_with_another_client(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, member_id: str, silent_s_max: int, clients: int
+) -> None:
+    """The driver may wait for metadata that it has been given. A member that has no partitions goes on waiting, and so
+    does one whose group rebalances."""
+    made: list[ScriptedDriver] = []
+
+    def new_driver(_configuration: object) -> ScriptedDriver:
+        made.append(ScriptedDriver())
+        made[-1].member_id = member_id
+        return made[-1]
+
+    monkeypatch.setattr(consumer_module, "_STUCK_TIMEOUTS", 0)
+    monkeypatch.setattr(consumer_module, "Consumer", new_driver)
+    monkeypatch.setattr(KafkaConsumer, "_is_stuck", lambda _consumer: False)
+    with closing(KafkaConsumer(KafkaTopic("broker:9092", "t", 4), group="g", member="m")) as consumer:
+        monkeypatch.setattr(consumer, "_member_id", told)
+        monkeypatch.setattr(consumer, "_poll_interval_s_max", silent_s_max)
+        assert taken(consumer) == []
+        assert len(made) == 1, "it may be on its way"
+        for _ in range(4):
+            assert taken(consumer) == []
+        assert len(made) == clients
 
 
 def test_a_commit_under_another_member_id_is_a_conflict(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:

@@ -217,6 +217,14 @@ def cause_of(error: BaseException | None) -> KafkaError | None:
     return None
 
 
+def bare_error(error: object) -> KafkaError:
+    """The driver gives its errors bare in some places, and as the argument of an exception in others."""
+    if isinstance(error, KafkaException):
+        error = error.args[0]
+    assert isinstance(error, KafkaError)
+    return error
+
+
 def is_fatal(error: KafkaError) -> bool:
     """Whether the client that met it will never work again."""
     return error.fatal() or error.code() == KafkaError._FATAL
@@ -247,3 +255,10 @@ def let_go(client: list[object], wait_s: float) -> None:
 def worst(errors: Iterable[NosError]) -> NosError | None:
     """The error to raise when several were met: the one that waiting does not cure comes first."""
     return min(errors, key=lambda error: isinstance(error, Transient), default=None)
+
+
+def urgency(error: BaseException) -> int:
+    """By which errors come first: a bug or what a callback raised, what only settings can cure, what may pass."""
+    if not isinstance(error, NosError):
+        return 0
+    return 2 if isinstance(error, Transient) else 1

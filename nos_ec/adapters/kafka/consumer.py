@@ -19,6 +19,8 @@ Every call ends within a few request time-outs, also while no broker answers:
    Then, too, the member joins anew, and forgets what was done and committed
 5  librdkafka 2.16 believes no leader epoch that is lower than one before, which a topic that was made anew has: it asks
    for messages in vain for ever, and does not tell. So a member that gets nothing looks where the topic ends
+6  librdkafka 2.16 does not ask again where to begin with partitions when it was told that the broker is no longer the
+   group's coordinator: it keeps them, and asks for no messages. Nor does it always join after it waited for metadata
 """
 
 from __future__ import annotations
@@ -37,12 +39,14 @@ from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from nos_ec.adapters.kafka.cluster import (
     KafkaTopic,
+    bare_error,
     cause_of,
     is_fatal,
     let_go,
     require_ms,
     translate,
     translated_errors,
+    urgency,
 )
 from nos_ec.adapters.kafka.dead_letters import DeadLetters
 from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
@@ -68,7 +72,6 @@ _LOOKING_FOR_COORDINATOR = {
 _STUCK_TIMEOUTS = 3
 """Request time-outs after which a client that waits for brokers or for an answer is taken for one that got stuck."""
 _PROBE_S = 1.0
-
 _WAIT_S_MIN = 0.001
 
 _NEWS = {
@@ -154,9 +157,11 @@ class KafkaConsumer:
         self._anew_because = ""
         """Why the next poll has to join anew: an offset came that was taken before (4), or nothing comes (5)."""
         self._looked_s = time.monotonic()
-        """When the last message was taken, or the ends were looked up."""
+        """When the last message was taken, partitions came, or the ends were looked up."""
         self._ends: dict[int, int] = {}
-        """The topic's ends when they were looked up, if nothing was taken or resumed since."""
+        """The topic's ends when they were looked up, if nothing was taken or resumed and no partitions came since."""
+        self._left_out_s: float | None = None
+        """Since when the group does not take this member in, as far as it has looked."""
         self._batch: list[Message] = []
         self._errors: list[BaseException] = []
         self._admin: AdminClient | None = None
@@ -204,7 +209,8 @@ class KafkaConsumer:
             raise Transient(
                 f"message log: commit: an earlier one has no answer; check the brokers {self._topic.servers}"
             )
-        self._look_up_committed(offsets.keys() - self._committed.keys())
+        if unknown := offsets.keys() - self._committed.keys():
+            self._committed |= self._fetch_committed(unknown)
         ahead = {partition: offset for partition, offset in offsets.items() if offset > self._committed[partition]}
         if not ahead:
             return
@@ -312,23 +318,45 @@ class KafkaConsumer:
             return True
 
     def _look_for_more(self) -> None:
-        """From time to time while nothing comes: something did not come that had been there the last time (5)."""
+        """From time to time while nothing comes: something did not come that had been there the last time (5, 6)."""
         now_s = time.monotonic()
         if self._down_s is not None or now_s - self._looked_s < _STUCK_TIMEOUTS * self._topic.timeout_s:
             return
         self._looked_s = now_s
-        wanted = self._next.keys() - self._paused
+        if self._is_left_out(now_s):
+            self._anew_because = "the group does not take this member in"
         earlier, self._ends = self._ends, {}
+        places: dict[int, int] = {}
         try:
-            if wanted:
+            if wanted := self._owned - self._paused:
+                places = {p: offset for p, offset in self._next.items() if p in wanted}
+                if unknown := wanted - places.keys():
+                    places |= self._beginnings(unknown)
                 self._ends = self._list_offsets(OffsetSpec.latest())  # type: ignore[no-untyped-call]
         except NosError:
             self._renew_onlookers()
-        if any(self._next[p] not in (earlier.get(p, self._next[p]), self._ends.get(p, self._next[p])) for p in wanted):
+        if any(place not in (earlier.get(p, place), self._ends.get(p, place)) for p, place in places.items()):
             self._anew_because = "nothing comes, though the topic does not end where this member is"
 
+    def _is_left_out(self, now_s: float) -> bool:
+        """It owns nothing, and was not told so under the id that it has: longer than a rebalance may take, or since the
+        last look without having an id, and so without having been heard by the group (6)."""
+        member_id = self._consumer.memberid()
+        if self._owned or (member_id and member_id == self._member_id):
+            self._left_out_s = None
+            return False
+        if self._left_out_s is None:
+            self._left_out_s = now_s
+            return False
+        return not member_id or now_s - self._left_out_s > self._poll_interval_s_max
+
+    def _beginnings(self, partitions: Iterable[int]) -> dict[int, int]:
+        """{partition: offset of the first message to be handed out} of those that nothing was taken from."""
+        first = self._list_offsets(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return {p: max(offset, first.get(p, 0)) for p, offset in self._fetch_committed(partitions).items()}
+
     def _start_anew(self) -> None:
-        """Give up a client that does not get on any more (3, 4, 5). As when thrown out: the partitions are lost."""
+        """Give up a client that does not get on any more (3 to 6). As when thrown out: the partitions are lost."""
         _log.warning(f"joining the group anew: {self._anew_because}", member=self._member, brokers=self._topic.servers)
         abandoned: list[object] = [self._consumer]
         self._consumer = self._new_driver()
@@ -339,6 +367,7 @@ class KafkaConsumer:
         self._down_s = time.monotonic()
         self._anew_because = ""
         self._ends = {}
+        self._left_out_s = None
         lost = frozenset(self._owned)
         self._owned -= lost
         self._paused -= lost
@@ -428,7 +457,7 @@ class KafkaConsumer:
         """What `on_revoke` raised goes first, then what only new settings can cure, then what may pass."""
         if not self._errors:
             return
-        first = min(self._errors, key=_urgency)
+        first = min(self._errors, key=urgency)
         # The driver says most things once: only what may have passed meanwhile is forgotten.
         self._errors = [error for error in self._errors if error is not first and not isinstance(error, Transient)]
         raise first
@@ -437,6 +466,7 @@ class KafkaConsumer:
     def _assigned(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:
         new = {place.partition for place in places}
         self._owned |= new
+        self._looked_s, self._ends, self._left_out_s = time.monotonic(), {}, None
         self._member_id = consumer.memberid()
         if new and max(new) >= self._topic.partitions:
             self._errors.append(
@@ -492,22 +522,16 @@ class KafkaConsumer:
         if self._consumer.memberid() != self._member_id:
             raise Conflict(f"message log: member {self._member!r} was thrown out of its group")
 
-    def _look_up_committed(self, partitions: Iterable[int]) -> None:
-        missing = list(partitions)
-        if missing:
-            self._committed |= self._fetch_committed(missing)
-
     def _fetch_committed(self, partitions: Iterable[int]) -> dict[int, int]:
         """{partition: committed offset}, -1 where the group has none.
 
-        Asks again while the brokers look for the group's coordinator, as they do after a restart: all of it within
-        one request's time.
+        Asks again, within one request's time, while the brokers look for the group's coordinator, as after a restart.
         """
         with translated_errors(self._topic, "look up committed offsets"):
             places = self._ask_committed(self._places(partitions))
         for place in places:
             if place.error is not None:
-                raise translate(_cause(place.error), self._topic, "look up committed offsets")
+                raise translate(bare_error(place.error), self._topic, "look up committed offsets")
         return {place.partition: -1 if place.offset == OFFSET_INVALID else place.offset for place in places}
 
     def _ask_committed(self, places: list[TopicPartition]) -> list[TopicPartition]:
@@ -517,7 +541,7 @@ class KafkaConsumer:
             try:
                 return self._consumer.committed(places, timeout=left_s)
             except KafkaException as error:
-                if _cause(error).code() not in _LOOKING_FOR_COORDINATOR or left_s <= _COMMIT_RETRY_S:
+                if bare_error(error).code() not in _LOOKING_FOR_COORDINATOR or left_s <= _COMMIT_RETRY_S:
                     raise
             time.sleep(_COMMIT_RETRY_S)
 
@@ -548,7 +572,7 @@ class KafkaConsumer:
             self._doubtful_s = None
         for refused in (error, *(place.error for place in places)):
             if refused is not None and isinstance(
-                translated := translate(_cause(refused), self._topic, "commit"), ConfigError
+                translated := translate(bare_error(refused), self._topic, "commit"), ConfigError
             ):
                 self._errors.append(translated)
                 return
@@ -558,11 +582,10 @@ class KafkaConsumer:
         if self._admin is None:
             with translated_errors(self._topic, "connect"):
                 self._admin = AdminClient(self._topic.configuration(f"{self._member}-lag", {}, {}))
-        places = self._places(range(self._topic.partitions))
         with translated_errors(self._topic, "look up offsets"):
-            answers: dict[TopicPartition, Future[ListOffsetsResultInfo]] = self._admin.list_offsets(
-                dict.fromkeys(places, which), request_timeout=self._topic.timeout_s
-            )
+            wanted = dict.fromkeys(self._places(range(self._topic.partitions)), which)
+            answers: dict[TopicPartition, Future[ListOffsetsResultInfo]]
+            answers = self._admin.list_offsets(wanted, request_timeout=self._topic.timeout_s)
             # Twice, as the driver's own limit should end it first.
             if wait(answers.values(), 2 * self._topic.timeout_s).not_done:
                 raise Transient(f"message log: look up offsets: no answer; check the brokers {self._topic.servers}")
@@ -570,20 +593,6 @@ class KafkaConsumer:
 
     def _places(self, partitions: Iterable[int]) -> list[TopicPartition]:
         return [TopicPartition(self._topic.name, partition) for partition in sorted(partitions)]
-
-
-def _cause(error: object) -> KafkaError:
-    """The driver gives its errors bare in some places, and as the argument of an exception in others."""
-    if isinstance(error, KafkaException):
-        error = error.args[0]
-    assert isinstance(error, KafkaError)
-    return error
-
-
-def _urgency(error: BaseException) -> int:
-    if not isinstance(error, NosError):
-        return 0
-    return 2 if isinstance(error, Transient) else 1
 
 
 def _ignore(_partitions: frozenset[int]) -> None:
