@@ -13,7 +13,8 @@ need_program() { command -v mariadbd >/dev/null || install_packages mariadb-serv
 make_data() {
     local as=()
     [ "$(id -u)" != 0 ] || as=(--user=root)
-    mariadb-install-db --no-defaults "${as[@]}" --datadir="$data" --auth-root-authentication-method=normal --skip-test-db
+    mariadb-install-db --no-defaults "${as[@]}" --datadir="$data" --tmpdir="$temporary" --skip-test-db \
+        --auth-root-authentication-method=normal
 }
 
 program_command() { printf '%s\n' "$(command -v mariadbd)" --no-defaults; }

@@ -37,7 +37,8 @@ fetch() { # FOLDER
 make_data() {
     local as=()
     [ "$(id -u)" != 0 ] || as=(--user=root)
-    "$program/bin/mysqld" --no-defaults --initialize-insecure "${as[@]}" --basedir="$program" --datadir="$data"
+    "$program/bin/mysqld" --no-defaults --initialize-insecure "${as[@]}" --basedir="$program" --datadir="$data" \
+        --tmpdir="$temporary"
 }
 
 program_command() { printf '%s\n' "$program/bin/mysqld" --no-defaults "--basedir=$program" --mysqlx=0; }

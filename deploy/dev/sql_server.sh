@@ -7,16 +7,22 @@
 
 port=${NOS_EC_DEV_PORT:-13306}
 data=$base/data
+# Its own: a server that starts removes temporary tables there, also those of another server that uses them.
+temporary=$base/tmp
 argument=--datadir=$data
 # The path of a socket may have some 100 bytes at most, that of a folder many more.
 socket=${TMPDIR:-/tmp}/nos-ec-$name-$port.sock
 
-prepare() { echo "CREATE DATABASE IF NOT EXISTS nos_ec;" >"$base/init.sql"; }
+prepare() {
+    mkdir -p "$temporary"
+    echo "CREATE DATABASE IF NOT EXISTS nos_ec;" >"$base/init.sql"
+}
 
 server_command() {
     program_command
     printf '%s\n' "$argument" "--port=$port" --bind-address=127.0.0.1 "--socket=$socket" "--pid-file=$data/own.pid" \
-        "--init-file=$base/init.sql" --skip-log-bin --innodb-buffer-pool-size=128M --innodb-io-capacity=2000
+        "--tmpdir=$temporary" "--init-file=$base/init.sql" --skip-log-bin --innodb-buffer-pool-size=128M \
+        --innodb-io-capacity=2000
     [ "$(id -u)" != 0 ] || echo --user=root
     [ "${NOS_EC_DEV_FAST:-0}" = 0 ] || printf '%s\n' --innodb-flush-log-at-trx-commit=0 --innodb-doublewrite=0
 }
