@@ -7,7 +7,8 @@
 #   NOS_EC_DEV_FAST  1: messages and offsets do not wait for the disk. For test runs only: a crash of the machine
 #                    loses data. Otherwise every append is synced, as there is no second broker that has it too
 #   NOS_EC_DEV_KAFKA_LISTENER    one more listener with TLS and SASL, such as SECURE://127.0.0.1:19093
-#   NOS_EC_DEV_KAFKA_PROPERTIES  a file with what the broker needs for it, such as certificates and logins
+#   NOS_EC_DEV_KAFKA_PROPERTIES  a file with more of the broker's properties: what that listener needs, such as
+#                                certificates and logins
 
 name=kafka
 . "$(dirname "$0")/base.sh"
@@ -101,7 +102,8 @@ free_port_for_controller() {
     local tried candidate
     for ((tried = 1; tried < 100; tried++)); do
         candidate=$((20000 + (port + tried * 97) % 10000))
-        [ "$candidate" = "$port" ] || answers_on "$candidate" || { echo "$candidate"; return; }
+        case ":$port ${NOS_EC_DEV_KAFKA_LISTENER:-} " in *":$candidate "*) continue ;; esac
+        answers_on "$candidate" || { echo "$candidate"; return; }
     done
     return 1
 }

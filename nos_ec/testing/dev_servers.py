@@ -89,17 +89,19 @@ class DevServer:
     """A server with its data in `folder`/`name`, on a port of its own, through its script.
 
     fast: commits do not wait for the disk. Not for tests that kill a database: what was acknowledged may be lost.
+    environment: more of what the script reads.
     """
 
-    def __init__(self, name: str, folder: Path, *, fast: bool = True) -> None:
+    def __init__(self, name: str, folder: Path, *, fast: bool = True, **environment: str) -> None:
         self.name = name
         self.folder = folder / name
         self.url = ""
-        self._environment = os.environ | {
+        own = {
             "NOS_EC_DEV_DIR": str(folder),
             "NOS_EC_DEV_PORT": str(free_port()),
             "NOS_EC_DEV_FAST": str(int(fast)),
         }
+        self._environment = os.environ | own | environment
         self._starting: subprocess.Popen[str] | None = None
 
     def start(self) -> None:

@@ -50,7 +50,7 @@ class LocalHarness:
         self._open.append(publisher)
         return publisher
 
-    def consumer(self, group: str) -> MessageConsumer:
+    def consumer(self, group: str, *, short_session: bool = False) -> MessageConsumer:
         consumer = self.log.consumer(
             group=group, member=f"m{len(self._open)}", clock=self.clock, session_ms=self.session_ms
         )

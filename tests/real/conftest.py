@@ -76,9 +76,9 @@ class Stack:
         return found
 
 
-def run(name: str, folder: Path, *, fast: bool = True) -> Iterator[DevServer]:
+def run(name: str, folder: Path, *, fast: bool = True, **environment: str) -> Iterator[DevServer]:
     """Start the server `name`, give it, and stop it."""
-    server = DevServer(name, folder, fast=fast)
+    server = DevServer(name, folder, fast=fast, **environment)
     start(server)
     try:
         yield server
@@ -99,7 +99,11 @@ def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
-    yield from run("kafka", tmp_path_factory.mktemp("kafka"))
+    """Its controller waits for it as long as that of a cluster would: it outlasts a machine that stalls."""
+    folder = tmp_path_factory.mktemp("kafka")
+    properties = folder / "patient.properties"
+    properties.write_text("broker.session.timeout.ms=9000\n")
+    yield from run("kafka", folder, NOS_EC_DEV_KAFKA_PROPERTIES=str(properties))
 
 
 @pytest.fixture(scope="session")
