@@ -181,8 +181,8 @@ log_file =
 admin_socket =
 [mon]
 mon_data = $base/mon
-mon_data_avail_crit = 1
-mon_data_avail_warn = 2
+mon_data_avail_crit = 0
+mon_data_avail_warn = 1
 mon_osd_reporter_subtree_level = osd
 mon_osd_min_down_reporters = 2
 mon_osd_down_out_interval = 86400
