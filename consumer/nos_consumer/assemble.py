@@ -82,7 +82,7 @@ def housekeeping_thread(system: System, monitor: Monitor | None = None) -> Itera
     housekeeping = system.housekeeping()
     beat = unwatched if monitor is None else monitor.health.heart("housekeeping")
     if monitor is not None:
-        monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping))
+        monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping, system.clock.now_ms()))
     thread = threading.Thread(target=housekeeping.run, args=(stop, beat), name="housekeeping", daemon=True)
     thread.start()
     try:

@@ -46,5 +46,5 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
     service = GcService(gc_collector(system), housekeeping, new_lease, new_writer, system.clock)
     if monitor is not None:
         monitor.metrics.add("gc", lambda: gc_samples(service))
-        monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping))
+        monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping, system.clock.now_ms()))
     return service

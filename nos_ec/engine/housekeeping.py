@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from threading import Event
+from typing import Any
 
 import structlog
 
 from nos_ec.core.errors import NosError
+from nos_ec.engine.parking import Parking
 from nos_ec.engine.reaper import Reaper, ReapResult
 from nos_ec.engine.recovery import Recovery, RecoveryResult
 from nos_ec.ports.clock import Beat, Clock, unwatched
@@ -43,6 +45,11 @@ class Housekeeping:
         self._wait_ms = wait_ms
         self.done = HousekeepingResult()
         self.failures = 0
+
+    @property
+    def parkings(self) -> tuple[Parking[Any], ...]:
+        """What housekeeping has parked, by kind; any thread may read their figures."""
+        return (self._recovery.parked,)
 
     def run_once(self, beat: Beat = unwatched) -> HousekeepingResult:
         """Seal what dead writers left, then delete the landing copies that are due. Raises Transient."""

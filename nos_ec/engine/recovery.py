@@ -17,6 +17,7 @@ from nos_ec.core.lifecycle import BlockState
 from nos_ec.core.reclaim import BlockAccount, LiveEntry, account_block
 from nos_ec.core.slots import is_producer_lease
 from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import BlockRow, Metadata, Placed
@@ -24,6 +25,9 @@ from nos_ec.ports.metadata import BlockRow, Metadata, Placed
 _log = structlog.get_logger(__name__)
 
 BLOCKS_PER_PAGE = 100
+BLOCKS_PARKED_MAX = 10_000
+BLOCK_BACK_OFF = BackOff(first_ms=10_000, max_ms=600_000)
+"""A block whose placement group is away is no reason to ask for it in every round."""
 RECONCILE_TRIES = 10
 """Deletes may change a block's books while it is reconciled; each try reads only its rows again."""
 
@@ -46,6 +50,8 @@ class Recovery:
         self._metadata = metadata
         self._blocks = blocks
         self._clock = clock
+        self.parked: Parking[BlockId] = Parking("fenced block", bytes.hex, clock, BLOCK_BACK_OFF, BLOCKS_PARKED_MAX)
+        """Blocks that could not be sealed, until their next try. Each has its own; the others do not wait for it."""
 
     def run_once(self, beat: Beat = unwatched) -> RecoveryResult:
         """Fence expired leases, then seal every fenced block. Raises Transient; the next run goes on from there.
@@ -60,12 +66,23 @@ class Recovery:
                 _log.info("lease of a dead process fenced", lease=lease.name, epoch=lease.epoch)
                 kill_point("recovery.fenced")
         sealed = 0
-        while blocks := self._metadata.fenced_blocks(BLOCKS_PER_PAGE):
+        while blocks := self._fenced_blocks():
             done = sum(self._reconcile(block, beat) for block in blocks)
             sealed += done
-            if done < len(blocks):
-                break
+            if not done and not any(self.parked.waits(block.block_id) for block in blocks):
+                break  # the same page would come again
         return RecoveryResult(fenced, sealed)
+
+    def _fenced_blocks(self) -> list[BlockRow]:
+        """A page of those that are not parked. The query finds the parked ones as well, in the same order each time."""
+        limit = BLOCKS_PER_PAGE + len(self.parked)
+        found = self._metadata.fenced_blocks(limit)
+        if len(found) < limit:
+            fenced = {block.block_id for block in found}
+            for block_id, _ in self.parked:
+                if block_id not in fenced:
+                    self.parked.release(block_id)  # others have recovered it meanwhile
+        return [block for block in found if not self.parked.waits(block.block_id)]
 
     def _reconcile(self, block: BlockRow, beat: Beat) -> bool:
         """Seal one block with its true books. False when it has to wait for the next run, or was somebody else's."""
@@ -77,7 +94,7 @@ class Recovery:
             stripes = max(held, block.stripes)
             scan = scan_headers(self._blocks, block.block_id, stripes)
         except Transient as error:
-            _log.warning("block waits for recovery", block=block.block_id.hex(), error=str(error))
+            self.parked.park(block.block_id, error)
             return False
         except NotFound:
             _log.info("block reconciled and collected by others meanwhile", block=block.block_id.hex())
@@ -97,6 +114,7 @@ class Recovery:
                 self._clock.now_ms(),
             ):
                 kill_point("recovery.sealed")
+                self.parked.release(block.block_id)
                 _log.info("block of a dead writer sealed", block=block.block_id.hex(), stripes=stripes)
                 return True
         return False

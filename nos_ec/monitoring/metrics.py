@@ -99,6 +99,21 @@ DEGRADED_READS = _counter(
     "More than 0 a minute: find the lost or failing disk before m more follow it.",
 )
 
+PARKED_ITEMS = _gauge(
+    "parked_items",
+    _KEEPERS,
+    "Items that failed and wait for their next try, by what they are (objects, blocks, ...); the rest goes on.",
+    "More than 0 for an hour: the log names them with the reason when they are parked.",
+    "what",
+)
+PARKED_OLDEST_SECONDS = _gauge(
+    "parked_oldest_seconds",
+    _KEEPERS,
+    "How long the item parked for longest has been failing; 0 when none is parked.",
+    "Alert on an hour: it will hardly pass by itself.",
+    "what",
+)
+
 # --- producer ------------------------------------------------------------------------------------------------------
 PUBLISHED_OBJECTS = _counter(
     "producer_published_objects",

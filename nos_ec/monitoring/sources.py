@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
+from nos_ec.engine.parking import Parking
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.ports.block_store import ReadCounters
@@ -56,7 +58,7 @@ def read_samples(counters: ReadCounters) -> Iterator[Sample]:
     yield Sample(m.DEGRADED_READS, counters.degraded_reads)
 
 
-def housekeeping_samples(housekeeping: Housekeeping) -> Iterator[Sample]:
+def housekeeping_samples(housekeeping: Housekeeping, now_ms: int) -> Iterator[Sample]:
     """Recovery and reaper of this process."""
     done = housekeeping.done
     yield Sample(m.HOUSEKEEPING_FAILURES, housekeeping.failures)
@@ -66,8 +68,18 @@ def housekeeping_samples(housekeeping: Housekeeping) -> Iterator[Sample]:
     yield Sample(m.REAPER_POSTPONED, done.reaper.postponed)
     yield Sample(m.LEASES_FENCED, done.recovery.leases_fenced)
     yield Sample(m.BLOCKS_RECOVERED, done.recovery.blocks_sealed)
+    yield from parking_samples(housekeeping.parkings, now_ms)
 
 
 def lease_samples(held: HeldLease, label: str) -> Iterator[Sample]:
     """How long a lease lasts. `label` is the same in every run, unlike the lease's own name."""
     yield Sample(m.LEASE_LEFT_SECONDS, held.left_ms() / 1000, (label,))
+
+
+def parking_samples(parkings: Sequence[Parking[Any]], now_ms: int) -> Iterator[Sample]:
+    """What of each kind is parked, and since when."""
+    for parking in parkings:
+        figures = parking.figures()
+        oldest_ms = now_ms if figures.oldest_since_ms is None else figures.oldest_since_ms
+        yield Sample(m.PARKED_ITEMS, figures.items, (parking.what,))
+        yield Sample(m.PARKED_OLDEST_SECONDS, max(0, now_ms - oldest_ms) / 1000, (parking.what,))

@@ -1,0 +1,125 @@
+"""Parking what failed: waits, limits, clocks, and what the log says."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from nos_ec.core.errors import Transient
+from nos_ec.engine.parking import NAMED_MAX, BackOff, Parking, ParkingFigures
+from nos_ec.testing.clock import FakeClock
+
+BACK_OFF = BackOff(first_ms=1000, max_ms=60_000)
+GONE = Transient("no answer")
+
+
+class JumpingClock(FakeClock):
+    """Can also be set back."""
+
+    def set(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+
+
+@pytest.fixture
+def clock() -> JumpingClock:
+    return JumpingClock()
+
+
+def parking(clock: FakeClock, items_max: int = 100) -> Parking[str]:
+    return Parking("object", str, clock, BACK_OFF, items_max)
+
+
+@pytest.mark.parametrize(("failures", "wait_ms"), [(1, 1000), (2, 2000), (3, 4000), (7, 60_000), (10_000, 60_000)])
+def test_waits_double_up_to_the_maximum(failures: int, wait_ms: int) -> None:
+    assert BACK_OFF.wait_ms(failures) == wait_ms
+
+
+def test_an_item_waits_until_its_time_and_longer_after_each_failure(clock: JumpingClock) -> None:
+    parked = parking(clock)
+    parked.park("a", GONE)
+    assert parked.waits("a")
+    assert parked.due(10) == []
+    clock.advance(1000)
+    assert not parked.waits("a")
+    assert parked.due(10) == ["a"]
+    assert parked.due(10) == [], "given out twice"
+    parked.park("a", GONE)
+    clock.advance(1999)
+    assert parked.due(10) == []
+    clock.advance(1)
+    assert parked.due(10) == ["a"]
+    assert dict(parked)["a"].failures == 2
+
+
+def test_the_longest_due_comes_first_and_no_more_than_asked_for(clock: JumpingClock) -> None:
+    parked = parking(clock)
+    for item in "abc":
+        parked.park(item, GONE)
+        clock.advance(1)
+    clock.advance(1000)
+    assert parked.due(2) == ["a", "b"]
+    assert parked.due(2) == ["c"]
+
+
+def test_a_released_item_begins_anew(clock: JumpingClock) -> None:
+    parked = parking(clock)
+    parked.park("a", GONE)
+    parked.park("a", GONE)
+    parked.release("a")
+    parked.release("never parked")
+    assert "a" not in parked
+    assert parked.next_ms() is None
+    parked.park("a", GONE)
+    assert dict(parked)["a"].failures == 1
+    assert parked.next_ms() == clock.now_ms() + 1000
+
+
+def test_no_more_are_parked_than_the_limit_allows(clock: JumpingClock) -> None:
+    parked = parking(clock, items_max=2)
+    assert parked.park("a", GONE)
+    assert parked.park("b", GONE)
+    assert not parked.park("c", GONE)
+    assert parked.park("a", GONE), "one that is parked already always fits"
+    assert len(parked) == 2
+
+
+def test_a_clock_that_jumps_back_leaves_nobody_parked_for_ever(clock: JumpingClock) -> None:
+    parked = parking(clock)
+    parked.park("a", GONE)
+    clock.set(clock.now_ms() - 365 * 86_400_000)
+    assert not parked.waits("a")
+    assert parked.due(10) == ["a"]
+
+
+def test_figures_tell_how_many_and_since_when(clock: JumpingClock) -> None:
+    parked = parking(clock)
+    assert parked.figures() == ParkingFigures(0, None)
+    first_ms = clock.now_ms()
+    parked.park("a", GONE)
+    clock.advance(5000)
+    parked.park("b", GONE)
+    parked.park("a", GONE)
+    assert parked.figures() == ParkingFigures(2, first_ms)
+
+
+def test_an_item_is_named_once_when_it_is_parked_and_once_when_it_is_released(clock: JumpingClock) -> None:
+    parked = parking(clock)
+    with capture_logs() as logs:
+        for _ in range(5):
+            parked.park("a", GONE)
+        clock.advance(7000)
+        parked.release("a")
+    assert [entry["event"] for entry in logs] == ["object parked", "object no longer parked"]
+    assert logs[0]["item"] == "a"
+    assert logs[0]["reason"] == "no answer"
+    assert (logs[1]["failures"], logs[1]["parked_s"]) == (5, 7)
+
+
+def test_a_crowd_is_not_named_one_by_one(clock: JumpingClock) -> None:
+    parked = parking(clock, items_max=10_000)
+    with capture_logs() as logs:
+        for number in range(5000):
+            parked.park(str(number), GONE)
+        for number in range(5000):
+            parked.release(str(number))
+    assert len(logs) == NAMED_MAX + 1 + NAMED_MAX
