@@ -1,7 +1,8 @@
 """`bench pipeline`: packing against its floor and against naive writes, on the configured Ceph, Kafka and MySQL.
 
 One run, rounds of (floor, ours, naive) one after the other, so that whatever else the machine does meets all of them;
-ratios are medians over the rounds. Each way stores objects of the same sizes. Prepared outside the timing: landing
+ratios are medians over the rounds. A round before them warms up connections, caches and the servers' pools, and does
+not count. Each way of a round stores objects of the same sizes. Prepared outside the timing: landing
 copies (a set for the floor and another one for ours, so that neither warms the other's caches), rows and events of
 ours. Not timed either: sealing the last blocks, and the deletion of the landing copies, which the reaper does after
 each round.
@@ -10,7 +11,7 @@ each round.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -38,8 +39,8 @@ CLEANUP_IN_FLIGHT = 32
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """objects: of each way in each round. groups: how many of each number of stripes are timed. naive_pool: where
-    naive writes go; None leaves them out."""
+    """objects: of each way in each round. rounds: those that count. groups: how many of each number of stripes are
+    timed. naive_pool: where naive writes go; None leaves them out."""
 
     workload: str
     objects: int
@@ -70,9 +71,7 @@ class PipelineBench:
         self._tick = tick
         self._rng = random.Random(options.seed)
         self._objects = Objects(system, self._rng)
-        self._runs: dict[str, list[Run]] = {"floor": [], "ours": []}
-        if options.naive_pool is not None:
-            self._runs["naive"] = []
+        self._runs: Mapping[str, Sequence[Run]] = {}
 
     def run(self) -> dict[str, Any]:
         """All rounds; the figures (docs/BENCH.md explains them). Raises NosError."""
@@ -81,15 +80,7 @@ class PipelineBench:
         if self._options.naive_pool is not None:
             pools.append(self._options.naive_pool)
         with self._instruments.cluster.bare_pools(ceph.namespace, *pools) as handles:
-            for number in range(self._options.rounds):
-                self._tick("rounds", number, self._options.rounds)
-                drawn = list(
-                    sizes(self._options.workload, self._options.objects, self._rng, size_max(self._system.geometry))
-                )
-                self._runs["floor"].append(self._floor(handles[0], handles[1], drawn))
-                self._runs["ours"].append(self._ours(drawn))
-                if "naive" in self._runs:
-                    self._runs["naive"].append(self._naive(handles[2], drawn))
+            self._runs = warmed_up(lambda: self._round(handles), self._options.rounds, self._tick)
         self._reap()
         self._tick("groups", 0, 1)
         latencies = group_latencies(
@@ -113,6 +104,14 @@ class PipelineBench:
         if "naive" in self._runs:
             found["ours_over_naive"] = ratio(self._runs["ours"], self._runs["naive"])
         return found
+
+    def _round(self, handles: Sequence[Any]) -> dict[str, Run]:
+        """Every way once, with objects of the same sizes. handles: of the pools of landing, blocks and naive writes."""
+        drawn = list(sizes(self._options.workload, self._options.objects, self._rng, size_max(self._system.geometry)))
+        runs = {"floor": self._floor(handles[0], handles[1], drawn), "ours": self._ours(drawn)}
+        if self._options.naive_pool is not None:
+            runs["naive"] = self._naive(handles[2], drawn)
+        return runs
 
     # --- the three ways -------------------------------------------------------------------------------
     def _floor(self, landing: Any, blocks: Any, drawn: Sequence[int]) -> Run:
@@ -179,6 +178,15 @@ class PipelineBench:
         housekeeping = self._system.housekeeping()
         while housekeeping.run_once().reaper.deleted:
             pass
+
+
+def warmed_up(one_round: Callable[[], Mapping[str, Run]], rounds: int, tick: Tick) -> dict[str, list[Run]]:
+    """The runs of each way in `rounds` rounds. A round before them is measured as well, and left out."""
+    measured = []
+    for number in range(1 + rounds):
+        tick("rounds", number, 1 + rounds)
+        measured.append(one_round())
+    return {way: [runs[way] for runs in measured[1:]] for way in measured[0]}
 
 
 def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[tuple[str, int]]) -> list[BareGroup]:

@@ -47,8 +47,10 @@ def register(app: typer.Typer) -> None:
 def pipeline(
     ctx: typer.Context,
     workload: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)} (docs/PACKING.md).")] = "W1",
-    objects: Annotated[int, typer.Option(min=100, help="Objects of each way in each round.")] = 2000,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of floor, ours and naive.")] = 3,
+    objects: Annotated[int, typer.Option(min=100, help="Objects of each way in each round.")] = 4000,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of floor, ours and naive, after one that warms up and does not count.")
+    ] = 3,
     groups: Annotated[int, typer.Option(min=1, help="Groups timed, of each number of stripes.")] = 25,
     naive: Annotated[bool, typer.Option(help="Measure naive writes, into a pool made for the time.")] = True,
     admin_user: AdminUser = "client.admin",

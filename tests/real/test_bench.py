@@ -43,6 +43,7 @@ def test_bench_pipeline(stack_config: Path, capfd: pytest.CaptureFixture[str]) -
         stack_config, capfd, "pipeline", "--workload", "W2", "--objects", "300", "--rounds", "1", "--groups", "2"
     )
     floor, ours, naive = (found[way] for way in ("floor", "ours", "naive"))
+    assert [len(way["rounds_objects_per_s"]) for way in (floor, ours, naive)] == [1, 1, 1]
     assert naive["client_write_ops_per_object"] == 1
     for way in (floor, ours):
         assert 0 < way["client_write_ops_per_object"] < 0.3

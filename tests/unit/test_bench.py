@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
 from nos_ec.bench.bars import PIPELINE, missed
 from nos_ec.bench.figures import Run, percentile, ratio, summary
-from nos_ec.bench.pipeline import planned
+from nos_ec.bench.pipeline import planned, warmed_up
 from nos_ec.bench.processes import Processes, listeners
 from nos_ec.bench.stack import ADMIN_KEYRING, AdminKey, admin_options
+from nos_ec.cli.bench import pipeline
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry
 from nos_ec.settings import Settings
@@ -50,6 +52,26 @@ def test_cpu_of_processes_elsewhere_is_unknown_and_not_zero() -> None:
 def test_ratios_compare_rounds_with_each_other() -> None:
     ours, floor = [run(seconds=2.0), run(seconds=8.0)], [run(seconds=1.0), run(seconds=4.0)]
     assert ratio(ours, floor) == 0.5
+
+
+def test_the_first_round_warms_up_and_does_not_count() -> None:
+    seconds = iter([100.0, 1.0, 2.0, 4.0])
+    ticks: list[tuple[str, int, int]] = []
+
+    def one_round() -> dict[str, Run]:
+        took_s = next(seconds)
+        return {"floor": run(seconds=took_s), "ours": run(seconds=2 * took_s)}
+
+    found = warmed_up(one_round, 3, lambda *tick: ticks.append(tick))
+    assert {way: [one.seconds for one in runs] for way, runs in found.items()} == {
+        "floor": [1.0, 2.0, 4.0],
+        "ours": [2.0, 4.0, 8.0],
+    }
+    assert ticks == [("rounds", done, 4) for done in range(4)]
+
+
+def test_a_round_has_enough_objects_that_its_start_and_end_weigh_little() -> None:
+    assert signature(pipeline).parameters["objects"].default == 4000
 
 
 def test_bars_name_what_is_missed_and_what_was_not_measured() -> None:
