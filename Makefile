@@ -19,7 +19,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 
 STACK = $(if $(DATABASE),NOS_EC_DEV_DATABASE=$(DATABASE)) deploy/dev/stack.sh
 
-.PHONY: help venv demo up down down-clean stack-status test memory cost chaos check lint types format requirements reference clean
+.PHONY: help venv demo up down down-clean stack-status test test-fast memory cost chaos check lint types format requirements reference clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,8 +60,11 @@ stack-status: ## which of them run; fails when one does not
 
 test: venv ## run all tests; REQUIRE_REAL=1 fails where a real server cannot be started (PYTEST_ARGS="...")
 	@echo "Tests that need a server start it themselves. One that cannot be started is listed as SKIPPED, with the reason,"
-	@echo "at the end; with REQUIRE_REAL=1 it is a failure."
+	@echo "at the end; with REQUIRE_REAL=1 it is a failure. A test on servers or in real time that fails runs once more."
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: venv ## run what needs no server and no waiting, in a minute: unit tests, and contracts of embedded stores
+	$(BIN)/python -m pytest tests/unit tests/contract $(PYTEST_ARGS)
 
 memory: venv ## measure the memory of a consumer with a backlog of a million (MEMORY_ARGS="--events 100000 --lanes 1 4")
 	$(BIN)/python tests/soak/consumer_memory.py $(MEMORY_ARGS)

@@ -22,6 +22,8 @@ from nos_ec.wiring import initialise
 
 from .conftest import CHUNK, CONFIG, SHORT, SHORT_MS, STRIPE, Bench
 
+pytestmark = pytest.mark.timed
+
 SECONDS = float(os.environ.get("NOS_EC_DEV_CHAOS_S", "45"))
 SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SECONDS_MIN = 20

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.timed
+
 SCRIPT = Path(__file__).parents[1] / "soak" / "consumer_memory.py"
 
 

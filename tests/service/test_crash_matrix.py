@@ -18,6 +18,8 @@ from nos_ec.testing.at_rest import LaterClock
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
 
+pytestmark = pytest.mark.timed
+
 CONSUMER_POINTS = [
     "writer.allocated",
     "block_store.shard_created",

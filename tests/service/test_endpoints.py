@@ -28,6 +28,8 @@ from nos_ec.wiring import System
 
 from .conftest import SHORT, SHORT_OVER_MS, STRIPE, WAIT_S_MAX, Bench
 
+pytestmark = pytest.mark.timed
+
 COMMANDS = {"producer": ["producer"], "consumer": ["consumer"], "gc": ["gc", "run", "--apply", "--loop"]}
 
 

@@ -338,6 +338,7 @@ def test_leases_are_given_up_when_a_producer_stops(bench: Bench, system: System)
     assert system.metadata.list_leases("") == []
 
 
+@pytest.mark.timed
 def test_daemons_share_and_one_that_is_killed_is_replaced(bench: Bench, system: System) -> None:
     """Three real ones under a stream of PUTs; the log is read to the end and counted."""
     ttl_ms = 10_000
