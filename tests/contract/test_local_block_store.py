@@ -449,6 +449,8 @@ store = LocalBlockStore(Path(sys.argv[1]), geometry)
 block_id = bytes.fromhex(sys.argv[2])
 for stripe in range(0, 1024, 2):
     data = b"".join(Random(stripe + i).randbytes(geometry.stripe_size) for i in (0, 1))
+    if stripe == 1022:
+        sys.stdin.read()
     try:
         store.append(block_id, stripe, data)
     except Conflict:
@@ -456,6 +458,7 @@ for stripe in range(0, 1024, 2):
     os.write(1, b"%d\\n" % (stripe + 2))
 sys.exit(1)
 """
+"""Appends until it is refused. Before the block is full it waits for the end of its input, if the test is slow."""
 LONG = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=1024, stripes_per_group_max=4)
 
 
@@ -467,7 +470,8 @@ def test_an_appending_process_is_sealed_or_killed_at_any_moment(tmp_path: Path, 
     store = LocalBlockStore(root, LONG)
     store.create(block_id)
     command = [sys.executable, "-c", APPENDER, str(root), block_id.hex()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as appender:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as appender:
+        assert appender.stdin
         assert appender.stdout
         told = [int(appender.stdout.readline()) for _ in range(3)]
         if end == "seal":
@@ -475,6 +479,7 @@ def test_an_appending_process_is_sealed_or_killed_at_any_moment(tmp_path: Path, 
         else:
             time.sleep(int(end.removeprefix("kill ")) / 1000)
             appender.kill()
+        appender.stdin.close()
         told += [int(line) for line in appender.stdout]
     if end == "seal":
         assert appender.returncode == 0, "the append after the seal was refused"
