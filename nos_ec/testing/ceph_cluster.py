@@ -135,6 +135,17 @@ class CephCluster:
         await_up(self.admin, [osd])
         self._start()
 
+    @contextmanager
+    def monitor_hung(self) -> Iterator[None]:
+        """The only monitor hangs (SIGSTOP). The OSDs go on. At the end it answers again."""
+        pid = int((self.folder / "run" / "mon.pid").read_text())
+        try:
+            stop_process(pid)
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            self.admin.command("osd dump")
+
     def is_up(self, osd: int) -> bool:
         """Whether the monitors count it as up."""
         return osd in osds_up(self.admin)

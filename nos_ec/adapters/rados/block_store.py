@@ -23,7 +23,7 @@ from dataclasses import asdict
 
 from nos_ec.adapters.rados import pool as steps
 from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.adapters.rados.free_space import FreeSpace
+from nos_ec.adapters.rados.free_space import FreeSpace, pool_free_bytes
 from nos_ec.adapters.rados.known_ends import END, BlockEnd, KnownEnd, KnownEnds
 from nos_ec.adapters.rados.named_objects import NamedObjects
 from nos_ec.adapters.rados.pool import Buffer
@@ -63,7 +63,7 @@ class RadosBlockStore:
         except BaseException:
             self._pool.close()
             raise
-        self._free = FreeSpace(cluster, pool_name)
+        self._free = FreeSpace(pool_name, lambda: pool_free_bytes(cluster, pool_name))
 
     @classmethod
     def initialise(cls, cluster: RadosCluster, pool_name: str, geometry: Geometry, namespace: str = "") -> None:
@@ -193,7 +193,7 @@ class RadosBlockStore:
         return map(BlockId, self._blocks.all_ids())
 
     def free_bytes(self) -> int:
-        """Whole stripes that fit by the monitors' estimate, which is some seconds old."""
+        """Whole stripes that fit by the monitors' last estimate: some seconds old, older while they do not answer."""
         return self._free.value() // self._geometry.stripe_size * self._geometry.stripe_size
 
     def raw_bytes(self) -> int:
@@ -206,6 +206,7 @@ class RadosBlockStore:
 
     def close(self) -> None:
         """Close the pool; the cluster stays connected."""
+        self._free.close()
         self._pool.close()
 
     # --------------------------------------------------------------------------------------------------

@@ -1,49 +1,133 @@
-"""How much a pool still takes."""
+"""How much a pool still takes, as the monitors estimate it.
+
+The figure is advice: it stops writers before the pool is full, and the OSDs refuse what does not fit. So a monitor that
+hangs must stop nobody. One question at a time is asked, by a thread of its own; until it is answered, everybody goes
+on with the last figure, however old. Only while there is no figure at all do callers wait for the answer.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+
+import structlog
 
 from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import NosError, Transient
+
+_log = structlog.get_logger(__name__)
 
 STALE_AFTER_S = 5.0
 """Ceph's own figures are about that old when they reach the monitors: asking more often tells nothing new."""
+FRESH_WAIT_S = 0.5
+"""The caller who finds the figure stale waits this long for a new one, which takes milliseconds to get; not any more
+after an answer took longer, until one comes in time again."""
 
 
 class FreeSpace:
-    """User bytes a pool still takes, as the monitors estimate it; asked for at most every STALE_AFTER_S.
+    """User bytes a pool still takes; `ask` is called for them at most every STALE_AFTER_S, and raises NosError.
 
     Between two answers what was written meanwhile through `spent` is subtracted. Safe to call from several threads.
+    Close it before what it asks.
     """
 
-    def __init__(self, cluster: RadosCluster, pool_name: str) -> None:
-        self._cluster = cluster
+    def __init__(self, pool_name: str, ask: Callable[[], int]) -> None:
         self._pool_name = pool_name
-        self._lock = threading.Lock()
-        self._free_bytes = 0
-        self._known_until = 0.0
+        self._ask = ask
+        self._changed = threading.Condition()
+        self._free_bytes: int | None = None
+        self._spent_bytes = 0
+        """Written since the last answer's question was asked: the answer may not know of it."""
+        self._asked_at_s = 0.0
+        self._ask_from_s = 0.0
+        self._asking: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        """Why the last question had no answer."""
+        self._slow = False
+        self._closed = False
 
     def spent(self, size_bytes: int) -> None:
         """Tell of bytes written."""
-        with self._lock:
-            self._free_bytes -= size_bytes
+        with self._changed:
+            self._spent_bytes += size_bytes
 
     def value(self) -> int:
-        """User bytes, never negative. Raises Transient when the monitors do not tell."""
-        with self._lock:
-            if time.monotonic() >= self._known_until:
-                self._free_bytes = self._ask()
-                self._known_until = time.monotonic() + STALE_AFTER_S
-            return max(0, self._free_bytes)
+        """User bytes, never negative. Raises what `ask` raises while no question was ever answered."""
+        with self._changed:
+            began = self._ask_if_stale()
+            if self._free_bytes is None:
+                self._changed.wait_for(lambda: self._asking is None)
+            elif began and not self._slow:
+                self._slow = not self._changed.wait_for(lambda: self._asking is None, FRESH_WAIT_S)
+            if self._free_bytes is None:
+                assert self._failure is not None
+                raise self._failure
+            return max(0, self._free_bytes - self._spent_bytes)
 
-    def _ask(self) -> int:
-        """max_avail is what the fullest OSD can take, less coding or replicas; a quota may be less."""
-        for pool in self._cluster.command("df", detail="detail").get("pools", []):
-            if pool.get("name") == self._pool_name:
-                stats = pool["stats"]
-                free = int(stats["max_avail"])
-                quota = int(stats.get("quota_bytes", 0))
-                return min(free, quota - int(stats.get("stored", 0))) if quota else free
-        raise Transient(f"the Ceph monitors have no figures for pool {self._pool_name} yet: try again")
+    def close(self) -> None:
+        """Ask no more. Idempotent. Waits for a question under way, which its own time limit bounds."""
+        with self._changed:
+            self._closed = True
+            asking = self._asking
+        if asking is not None:
+            asking.join()
+
+    def _ask_if_stale(self) -> bool:
+        """Begin to ask unless the figure is fresh or the question is under way. Whether it began."""
+        if self._closed:
+            raise ValueError(f"the figures of pool {self._pool_name} are closed")
+        now_s = time.monotonic()
+        if self._asking is not None or now_s < self._ask_from_s:
+            return False
+        self._asked_at_s = now_s
+        asking = threading.Thread(target=self._answer, args=(self._spent_bytes,), name="free-space", daemon=True)
+        asking.start()
+        self._asking = asking
+        return True
+
+    def _answer(self, known_spent_bytes: int) -> None:
+        try:
+            free_bytes = self._ask()
+        except BaseException as error:
+            self._note_failure(error)
+        else:
+            self._note_answer(free_bytes, known_spent_bytes)
+
+    def _note_answer(self, free_bytes: int, known_spent_bytes: int) -> None:
+        now_s = time.monotonic()
+        with self._changed:
+            failed, self._failure = self._failure is not None, None
+            self._free_bytes = free_bytes
+            self._spent_bytes -= known_spent_bytes
+            self._slow = self._slow and now_s - self._asked_at_s > FRESH_WAIT_S
+            self._ended(now_s + STALE_AFTER_S)
+        if failed:
+            _log.info("free space of the Ceph pool is known again", pool=self._pool_name)
+
+    def _note_failure(self, error: BaseException) -> None:
+        with self._changed:
+            first, self._failure = self._failure is None, error
+            known = self._free_bytes is not None
+            # While nothing is known, who asks next asks anew; otherwise the figure holds for a while longer.
+            self._ended(time.monotonic() + STALE_AFTER_S if known else 0.0)
+        if first and known:
+            said = "free space of the Ceph pool not renewed; going on with the last figure"
+            _log.warning(said, pool=self._pool_name, error=str(error), exc_info=not isinstance(error, NosError))
+
+    def _ended(self, ask_from_s: float) -> None:
+        self._ask_from_s = ask_from_s
+        self._asking = None
+        self._changed.notify_all()
+
+
+def pool_free_bytes(cluster: RadosCluster, pool_name: str) -> int:
+    """User bytes a pool still takes: max_avail is what the fullest OSD can take, less coding or replicas; a quota may
+    be less. Asks the monitors. Raises ConfigError, Transient."""
+    for pool in cluster.command("df", detail="detail").get("pools", []):
+        if pool.get("name") == pool_name:
+            stats = pool["stats"]
+            free = int(stats["max_avail"])
+            quota = int(stats.get("quota_bytes", 0))
+            return min(free, quota - int(stats.get("stored", 0))) if quota else free
+    raise Transient(f"the Ceph monitors have no figures for pool {pool_name} yet: try again")

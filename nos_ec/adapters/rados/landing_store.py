@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from nos_ec.adapters.rados import pool as steps
 from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.adapters.rados.free_space import FreeSpace
+from nos_ec.adapters.rados.free_space import FreeSpace, pool_free_bytes
 from nos_ec.adapters.rados.named_objects import NamedObjects
 from nos_ec.adapters.rados.pool import Buffer
 from nos_ec.adapters.rados.pool_checks import check_landing_pool
@@ -42,7 +42,7 @@ class RadosLandingStore:
         except BaseException:
             self._pool.close()
             raise
-        self._free = FreeSpace(cluster, pool_name)
+        self._free = FreeSpace(pool_name, lambda: pool_free_bytes(cluster, pool_name))
 
     @classmethod
     def initialise(cls, cluster: RadosCluster, pool_name: str, namespace: str = "") -> None:
@@ -99,7 +99,8 @@ class RadosLandingStore:
         return map(LandingId, self._copies.all_ids())
 
     def free_bytes(self) -> int:
-        """By the monitors' estimate, some seconds old, less what this store put since."""
+        """By the monitors' last estimate, less what this store put since: some seconds old, older while they do not
+        answer."""
         return self._free.value()
 
     def raw_bytes(self) -> int:
@@ -108,6 +109,7 @@ class RadosLandingStore:
 
     def close(self) -> None:
         """Close the pool; the cluster stays connected."""
+        self._free.close()
         self._pool.close()
 
     def _check_store(self) -> None:

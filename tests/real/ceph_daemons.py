@@ -1,0 +1,117 @@
+"""A store on Ceph with embedded metadata and message log, and its daemons: for faults of Ceph alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nos_ec.settings import Settings, load_settings, without_settings
+from nos_ec.testing.ceph_cluster import POOL_BLOCKS, CephCluster
+from nos_ec.testing.dev_servers import free_port
+from nos_ec.testing.patience import patient
+from nos_ec.wiring import initialise
+
+WAIT_S_MAX = 120.0
+END_S_MAX = 60.0
+"""Two thirds of what systemd waits for (deploy/systemd)."""
+
+
+def until(happened: Callable[[], bool], what: str, tell: Callable[[], str] = str) -> None:
+    """Wait for a state."""
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while not happened():
+        assert time.monotonic() < deadline_s, f"it did not happen that {what}: {tell()}"
+        time.sleep(0.1)
+
+
+class CephStore:
+    """A configuration in `folder`, and the store it describes."""
+
+    def __init__(self, folder: Path, ceph: CephCluster, namespace: str, **limits: int) -> None:
+        """limits: `ceph.op_timeout_ms` and others of that section."""
+        self.folder = folder
+        self.config = folder / "nos-ec.toml"
+        self.blocks_pool = POOL_BLOCKS
+        client = ceph.options("consumer")
+        self._text = f"""
+store = {{ backend = "ceph", root = "{folder / "store"}" }}
+log = {{ partitions = 2 }}
+producer = {{ republish_ms = 5000, idle_wait_ms = 100 }}
+consumer = {{ linger_ms = 200, lanes = 2 }}
+reaper = {{ landing_grace_ms = 0, wait_ms = 500 }}
+logging = {{ format = "json" }}
+[ceph]
+conf_file = "{client.conf_file}"
+user = "{client.user}"
+keyring_file = "{client.keyring_file}"
+namespace = "{namespace}"
+"""
+        self._text += "".join(f"{name} = {value}\n" for name, value in limits.items())
+
+    def initialise(self, **pools: str) -> Settings:
+        """Write the configuration, with other pools than usual if they are named, and make the store."""
+        self.config.write_text(self._text + "".join(f'{name} = "{value}"\n' for name, value in pools.items()))
+        settings = self.settings()
+        initialise(patient(settings))
+        return settings
+
+    def settings(self) -> Settings:
+        """Those of the configuration."""
+        return load_settings(self.config, {})
+
+    @contextmanager
+    def daemon(self, name: str) -> Iterator[Daemon]:
+        """A daemon that says it is ready; killed at the end if it still runs."""
+        daemon = Daemon(self, name)
+        try:
+            until(lambda: daemon.ready()[0] == 200, f"the {name} is ready", daemon.log)
+            yield daemon
+        finally:
+            daemon.process.kill()
+            daemon.process.wait()
+
+
+class Daemon:
+    """A process of `nos-ec NAME` with an endpoint."""
+
+    def __init__(self, store: CephStore, name: str) -> None:
+        self._port = free_port()
+        self._log = store.folder / f"{name}.log"
+        environment = without_settings(os.environ) | {f"NOS_EC_MONITORING__{name.upper()}_PORT": str(self._port)}
+        command = [sys.executable, "-m", "nos_ec", "--config", str(store.config), name]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def ready(self) -> tuple[int, dict[str, Any]]:
+        """What /readyz answers: status and body; (0, {}) when nobody does."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=WAIT_S_MAX) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+        except OSError:
+            return 0, {}
+
+    def log(self) -> str:
+        """All that it said."""
+        return self._log.read_text()
+
+    def said(self) -> list[dict[str, Any]]:
+        """Its log, line by line."""
+        return [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
+
+    def stop(self) -> None:
+        """Ask it to end, which it must do well."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(timeout=END_S_MAX) == 0, self.log()

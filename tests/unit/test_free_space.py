@@ -1,0 +1,178 @@
+"""Free space of a Ceph pool while the monitors answer late or not at all, without a cluster."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from nos_ec.adapters.rados import free_space
+from nos_ec.adapters.rados.free_space import FreeSpace
+from nos_ec.core.errors import Transient
+
+CALLERS = 10
+WAIT_S_MAX = 60.0
+
+
+class Monitors:
+    """Answer with `free_bytes`, or fail; while `hung`, only once `go_on` is called."""
+
+    def __init__(self) -> None:
+        self.free_bytes = 1000
+        self.fails = False
+        self.asked = 0
+        self.asked_at_once = 0
+        self._asking = 0
+        self._go_on = threading.Event()
+        self._go_on.set()
+
+    def hang(self) -> None:
+        self._go_on.clear()
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+    def __call__(self) -> int:
+        self.asked += 1
+        self._asking += 1
+        self.asked_at_once = max(self.asked_at_once, self._asking)
+        answered = self._go_on.wait(WAIT_S_MAX)
+        self._asking -= 1
+        if self.fails or not answered:
+            raise Transient("no answer")
+        return self.free_bytes
+
+
+@pytest.fixture
+def monitors() -> Iterator[Monitors]:
+    monitors = Monitors()
+    yield monitors
+    monitors.go_on()
+
+
+@pytest.fixture
+def space(monitors: Monitors, monkeypatch: pytest.MonkeyPatch) -> Iterator[FreeSpace]:
+    """Each figure is stale at once."""
+    monkeypatch.setattr(free_space, "STALE_AFTER_S", 0.0)
+    space = FreeSpace("pool", monitors)
+    yield space
+    monitors.go_on()
+    space.close()
+
+
+def until_asked(monitors: Monitors, count: int) -> None:
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while monitors.asked < count:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def until_value(space: FreeSpace, size_bytes: int) -> None:
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while space.value() != size_bytes:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def is_fresh(monitors: Monitors, space: FreeSpace) -> bool:
+    """Whether a change is told at once."""
+    monitors.free_bytes += 1
+    return space.value() == monitors.free_bytes
+
+
+def test_nobody_waits_for_a_monitor_that_hangs(monitors: Monitors, space: FreeSpace) -> None:
+    """Otherwise this ends only when `hang` does: never."""
+    assert space.value() == 1000
+    monitors.hang()
+    with ThreadPoolExecutor(CALLERS) as pool:
+        futures = [pool.submit(space.value) for _ in range(20 * CALLERS)]
+        assert {future.result(WAIT_S_MAX / 2) for future in futures} == {1000}
+    assert monitors.asked == 2
+    monitors.free_bytes = 500
+    monitors.go_on()
+    until_value(space, 500)
+    assert monitors.asked_at_once == 1
+
+
+def test_a_monitor_that_answers_is_waited_for(monitors: Monitors, space: FreeSpace) -> None:
+    """So that a process that asks once in ten minutes does not act by a figure that is ten minutes old."""
+    assert space.value() == 1000
+    monitors.free_bytes = 0
+    assert space.value() == 0
+
+
+def test_an_answer_that_is_late_is_waited_for_once(
+    monitors: Monitors, space: FreeSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_space, "FRESH_WAIT_S", 0.05)
+    space.value()
+    monitors.hang()
+    space.value()
+    monkeypatch.setattr(free_space, "FRESH_WAIT_S", WAIT_S_MAX)
+    assert space.value() == 1000, "nobody waits for the late one any more"
+    monitors.go_on()
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while not is_fresh(monitors, space):
+        assert time.monotonic() < deadline_s
+    assert all(is_fresh(monitors, space) for _ in range(10)), "answers come in time again, and are waited for again"
+
+
+def test_without_any_figure_all_wait_for_one_answer(monitors: Monitors, space: FreeSpace) -> None:
+    monitors.hang()
+    with ThreadPoolExecutor(CALLERS) as pool:
+        futures = [pool.submit(space.value) for _ in range(CALLERS)]
+        until_asked(monitors, 1)
+        assert not any(future.done() for future in futures)
+        monitors.go_on()
+        assert {future.result(WAIT_S_MAX) for future in futures} == {1000}
+    assert monitors.asked_at_once == 1
+
+
+def test_without_any_figure_the_failure_is_raised_and_the_next_caller_asks_anew(
+    monitors: Monitors, space: FreeSpace
+) -> None:
+    monitors.fails = True
+    for asked in (1, 2):
+        with pytest.raises(Transient, match="no answer"):
+            space.value()
+        assert monitors.asked == asked
+    monitors.fails = False
+    assert space.value() == 1000
+
+
+def test_a_failure_leaves_the_last_figure(monitors: Monitors, space: FreeSpace) -> None:
+    space.value()
+    monitors.fails = True
+    for _ in range(3):
+        assert space.value() == 1000
+    monitors.fails = False
+    monitors.free_bytes = 10
+    until_value(space, 10)
+
+
+def test_what_is_written_while_a_question_is_under_way_is_not_forgotten(
+    monitors: Monitors, space: FreeSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space.value()
+    space.spent(100)
+    monitors.hang()
+    assert space.value() == 900
+    space.spent(50)
+    assert space.value() == 850
+    monkeypatch.setattr(free_space, "STALE_AFTER_S", WAIT_S_MAX)
+    monitors.go_on()
+    until_value(space, 950)  # the answer knows of the first 100, not of the 50
+    space.spent(5000)
+    assert space.value() == 0
+
+
+def test_a_figure_that_is_fresh_is_not_asked_for_again(monitors: Monitors) -> None:
+    space = FreeSpace("pool", monitors)
+    for _ in range(5):
+        space.value()
+    assert monitors.asked == 1
+    space.close()
+    space.close()
