@@ -1,4 +1,8 @@
-"""What some daemon has to do from time to time whatever its own job is: recovery, then the reaper."""
+"""What some daemon has to do from time to time whatever its own job is: recovery, then the reaper.
+
+The reaper may have a backlog of hours, so recovery runs again between its batches. Neither waits for the other to
+succeed.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,12 @@ from nos_ec.core.errors import NosError
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.reaper import Reaper, ReapResult
 from nos_ec.engine.recovery import Recovery, RecoveryResult
-from nos_ec.ports.clock import Beat, Clock, unwatched
+from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 
 _log = structlog.get_logger(__name__)
+
+RECOVERY_WAIT_MS = 1_000
+"""After so long recovery runs again before the reaper's next batch. Without work it costs two queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +59,47 @@ class Housekeeping:
         return (self._recovery.parked,)
 
     def run_once(self, beat: Beat = unwatched) -> HousekeepingResult:
-        """Seal what dead writers left, then delete the landing copies that are due. Raises Transient."""
-        before = self.done
-        recovery = self._recovery.run_once(beat)
+        """Seal what dead writers left, then delete the landing copies that are due, and recover between the batches.
 
-        def watch(reaped: ReapResult) -> None:
-            self.done = before + HousekeepingResult(recovery, reaped)
+        A recovery that fails is logged and does not keep the reaper from its work; its first failure is raised at the
+        end. Raises Transient.
+        """
+        before, total = self.done, HousekeepingResult()
+        failure: Exception | None = None
+        recovery_ms = self._clock.now_ms()
+        while True:
+            now_ms = self._clock.now_ms()
+            if not waits(recovery_ms, now_ms, RECOVERY_WAIT_MS):
+                recovery_ms = now_ms + RECOVERY_WAIT_MS
+                recovered = self._recover(beat, say=failure is None)
+                if isinstance(recovered, Exception):
+                    failure = failure or recovered
+                else:
+                    total += HousekeepingResult(recovered)
+                    self.done = before + total
+            reaped = self._reaper.run_once(beat)
+            total += HousekeepingResult(reaper=reaped)
+            self.done = before + total
             beat(0)
+            if reaped == ReapResult():
+                break
+        if failure is not None:
+            raise failure
+        return total
 
-        watch(ReapResult())
-        return HousekeepingResult(recovery, self._reaper.drain(watch, beat))
+    def _recover(self, beat: Beat, *, say: bool) -> RecoveryResult | Exception:
+        try:
+            return self._recovery.run_once(beat)
+        except _Stopped:
+            raise
+        except NosError as error:
+            if say:
+                _log.error("recovery failed, the reaper goes on", error=str(error))
+            return error
+        except Exception as bug:
+            if say:
+                _log.exception("recovery failed, the reaper goes on")
+            return bug
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
         """Do so every `wait_ms` until `stop` is set. A round then ends before its next call to a store, each of which

@@ -29,3 +29,11 @@ class FakeClock:
         if not stop.is_set():
             self.advance(max(0, wait_ms))
         return stop.is_set()
+
+
+class SetClock(FakeClock):
+    """Time passes only by `advance`: who waits in the background waits until its stop is set."""
+
+    def wait(self, stop: Event, wait_ms: int) -> bool:
+        """Wait until `stop` is set."""
+        return stop.wait()

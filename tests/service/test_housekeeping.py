@@ -1,0 +1,111 @@
+"""Recovery and reaper share a thread: neither waits for the other to be done, or to succeed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from nos_ec.core.errors import Transient
+from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.engine.housekeeping import RECOVERY_WAIT_MS, Housekeeping
+from nos_ec.engine.reaper import Reaper, ReapResult
+from nos_ec.engine.recovery import Recovery, RecoveryResult
+from nos_ec.ports.clock import Beat, unwatched
+from nos_ec.testing.clock import FakeClock, SetClock
+from nos_ec.wiring import System
+
+from .conftest import Bench
+
+TTL_MS = 30_000
+
+
+@pytest.fixture
+def clock(system: System) -> FakeClock:
+    clock = SetClock(system.clock.now_ms())
+    system.clock = clock
+    return clock
+
+
+class SlowReaper(Reaper):
+    """A reaper on a clock, each of whose batches takes as long as `batch` makes it; and it never comes to an end."""
+
+    def __init__(self, batch: Callable[[], object], batches: int) -> None:
+        self._batch = batch
+        self._batches = batches
+        self.done = 0
+
+    def run_once(self, beat: Beat = unwatched) -> ReapResult:
+        self.done += 1
+        self._batch()
+        return ReapResult(deleted=1) if self.done < self._batches else ReapResult()
+
+
+def keep(system: System, reaper: Reaper, recovery: Recovery | None = None) -> Housekeeping:
+    recovery = recovery or Recovery(system.metadata, system.blocks, system.clock)
+    return Housekeeping(recovery, reaper, system.clock, wait_ms=5000)
+
+
+def test_recovery_runs_between_the_batches_of_the_reaper(system: System, clock: FakeClock) -> None:
+    lease = system.metadata.acquire_lease("dead", clock.now_ms(), 3 * RECOVERY_WAIT_MS)
+    block_id = system.new_block_id()
+    system.metadata.allocate_block(lease, block_id, BlockKind.FRESH, clock.now_ms())
+    sealed_after: list[int] = []
+
+    def batch() -> None:
+        clock.advance(RECOVERY_WAIT_MS)
+        if system.metadata.block(block_id).state is BlockState.SEALED:
+            sealed_after.append(reaper.done)
+
+    reaper = SlowReaper(batch, batches=100)
+    assert keep(system, reaper).run_once().recovery == RecoveryResult(1, 1)
+    assert sealed_after[0] == 4, "its lease expires with the third batch"
+
+
+def test_short_batches_do_not_ask_for_expired_leases_each_time(system: System, clock: FakeClock) -> None:
+    reaper = SlowReaper(lambda: clock.advance(RECOVERY_WAIT_MS // 10), batches=100)
+    recovery = CountedRecovery()
+    keep(system, reaper, cast(Recovery, recovery)).run_once()
+    assert recovery.runs == 10
+
+
+class CountedRecovery:
+    """Stands in for Recovery: each run raises `error`, if there is one."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.runs = 0
+
+    def run_once(self, _beat: object) -> RecoveryResult:
+        self.runs += 1
+        if self.error is not None:
+            raise self.error
+        return RecoveryResult()
+
+
+@pytest.mark.parametrize("error", [Transient("no answer"), ZeroDivisionError("a bug")])
+def test_a_recovery_that_fails_does_not_keep_the_reaper(bench: Bench, system: System, error: Exception) -> None:
+    bench.put_some(system, 20)
+    bench.produce(system)
+    bench.consume(system)
+    reaper = Reaper(system.metadata, system.landing, system.blocks, system.clock, batch_objects=5)
+    failing = keep(system, reaper, cast(Recovery, CountedRecovery(error)))
+    with pytest.raises(type(error)):
+        failing.run_once()
+    assert list(system.landing.list_ids()) == []
+    assert failing.done.reaper.deleted == 20
+
+
+def test_a_reaper_that_fails_does_not_keep_recovery(system: System, clock: FakeClock) -> None:
+    def batch() -> None:
+        clock.advance(TTL_MS)
+        raise Transient("no answer")
+
+    failing = keep(system, SlowReaper(batch, batches=9))
+    system.metadata.acquire_lease("dead", clock.now_ms(), TTL_MS)
+    with pytest.raises(Transient):
+        failing.run_once()
+    with pytest.raises(Transient):
+        failing.run_once()
+    assert failing.done.recovery.leases_fenced == 1
