@@ -87,9 +87,10 @@ class LocalBlockStore:
                 f"{root} holds blocks, but {_STORE_FILE} is lost, and with it their geometry: restore the file"
             )
         with translated(f"block store {root}"):
-            for shard in range(geometry.k + geometry.m):
-                make_folders(root / f"shard-{shard:02d}", FAN_OUT)
-            make_folders(root / _LOCKS, [])
+            shards = [f"shard-{shard:02d}" for shard in range(geometry.k + geometry.m)]
+            make_folders(root, [*shards, _LOCKS])
+            for shard in shards:
+                make_folders(root / shard, FAN_OUT)
             for number in range(_LOCK_COUNT):
                 (root / _LOCKS / f"{number:02x}").touch()
             sync_folder(root / _LOCKS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from nos_ec.core.errors import NoSpace, Transient
@@ -31,8 +31,7 @@ def make_folder(path: Path) -> None:
     if path.is_dir():
         return
     make_folder(path.parent)
-    with suppress(FileExistsError):
-        path.mkdir()
+    path.mkdir(exist_ok=True)
     sync_folder(path.parent)
 
 
@@ -47,10 +46,12 @@ def make_folders(parent: Path, names: Sequence[str]) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Write a whole file: durable on return, and the old or the new content after a crash. Raises OSError."""
     temporary = path.with_name(path.name + ".new")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        write_at(fd, [data], 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
     temporary.replace(path)
     sync_folder(path.parent)
 

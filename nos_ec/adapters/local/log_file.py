@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from nos_ec.adapters.local.durable import make_folder, sync_folder
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
 
 FORMAT_VERSION = 2
@@ -70,7 +71,7 @@ def create_log_file(path: Path, partitions: int) -> bool:
         raise ConfigError(f"message log: {partitions} partitions; use 1 to {PARTITIONS_MAX}")
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         if path.exists():
             return False
         with translated_errors(path):
@@ -92,25 +93,17 @@ def _link_into_place(draft: Path, path: Path) -> bool:
         os.link(draft, path)
     except FileExistsError:
         return False
-    _fsync(path.parent)
+    sync_folder(path.parent)
     return True
 
 
 def _write_draft(draft: Path, partitions: int) -> None:
+    """Closing its only connection moves the write-ahead log into the file and syncs it."""
     with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
         connection.executemany("INSERT INTO log VALUES (?, 0, 0)", [(p,) for p in range(partitions)])
-    _fsync(draft)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def open_log_file(path: Path) -> sqlite3.Connection:

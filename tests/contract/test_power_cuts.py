@@ -1,0 +1,394 @@
+"""Power cuts at every step of the embedded stores (see nos_ec.testing.power_cut).
+
+Each case does some work on one store, then makes a folder of what the disk may hold after a power cut behind any of its
+steps, opens the store on it and checks: what was acknowledged is there, what was begun is there in whole or not at
+all, and work can go on. And for each sync in the code of these stores: without it, one of these cuts loses something.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+import pytest
+
+import nos_ec.adapters.local as adapters
+from nos_ec.adapters.local import block_store, landing_store
+from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.adapters.local.durable import make_folder
+from nos_ec.adapters.local.landing_store import LocalLandingStore
+from nos_ec.adapters.local.message_log import LocalConsumer, LocalMessageLog
+from nos_ec.adapters.local.store_mark import claim_root, require_root_of
+from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NotFound
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.ports.message_log import Message
+from nos_ec.testing import sqlite_files
+from nos_ec.testing.clock import FakeClock
+from nos_ec.testing.power_cut import FATES, Operation, Recorder, Site, cuts, memory_folder, points
+
+SMALL = Geometry(k=2, m=1, chunk_size=16 * 1024, stripes_per_block=3, stripes_per_group_max=2)
+STRIPE = SMALL.stripe_size
+FOLDERS = 8
+"""Folders of landing copies, and locks of blocks, instead of hundreds that are all alike."""
+
+
+class Case(Protocol):
+    """Work on one store, and what must hold after a power cut."""
+
+    @property
+    def history(self) -> History:
+        """What it did, and when."""
+        ...
+
+    def work(self, recorder: Recorder, root: Path) -> None:
+        """Do the work below `root`, which is not there yet, and remember when what was acknowledged."""
+        ...
+
+    def check(self, root: Path, position: int) -> None:
+        """Check the store after a cut behind `position` operations."""
+        ...
+
+
+@dataclass
+class History:
+    """When something was begun and when it was acknowledged, in operations of the recorder."""
+
+    recorder: Recorder | None = None
+    begun: dict[str, int] = field(default_factory=dict)
+    done: dict[str, int] = field(default_factory=dict)
+
+    def did(self, name: str, act: Callable[[], object]) -> None:
+        assert self.recorder is not None
+        self.begun[name] = self.recorder.position
+        act()
+        self.done[name] = self.recorder.position
+
+    def was_begun(self, name: str, position: int) -> bool:
+        return self.begun[name] < position
+
+    def was_done(self, name: str, position: int) -> bool:
+        return self.done[name] <= position
+
+    @property
+    def acknowledgements(self) -> list[int]:
+        return sorted(set(self.done.values()))
+
+
+class Blocks:
+    """Blocks that are created, appended to, filled, sealed and deleted."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.data = {name: Random(name).randbytes(3 * STRIPE) for name in ("full", "sealed", "gone", "empty")}
+        self.ids = {name: BlockId(Random(name + "id").randbytes(16)) for name in self.data}
+
+    def work(self, recorder: Recorder, root: Path) -> None:
+        self.history.recorder = recorder
+        did, ids, data = self.history.did, self.ids, self.data
+        did("init", lambda: LocalBlockStore.initialise(root, SMALL))
+        with closing(LocalBlockStore(root, SMALL)) as store:
+            did("full/1", lambda: store.create(ids["full"], data["full"][:STRIPE]))
+            did("full/3", lambda: store.append(ids["full"], 1, data["full"][STRIPE:]))
+            did("gone/2", lambda: store.create(ids["gone"], data["gone"][: 2 * STRIPE]))
+            did("empty/0", lambda: store.create(ids["empty"]))
+            did("gone/deleted", lambda: store.delete(ids["gone"]))
+            did("sealed/1", lambda: store.create(ids["sealed"], data["sealed"][:STRIPE]))
+            did("sealed/2", lambda: store.append(ids["sealed"], 1, data["sealed"][STRIPE : 2 * STRIPE]))
+            did("sealed/sealed", lambda: store.seal(ids["sealed"]))
+
+    def check(self, root: Path, position: int) -> None:
+        if not self.history.was_done("init", position):
+            with suppress(ConfigError):
+                _use(root)  # it is complete as soon as it counts as a store
+            LocalBlockStore.initialise(root, SMALL)
+            _use(root)
+            return
+        with closing(LocalBlockStore(root, SMALL)) as store:
+            for name in self.ids:
+                self._check_block(store, root, name, position)
+        _use(root)
+
+    def _check_block(self, store: LocalBlockStore, root: Path, name: str, position: int) -> None:
+        block_id, history = self.ids[name], self.history
+        counts = [int(key.partition("/")[2]) for key in history.begun if key.startswith(name) and key[-1].isdigit()]
+        acknowledged = max((n for n in counts if history.was_done(f"{name}/{n}", position)), default=None)
+        begun = max((n for n in counts if history.was_begun(f"{name}/{n}", position)), default=None)
+        listed = block_id in set(store.list_blocks())
+        if name == "gone" and history.was_begun("gone/deleted", position):
+            assert not (listed and history.was_done("gone/deleted", position)), "a deleted block is back"
+            store.delete(block_id)
+            assert block_id not in set(store.list_blocks())
+            return
+        if begun is None:
+            assert not listed
+        elif acknowledged is None:
+            with suppress(NotFound):
+                self._check_stripes(store, name, 0, begun)
+        else:
+            assert listed
+            self._check_stripes(store, name, acknowledged, begun)
+        for mark, stripes in (("full/3", 3), ("sealed/sealed", 2)):
+            if mark.startswith(name) and history.was_done(mark, position):
+                assert _marks(root, block_id) == {stripes}
+                with pytest.raises((Conflict, ValueError)):
+                    store.append(block_id, stripes, bytes(STRIPE))
+
+    def _check_stripes(self, store: LocalBlockStore, name: str, least: int, most: int) -> None:
+        stripes = store.stripes(self.ids[name])
+        assert least <= stripes <= most
+        assert store.read(self.ids[name], 0, least * STRIPE) == self.data[name][: least * STRIPE]
+        for start in range(least * STRIPE, stripes * STRIPE, STRIPE):
+            with suppress(Corrupt):  # of a torn append any stripe may be lost
+                assert store.read(self.ids[name], start, STRIPE) == self.data[name][start : start + STRIPE]
+
+
+def _use(root: Path) -> None:
+    """A new block is as good as any. Raises ConfigError when there is no store."""
+    with closing(LocalBlockStore(root, SMALL)) as store:
+        block_id = BlockId(b"afterwards" + bytes(6))
+        store.create(block_id, bytes(STRIPE))
+        assert store.read(block_id, 0, STRIPE) == bytes(STRIPE)
+        store.delete(block_id)
+
+
+def _marks(root: Path, block_id: BlockId) -> set[int | None]:
+    from nos_ec.adapters.local.shard_file import ShardLayout
+    from nos_ec.adapters.local.shard_folders import ShardFolders
+
+    with ExitStack() as stack:
+        files, _ = ShardFolders(root, ShardLayout(SMALL)).open(stack, block_id, write=False)
+        marks = [file.mark() for file in files.values()]
+    return {None if mark is None else mark.stripes for mark in marks}
+
+
+class Copies:
+    """Landing copies that are put and deleted."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        sizes = {"a": 100, "b": 10_000, "empty": 0, "gone": 5000, "gone2": 70_000, "gone3": 1}
+        self.data = {name: Random(name).randbytes(size) for name, size in sizes.items()}
+        self.ids = {name: LandingId(Random(name + "id").randbytes(15) + b"\x07") for name in sizes}
+
+    def work(self, recorder: Recorder, root: Path) -> None:
+        self.history.recorder = recorder
+        did, ids, data = self.history.did, self.ids, self.data
+        did("init", lambda: LocalLandingStore.initialise(root))
+        store = LocalLandingStore(root)
+        for name in self.ids:
+            did(name, lambda name=name: store.put(ids[name], data[name]))  # type: ignore[misc]
+        did("-gone", lambda: store.delete(ids["gone"]))
+        did("-gone2", lambda: store.delete_many([ids["gone2"], ids["gone3"]]))
+        self.history.begun["-gone3"], self.history.done["-gone3"] = (
+            self.history.begun["-gone2"],
+            self.history.done["-gone2"],
+        )
+
+    def check(self, root: Path, position: int) -> None:
+        history = self.history
+        if not history.was_done("init", position):
+            with suppress(ConfigError):
+                self._use(root)
+            LocalLandingStore.initialise(root)
+            self._use(root)
+            return
+        store = LocalLandingStore(root)
+        listed = set(store.list_ids())
+        for name, landing_id in self.ids.items():
+            if landing_id in listed:
+                assert store.read(landing_id) == self.data[name], "a copy that is listed is whole"
+            if f"-{name}" in history.begun and history.was_begun(f"-{name}", position):
+                assert not (landing_id in listed and history.was_done(f"-{name}", position)), "it is back"
+            elif history.was_done(name, position):
+                assert landing_id in listed
+            elif not history.was_begun(name, position):
+                assert landing_id not in listed
+        assert store.delete_many(list(self.ids.values())) == {}
+        assert list(store.list_ids()) == []
+        assert store.raw_bytes() == 0, "what a put left is gone as well"
+        self._use(root)
+
+    def _use(self, root: Path) -> None:
+        store = LocalLandingStore(root)
+        for last in range(FOLDERS):
+            store.put(LandingId(bytes(15) + bytes([last])), b"afterwards")
+            store.delete(LandingId(bytes(15) + bytes([last])))
+
+
+class Log:
+    """Messages that are published and committed."""
+
+    def __init__(self) -> None:
+        self.history = History()
+
+    def work(self, recorder: Recorder, root: Path) -> None:
+        self.history.recorder = recorder
+        did, path = self.history.did, root / "deep" / "log.db"
+        did("init", lambda: LocalMessageLog.initialise(path, 1))
+        log = LocalMessageLog(path)
+        with closing(log.publisher()) as publisher, closing(_member(log, 0)) as consumer:
+            for number in range(MESSAGES):
+                did(f"publish {number}", lambda number=number: publisher.publish([(b"k", b"%d" % number)]))  # type: ignore[misc]
+                if number % 3 == 2:
+                    assert _taken(consumer)
+                    did(f"commit {number}", lambda number=number: consumer.commit({0: number}))  # type: ignore[misc]
+
+    def check(self, root: Path, position: int) -> None:
+        history, path = self.history, root / "deep" / "log.db"
+        if not history.was_done("init", position):
+            LocalMessageLog.initialise(path, 1)
+        log = LocalMessageLog(path)
+        published = [n for n in range(MESSAGES) if history.was_done(f"publish {n}", position)]
+        begun = [n for n in range(MESSAGES) if history.was_begun(f"publish {n}", position)]
+        commits = range(2, MESSAGES, 3)
+        committed = max((n for n in commits if history.was_done(f"commit {n}", position)), default=0)
+        committed_max = max((n for n in commits if history.was_begun(f"commit {n}", position)), default=0)
+        with closing(_member(log, 60_000)) as consumer:
+            values = [int(message.value) for message in _taken(consumer)]
+        first = values[0] if values else committed
+        assert committed <= first <= committed_max
+        assert values in (published[first:], begun[first:])
+
+
+MESSAGES = 12
+
+
+def _member(log: LocalMessageLog, now_ms: int) -> LocalConsumer:
+    clock = FakeClock(now_ms)
+    return log.consumer(group="g", member="m", clock=clock, session_ms=30_000)
+
+
+def _taken(consumer: LocalConsumer) -> list[Message]:
+    """All there is: a member's first poll may have to wait for its share."""
+    return [message for _ in range(3) for message in consumer.poll(100, 0)]
+
+
+class Marks:
+    """The file that says whose a folder is."""
+
+    def __init__(self) -> None:
+        self.history = History()
+
+    def work(self, recorder: Recorder, root: Path) -> None:
+        self.history.recorder = recorder
+        make_folder(root)
+        self.history.did("claim", lambda: claim_root(root, "one", anew=False))
+        self.history.did("again", lambda: claim_root(root, "two", anew=True))
+
+    def check(self, root: Path, position: int) -> None:
+        if self.history.was_done("again", position):
+            require_root_of(root, "two")
+        elif self.history.was_done("claim", position):
+            owners = []
+            for owner in ("one", "two"):
+                with suppress(ConfigError):
+                    require_root_of(root, owner)
+                    owners.append(owner)
+            assert len(owners) == 1
+
+
+# --- cutting --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Recorded:
+    """A case that did its work, and what it did."""
+
+    case: Case
+    operations: list[Operation]
+    sites: list[Site]
+
+
+def record(case: Case, folder: Path) -> Recorded:
+    """Let a case do its work. What it did must be accounted for in full."""
+    folder.mkdir()
+    recorder = Recorder(folder)
+    with recorder, sqlite_files.recorded(recorder):
+        case.work(recorder, recorder.root / "store")
+        recorder.check()
+    return Recorded(case, recorder.operations, recorder.sites())
+
+
+def cut(recorded: Recorded, folder: Path, ignoring: Site | None = None) -> None:
+    """Cut the power wherever it can make a difference; where something was acknowledged first of all. Raises what the
+    check of the case raises."""
+    case, operations = recorded.case, recorded.operations
+
+    def check(image: Path, position: int) -> None:
+        case.check(image / "store", position)
+
+    acknowledged = sorted(set(case.history.done.values()))
+    cuts(operations, acknowledged, FATES[:2], folder / "image", check, ignoring)
+    cuts(operations, points(operations), FATES, folder / "image", check, ignoring)
+
+
+def loses(recorded: Recorded, folder: Path, ignoring: Site) -> bool:
+    """Whether some power cut loses something when the syncs of this site are left out."""
+    try:
+        cut(recorded, folder, ignoring)
+    except Exception:
+        return True
+    return False
+
+
+CASES: list[Callable[[], Case]] = [Blocks, Copies, Log, Marks]
+
+
+@pytest.fixture(autouse=True)
+def few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_store, "_LOCK_COUNT", FOLDERS)
+    monkeypatch.setattr(landing_store, "_FAN_OUT", landing_store._FAN_OUT[:FOLDERS])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with memory_folder(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_a_power_cut_loses_nothing(folder: Path, make: Callable[[], Case]) -> None:
+    recorded = record(make(), folder / "recorded")
+    cut(recorded, folder)
+
+
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_without_any_one_sync_a_power_cut_loses_something(folder: Path, make: Callable[[], Case]) -> None:
+    recorded = record(make(), folder / "recorded")
+    assert recorded.sites
+    wanted = [site for site in recorded.sites if site not in OF_SQLITE_ALONE]
+    needless = [site for site in wanted if not loses(recorded, folder, site)]
+    assert not needless, "no power cut missed these syncs:\n" + "\n".join(" > ".join(site) for site in needless)
+
+
+OF_SQLITE_ALONE = [("SQLite:journal",)]
+"""The log's file is made beside its place, where nobody opens it before it is complete: no journal is ever read."""
+
+
+def test_every_sync_in_the_code_is_cut(folder: Path) -> None:
+    """A sync that somebody adds, in a path that no case takes, has to get one."""
+    called = {
+        call
+        for number, make in enumerate(CASES)
+        for site in record(make(), folder / str(number)).sites
+        for call in site
+    }
+    seen = {(module, int(line)) for module, _, line in (call.split(":") for call in called if call.count(":") == 2)}
+    assert not [f"{module}:{line}" for module, line in sorted(set(_syncs_in_code()) - seen)]
+
+
+def _syncs_in_code() -> Iterator[tuple[str, int]]:
+    for path in sorted(Path(adapters.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute | ast.Name):
+                name = node.attr if isinstance(node, ast.Attribute) else node.id
+                if name in SYNCS:
+                    yield path.name, node.lineno
+
+
+SYNCS = {"fsync", "fdatasync", "sync_folder", "_sync", "_sync_folders", "sync"}
+"""What syncs, and what calls it, in nos_ec.adapters.local."""
