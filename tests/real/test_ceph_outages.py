@@ -82,7 +82,7 @@ def test_a_monitor_that_hangs_stops_neither_puts_nor_packing(tmp_path: Path, cep
         finally:
             clients.stop()
         assert all(count.result() > 0 for count in counts), "a PUT failed"
-        print(f"monitor hung for {HANG_S:.0f} s: {puts} PUTs and {packed} packed in the second half, slowest PUT {slowest_s:.2f} s")
+        print(f"monitor hung {HANG_S:.0f} s; second half: {puts} PUTs, {packed} packed, slowest {slowest_s:.2f} s")
         assert slowest_s < CONNECT_TIMEOUT_MS / 1000, "a PUT waited for the monitor"
         assert min(puts, packed) > CLIENTS
         for key, data in clients.acknowledged.items():
