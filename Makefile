@@ -11,6 +11,7 @@ PYTEST_ARGS ?=
 MEMORY_ARGS ?=
 COST_ARGS ?=
 CHAOS_ARGS ?=
+export FRESH_COMMAND ?= tests/fresh_machine.sh
 DATABASE ?=
 BIN := .venv/bin
 PACKAGES := nos_ec producer/nos_producer consumer/nos_consumer gc/nos_gc
@@ -19,7 +20,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 
 STACK = $(if $(DATABASE),NOS_EC_DEV_DATABASE=$(DATABASE)) deploy/dev/stack.sh
 
-.PHONY: help venv demo up down down-clean stack-status test test-fast memory cost chaos check lint types format requirements reference clean
+.PHONY: help venv demo up down down-clean stack-status test test-fast fresh memory cost chaos check lint types format requirements reference clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +66,9 @@ test: venv ## run all tests; REQUIRE_REAL=1 fails where a real server cannot be 
 
 test-fast: venv ## run what needs no server and no waiting, in a minute: unit tests, and contracts of embedded stores
 	$(BIN)/python -m pytest tests/unit tests/contract $(PYTEST_ARGS)
+
+fresh: ## make venv, demo, up and down in a minimal Debian, as on a new machine (FRESH_COMMAND="make test")
+	@deploy/dev/fresh.sh "$$FRESH_COMMAND"
 
 memory: venv ## measure the memory of a consumer with a backlog of a million (MEMORY_ARGS="--events 100000 --lanes 1 4")
 	$(BIN)/python tests/soak/consumer_memory.py $(MEMORY_ARGS)

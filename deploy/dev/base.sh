@@ -7,6 +7,7 @@
 
 set -eu
 export LC_ALL=C
+PATH=$PATH:/usr/sbin:/sbin # where Debian keeps ldconfig, debootstrap and servers; not in a user's PATH
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(cd "$here/../.." && pwd)
 programs=$repository/var/dev
@@ -65,6 +66,24 @@ install_program() { # FOLDER PROOF FUNCTION    PROOF: a path in the folder that 
         }
     fi
     exec 8>&-
+}
+
+# --- systems of Debian --------------------------------------------------------------------------------------------
+
+# The mirror that apt uses already.
+debian_mirror() { apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | grep -m1 -E '/debian/?$'; }
+
+# A minimal system in a folder. A disk flush for every file unpacked makes no sense in what is thrown away when it is
+# incomplete, and its packages are to start no services.
+make_debian() { # SUITE FOLDER MIRROR OPTION...
+    local suite=$1 folder=$2 mirror=$3 script=/usr/share/debootstrap/scripts/$1
+    shift 3
+    [ -e "$script" ] || script=/usr/share/debootstrap/scripts/sid
+    mkdir -p "$folder/etc/dpkg/dpkg.cfg.d" &&
+        echo force-unsafe-io >"$folder/etc/dpkg/dpkg.cfg.d/unsafe-io" &&
+        debootstrap --variant=minbase "$@" "$suite" "$folder" "$mirror" "$script" &&
+        printf '#!/bin/sh\nexit 101\n' >"$folder/usr/sbin/policy-rc.d" &&
+        chmod +x "$folder/usr/sbin/policy-rc.d"
 }
 
 # --- processes and ports ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ need_programs() {
     system)
         local program
         for program in ceph-mon ceph-mgr ceph-osd ceph monmaptool; do
-            PATH=$PATH:/usr/sbin command -v "$program" >/dev/null || { install_packages "${packages[@]}"; break; }
+            command -v "$program" >/dev/null || { install_packages "${packages[@]}"; break; }
         done
         ;;
     *) failed "NOS_EC_DEV_CEPH is $flavour; it must be tentacle or system" ;;
@@ -33,26 +33,19 @@ need_client() {
 # Debian's forky suite from the mirror that apt uses already: about 170 MB to fetch, 750 MB on disk, one or two
 # minutes.
 install_chroot() {
-    PATH=$PATH:/usr/sbin command -v debootstrap >/dev/null || install_packages debootstrap
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | grep -m1 -E '/debian/?$') ||
-        missing "apt knows no Debian mirror to take Tentacle from; set NOS_EC_DEV_CEPH=system or NOS_EC_DEV_CEPH_CONF"
+    command -v debootstrap >/dev/null || install_packages debootstrap
+    mirror=$(debian_mirror) || missing "apt knows no Debian mirror to take Tentacle from; set NOS_EC_DEV_CEPH=system or NOS_EC_DEV_CEPH_CONF"
     echo "$name: installing Tentacle in $chroot_dir, once; this takes one or two minutes" >&2
     install_program "$chroot_dir" .complete bootstrap
 }
 
 bootstrap() { # FOLDER
-    local script=/usr/share/debootstrap/scripts/forky
-    [ -e "$script" ] || script=/usr/share/debootstrap/scripts/sid
-    PATH=$PATH:/usr/sbin debootstrap --variant=minbase forky "$1" "$mirror" "$script" &&
+    make_debian forky "$1" "$mirror" &&
         fill_chroot "$1" &&
         touch "$1/.complete"
 }
 
 fill_chroot() {
-    printf '#!/bin/sh\nexit 101\n' >"$1/usr/sbin/policy-rc.d" # packages start no services
-    chmod +x "$1/usr/sbin/policy-rc.d"
-    # A disk flush for every file unpacked makes no sense in what is thrown away when it is incomplete.
-    echo force-unsafe-io >"$1/etc/dpkg/dpkg.cfg.d/unsafe-io"
     # The Release file of a testing suite can look expired on a mirror that lags; its signature is still checked.
     in_chroot "$1" apt-get -o Acquire::Check-Valid-Until=false update -q &&
         in_chroot "$1" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${packages[@]}" &&
@@ -83,7 +76,7 @@ in_chroot() {
 
 # Fill `wrapped` with what runs one of Ceph's programs where it is installed.
 wrap() {
-    if [ "$flavour" = tentacle ]; then wrap_in_chroot "$chroot_dir" "$@"; else wrapped=(env PATH="$PATH:/usr/sbin" "$@"); fi
+    if [ "$flavour" = tentacle ]; then wrap_in_chroot "$chroot_dir" "$@"; else wrapped=("$@"); fi
 }
 
 run() {

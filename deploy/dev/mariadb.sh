@@ -5,7 +5,6 @@
 
 name=mariadb
 . "$(dirname "$0")/base.sh"
-PATH=$PATH:/usr/sbin
 
 # The core package holds the server program alone: nothing is started by installing it.
 need_program() { command -v mariadbd >/dev/null || install_packages mariadb-server-core; }

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# What must work on a machine that has nothing but python3 and make: the commands of README.md, one after the other.
+# usage: tests/fresh_machine.sh     meant for a fresh machine (`make fresh`), where it leaves all behind that it installs
+# Ends at the first step that fails, with the ends of the logs that it wrote. Says how long each step took.
+
+set -euo pipefail
+cd "$(dirname "$0")/.."
+data=${NOS_EC_DEV_DIR:-var/dev}
+times=()
+
+step() { # NAME COMMAND...
+    local what=$1 began=$SECONDS stamp status=0
+    shift
+    echo "--- $what"
+    stamp=$(mktemp)
+    "$@" || status=$?
+    times+=("$(printf '%4d s  %s' $((SECONDS - began)) "$what")")
+    [ "$status" = 0 ] || fail "$what" "$status" "$stamp"
+    rm "$stamp"
+}
+
+fail() { # NAME STATUS STAMP
+    local log
+    for log in $(find "$data" -maxdepth 2 -name '*.log' -newer "$3"); do
+        echo "the end of $log:"
+        tail -n 20 "$log"
+    done
+    echo "FAILED: $1, with exit status $2. On a fresh machine it must not."
+    show_times
+    exit 1
+} >&2
+
+show_times() {
+    echo "how long each step took:"
+    printf '%s\n' "${times[@]}"
+}
+
+# One object through all servers: written, packed by a consumer, read back. Each database gets a store of its own.
+use() { # DATABASE
+    (
+        set -a
+        . "$data/stack/nos-ec.env"
+        NOS_EC_CEPH__NAMESPACE=$1 NOS_EC_KAFKA__TOPIC=$1 NOS_EC_CONFIG=deploy/dev/nos-ec.toml
+        set +a
+        nos_ec() { .venv/bin/nos-ec --config deploy/dev/nos-ec.toml "$@"; }
+        nos_ec init
+        nos_ec put fresh/README.md README.md
+        nos_ec producer --once
+        nos_ec consumer --once
+        nos_ec get fresh/README.md | cmp - README.md
+    )
+}
+
+step "make venv" make venv
+step "make demo" make demo DEMO_ARGS="--limit-objects 2000 --limit-bytes 50000000"
+for database in mariadb mysql; do
+    step "make up DATABASE=$database" make up DATABASE=$database
+    step "make stack-status ($database)" make stack-status
+    step "init, put, pack, get ($database)" use $database
+    step "make down ($database)" make down
+done
+show_times

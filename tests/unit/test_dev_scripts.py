@@ -1,0 +1,115 @@
+"""What the scripts of deploy/dev do before any server is there: waiting for each other, and saying what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "deploy" / "dev"
+MISSING = 3
+COPIED = ("base.sh", "fresh.sh", "fresh_machine.sh", "mariadb.sh", "sql_server.sh", "server.sh")
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    """A copy of the scripts: they keep programs in var/dev of the repository they are in."""
+    folder = tmp_path / "repository" / "deploy" / "dev"
+    folder.mkdir(parents=True)
+    for name in COPIED:
+        shutil.copy(SCRIPTS / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder of programs that stand in for those of the system."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return folder
+
+
+def add(folder: Path, name: str, *lines: str) -> None:
+    program = folder / name
+    program.write_text("\n".join(["#!/bin/bash", *lines, ""]))
+    program.chmod(0o755)
+
+
+def run(command: list[str], path: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": path, "HOME": os.environ.get("HOME", "/")}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def before(programs: Path) -> str:
+    return f"{programs}:{os.environ['PATH']}"
+
+
+def only(programs: Path, *names: str) -> str:
+    """A PATH with nothing but these programs of the system."""
+    for name in names:
+        found = shutil.which(name)
+        assert found is not None, name
+        (programs / name).symlink_to(found)
+    return str(programs)
+
+
+def test_a_fresh_machine_needs_root(scripts: Path, programs: Path) -> None:
+    add(programs, "id", "echo 1000")
+    ran = run([str(scripts / "fresh.sh"), "true"], before(programs))
+    assert (ran.returncode, ran.stdout) == (MISSING, "")
+    assert ran.stderr == "fresh: needs root, for its mounts and namespaces\n"
+
+
+def test_a_fresh_machine_needs_apt(scripts: Path, programs: Path) -> None:
+    add(programs, "id", "echo 0")
+    ran = run([str(scripts / "fresh.sh"), "true"], only(programs, "bash", "env", "dirname", "mkdir"))
+    assert ran.returncode == MISSING
+    assert ran.stderr == "fresh: needs apt, to know a Debian mirror\n"
+
+
+def test_a_fresh_machine_needs_a_mirror(scripts: Path, programs: Path) -> None:
+    add(programs, "id", "echo 0")
+    add(programs, "apt-get", "exit 0")
+    add(programs, "debootstrap", "exit 1")
+    ran = run([str(scripts / "fresh.sh"), "true"], before(programs))
+    assert ran.returncode == MISSING
+    assert ran.stderr == "fresh: apt knows no Debian mirror; set NOS_EC_FRESH_MIRROR\n"
+
+
+def test_a_system_that_cannot_be_made_is_told_with_its_log(scripts: Path, programs: Path) -> None:
+    add(programs, "id", "echo 0")
+    add(programs, "apt-get", "echo http://127.0.0.1:9/debian")
+    add(programs, "debootstrap", 'echo "no such suite"', "exit 1")
+    ran = run([str(scripts / "fresh.sh"), "true"], before(programs))
+    assert ran.returncode == MISSING
+    log = scripts.parents[1] / "var" / "dev" / "fresh" / "fetch.log"
+    assert f"see {log}" in ran.stderr
+    assert log.read_text() == "no such suite\n"
+    assert list((scripts.parents[1] / "var" / "dev").glob("fresh-bookworm*")) == [
+        log.parents[1] / "fresh-bookworm.lock"
+    ]
+
+
+def test_a_fresh_machine_needs_overlayfs(scripts: Path, programs: Path) -> None:
+    """The mounts are made on a machine that refuses them; the layer is removed all the same."""
+    var = scripts.parents[1] / "var" / "dev"
+    (var / "fresh-bookworm").mkdir(parents=True)
+    (var / "fresh-bookworm" / ".complete").touch()
+    (scripts.parents[1] / ".gitignore").write_text("var/\n")
+    add(programs, "id", "echo 0")
+    add(programs, "mount", "echo 'mount: wrong fs type' >&2", "exit 32")
+    add(programs, "setpriv", 'while [ "$1" != bash ]; do shift; done', 'exec "$@"')
+    ran = run([str(scripts / "fresh.sh"), "true"], before(programs))
+    assert ran.returncode == MISSING
+    assert "overlayfs cannot be mounted" in ran.stderr
+    assert list((var / "fresh").glob("run.*")) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["make venv", "make demo"]])
+def test_a_fresh_machine_takes_one_command(scripts: Path, arguments: list[str]) -> None:
+    ran = run([str(scripts / "fresh.sh"), *arguments], os.environ["PATH"])
+    assert ran.returncode == 1
+    assert "usage: " in ran.stderr
