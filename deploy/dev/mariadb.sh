@@ -6,8 +6,14 @@
 name=mariadb
 . "$(dirname "$0")/base.sh"
 
-# The core package holds the server program alone: nothing is started by installing it.
-need_program() { command -v mariadbd >/dev/null || install_packages mariadb-server-core; }
+# The core packages hold programs alone: nothing is started by installing them. mariadb-install-db calls
+# my_print_defaults, which is in that of the client.
+need_program() {
+    local program
+    for program in mariadbd mariadb-install-db my_print_defaults; do
+        command -v "$program" >/dev/null || { install_packages mariadb-server-core mariadb-client-core; break; }
+    done
+}
 
 make_data() {
     local as=()

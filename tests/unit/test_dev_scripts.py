@@ -56,6 +56,21 @@ def only(programs: Path, *names: str) -> str:
     return str(programs)
 
 
+@pytest.mark.parametrize("lacking", ["mariadbd", "mariadb-install-db", "my_print_defaults"])
+def test_mariadb_is_installed_unless_all_that_it_calls_is_there(scripts: Path, programs: Path, lacking: str) -> None:
+    for program in {"mariadbd", "mariadb-install-db", "my_print_defaults"} - {lacking}:
+        add(programs, program)
+    add(programs, "apt-get", 'echo "$@"', "exit 1")
+    add(programs, "id", "echo 0")
+    path = only(programs, "bash", "env", "dirname", "mkdir", "flock")
+    # /usr/sbin and /sbin, which the script adds, may hold MariaDB here.
+    base = scripts / "base.sh"
+    base.write_text(base.read_text().replace("PATH=$PATH:/usr/sbin:/sbin", ""))
+    ran = run([str(scripts / "mariadb.sh"), "install"], path)
+    assert ran.returncode == MISSING
+    assert "could not install mariadb-server-core mariadb-client-core" in ran.stderr
+
+
 def test_a_fresh_machine_needs_root(scripts: Path, programs: Path) -> None:
     add(programs, "id", "echo 1000")
     ran = run([str(scripts / "fresh.sh"), "true"], before(programs))
