@@ -68,6 +68,14 @@ install_program() { # FOLDER PROOF FUNCTION    PROOF: a path in the folder that 
     exec 8>&-
 }
 
+# Maven's cache is not made for two at once: the scripts take turns.
+run_maven() { # ARGUMENT...
+    (
+        flock -w 600 6 &&
+            mvn -q -B "$@"
+    ) 6>"$programs/maven.lock"
+}
+
 # --- systems of Debian --------------------------------------------------------------------------------------------
 
 # The mirror that apt uses already.

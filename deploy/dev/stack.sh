@@ -118,13 +118,9 @@ clean() {
     echo "$name: the data in $folder is removed"
 }
 
-# Maven's programs one after the other: its cache is not made for two at once.
 install() {
     mkdir -p "$base"
-    local status=0
-    each install ceph kafka mariadb || status=$?
-    each install mysql || status=$?
-    return "$status"
+    each install ceph kafka mariadb mysql
 }
 
 # --- how to use it ------------------------------------------------------------------------------------------------

@@ -56,6 +56,14 @@ def only(programs: Path, *names: str) -> str:
     return str(programs)
 
 
+def test_maven_is_never_run_by_two_scripts_at_once(scripts: Path, programs: Path, tmp_path: Path) -> None:
+    running = tmp_path / "running"
+    add(programs, "mvn", f'mkdir "{running}" || exit 1', "sleep 0.2", f'rmdir "{running}"')
+    command = f'name=test; . "{scripts}/base.sh"; for i in 1 2 3; do run_maven & done; wait -n && wait -n && wait -n'
+    ran = run(["bash", "-c", command], before(programs))
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("lacking", ["mariadbd", "mariadb-install-db", "my_print_defaults"])
 def test_mariadb_is_installed_unless_all_that_it_calls_is_there(scripts: Path, programs: Path, lacking: str) -> None:
     for program in {"mariadbd", "mariadb-install-db", "my_print_defaults"} - {lacking}:
