@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -126,3 +127,30 @@ def test_the_layer_of_a_run_that_goes_on_is_left_alone(machines: FreshMachines) 
         assert first.stdout.read() == "done\n"
     assert first.returncode == 0
     assert machines.layers() == []
+
+
+def test_what_was_installed_is_kept_on_request_where_it_is_missing(machines: FreshMachines, tmp_path: Path) -> None:
+    assert machines.run("true").returncode == 0
+    repository = tmp_path / "repository"
+    shutil.copytree(SCRIPTS, repository / "deploy" / "dev")
+    (repository / ".gitignore").write_text("var/\n")
+    programs = repository / "var" / "dev"
+    programs.mkdir(parents=True)
+    (programs / "fresh-bookworm").symlink_to(REPOSITORY / "var" / "dev" / "fresh-bookworm")
+
+    def install(mark: str, then: str = "true", keep: str = "1") -> None:
+        folder = "var/dev/kafka-4.0.0"
+        command = f"mkdir -p {folder}; echo {mark} >{folder}/mark; touch {folder}/.complete; {then}"
+        environment = {name: value for name, value in os.environ.items() if name != "NOS_EC_DEV_DIR"}
+        subprocess.run(
+            [str(repository / "deploy" / "dev" / "fresh.sh"), command],
+            env=environment | {"NOS_EC_FRESH_KEEP": keep},
+            timeout=START_S_MAX,
+        )
+
+    install("unasked", keep="0")
+    install("failed", then="exit 1")
+    assert not (programs / "kafka-4.0.0").exists()
+    install("first")
+    install("second")
+    assert (programs / "kafka-4.0.0" / "mark").read_text() == "first\n"
