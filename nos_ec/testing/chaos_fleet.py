@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nos_ec.settings import without_settings
+from nos_ec.testing.readiness import readyz
 
 START_S_MAX = 60.0
 STOP_S_MAX = 60.0
@@ -126,8 +125,8 @@ class Fleet:
         """Daemons that do not answer /readyz with 200, and why. Those without an endpoint count as ready."""
         found = {}
         for name, actor in self._actors.items():
-            if actor.port and (problem := _asked(f"http://127.0.0.1:{actor.port}/readyz")):
-                found[name] = problem
+            if actor.port and not (answer := readyz(actor.port, timeout_s=READY_S_MAX)).ready:
+                found[name] = f"{answer.status or ''} {answer.text}".strip()
         return found
 
     def stop(self) -> None:
@@ -187,16 +186,3 @@ def _await_handler(process: subprocess.Popen[bytes]) -> None:
         if int(caught, 16) >> (signal.SIGTERM - 1) & 1:
             return
         time.sleep(0.05)
-
-
-def _asked(url: str) -> str:
-    """Empty when the answer is 200, else what is wrong."""
-    try:
-        with urllib.request.urlopen(url, timeout=READY_S_MAX) as answer:
-            answer.read()
-            return ""
-    except urllib.error.HTTPError as error:
-        with error:
-            return f"{error.code} {error.read().decode(errors='replace').strip()}"
-    except OSError as error:
-        return str(error)

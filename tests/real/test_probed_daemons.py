@@ -7,13 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -22,6 +19,7 @@ from nos_ec.settings import load_settings, without_settings
 from nos_ec.testing.chaos_fleet import UNREACHED
 from nos_ec.testing.dev_servers import DevServer, free_port
 from nos_ec.testing.patience import patient
+from nos_ec.testing.readiness import await_ready, readyz
 from nos_ec.wiring import initialise
 
 pytestmark = pytest.mark.real
@@ -77,15 +75,16 @@ request_timeout_ms = {REQUEST_MS}
     )
     initialise(patient(load_settings(config, {})))
     process = _started(folder, config, service)
-    deadline_s = time.monotonic() + WAIT_S_MAX
+
+    def look() -> None:
+        """One that cannot reach the broker within this time limit when it starts ends, and systemd starts it."""
+        nonlocal process
+        if process.poll() is not None:
+            assert process.returncode == UNREACHED, (folder / "log").read_text()
+            process = _started(folder, config, service)
+
     try:
-        while _ready(port) != 200:
-            if process.poll() is not None:
-                # One that cannot reach the broker within this time limit when it starts ends, and systemd starts it.
-                assert process.returncode == UNREACHED, (folder / "log").read_text()
-                process = _started(folder, config, service)
-            assert time.monotonic() < deadline_s, (folder / "log").read_text()
-            time.sleep(0.2)
+        await_ready(port, wait_s=WAIT_S_MAX, look=look)
         yield process
     finally:
         process.kill()
@@ -99,12 +98,5 @@ def _started(folder: Path, config: Path, service: str) -> subprocess.Popen[bytes
 
 
 def _ready(port: int) -> int | None:
-    """What /readyz answers; None when nobody does, or the process ends meanwhile."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=WAIT_S_MAX) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
-    except (OSError, HTTPException):
-        return None
+    """The status of /readyz; None when nobody answers, or the process ends meanwhile."""
+    return readyz(port, timeout_s=WAIT_S_MAX).status

@@ -24,6 +24,7 @@ from nos_ec.settings import without_settings
 from nos_ec.testing.at_rest import LaterClock
 from nos_ec.testing.dev_servers import free_port
 from nos_ec.testing.notify_socket import NotifySocket
+from nos_ec.testing.readiness import await_ready
 from nos_ec.wiring import System
 
 from .conftest import SHORT, SHORT_OVER_MS, STRIPE, WAIT_S_MAX, Bench
@@ -77,20 +78,15 @@ def daemon(bench: Bench, service: str, **environment: str) -> Iterator[Daemon]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        made = Daemon(process, port)
-        until(lambda: answers(made), "the endpoint says ready")
-        yield made
+        await_ready(port, wait_s=WAIT_S_MAX, look=lambda: alive(process))
+        yield Daemon(process, port)
     finally:
         process.kill()
         process.wait()
 
 
-def answers(daemon: Daemon) -> bool:
-    assert daemon.process.poll() is None, "the daemon ended"
-    try:
-        return daemon.get("/readyz")[0] == 200
-    except OSError:
-        return False
+def alive(process: subprocess.Popen[bytes]) -> None:
+    assert process.poll() is None, "the daemon ended"
 
 
 def until(condition: Any, what: str) -> None:

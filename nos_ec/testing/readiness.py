@@ -1,0 +1,51 @@
+"""/readyz of daemons under test: asked, and waited for."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException
+
+READY = 200
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """status: of HTTP, None when nobody answers. text: the body, or why there is none."""
+
+    status: int | None
+    text: str
+
+    @property
+    def ready(self) -> bool:
+        """Whether the daemon is ready."""
+        return self.status == READY
+
+
+def readyz(port: int, *, timeout_s: float) -> Answer:
+    """What a daemon of this machine answers, or that it does not, also because it ends meanwhile."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=timeout_s) as answer:
+            return Answer(answer.status, answer.read().decode())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, error.read().decode(errors="replace"))
+    except (OSError, HTTPException) as error:
+        return Answer(None, str(error) or type(error).__name__)
+
+
+def await_ready(port: int, *, wait_s: float, look: Callable[[], None]) -> None:
+    """Wait until a daemon is ready. `look` is called before each probe: it raises when the daemon has ended, or starts
+    it again. Raises AssertionError with the last answer after `wait_s`."""
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        look()
+        answer = readyz(port, timeout_s=wait_s)
+        if answer.ready:
+            return
+        assert time.monotonic() < deadline_s, f"not ready after {wait_s:.0f} s: {answer}"
+        time.sleep(POLL_S)
