@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -35,7 +35,7 @@ from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packer import size_max
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.large import LargeObjects
-from nos_ec.engine.leases import HeldLease
+from nos_ec.engine.leases import HeldLease, HeldLeases
 from nos_ec.engine.location_cache import LocationCache
 from nos_ec.engine.packable import SourceReader
 from nos_ec.engine.reaper import Reaper
@@ -181,6 +181,7 @@ class System:
     _lag: LagProbe
     _pool: ThreadPoolExecutor
     _stack: ExitStack
+    _held: HeldLeases = field(default_factory=HeldLeases)
 
     def __enter__(self) -> Self:
         return self
@@ -220,7 +221,9 @@ class System:
         put = self.settings.put
         reserve = PUT_RESERVES * self.settings.gc.reserve_bytes
         options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry), reserve)
-        large = LargeObjects(self.metadata, self.blocks, self.clock, self.placement, put.lease_ttl_ms, reserve)
+        large = LargeObjects(
+            self.metadata, self.blocks, self.clock, self.placement, put.lease_ttl_ms, reserve, self._held
+        )
         return Store(
             self.metadata, self.landing, self.blocks, large, self.clock, self.new_landing_id, options, self._locations
         )
@@ -228,12 +231,12 @@ class System:
     # --- writers ----------------------------------------------------------------------------------
     def lease(self, name: str, ttl_ms: int) -> HeldLease:
         """A lease to be held by a `with`."""
-        return HeldLease(self.metadata, self.clock, name, ttl_ms)
+        return HeldLease(self.metadata, self.clock, name, ttl_ms, among=self._held)
 
     def contended_lease(self, name: str, ttl_ms: int) -> HeldLease:
         """One that several processes may want at once: those who do not get it are told that this one has it."""
         holder = f"process {os.getpid()} on {socket.gethostname()}"
-        return HeldLease(self.metadata, self.clock, name, ttl_ms, holder)
+        return HeldLease(self.metadata, self.clock, name, ttl_ms, holder, self._held)
 
     def writer(self, lease: Lease, kind: BlockKind) -> StripeWriter:
         """A lane of writing. Only fresh objects must leave GC's reserve alone; only GC moves last copies."""
@@ -250,7 +253,7 @@ class System:
     def housekeeping(self) -> Housekeeping:
         """Recovery and reaper."""
         reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, self.settings.reaper.batch_objects)
-        recovery = Recovery(self.metadata, self.blocks, self.clock)
+        recovery = Recovery(self.metadata, self.blocks, self.clock, self._held)
         return Housekeeping(recovery, reaper, self.clock, self.settings.reaper.wait_ms)
 
     # --- the message log --------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.engine.group_bytes import GroupItem, GroupPlace, assemble
 from nos_ec.engine.late_blocks import remove_late_block
-from nos_ec.engine.leases import HeldLease
+from nos_ec.engine.leases import HeldLease, HeldLeases
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.room import require_room
 from nos_ec.engine.streams import ByteStream, read_up_to
@@ -44,6 +44,7 @@ class LargeObjects:
         placement: Placement,
         lease_ttl_ms: int,
         reserve_bytes: int,
+        held: HeldLeases,
     ) -> None:
         self._metadata = metadata
         self._blocks = blocks
@@ -51,6 +52,7 @@ class LargeObjects:
         self._placement = placement
         self._lease_ttl_ms = lease_ttl_ms
         self._reserve_bytes = reserve_bytes
+        self._held = held
 
     def put(self, key: ObjectKey, head: bytes, rest: ByteStream) -> ObjectRow:
         """Store `head` followed by all of `rest`. Durable on return.
@@ -59,7 +61,7 @@ class LargeObjects:
         them, and the old version stays current.
         """
         name = f"put-{self._placement.new_block_id().hex()}"
-        with HeldLease(self._metadata, self._clock, name, self._lease_ttl_ms) as held:
+        with HeldLease(self._metadata, self._clock, name, self._lease_ttl_ms, among=self._held) as held:
             version = self._metadata.next_version(key, self._clock.now_ms())
             made: list[BlockId] = []
             try:

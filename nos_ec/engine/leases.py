@@ -1,7 +1,8 @@
 """Holding a lease: taken on entry, renewed in the background, released on exit.
 
 A lease is never checked against a clock by its holder: every commit checks it in its own transaction
-(invariant 8). Renewal only keeps the others from fencing a writer that is alive.
+(invariant 8). Renewal only keeps the others from fencing a writer that is alive. So a lease that has expired and was
+not fenced may be renewed: it is the holder's until its row is gone, and the row goes with its writer's open blocks.
 """
 
 from __future__ import annotations
@@ -18,22 +19,58 @@ from nos_ec.ports.metadata import Lease, Metadata
 
 _log = structlog.get_logger(__name__)
 
+RETRY_WAIT_MS = 1_000
+"""Between renewals that fail: when the metadata store is back, holders renew before others fence (recovery waits for
+them)."""
+
+
+class HeldLeases:
+    """The leases that this process holds. Its own recovery renews them and never fences them. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, HeldLease] = {}
+        """By epoch, which belongs to one lease for ever."""
+
+    def add(self, held: HeldLease) -> None:
+        """This process holds it from now."""
+        self._held[held.lease.epoch] = held
+
+    def remove(self, held: HeldLease) -> None:
+        """It is about to be given up."""
+        self._held.pop(held.lease.epoch, None)
+
+    def renew(self, lease: Lease) -> bool:
+        """Renew the lease if this process holds it. False when somebody else does, or it was lost."""
+        held = self._held.get(lease.epoch)
+        return held is not None and held.renew()
+
 
 class HeldLease:
     """A context manager around one lease. `lost` tells that it has been fenced: stop writing, nothing can commit.
 
-    `holder` tells others who want it meanwhile which process has it.
+    `holder` tells others who want it meanwhile which process has it. It is one of `among` while it is held.
     """
 
-    def __init__(self, metadata: Metadata, clock: Clock, name: str, ttl_ms: int, holder: str = "") -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        clock: Clock,
+        name: str,
+        ttl_ms: int,
+        holder: str = "",
+        among: HeldLeases | None = None,
+    ) -> None:
         self._metadata = metadata
         self._clock = clock
         self._name = name
         self._ttl_ms = ttl_ms
         self._holder = holder
+        self._among = among or HeldLeases()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_stopped, name=f"lease-{name}", daemon=True)
         self._expires_ms = 0
+        self._failed = False
+        """Whether the last renewal failed."""
         self.lost = False
 
     def __enter__(self) -> Self:
@@ -41,6 +78,7 @@ class HeldLease:
         now_ms = self._clock.now_ms()
         self.lease: Lease = self._metadata.acquire_lease(self._name, now_ms, self._ttl_ms, self._holder)
         self._expires_ms = self.lease.expires_ms
+        self._among.add(self)
         self._thread.start()
         return self
 
@@ -50,6 +88,7 @@ class HeldLease:
         """Stop renewing and give the lease up; blocks still open are left to recovery."""
         self._stop.set()
         self._thread.join()
+        self._among.remove(self)
         try:
             self._metadata.release_lease(self.lease)
         except NosError as failure:
@@ -73,17 +112,28 @@ class HeldLease:
                 " metadata store, stalled; start it again"
             )
 
-    def _renew_until_stopped(self) -> None:
-        while not self._clock.wait(self._stop, max(1, self._ttl_ms // 3)):
-            try:
-                renewed = self._metadata.renew_lease(self.lease, self._clock.now_ms(), self._ttl_ms)
-                self._expires_ms = renewed.expires_ms
-            except LeaseLost:
-                self.lost = True
+    def renew(self) -> bool:
+        """Renew it now. False when it is lost for good; a renewal that fails for another reason is logged. Any thread
+        may call it."""
+        try:
+            renewed = self._metadata.renew_lease(self.lease, self._clock.now_ms(), self._ttl_ms)
+            self._expires_ms = renewed.expires_ms
+            self._failed = False
+        except LeaseLost:
+            if not self.lost:
                 _log.error("lease lost", lease=self._name, epoch=self.lease.epoch)
+            self.lost = True
+        except NosError as failure:
+            self._failed = True
+            _log.warning("lease not renewed, trying again", lease=self._name, error=str(failure))
+        except Exception:
+            # A bug in one renewal must not end them all: nobody would be told when the lease is fenced.
+            self._failed = True
+            _log.exception("lease not renewed, trying again", lease=self._name)
+        return not self.lost
+
+    def _renew_until_stopped(self) -> None:
+        wait_ms = max(1, self._ttl_ms // 3)
+        while not self._clock.wait(self._stop, min(wait_ms, RETRY_WAIT_MS) if self._failed else wait_ms):
+            if not self.renew():
                 return
-            except NosError as failure:
-                _log.warning("lease not renewed, trying again", lease=self._name, error=str(failure))
-            except Exception:
-                # A bug in one renewal must not end them all: nobody would be told when the lease is fenced.
-                _log.exception("lease not renewed, trying again", lease=self._name)

@@ -1,5 +1,8 @@
 """Cleaning up after writers that died: fence their leases, reconcile and seal their blocks.
 
+When the metadata store was away, leases of healthy writers expired as well. They are renewed first: those of this
+process by recovery itself, those of others by their holders, who are given RENEW_WAIT_MS for it.
+
 6  the books of a fenced block are made anew, from its headers and the rows
 8  nobody appends to another writer's block: it is sealed in the store first, then read
 """
@@ -17,10 +20,11 @@ from nos_ec.core.lifecycle import BlockState
 from nos_ec.core.reclaim import BlockAccount, LiveEntry, account_block
 from nos_ec.core.slots import is_producer_lease
 from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.leases import RETRY_WAIT_MS, HeldLeases
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.clock import Beat, Clock, unwatched
-from nos_ec.ports.metadata import BlockRow, Metadata, Placed
+from nos_ec.ports.clock import Beat, Clock, unwatched, waits
+from nos_ec.ports.metadata import BlockRow, Lease, Metadata, Placed
 
 _log = structlog.get_logger(__name__)
 
@@ -28,6 +32,11 @@ BLOCKS_PER_PAGE = 100
 BLOCKS_PARKED_MAX = 10_000
 BLOCK_BACK_OFF = BackOff(first_ms=10_000, max_ms=600_000)
 """A block whose placement group is away is no reason to ask for it in every round."""
+RENEW_WAIT_MS = 5 * RETRY_WAIT_MS
+"""After the metadata store was away, no lease of another process is fenced for so long: its holder may not have been
+able to renew it."""
+FENCE_WAIT_MS = 1_000
+"""How often expired leases are looked for while blocks are sealed."""
 RECONCILE_TRIES = 10
 """Deletes may change a block's books while it is reconciled; each try reads only its rows again."""
 
@@ -46,10 +55,15 @@ class RecoveryResult:
 class Recovery:
     """Run it at the start of every service and from time to time. Several may run at once."""
 
-    def __init__(self, metadata: Metadata, blocks: BlockStore, clock: Clock) -> None:
+    def __init__(self, metadata: Metadata, blocks: BlockStore, clock: Clock, held: HeldLeases | None = None) -> None:
+        """`held`: the leases of this process."""
         self._metadata = metadata
         self._blocks = blocks
         self._clock = clock
+        self._held = held or HeldLeases()
+        self._away = False
+        self._others_ms = 0
+        """When leases of other processes may be fenced again, after the metadata store was away."""
         self.parked: Parking[BlockId] = Parking("fenced block", bytes.hex, clock, BLOCK_BACK_OFF, BLOCKS_PARKED_MAX)
         """Blocks that could not be sealed, until their next try. Each has its own; the others do not wait for it."""
 
@@ -58,20 +72,44 @@ class Recovery:
 
         `beat` hears of every block: each may take as long as the block store's time limit.
         """
-        now_ms = self._clock.now_ms()
-        fenced = 0
-        for lease in self._metadata.expired_leases(now_ms):
-            if self._metadata.fence_lease(lease, now_ms):
-                fenced += not is_producer_lease(lease.name)
-                _log.info("lease of a dead process fenced", lease=lease.name, epoch=lease.epoch)
-                kill_point("recovery.fenced")
+        fenced = self._fence_expired()
+        fence_ms = self._clock.now_ms() + FENCE_WAIT_MS
         sealed = 0
         while blocks := self._fenced_blocks():
-            done = sum(self._reconcile(block, beat) for block in blocks)
+            done = 0
+            for block in blocks:
+                done += self._reconcile(block, beat)
+                if not waits(fence_ms, self._clock.now_ms(), FENCE_WAIT_MS):
+                    fenced += self._fence_expired()
+                    fence_ms = self._clock.now_ms() + FENCE_WAIT_MS
             sealed += done
             if not done and not any(self.parked.waits(block.block_id) for block in blocks):
                 break  # the same page would come again
         return RecoveryResult(fenced, sealed)
+
+    def _fence_expired(self) -> int:
+        """Fence the expired leases of other processes, and renew our own. How many of them were writers'."""
+        fenced = 0
+        for lease in self._expired():
+            now_ms = self._clock.now_ms()
+            if self._held.renew(lease) or waits(self._others_ms, now_ms, RENEW_WAIT_MS):
+                continue
+            if self._metadata.fence_lease(lease, now_ms):
+                fenced += not is_producer_lease(lease.name)
+                _log.info("lease of a dead process fenced", lease=lease.name, epoch=lease.epoch)
+                kill_point("recovery.fenced")
+        return fenced
+
+    def _expired(self) -> list[Lease]:
+        try:
+            expired = self._metadata.expired_leases(self._clock.now_ms())
+        except Transient:
+            self._away = True
+            raise
+        if self._away:
+            self._away = False
+            self._others_ms = self._clock.now_ms() + RENEW_WAIT_MS
+        return expired
 
     def _fenced_blocks(self) -> list[BlockRow]:
         """A page of those that are not parked. The query finds the parked ones as well, in the same order each time."""
