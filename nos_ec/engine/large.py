@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import google_crc32c
 import structlog
 
-from nos_ec.core.errors import Conflict, NosError, NotFound
+from nos_ec.core.errors import Conflict, LeaseLost, NosError, NotFound
 from nos_ec.core.header import header_length, name_record_size, names_size_max
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
@@ -68,9 +68,12 @@ class LargeObjects:
                 new = self._write(key, version, head, rest, held.lease, made)
                 kill_point("large.written")
                 self._metadata.record_large(new, held.lease, self._clock.now_ms())
-            except NosError:
+            except NosError as error:
                 for block_id in made:
                     remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms())
+                if isinstance(error, NotFound | Conflict) and not held.renew():
+                    # Others have recovered the blocks since, or even collected them.
+                    raise LeaseLost(f"{key}: its writer stalled for longer than its lease; PUT it again") from error
                 raise
         kill_point("large.recorded")
         return self._recorded(new)

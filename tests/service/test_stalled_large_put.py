@@ -1,0 +1,66 @@
+"""A PUT of a large object that stalls for longer than its lease, while others recover and collect its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, cast
+
+import pytest
+
+from nos_ec.core.errors import LeaseLost, NotFound
+from nos_ec.core.ids import ObjectKey
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.testing.at_rest import left_over
+from nos_ec.testing.clock import SetClock
+from nos_ec.wiring import System
+from nos_gc.assemble import gc_service
+
+from .conftest import STRIPE, Bench
+
+KEY = ObjectKey("b", "large")
+
+
+class Stalling:
+    """A block store in front of which the caller stalls once: before `method`, `meanwhile` happens."""
+
+    def __init__(self, blocks: BlockStore, method: str, meanwhile: Callable[[], object]) -> None:
+        self._blocks = blocks
+        self._method = method
+        self._meanwhile = meanwhile
+        self.stalled = 0
+
+    def __getattr__(self, name: str) -> Any:
+        method: Callable[..., Any] = getattr(self._blocks, name)
+
+        def late(*arguments: Any) -> Any:
+            if not self.stalled:
+                self.stalled += 1
+                self._meanwhile()
+            return method(*arguments)
+
+        return late if name == self._method else method
+
+
+@pytest.mark.parametrize("method", ["create", "seal"])
+def test_it_says_that_its_lease_was_lost(bench: Bench, system: System, method: str) -> None:
+    system.clock = clock = SetClock(system.clock.now_ms())
+
+    def recovered_and_collected() -> None:
+        clock.advance(60_000)
+        with bench.open() as other:
+            other.clock = clock
+            for _ in range(2):
+                gc_service(other).run_once()
+                clock.advance(1000)
+
+    blocks = Stalling(system.blocks, method, recovered_and_collected)
+    plain, system.blocks = system.blocks, cast(BlockStore, blocks)
+    with pytest.raises(LeaseLost, match="PUT it again"):
+        system.store().put(KEY, BytesIO(bench.data(9 * STRIPE)))
+    assert blocks.stalled == 1
+    system.blocks = plain
+    with pytest.raises(NotFound):
+        system.store().head(KEY)
+    bench.settle(system)
+    assert left_over(system) == []
