@@ -13,7 +13,8 @@ A delete or an overwrite is legal in every state and removes the version; it nev
 Blocks:
 
     (new) --ALLOCATE--> OPEN --SEAL--> SEALED --CONDEMN--> CONDEMNED --(deleted, row gone)
-                          \\--FENCE--> FENCED --SEAL--> SEALED
+                          |\\-FENCE--> FENCED --SEAL--> SEALED
+                          \\--(the store refused to create it, row gone)
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import google_crc32c
 import structlog
 
-from nos_ec.core.errors import Conflict, LeaseLost, NosError, NotFound
+from nos_ec.core.errors import Conflict, LeaseLost, NosError, NoSpace, NotFound
 from nos_ec.core.header import header_length, name_record_size, names_size_max
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
@@ -22,6 +22,7 @@ from nos_ec.engine.group_bytes import GroupItem, GroupPlace, assemble
 from nos_ec.engine.late_blocks import remove_late_block
 from nos_ec.engine.leases import HeldLease, HeldLeases
 from nos_ec.engine.packable import crc_checked
+from nos_ec.engine.refused_blocks import forget_refused_block
 from nos_ec.engine.room import require_room
 from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.engine.stripe_writer import APPEND_TRIES, another_place_may_do
@@ -157,7 +158,11 @@ class LargeObjects:
         """Create the block, write the one group it gets, and seal it."""
         place = GroupPlace(block_id, 0, stripes, lease.epoch, self._clock.now_ms())
         data = assemble(self._blocks.geometry, place, [item])
-        self._blocks.create(block_id, data)
+        try:
+            self._blocks.create(block_id, data)
+        except NoSpace:
+            forget_refused_block(self._metadata, lease, block_id)
+            raise
         kill_point("large.appended")
         self._blocks.seal(block_id)
 

@@ -27,6 +27,7 @@ from nos_ec.core.plan import GroupPlan
 from nos_ec.engine.group_bytes import GroupItem, GroupPlace, assemble
 from nos_ec.engine.late_blocks import remove_late_block
 from nos_ec.engine.packable import Packable, SourceReader
+from nos_ec.engine.refused_blocks import forget_refused_block
 from nos_ec.engine.room import require_room
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
@@ -130,7 +131,8 @@ class StripeWriter:
         except LeaseLost:
             raise
         except (Transient, Conflict, Corrupt, NotFound) as error:
-            _log.warning("group not written", error=str(error), objects=len(items))
+            if not isinstance(error, NoSpace):  # which the caller tells, once for all groups that wait
+                _log.warning("group not written", error=str(error), objects=len(items))
             return WriteResult(failed=failed, retry=[*retry, *(packable for packable, _ in items)], cause=error)
         return WriteResult(
             packed=[packable for packable, _ in items if packable.object_id in winners],
@@ -223,6 +225,14 @@ class StripeWriter:
         kill_point("writer.abandoned")
         remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms())
 
+    def _give_up(self, block: _OpenBlock, error: NosError) -> None:
+        """Never append to this block again, after an append that failed."""
+        if isinstance(error, NoSpace) and not block.stripes:
+            self._open = None
+            forget_refused_block(self._metadata, self._lease, block.block_id)
+        else:
+            self._abandon(block.block_id)
+
     # --- the protocol -----------------------------------------------------------------------------
     def _append_and_commit(self, stripe_count: int, items: Sequence[tuple[Packable, GroupItem]]) -> frozenset[int]:
         block, data = self._append(stripe_count, [item for _, item in items])
@@ -262,7 +272,7 @@ class StripeWriter:
             try:
                 return block, self._append_to(block, stripe_count, items)
             except NosError as error:
-                self._abandon(block.block_id)
+                self._give_up(block, error)
                 if not tries_left or not another_place_may_do(error):
                     raise
                 _log.warning("group is written again, to another block", error=str(error), tries_left=tries_left)

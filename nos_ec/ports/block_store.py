@@ -40,8 +40,9 @@ class BlockStore(Protocol):
         """Create a block, exclusively, with its first stripes: `data` as of `append`, or none for an empty block.
 
         One step where the store can do it in one: a block costs no more writes than its appends do. Durable on
-        return. Raises Conflict when the block exists (or existed and is sealed), NoSpace, Transient. After Transient
-        the block may or may not exist, and as after a failed append nobody knows where it ends.
+        return. Raises Conflict when the block exists (or existed and is sealed), NoSpace, Transient. After NoSpace
+        nothing of the block exists, now or later. After any other Transient it may or may not exist, and as after a
+        failed append nobody knows where it ends.
         """
         ...
 

@@ -346,6 +346,12 @@ class Metadata(Protocol):
         """OPEN -> FENCED by its own writer, after a failed append: recovery reconciles it. Idempotent."""
         ...
 
+    def forget_unwritten(self, lease: Lease, block_id: BlockId) -> bool:
+        """Remove the row of an OPEN block of this writer into which nothing was committed, after the block store
+        refused to create it. False, and nothing changed, when there is no such row: it was fenced, or an earlier call
+        removed it. Idempotent."""
+        ...
+
     def fenced_blocks(self, limit: int) -> list[BlockRow]:
         """Blocks that wait for recovery."""
         ...

@@ -57,6 +57,24 @@ class BlockContract:
             bench.store.fence_block(lease, sealed)
         assert [block.block_id for block in bench.store.fenced_blocks(9)] == [block_id]
 
+    def test_forgetting_a_block_that_was_never_written(self, bench: MetadataBench) -> None:
+        lease, stranger = bench.lease(), bench.lease()
+        block_id, fenced, sealed = (bench.block(lease) for _ in range(3))
+        written = bench.pack([bench.put("a", 100)], seal=False)
+        bench.store.fence_block(lease, fenced)
+        bench.store.seal_block(lease, sealed, 5)
+        for kept in (fenced, sealed):
+            assert not bench.store.forget_unwritten(lease, kept)
+        assert not bench.store.forget_unwritten(stranger, block_id)
+        assert not bench.store.forget_unwritten(self._writer_of(bench), written)
+        assert bench.store.forget_unwritten(lease, block_id)
+        assert not bench.store.forget_unwritten(lease, block_id)
+        with pytest.raises(NotFound):
+            bench.store.block(block_id)
+        left = {block.block_id for block in bench.store.list_blocks(None, 9)}
+        assert left == {fenced, sealed, written}
+        bench.check_books()
+
     def test_reconciling_6(self, bench: MetadataBench) -> None:
         rows = [bench.put(name, 100) for name in "abc"]
         block_id = bench.pack(rows, seal=False)

@@ -663,8 +663,10 @@ def test_full_disks(tmp_path: Path) -> None:
         disk.fill()
         with pytest.raises(NoSpace, match=r"shard-\d\d.*add space"):
             store.append(block_id, 2, _data(2, seed=1))
-        with pytest.raises(NoSpace):
-            store.create(new_block_id())
+        for content in (b"", _data(1)):
+            with pytest.raises(NoSpace):
+                store.create(new_block_id(), content)
+        assert set(store.list_blocks()) == {block_id, sealed_id}, "something is left of a block that was refused"
         assert store.read(block_id, 0, len(data)) == data
         assert store.seal(block_id) == 2, "sealing needs no space"
         assert store.seal(sealed_id) == 1

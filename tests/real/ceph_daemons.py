@@ -41,14 +41,16 @@ class CephStore:
         """limits: `ceph.op_timeout_ms` and others of that section."""
         self.folder = folder
         self.config = folder / "nos-ec.toml"
-        self.blocks_pool = POOL_BLOCKS
-        client = ceph.options("consumer")
+        client = self._client = ceph.options("consumer")
+        self._admin = str(ceph.folder / "admin.keyring")
         self._text = f"""
 store = {{ backend = "ceph", root = "{folder / "store"}" }}
 log = {{ partitions = 2 }}
 producer = {{ republish_ms = 5000, idle_wait_ms = 100 }}
 consumer = {{ linger_ms = 200, lanes = 2 }}
 reaper = {{ landing_grace_ms = 0, wait_ms = 500 }}
+gc = {{ reserve_bytes = 0 }}
+geometry = {{ stripes_per_block = 2, stripes_per_group_max = 1 }}
 logging = {{ format = "json" }}
 [ceph]
 conf_file = "{client.conf_file}"
@@ -58,9 +60,13 @@ namespace = "{namespace}"
 """
         self._text += "".join(f"{name} = {value}\n" for name, value in limits.items())
 
-    def initialise(self, **pools: str) -> Settings:
-        """Write the configuration, with other pools than usual if they are named, and make the store."""
-        self.config.write_text(self._text + "".join(f'{name} = "{value}"\n' for name, value in pools.items()))
+    def initialise(self, blocks_pool: str = POOL_BLOCKS) -> Settings:
+        """Write the configuration and make the store. Clients have no rights on other pools than usual: it takes an
+        administrator then."""
+        text = self._text + f'blocks_pool = "{blocks_pool}"\n'
+        if blocks_pool != POOL_BLOCKS:
+            text = text.replace(str(self._client.keyring_file), self._admin).replace(self._client.user, "client.admin")
+        self.config.write_text(text)
         settings = self.settings()
         initialise(patient(settings))
         return settings
@@ -110,6 +116,10 @@ class Daemon:
     def said(self) -> list[dict[str, Any]]:
         """Its log, line by line."""
         return [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
+
+    def complaints(self) -> list[str]:
+        """Warnings and errors of its log, without what they are about."""
+        return [line["event"] for line in self.said() if line["level"] in ("warning", "error")]
 
     def stop(self) -> None:
         """Ask it to end, which it must do well."""

@@ -7,21 +7,32 @@ import random
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 
+from nos_ec.adapters.rados.block_store import RadosBlockStore
+from nos_ec.core.errors import NoSpace
 from nos_ec.core.ids import ObjectKey
-from nos_ec.testing.ceph_cluster import CephCluster
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.testing.ceph_cluster import POOL_BLOCKS, CephCluster
 from nos_ec.wiring import System, open_system
 
-from .ceph_daemons import CephStore, until
+from .ceph_daemons import CephStore, Daemon, until
+from .write_flow import prepare
 
 pytestmark = pytest.mark.real
 
 CLIENTS = 10
+OBJECTS_MAX = 12
+"""The quota: a few blocks fit."""
+QUOTA_S = 24.0
+FENCED_MAX = 5
+COMPLAINTS_MAX = 10
+"""Warnings and errors of a consumer in that time, besides that there is no room: of blocks and their recovery."""
 CONNECT_TIMEOUT_MS = 8_000
 """That of commands to the monitors."""
 HANG_S = 24.0
@@ -82,8 +93,87 @@ def test_a_monitor_that_hangs_stops_neither_puts_nor_packing(tmp_path: Path, cep
         finally:
             clients.stop()
         assert all(count.result() > 0 for count in counts), "a PUT failed"
-        print(f"monitor hung {HANG_S:.0f} s; second half: {puts} PUTs, {packed} packed, slowest {slowest_s:.2f} s")
+        print(
+            f"monitor hung for {HANG_S} s: {puts} PUTs, {packed} packed in the last half; slowest PUT {slowest_s:.2f} s"
+        )
         assert slowest_s < CONNECT_TIMEOUT_MS / 1000, "a PUT waited for the monitor"
         assert min(puts, packed) > CLIENTS
         for key, data in clients.acknowledged.items():
             assert system.store().get(key) == data
+
+
+@pytest.fixture
+def own_pool(ceph: CephCluster) -> Iterator[str]:
+    """A pool for blocks of a test's own."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    profile = ceph.admin.command("osd pool get", pool=POOL_BLOCKS, var="erasure_code_profile")["erasure_code_profile"]
+    ceph.admin.command("osd pool create", pool=name, pg_num=1, pool_type="erasure", erasure_code_profile=profile)
+    yield name
+    ceph.admin.command("osd pool delete", pool=name, pool2=name, yes_i_really_really_mean_it=True)
+
+
+def test_a_quota_on_objects_breeds_no_blocks(
+    tmp_path: Path, ceph: CephCluster, own_pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CephStore(tmp_path, ceph, uuid.uuid4().hex)
+    settings = store.initialise(blocks_pool=own_pool)
+    with open_system(settings) as system, store.daemon("producer"), store.daemon("consumer") as consumer:
+        ceph.admin.command("osd pool set-quota", pool=own_pool, field="max_objects", val=str(OBJECTS_MAX))
+        acknowledged = put_some(system, 2 * OBJECTS_MAX)
+        until(lambda: is_over_quota(ceph, own_pool), "the monitors notice it", consumer.log)
+        complaints, fenced_max, end_s = len(complaints_of_blocks(consumer)), 0, time.monotonic() + QUOTA_S
+        while time.monotonic() < end_s:
+            fenced_max = max(fenced_max, len(system.metadata.fenced_blocks(1000)))
+            time.sleep(0.2)
+        complaints = len(complaints_of_blocks(consumer)) - complaints
+        print(f"over the quota for {QUOTA_S} s: at most {fenced_max} fenced blocks, {complaints} complaints")
+        assert fenced_max <= FENCED_MAX
+        assert complaints <= COMPLAINTS_MAX, consumer.log()
+        assert system.metadata.totals().queued_objects > 0, "all was packed: the quota is too large"
+        assert_a_refused_block_leaves_nothing_behind(system, monkeypatch)
+        ceph.admin.command("osd pool set-quota", pool=own_pool, field="max_objects", val="0")
+        until(lambda: is_settled(system), "everything is packed, and no block waits for recovery", consumer.log)
+        for key, data in acknowledged.items():
+            assert system.store().get(key) == data
+        known = {row.block_id for row in system.metadata.list_blocks(None, 1000)}
+        assert set(system.blocks.list_blocks()) <= known
+
+
+def assert_a_refused_block_leaves_nothing_behind(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The OSDs refuse what the monitors' figures still allow: after that nothing is free for a while."""
+    work = prepare(system, groups=1, seed=2)
+    now_ms = system.clock.now_ms()
+    lease = system.metadata.acquire_lease("test", now_ms, 600_000)
+    before = system.metadata.list_blocks(None, 1000)
+    with monkeypatch.context() as patched:
+        patched.setattr(RadosBlockStore, "free_bytes", lambda _self: 1 << 40)
+        result = system.writer(lease, BlockKind.FRESH).write(work.plans[0])
+    assert isinstance(result.cause, NoSpace)
+    assert system.blocks.free_bytes() == 0
+    assert system.metadata.list_blocks(None, 1000) == before
+    system.metadata.release_lease(lease)
+
+
+def complaints_of_blocks(daemon: Daemon) -> list[str]:
+    return [event for event in daemon.complaints() if not event.startswith("no room to pack")]
+
+
+def is_over_quota(ceph: CephCluster, pool_name: str) -> bool:
+    pools = ceph.admin.command("osd dump")["pools"]
+    return any(pool["pool_name"] == pool_name and "full_quota" in pool["flags_names"] for pool in pools)
+
+
+def put_some(system: System, blocks: int) -> dict[ObjectKey, bytes]:
+    """What fills so many blocks."""
+    rng, size = random.Random(1), system.geometry.stripe_size // 2
+    count = blocks * system.geometry.stripes_per_block * 2
+    acknowledged = {ObjectKey(f"bucket-{index % 4}", str(index)): rng.randbytes(size) for index in range(count)}
+    pairs = list(acknowledged.items())
+    for first in range(0, count, 16):
+        system.store().put_many(pairs[first : first + 16], system.pool)
+    return acknowledged
+
+
+def is_settled(system: System) -> bool:
+    totals = system.metadata.totals()
+    return totals.landed_objects == totals.queued_objects == 0 and not system.metadata.fenced_blocks(1)

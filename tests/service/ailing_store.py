@@ -1,6 +1,7 @@
 """The consumer, or a PUT of a large object, on a block store that fails some appends: a program for the crash matrix.
 
-usage: ailing_store.py CONFIG consumer|put      put reads the object b/victim from standard input
+usage: ailing_store.py CONFIG consumer|put|full      put reads the object b/victim from standard input; full is the
+       consumer on a store that refuses the first block it is to create
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 
 from nos_consumer.assemble import drain
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.ports.placement import Placement
 from nos_ec.settings import load_settings
@@ -36,13 +37,16 @@ class Wearing:
 
 def main(config: str, action: str) -> None:
     faults = Faults()
-    # The first append fails; the next one, of the same group to another block, is done and its answer lost.
-    faults.before["append"] = [Transient("no answer")]
-    faults.after["append"] = [Transient("no answer")]
+    if action == "full":
+        faults.before["create"] = [NoSpace("over a quota")]
+    else:
+        # The first append fails; the next one, of the same group to another block, is done and its answer lost.
+        faults.before["append"] = [Transient("no answer")]
+        faults.after["append"] = [Transient("no answer")]
     with open_system(load_settings(Path(config), os.environ)) as system:
         system.blocks = faulty(system.blocks, faults)
         system.placement = Wearing(system.placement)
-        if action == "consumer":
+        if action != "put":
             drain(system)
         else:
             system.store().put(ObjectKey("b", "victim"), BytesIO(sys.stdin.buffer.read()))

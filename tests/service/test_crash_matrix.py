@@ -56,6 +56,8 @@ AILING_CONSUMER_POINTS = [
     "writer.sealed",
 ]
 """While a group is written again to other blocks, and while a block is left because its place went bad."""
+FULL_STORE_POINTS = ["block.forgotten", "writer.allocated:2"]
+"""While the store refuses a new block."""
 PRODUCER_POINTS = ["producer.leases_taken", "producer.published", "producer.marked", "producer.leases_released"]
 TAKEOVER_POINTS = ["producer.lease_fenced", "producer.lease_fenced:7", "producer.leases_taken"]
 PUT_POINTS = [
@@ -138,6 +140,15 @@ def test_consumer_killed_while_places_go_bad(bench: Bench, point: str) -> None:
         bench.put_some(system, 220)
         bench.produce(system)
     kill_ailing(bench, point, "consumer")
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", FULL_STORE_POINTS)
+def test_consumer_killed_while_the_store_is_full(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 220)
+        bench.produce(system)
+    kill_ailing(bench, point, "full")
     assert_recovers(bench)
 
 
@@ -251,6 +262,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
         for points in (
             CONSUMER_POINTS,
             AILING_CONSUMER_POINTS,
+            FULL_STORE_POINTS,
             PRODUCER_POINTS,
             TAKEOVER_POINTS,
             PUT_POINTS,

@@ -357,6 +357,38 @@ def test_no_room_for_a_block(writer: Writer, monkeypatch: pytest.MonkeyPatch) ->
     _finish(writer)
 
 
+def test_a_block_that_the_store_refuses_for_want_of_space_leaves_nothing_behind(writer: Writer) -> None:
+    """As with a quota on objects that `free_bytes` does not know of yet. No other block is tried."""
+    plan = writer.plan(5)
+    for _ in range(3):
+        writer.blocks.before["create"] = [NoSpace("over a quota")]
+        allocated = writer.metadata.calls["allocate_block"]
+        result = writer.writer.write(plan)
+        assert isinstance(result.cause, NoSpace)
+        assert writer.metadata.calls["allocate_block"] == allocated + 1
+        assert list(all_blocks(writer.system.metadata)) == []
+    assert len(writer.writer.write(plan).packed) == 5
+    _finish(writer)
+
+
+def test_a_row_that_cannot_be_removed_is_left_to_recovery(writer: Writer) -> None:
+    writer.blocks.before["create"] = [NoSpace("over a quota")]
+    writer.metadata.before["forget_unwritten"] = [Transient("away")]
+    plan = writer.plan(5)
+    assert isinstance(writer.writer.write(plan).cause, NoSpace)
+    assert [block.state for block in all_blocks(writer.system.metadata)] == [BlockState.OPEN]
+    assert len(writer.writer.write(plan).packed) == 5
+    _finish(writer)
+
+
+def test_a_block_that_has_groups_is_left_to_recovery_when_there_is_no_space(writer: Writer) -> None:
+    assert len(writer.writer.write(writer.plan(5, "first")).packed) == 5
+    writer.blocks.before["append"] = [NoSpace("over a quota")]
+    assert isinstance(writer.writer.write(writer.plan(5, "second")).cause, NoSpace)
+    assert [block.state for block in all_blocks(writer.system.metadata)] == [BlockState.FENCED]
+    _finish(writer)
+
+
 def test_closing_seals(writer: Writer) -> None:
     writer.writer.write(writer.plan(5))
     writer.writer.close()

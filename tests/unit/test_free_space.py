@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from nos_ec.adapters.rados import free_space
-from nos_ec.adapters.rados.free_space import FreeSpace
+from nos_ec.adapters.rados.free_space import FreeSpace, Room, room_of
 from nos_ec.core.errors import Transient
 
 CALLERS = 10
+OBJECT_BYTES_MAX = 100
 WAIT_S_MAX = 60.0
 
 
@@ -22,6 +23,7 @@ class Monitors:
 
     def __init__(self) -> None:
         self.free_bytes = 1000
+        self.free_objects: int | None = None
         self.fails = False
         self.asked = 0
         self.asked_at_once = 0
@@ -35,7 +37,7 @@ class Monitors:
     def go_on(self) -> None:
         self._go_on.set()
 
-    def __call__(self) -> int:
+    def __call__(self) -> Room:
         self.asked += 1
         self._asking += 1
         self.asked_at_once = max(self.asked_at_once, self._asking)
@@ -43,7 +45,7 @@ class Monitors:
         self._asking -= 1
         if self.fails or not answered:
             raise Transient("no answer")
-        return self.free_bytes
+        return Room(self.free_bytes, self.free_objects)
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def monitors() -> Iterator[Monitors]:
 def space(monitors: Monitors, monkeypatch: pytest.MonkeyPatch) -> Iterator[FreeSpace]:
     """Each figure is stale at once."""
     monkeypatch.setattr(free_space, "STALE_AFTER_S", 0.0)
-    space = FreeSpace("pool", monitors)
+    space = FreeSpace("pool", monitors, OBJECT_BYTES_MAX)
     yield space
     monitors.go_on()
     space.close()
@@ -170,9 +172,48 @@ def test_what_is_written_while_a_question_is_under_way_is_not_forgotten(
 
 
 def test_a_figure_that_is_fresh_is_not_asked_for_again(monitors: Monitors) -> None:
-    space = FreeSpace("pool", monitors)
+    space = FreeSpace("pool", monitors, OBJECT_BYTES_MAX)
     for _ in range(5):
         space.value()
     assert monitors.asked == 1
     space.close()
     space.close()
+
+
+def test_a_quota_on_objects_counts(monitors: Monitors) -> None:
+    monitors.free_objects = 3
+    space = FreeSpace("pool", monitors, OBJECT_BYTES_MAX)
+    assert space.value() == 300
+    space.spent(10)
+    assert space.value() == 300, "that was an object which was there"
+    space.spent(100, objects=1)
+    assert space.value() == 200
+    space.spent(0, objects=5)
+    assert space.value() == 0
+    space.close()
+
+
+def test_a_pool_that_refused_has_no_room_until_the_monitors_can_know(
+    monitors: Monitors, space: FreeSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert space.value() == 1000
+    space.refused()
+    assert space.value() == 1000, "its time is over at once"
+    monkeypatch.setattr(free_space, "STALE_AFTER_S", WAIT_S_MAX)
+    space.refused()
+    assert space.value() == 0
+
+
+@pytest.mark.parametrize(
+    ("stats", "room"),
+    [
+        ({"max_avail": 500, "stored": 10, "objects": 2}, Room(500)),
+        ({"max_avail": 500, "stored": 10, "objects": 2, "quota_bytes": 0, "quota_objects": 0}, Room(500)),
+        ({"max_avail": 500, "stored": 10, "objects": 2, "quota_bytes": 100}, Room(90)),
+        ({"max_avail": 50, "stored": 10, "objects": 2, "quota_bytes": 100}, Room(50)),
+        ({"max_avail": 500, "stored": 10, "objects": 2, "quota_objects": 2}, Room(500, 0)),
+        ({"max_avail": 500, "stored": 10, "objects": 3, "quota_objects": 2}, Room(500, -1)),
+    ],
+)
+def test_quotas_as_the_monitors_tell_them(stats: dict[str, int], room: Room) -> None:
+    assert room_of(stats) == room

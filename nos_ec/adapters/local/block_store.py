@@ -34,7 +34,7 @@ from nos_ec.adapters.local.durable import as_port_error, make_folders, replace_f
 from nos_ec.adapters.local.erasure import StripeCoder, payload
 from nos_ec.adapters.local.shard_file import ShardFile, ShardLayout
 from nos_ec.adapters.local.shard_folders import FAN_OUT, ShardFolders
-from nos_ec.core.errors import ConfigError, Conflict, Transient
+from nos_ec.core.errors import ConfigError, Conflict, NoSpace, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
@@ -106,7 +106,15 @@ class LocalBlockStore:
     # --- writing --------------------------------------------------------------------------------------
 
     def create(self, block_id: BlockId, data: bytes | bytearray | memoryview = b"") -> None:
-        """Create a block on all shards, and write what it begins with before anything is synced."""
+        """Create a block on all shards, and write what it begins with before anything is synced. When there is no room
+        for it, take away what was made of it."""
+        try:
+            self._create(block_id, data)
+        except NoSpace:
+            self.delete(block_id)
+            raise
+
+    def _create(self, block_id: BlockId, data: bytes | bytearray | memoryview) -> None:
         stripes = self._stripes_of(memoryview(data).cast("B"), 0) if data else []
         with self._locked(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)

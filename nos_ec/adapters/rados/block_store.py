@@ -23,7 +23,8 @@ from dataclasses import asdict
 
 from nos_ec.adapters.rados import pool as steps
 from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.adapters.rados.free_space import FreeSpace, pool_free_bytes
+from nos_ec.adapters.rados.failures import NO_SPACE
+from nos_ec.adapters.rados.free_space import FreeSpace, pool_room
 from nos_ec.adapters.rados.known_ends import END, BlockEnd, KnownEnd, KnownEnds
 from nos_ec.adapters.rados.named_objects import NamedObjects
 from nos_ec.adapters.rados.pool import Buffer
@@ -63,7 +64,7 @@ class RadosBlockStore:
         except BaseException:
             self._pool.close()
             raise
-        self._free = FreeSpace(pool_name, lambda: pool_free_bytes(cluster, pool_name))
+        self._free = FreeSpace(pool_name, lambda: pool_room(cluster, pool_name), geometry.block_size)
 
     @classmethod
     def initialise(cls, cluster: RadosCluster, pool_name: str, geometry: Geometry, namespace: str = "") -> None:
@@ -98,6 +99,7 @@ class RadosBlockStore:
                 )
             except FileExistsError as error:
                 raise Conflict(f"block {block_id.hex()} exists") from error
+        self._free.spent(0, objects=1)
         self._written(block_id, KnownEnd(end, version), data)
 
     def append(self, block_id: BlockId, at_stripe: int, data: Buffer) -> None:
@@ -251,6 +253,8 @@ class RadosBlockStore:
                     raise Conflict(f"block {block_id.hex()} does not end at a whole stripe: seal it") from error
                 raise
 
+                if error.errno in NO_SPACE:
+                    self._free.refused()
 
 def _geometry_value(geometry: Geometry) -> bytes:
     return " ".join(["1", *(f"{name}={value}" for name, value in asdict(geometry).items())]).encode()

@@ -7,7 +7,8 @@ import os
 
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
 
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""A full pool, and one over a quota of bytes or objects. An OSD that answers so has done nothing."""
 _DENIED = frozenset({errno.EPERM, errno.EACCES})
 _BLOCKLISTED = errno.ESHUTDOWN
 
@@ -24,7 +25,7 @@ def port_error(action: str, error: OSError) -> NosError:
             f"{action}: no answer from Ceph in time; see `ceph health detail` for OSDs that are down and for placement"
             " groups that are not active, then try again"
         )
-    if code in _NO_SPACE:
+    if code in NO_SPACE:
         return NoSpace(f"{action}: the pool is full or over its quota; add OSDs or let garbage collection make room")
     if code in _DENIED:
         return ConfigError(f"{action}: Ceph denies it to this user; give it the caps that docs/CEPH.md lists")

@@ -1,4 +1,4 @@
-"""How much a pool still takes, as the monitors estimate it.
+"""How much a pool still takes, as the monitors estimate it, in bytes and, where a quota counts objects, in objects.
 
 The figure is advice: it stops writers before the pool is full, and the OSDs refuse what does not fit. So a monitor that
 hangs must stop nobody. One question at a time is asked, by a thread of its own; until it is answered, everybody goes
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -25,20 +27,39 @@ FRESH_WAIT_S = 0.5
 after an answer took longer, until one comes in time again."""
 
 
-class FreeSpace:
-    """User bytes a pool still takes; `ask` is called for them at most every STALE_AFTER_S, and raises NosError.
+@dataclass(frozen=True, slots=True)
+class Room:
+    """User bytes, and objects (None: no limit on their number)."""
 
-    Between two answers what was written meanwhile through `spent` is subtracted. Safe to call from several threads.
-    Close it before what it asks.
+    size_bytes: int
+    objects: int | None = None
+
+    def less(self, other: Room) -> Room:
+        """What is left when that much is taken."""
+        left = None if self.objects is None else self.objects - (other.objects or 0)
+        return Room(self.size_bytes - other.size_bytes, left)
+
+    def plus(self, other: Room) -> Room:
+        """Both together; neither is without a limit."""
+        return Room(self.size_bytes + other.size_bytes, (self.objects or 0) + (other.objects or 0))
+
+
+class FreeSpace:
+    """What a pool still takes; `ask` is called for it at most every STALE_AFTER_S, and raises NosError.
+
+    object_bytes_max: how much one object holds at most. Between two answers what was written meanwhile through `spent`
+    is subtracted. Safe to call from several threads. Close it before what it asks.
     """
 
-    def __init__(self, pool_name: str, ask: Callable[[], int]) -> None:
+    def __init__(self, pool_name: str, ask: Callable[[], Room], object_bytes_max: int) -> None:
         self._pool_name = pool_name
         self._ask = ask
+        self._object_bytes_max = object_bytes_max
         self._changed = threading.Condition()
-        self._free_bytes: int | None = None
-        self._spent_bytes = 0
+        self._room: Room | None = None
+        self._spent = Room(0, 0)
         """Written since the last answer's question was asked: the answer may not know of it."""
+        self._refused_until_s = 0.0
         self._asked_at_s = 0.0
         self._ask_from_s = 0.0
         self._asking: threading.Thread | None = None
@@ -47,23 +68,31 @@ class FreeSpace:
         self._slow = False
         self._closed = False
 
-    def spent(self, size_bytes: int) -> None:
-        """Tell of bytes written."""
+    def spent(self, size_bytes: int, objects: int = 0) -> None:
+        """Tell of bytes written, and of objects made."""
         with self._changed:
-            self._spent_bytes += size_bytes
+            self._spent = self._spent.plus(Room(size_bytes, objects))
+
+    def refused(self) -> None:
+        """Tell that the pool took a write no more, for want of space: for a while nothing is free, whatever the
+        monitors say. They hear of it some seconds late, and who asks meanwhile would try in vain."""
+        with self._changed:
+            self._refused_until_s = time.monotonic() + STALE_AFTER_S
 
     def value(self) -> int:
         """User bytes, never negative. Raises what `ask` raises while no question was ever answered."""
         with self._changed:
+            if time.monotonic() < self._refused_until_s:
+                return 0
             began = self._ask_if_stale()
-            if self._free_bytes is None:
+            if self._room is None:
                 self._changed.wait_for(lambda: self._asking is None)
             elif began and not self._slow:
                 self._slow = not self._changed.wait_for(lambda: self._asking is None, FRESH_WAIT_S)
-            if self._free_bytes is None:
+            if self._room is None:
                 assert self._failure is not None
                 raise self._failure
-            return max(0, self._free_bytes - self._spent_bytes)
+            return self._bytes_of(self._room.less(self._spent))
 
     def close(self) -> None:
         """Ask no more. Idempotent. Waits for a question under way, which its own time limit bounds."""
@@ -73,6 +102,11 @@ class FreeSpace:
         if asking is not None:
             asking.join()
 
+    def _bytes_of(self, room: Room) -> int:
+        if room.objects is None:
+            return max(0, room.size_bytes)
+        return max(0, min(room.size_bytes, room.objects * self._object_bytes_max))
+
     def _ask_if_stale(self) -> bool:
         """Begin to ask unless the figure is fresh or the question is under way. Whether it began."""
         if self._closed:
@@ -81,25 +115,25 @@ class FreeSpace:
         if self._asking is not None or now_s < self._ask_from_s:
             return False
         self._asked_at_s = now_s
-        asking = threading.Thread(target=self._answer, args=(self._spent_bytes,), name="free-space", daemon=True)
+        asking = threading.Thread(target=self._answer, args=(self._spent,), name="free-space", daemon=True)
         asking.start()
         self._asking = asking
         return True
 
-    def _answer(self, known_spent_bytes: int) -> None:
+    def _answer(self, known_spent: Room) -> None:
         try:
-            free_bytes = self._ask()
+            room = self._ask()
         except BaseException as error:
             self._note_failure(error)
         else:
-            self._note_answer(free_bytes, known_spent_bytes)
+            self._note_answer(room, known_spent)
 
-    def _note_answer(self, free_bytes: int, known_spent_bytes: int) -> None:
+    def _note_answer(self, room: Room, known_spent: Room) -> None:
         now_s = time.monotonic()
         with self._changed:
             failed, self._failure = self._failure is not None, None
-            self._free_bytes = free_bytes
-            self._spent_bytes -= known_spent_bytes
+            self._room = room
+            self._spent = self._spent.less(known_spent)
             self._slow = self._slow and now_s - self._asked_at_s > FRESH_WAIT_S
             self._ended(now_s + STALE_AFTER_S)
         if failed:
@@ -108,7 +142,7 @@ class FreeSpace:
     def _note_failure(self, error: BaseException) -> None:
         with self._changed:
             first, self._failure = self._failure is None, error
-            known = self._free_bytes is not None
+            known = self._room is not None
             # While nothing is known, who asks next asks anew; otherwise the figure holds for a while longer.
             self._ended(time.monotonic() + STALE_AFTER_S if known else 0.0)
         if first and known:
@@ -121,13 +155,20 @@ class FreeSpace:
         self._changed.notify_all()
 
 
-def pool_free_bytes(cluster: RadosCluster, pool_name: str) -> int:
-    """User bytes a pool still takes: max_avail is what the fullest OSD can take, less coding or replicas; a quota may
-    be less. Asks the monitors. Raises ConfigError, Transient."""
+def pool_room(cluster: RadosCluster, pool_name: str) -> Room:
+    """What a pool still takes: max_avail is what the fullest OSD can take, less coding or replicas; quotas of bytes or
+    of objects may be less. Asks the monitors. Raises ConfigError, Transient."""
     for pool in cluster.command("df", detail="detail").get("pools", []):
         if pool.get("name") == pool_name:
-            stats = pool["stats"]
-            free = int(stats["max_avail"])
-            quota = int(stats.get("quota_bytes", 0))
-            return min(free, quota - int(stats.get("stored", 0))) if quota else free
+            return room_of(pool["stats"])
     raise Transient(f"the Ceph monitors have no figures for pool {pool_name} yet: try again")
+
+
+def room_of(stats: Mapping[str, Any]) -> Room:
+    """What the `stats` of a pool in `df detail` say. A quota of 0 is none."""
+    free, quota_bytes, quota_objects = (
+        int(stats.get(name, 0)) for name in ("max_avail", "quota_bytes", "quota_objects")
+    )
+    if quota_bytes:
+        free = min(free, quota_bytes - int(stats.get("stored", 0)))
+    return Room(free, quota_objects - int(stats.get("objects", 0)) if quota_objects else None)

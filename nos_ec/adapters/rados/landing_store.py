@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from nos_ec.adapters.rados import pool as steps
 from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.adapters.rados.free_space import FreeSpace, pool_free_bytes
+from nos_ec.adapters.rados.failures import NO_SPACE
+from nos_ec.adapters.rados.free_space import FreeSpace, pool_room
 from nos_ec.adapters.rados.named_objects import NamedObjects
 from nos_ec.adapters.rados.pool import Buffer
 from nos_ec.adapters.rados.pool_checks import check_landing_pool
@@ -21,6 +22,8 @@ from nos_ec.ports.clock import Beat, unwatched
 STORE_OBJECT = "nos_ec.landing"
 FORMAT = "nos_ec.format"
 FORMAT_VALUE = b"1"
+COPY_BYTES_MAX = 4 << 20
+"""A stripe group of the default geometry: what one copy takes at most, to tell bytes from a quota of objects."""
 FIRST_READ_BYTES = 1 << 20
 """A copy shorter than this is read in one operation. librados counts what is asked for, not what there is, against what
 may be under way at a time (100 MB), so it is not the longest copy's size."""
@@ -42,7 +45,7 @@ class RadosLandingStore:
         except BaseException:
             self._pool.close()
             raise
-        self._free = FreeSpace(pool_name, lambda: pool_free_bytes(cluster, pool_name))
+        self._free = FreeSpace(pool_name, lambda: pool_room(cluster, pool_name), COPY_BYTES_MAX)
 
     @classmethod
     def initialise(cls, cluster: RadosCluster, pool_name: str, namespace: str = "") -> None:
@@ -64,7 +67,11 @@ class RadosLandingStore:
                 self._pool.write(landing_id.hex(), steps.must_be_new(), *content)
             except FileExistsError as error:
                 raise Conflict(f"landing copy {landing_id.hex()} exists: use a new id") from error
-        self._free.spent(size_bytes)
+            except OSError as error:
+                if error.errno in NO_SPACE:
+                    self._free.refused()
+                raise
+        self._free.spent(size_bytes, objects=1)
 
     def read(self, landing_id: LandingId) -> bytes:
         """The whole copy."""

@@ -102,6 +102,15 @@ def fence(connection: Connection, lease: Lease, block_id: BlockId) -> None:
     connection.execute(by_primary(update(BLOCKS)).where(mine).values(fenced))
 
 
+def forget_unwritten(connection: Connection, lease: Lease, block_id: BlockId) -> bool:
+    """See `Metadata.forget_unwritten`."""
+    found = lock(connection, block_id)
+    if found is None or not _is_of(found, lease) or found.state is not BlockState.OPEN or found.stripes:
+        return False
+    connection.execute(delete(BLOCKS).where(_B.block_id == block_id))
+    return True
+
+
 def seal_large(
     connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int, *, live: bool
 ) -> bool:

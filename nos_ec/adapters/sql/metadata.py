@@ -180,6 +180,10 @@ class SqlMetadata:
         """See the port."""
         self._write(blocks.fence, lease, block_id)
 
+    def forget_unwritten(self, lease: Lease, block_id: BlockId) -> bool:
+        """See the port."""
+        return self._write(blocks.forget_unwritten, lease, block_id)
+
     def fenced_blocks(self, limit: int) -> list[BlockRow]:
         """See the port."""
         return self._read(blocks.fenced, limit)
