@@ -28,7 +28,7 @@ from nos_ec.backends import (
     require_marks,
     settings_named,
 )
-from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.errors import Blocklisted, ConfigError, NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import BlockKind
@@ -273,16 +273,16 @@ class System:
     def monitor(self, service: str, *, writes: bool) -> Monitor:
         """For watching this process, with a registry of its own.
 
-        Ready while metadata and message log answer; a process that writes, also while blocks and landing copies can
-        be written.
+        Ready while metadata and message log answer; a process that writes, also while the stores of blocks and of
+        landing copies do a small piece of work.
         """
         settings = self.settings.monitoring
         monitor = Monitor(service, CollectorRegistry(), self.clock, settings.stall_ms_max)
         monitor.health.require("metadata", lambda: self.metadata.expired_leases(0))
         monitor.health.require("message log", self.lag)
         if writes:
-            monitor.health.require("block store", self.blocks.free_bytes)
-            monitor.health.require("landing store", self.landing.free_bytes)
+            monitor.health.require("block store", self.blocks.probe)
+            monitor.health.require("landing store", self.landing.probe)
         monitor.metrics.add("reads", lambda: read_samples(self.blocks.counters()))
         return monitor
 
@@ -295,6 +295,18 @@ class System:
         """Sums over the whole store. Costs a query that grows with blocks and backlog. Raises Transient."""
         free_bytes, lag = _unless_away(self.blocks.free_bytes), _unless_away(self.lag)
         return StoreFigures(self.metadata.totals(), self.geometry.stripe_size, free_bytes, lag)
+
+    def shut_out(self) -> Blocklisted | None:
+        """Whether the storage cluster has shut this process out: why, if so. Asks it, within the time limit of a read;
+        a failure of any other kind says nothing."""
+        for probe in (self.blocks.probe, self.landing.probe):
+            try:
+                probe()
+            except Blocklisted as error:
+                return error
+            except NosError:
+                continue
+        return None
 
     # --- ids --------------------------------------------------------------------------------------
     def new_block_id(self) -> BlockId:

@@ -7,6 +7,7 @@ import sys
 
 from nos_ec.cli.output import err
 from nos_ec.core.errors import (
+    Blocklisted,
     ConfigError,
     Conflict,
     Corrupt,
@@ -33,6 +34,7 @@ _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
     (Conflict, 5),
     (Corrupt, 6),
     (NoSpace, 8),
+    (Blocklisted, 11),
     (Transient, 7),
 )
 """In order: a class stands before the one it derives from."""

@@ -13,7 +13,7 @@ from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_consumer.counters import ConsumerCounters
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.output import count_text, emit, out, progress, size_text
-from nos_ec.cli.watching import endpoint, pulse
+from nos_ec.cli.watching import end_when_shut_out, endpoint, pulse
 from nos_ec.core.slots import SLOTS
 from nos_ec.engine.collector import CollectionPlan, CollectionResult
 from nos_ec.settings import Settings
@@ -80,6 +80,7 @@ def _produce(system: System, stop: Event) -> None:
     system.watch_store(monitor)
     with (
         endpoint(monitor, system, system.settings.monitoring.producer_port),
+        end_when_shut_out(system, stop),
         producer_service(system, monitor, shares=True) as service,
         pulse(monitor, system),
     ):
@@ -126,6 +127,7 @@ def _consume(system: System, stop: Event) -> ConsumerCounters:
     monitor = system.monitor("consumer", writes=True)
     with (
         endpoint(monitor, system, system.settings.monitoring.consumer_port),
+        end_when_shut_out(system, stop),
         housekeeping_thread(system, monitor),
         consumer_service(system, monitor) as service,
         pulse(monitor, system),
@@ -169,7 +171,11 @@ def _collect(system: System, stop: Event) -> None:
     monitor = system.monitor("gc", writes=True)
     system.watch_store(monitor)
     service = gc_service(system, monitor)
-    with endpoint(monitor, system, system.settings.monitoring.gc_port), pulse(monitor, system):
+    with (
+        endpoint(monitor, system, system.settings.monitoring.gc_port),
+        end_when_shut_out(system, stop),
+        pulse(monitor, system),
+    ):
         service.run(stop, system.settings.gc.wait_ms, monitor.health.heart("collecting"))
 
 

@@ -1,15 +1,56 @@
-"""What every daemon has around its loop: an endpoint if the settings give it a port, and systemd's notifications."""
+"""What every daemon has around its loop: an endpoint if the settings give it a port, systemd's notifications, and an
+end when the storage cluster has shut the process out."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import structlog
+
+from nos_ec.core.errors import Blocklisted
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.systemd import Notifier, Pulse
 from nos_ec.wiring import System
+
+_log = structlog.get_logger(__name__)
+
+
+SHUT_OUT_LOOK_MS = 10_000
+"""Between two looks whether this process is shut out. Each is two small reads."""
+
+
+@contextmanager
+def end_when_shut_out(system: System, stop: threading.Event) -> Iterator[None]:
+    """Set `stop` when Ceph has put this process on its blocklist, also while it has nothing to do, and raise
+    Blocklisted once the loop has ended. Trying again does not help; a process that is started anew has another
+    address."""
+    if system.settings.store.backend != "ceph":
+        yield
+        return
+    ended = threading.Event()
+    found: list[Blocklisted] = []
+
+    def watch() -> None:
+        while not system.clock.wait(ended, SHUT_OUT_LOOK_MS):
+            if (reason := system.shut_out()) is not None:
+                _log.error("shut out by the storage cluster: this process ends", reason=str(reason))
+                found.append(reason)
+                stop.set()
+                return
+
+    watcher = threading.Thread(target=watch, name="shut-out", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+        if found:
+            raise found[0]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ LeaseLost      this writer was fenced; stop writing
 Corrupt        bytes are not what their checksum says, or not of a known format
 Transient      may work later; retrying is safe unless the method's docstring says otherwise
 NoSpace        a Transient one: out of space until the operator or GC makes room
+Blocklisted    a Transient one: the storage cluster shut this process out; end it, a new process works
 """
 
 from __future__ import annotations
@@ -47,3 +48,7 @@ class Transient(NosError):
 
 class NoSpace(Transient):
     """The store is out of space (or would dip into the reserve GC holds)."""
+
+
+class Blocklisted(Transient):
+    """The storage cluster refuses this process whatever it asks; one that is started anew has another address."""

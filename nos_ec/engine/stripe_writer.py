@@ -19,7 +19,7 @@ from threading import Event
 
 import structlog
 
-from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NoSpace, NotFound, Transient
+from nos_ec.core.errors import Blocklisted, Conflict, Corrupt, LeaseLost, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind
@@ -317,8 +317,9 @@ class StripeWriter:
 
 
 def another_place_may_do(error: NosError) -> bool:
-    """Whether a block elsewhere may take what this one did not: not when there is no space at all."""
-    return isinstance(error, Transient) and not isinstance(error, NoSpace)
+    """Whether a block elsewhere may take what this one did not: not when there is no space at all, nor for a process
+    that is shut out."""
+    return isinstance(error, Transient) and not isinstance(error, NoSpace | Blocklisted)
 
 
 def _packable(payload: object) -> Packable:

@@ -104,6 +104,14 @@ class BlockStore(Protocol):
         """
         ...
 
+    def probe(self) -> None:
+        """A small piece of real work, so that a store is not taken for well because it answers questions. Changes
+        nothing, and is bounded as any read is; a store that is full passes.
+
+        Raises Transient while blocks cannot be read or written, Blocklisted, ConfigError.
+        """
+        ...
+
     def raw_bytes(self) -> int:
         """Bytes allocated on all shards together, coding chunks and framing included."""
         ...

@@ -49,6 +49,10 @@ class LandingStore(Protocol):
         """Bytes of further copies that fit, an estimate. Cheap: every PUT asks."""
         ...
 
+    def probe(self) -> None:
+        """A small piece of real work, as `BlockStore.probe`. Raises Transient, Blocklisted, ConfigError."""
+        ...
+
     def raw_bytes(self) -> int:
         """Bytes allocated for all copies."""
         ...

@@ -398,6 +398,13 @@ class BlockStoreContract:
         store.delete(block_id)
         assert store.raw_bytes() < before + least
 
+    def test_a_probe_changes_nothing(self, store: BlockStore, block_id: BlockId) -> None:
+        before = set(store.list_blocks())
+        for _ in range(3):
+            store.probe()
+        assert set(store.list_blocks()) == before
+        assert store.stripes(block_id) == 0
+
     def test_free_bytes_are_whole_stripes(self, store: BlockStore) -> None:
         assert store.free_bytes() >= store.geometry.stripe_size
         assert store.free_bytes() % store.geometry.stripe_size == 0

@@ -99,6 +99,14 @@ class LandingStoreContract:
         with pytest.raises(NotFound):
             store.read_range(new_landing_id(), 0, 1)
 
+    def test_a_probe_changes_nothing(self, store: LandingStore) -> None:
+        landing_id = new_landing_id()
+        store.put(landing_id, b"copy")
+        for _ in range(3):
+            store.probe()
+        assert list(store.list_ids()) == [landing_id]
+        assert store.read(landing_id) == b"copy"
+
     def test_delete(self, store: LandingStore, other: LandingStore) -> None:
         gone, kept = new_landing_id(), new_landing_id()
         store.put(gone, b"gone")

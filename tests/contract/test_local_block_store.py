@@ -182,7 +182,10 @@ def test_nothing_is_written_while_a_shard_folder_is_lost(root: Path, store: Loca
         store.create(new_block_id())
     with pytest.raises(Transient, match=lost):
         store.append(block_id, 1, _data(1))
+    with pytest.raises(Transient, match=lost):
+        store.probe()
     _mount(root)
+    store.probe()
     assert list(store.list_blocks()) == [block_id]
     store.append(block_id, 1, _data(1))
     assert store.read(block_id, 0, len(data)) == data
@@ -669,6 +672,7 @@ def test_full_disks(tmp_path: Path) -> None:
         assert set(store.list_blocks()) == {block_id, sealed_id}, "something is left of a block that was refused"
         assert store.read(block_id, 0, len(data)) == data
         assert store.seal(block_id) == 2, "sealing needs no space"
+        store.probe()
         assert store.seal(sealed_id) == 1
         store.delete(sealed_id)
         disk.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 import time
 import uuid
@@ -26,6 +27,8 @@ from .write_flow import prepare
 
 pytestmark = pytest.mark.real
 
+BLOCKLISTED = 11
+"""Exit code."""
 CLIENTS = 10
 OBJECTS_MAX = 12
 """The quota: a few blocks fit."""
@@ -100,6 +103,36 @@ def test_a_monitor_that_hangs_stops_neither_puts_nor_packing(tmp_path: Path, cep
         assert min(puts, packed) > CLIENTS
         for key, data in clients.acknowledged.items():
             assert system.store().get(key) == data
+
+
+@pytest.mark.parametrize("service", ["consumer", "producer"])
+def test_a_process_on_the_blocklist_is_not_ready_and_ends(tmp_path: Path, ceph: CephCluster, service: str) -> None:
+    """It has nothing to do meanwhile; a new process works."""
+    store = CephStore(tmp_path, ceph, uuid.uuid4().hex)
+    store.initialise()
+    with store.daemon(service) as daemon:
+        (connected,) = (line for line in daemon.said() if line["event"] == "connected to Ceph")
+        addresses = re.findall(r"[\d.]+:\d+/\d+", connected["addresses"])
+        assert addresses
+        for address in addresses:
+            ceph.admin.command("osd blocklist", blocklistop="add", addr=address)
+        try:
+            answers = []
+
+            def ended() -> bool:
+                answers.append(daemon.ready())
+                return daemon.process.poll() is not None
+
+            until(ended, "it ends", daemon.log)
+            assert daemon.process.returncode == BLOCKLISTED, daemon.log()
+            assert "Traceback" not in daemon.log()
+            refused = [body["problems"] for status, body in answers if status == 503]
+            assert any("blocklist" in str(problems) for problems in refused), answers
+            with store.daemon(service) as other:
+                other.stop()
+        finally:
+            for address in addresses:
+                ceph.admin.command("osd blocklist", blocklistop="rm", addr=address)
 
 
 @pytest.fixture

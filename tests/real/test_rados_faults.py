@@ -22,7 +22,7 @@ from nos_ec.adapters.rados.cluster_waits import await_state
 from nos_ec.adapters.rados.known_ends import END
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.rados.pool import Pool
-from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, Transient
+from nos_ec.core.errors import Blocklisted, ConfigError, Conflict, Corrupt, NoSpace, Transient
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.testing.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster, OwnBlockStore, OwnLandingStore
@@ -311,9 +311,10 @@ def test_a_process_on_the_blocklist_can_do_nothing_and_sees_no_short_list(ceph: 
                 lambda: store.append(block_id, 1, stripes(2)),
                 lambda: store.seal(block_id),
                 lambda: store.create(BlockId(os.urandom(16))),
+                store.probe,
             ]
             for act in acts:
-                with pytest.raises(Transient, match="restart the process"):
+                with pytest.raises(Blocklisted, match="restart the process"):
                     patiently(act)
         finally:
             for address in addresses:

@@ -18,7 +18,7 @@ from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
 from nos_ec.adapters.rados.failures import port_error, rados_error
 from nos_ec.adapters.rados.known_ends import BLOCKS_MAX, BlockEnd, KnownEnd, KnownEnds
 from nos_ec.adapters.rados.read_cost import ReadCost, ReadCounter
-from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
+from nos_ec.core.errors import Blocklisted, ConfigError, Corrupt, NosError, NoSpace, Transient
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId
 
@@ -84,7 +84,7 @@ def test_costs_add_up() -> None:
         (errno.EIO, Corrupt, "damaged"),
         (errno.EFBIG, ConfigError, "osd_max_object_size"),
         (errno.EMSGSIZE, ConfigError, "osd_max_write_size"),
-        (errno.ESHUTDOWN, Transient, "blocklist"),
+        (errno.ESHUTDOWN, Blocklisted, "blocklist"),
         (errno.ENOTCONN, Transient, "try again"),
     ],
 )

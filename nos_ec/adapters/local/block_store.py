@@ -32,6 +32,7 @@ import google_crc32c
 from nos_ec.adapters.local.block_reader import BlockReader
 from nos_ec.adapters.local.durable import as_port_error, make_folders, replace_file, sync_folder, translated
 from nos_ec.adapters.local.erasure import StripeCoder, payload
+from nos_ec.adapters.local.probe import probe_folder
 from nos_ec.adapters.local.shard_file import ShardFile, ShardLayout
 from nos_ec.adapters.local.shard_folders import FAN_OUT, ShardFolders
 from nos_ec.core.errors import ConfigError, Conflict, NoSpace, Transient
@@ -224,6 +225,14 @@ class LocalBlockStore:
         blocks, rest = divmod(shard_room, full_shard)
         stripes = blocks * self._geometry.stripes_per_block + self._layout.stripes(rest)
         return stripes * self._geometry.stripe_size
+
+    def probe(self) -> None:
+        """Write and read in every shard folder: creating and appending need them all."""
+        for shard in self._shards:
+            try:
+                probe_folder(self._folders.folder(shard) / FAN_OUT[0])
+            except OSError as error:
+                self._folders.refuse_unreachable({shard: error})
 
     def raw_bytes(self) -> int:
         """Bytes allocated for all shard files that can be reached. Looks at each file."""

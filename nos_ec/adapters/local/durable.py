@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nos_ec.core.errors import NoSpace, Transient
 
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """EFBIG too: a file size limit of the process or the filesystem. Only the operator can give room."""
 
 
@@ -82,6 +82,6 @@ def translated(action: str) -> Iterator[None]:
 
 def as_port_error(action: str, error: OSError) -> Transient:
     """The error a port declares for this one of the operating system."""
-    if error.errno in _NO_SPACE:
+    if error.errno in NO_SPACE:
         return NoSpace(f"{action}: {error.strerror}; add space or let garbage collection make room")
     return Transient(f"{action}: {error.strerror or error}; check that the disk is there and writable, then try again")

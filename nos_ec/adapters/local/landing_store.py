@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nos_ec.adapters.local.durable import as_port_error, make_folders, replace_file, sync_folder, translated, write_at
+from nos_ec.adapters.local.probe import probe_folder
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NotFound, Transient
 from nos_ec.core.ids import LandingId
 from nos_ec.core.killpoints import kill_point
@@ -163,6 +164,12 @@ class LocalLandingStore:
         with translated(f"landing store {self._root}"):
             room = os.statvfs(self._root)
         return room.f_bavail * room.f_frsize
+
+    def probe(self) -> None:
+        """Write and read in one of the folders: they lie on one disk."""
+        folder = self._root / _FAN_OUT[0]
+        with translated(f"landing store {folder}"):
+            probe_folder(folder)
 
     def raw_bytes(self) -> int:
         """Bytes allocated, puts in flight included. Looks at each file, so puts need to keep no account."""

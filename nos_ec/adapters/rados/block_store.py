@@ -198,6 +198,10 @@ class RadosBlockStore:
         """Whole stripes that fit by the monitors' last estimate: some seconds old, older while they do not answer."""
         return self._free.value() // self._geometry.stripe_size * self._geometry.stripe_size
 
+    def probe(self) -> None:
+        """Read the store's mark from the OSDs, as a block is read; the monitors are not asked."""
+        self._check_store()
+
     def raw_bytes(self) -> int:
         """Bytes allocated on all OSDs for the whole pool, other namespaces included; some seconds old."""
         return self._blocks.allocated_bytes()
@@ -249,12 +253,12 @@ class RadosBlockStore:
             try:
                 yield
             except OSError as error:
+                if error.errno in NO_SPACE:
+                    self._free.refused()
                 if error.errno == errno.EOPNOTSUPP:
                     raise Conflict(f"block {block_id.hex()} does not end at a whole stripe: seal it") from error
                 raise
 
-                if error.errno in NO_SPACE:
-                    self._free.refused()
 
 def _geometry_value(geometry: Geometry) -> bytes:
     return " ".join(["1", *(f"{name}={value}" for name, value in asdict(geometry).items())]).encode()

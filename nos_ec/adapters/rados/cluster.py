@@ -16,11 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import structlog
+
 from nos_ec.adapters.rados import binding
 from nos_ec.adapters.rados.binding import Rados
 from nos_ec.adapters.rados.failures import port_error, rados_error
 from nos_ec.adapters.rados.pool import Pool
 from nos_ec.core.errors import ConfigError, NosError, Transient
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,8 @@ class RadosCluster:
         try:
             self._configure(rados)
             self._connect(rados)
+            # By these a process is known to Ceph: in `ceph osd blocklist ls`, say.
+            _log.info("connected to Ceph", user=options.user, addresses=rados.get_addrs())
         except BaseException:
             self.close()
             raise

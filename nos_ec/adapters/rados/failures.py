@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
+from nos_ec.core.errors import Blocklisted, ConfigError, Corrupt, NosError, NoSpace, Transient
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 """A full pool, and one over a quota of bytes or objects. An OSD that answers so has done nothing."""
@@ -36,7 +36,7 @@ def port_error(action: str, error: OSError) -> NosError:
     if code == errno.EMSGSIZE:
         return ConfigError(f"{action}: over osd_max_write_size; raise that in Ceph, or use smaller stripe groups")
     if code == _BLOCKLISTED:
-        return Transient(f"{action}: Ceph has put this process on its blocklist; restart the process")
+        return Blocklisted(f"{action}: Ceph has put this process on its blocklist; restart the process")
     return Transient(f"{action}: {os.strerror(code)} (errno {code}); try again")
 
 

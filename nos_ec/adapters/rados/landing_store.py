@@ -110,6 +110,10 @@ class RadosLandingStore:
         answer."""
         return self._free.value()
 
+    def probe(self) -> None:
+        """Read the store's mark from the OSDs, as a copy is read; the monitors are not asked."""
+        self._check_store()
+
     def raw_bytes(self) -> int:
         """Bytes allocated on all OSDs for the whole pool, other namespaces included; some seconds old."""
         return self._copies.allocated_bytes()

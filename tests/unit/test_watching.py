@@ -1,0 +1,71 @@
+"""A daemon that its storage cluster has shut out, without a cluster."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.cli import watching
+from nos_ec.cli.errors import exit_code
+from nos_ec.cli.watching import end_when_shut_out
+from nos_ec.core.errors import Blocklisted, NosError, Transient
+from nos_ec.wiring import System
+
+WAIT_S_MAX = 60.0
+
+
+class Cluster:
+    """What a `System` says of its cluster: each look takes the next answer, and the last one for ever."""
+
+    def __init__(self, *answers: NosError | None, backend: str = "ceph") -> None:
+        self.clock = SystemClock()
+        self.settings = SimpleNamespace(store=SimpleNamespace(backend=backend))
+        self.looked = threading.Event()
+        self._answers = list(answers)
+
+    def shut_out(self) -> NosError | None:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if len(self._answers) == 1:
+            self.looked.set()
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "SHUT_OUT_LOOK_MS", 1)
+
+
+def test_a_daemon_that_is_shut_out_ends_although_it_has_nothing_to_do() -> None:
+    stop = threading.Event()
+    system = cast(System, Cluster(None, None, Blocklisted("on the blocklist")))
+    with pytest.raises(Blocklisted) as ended, end_when_shut_out(system, stop):
+        assert stop.wait(WAIT_S_MAX)
+    assert exit_code(ended.value) == 11
+
+
+def test_what_fails_while_it_ends_is_not_what_it_ends_with() -> None:
+    stop = threading.Event()
+    system = cast(System, Cluster(Blocklisted("on the blocklist")))
+
+    def close() -> None:
+        assert stop.wait(WAIT_S_MAX)
+        raise Transient("a block cannot be sealed")
+
+    with pytest.raises(Blocklisted), end_when_shut_out(system, stop):
+        close()
+
+
+def test_a_daemon_that_is_not_shut_out_ends_as_asked() -> None:
+    stop, cluster = threading.Event(), Cluster(None)
+    with end_when_shut_out(cast(System, cluster), stop):
+        assert cluster.looked.wait(WAIT_S_MAX)
+    assert not stop.is_set()
+
+
+def test_embedded_stores_shut_nobody_out() -> None:
+    with end_when_shut_out(cast(System, Cluster(Blocklisted("never asked"), backend="local")), threading.Event()):
+        assert not any(thread.name == "shut-out" for thread in threading.enumerate())
