@@ -30,7 +30,7 @@ from nos_ec.backends import (
 )
 from nos_ec.core.errors import Blocklisted, ConfigError, NosError, Transient
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.ids import BlockId, LandingId, timed_id
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packer import size_max
 from nos_ec.engine.housekeeping import Housekeeping
@@ -331,9 +331,7 @@ def _unless_away(figure: Callable[[], int]) -> int | None:
 
 
 def _new_id(clock: Clock) -> bytes:
-    """16 bytes: 48 bits of Unix milliseconds, so that ids of one time lie together in an index, and 80 random bits
-    (the layout of a ULID)."""
-    return clock.now_ms().to_bytes(6, "big") + os.urandom(10)
+    return timed_id(clock.now_ms(), os.urandom(10))
 
 
 def _new_block_id(clock: Clock) -> BlockId:

@@ -82,10 +82,8 @@ class Reaper:
             if outcome is None and row.extent is not None:
                 verified[deletion.landing_id] = row.extent.block_id
                 verified_bytes += row.size
-            elif isinstance(outcome, Corrupt):
-                _log.error("packed bytes are damaged, going back to the landing copy", error=str(outcome))
-                reverted += self._metadata.revert_to_landing(deletion, now_ms)
-                kill_point("reaper.reverted")
+            elif isinstance(outcome, Corrupt | NotFound):
+                reverted += self._revert(deletion, row, outcome, now_ms)
         doomed = self._metadata.doom_landing(verified)
         deleted = self._delete(sorted(doomed), beat)
         settled = len(deleted) + reverted
@@ -114,10 +112,37 @@ class Reaper:
             self._metadata.forget_landing(deleted)
         return frozenset(deleted)
 
+    def _revert(self, deletion: LandingDeletion, row: ObjectRow, damage: NosError, now_ms: int) -> bool:
+        """Go back to the landing copy of packed bytes that are lost or damaged, if the copy is good.
+
+        False when it is not, or when the row moved on: a block that is gone because its objects moved is no damage.
+        """
+        try:
+            data = self._landing.read(deletion.landing_id)
+            crc_checked(data, row.size, row.crc32c, f"landing copy of {row.key} v{row.version}")
+        except NosError as error:
+            _log.error(
+                "packed bytes and landing copy are lost or damaged",
+                object=f"{row.key} v{row.version}",
+                packed=str(damage),
+                landed=str(error),
+            )
+            return False
+        reverted = self._metadata.revert_to_landing(deletion, now_ms)
+        kill_point("reaper.reverted")
+        if reverted:
+            _log.error(
+                "packed bytes are lost or damaged, going back to the landing copy",
+                object=f"{row.key} v{row.version}",
+                error=str(damage),
+            )
+        return reverted
+
     def _verify(
         self, deletions: Sequence[LandingDeletion], beat: Beat
     ) -> list[tuple[LandingDeletion, ObjectRow, NosError | None]]:
-        """Read the packed bytes back. For each deletion None (they match), Corrupt (they do not), or another error."""
+        """Read the packed bytes back. For each deletion None (they match), Corrupt (they do not), NotFound (their
+        block is gone), or another error."""
         by_block: dict[BlockId, list[tuple[LandingDeletion, ObjectRow, Extent]]] = {}
         for deletion in deletions:
             row = deletion.row

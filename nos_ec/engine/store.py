@@ -1,7 +1,8 @@
 """PUT, GET, HEAD, DELETE and LIST: what users of the object store see.
 
 1  an acknowledged PUT reads back byte for byte, wherever its bytes are at the moment
-4  a reader that finds its bytes gone looks the row up again and retries
+4  a reader that finds its bytes gone looks the row up again and retries; packed bytes that are lost or damaged are
+   read from the landing copy while there is one
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.large import LargeObjects
 from nos_ec.engine.location_cache import LocationCache
 from nos_ec.engine.packable import crc_checked
+from nos_ec.engine.second_copy import SecondCopies
 from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
@@ -70,6 +72,7 @@ class Store:
         self._new_landing_id = new_landing_id
         self._options = options
         self._locations = locations
+        self._second_copies = SecondCopies(metadata, landing, options.reservation_ms)
 
     @property
     def packed_size_max(self) -> int:
@@ -234,7 +237,7 @@ class Store:
 
     def _read(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
         """Read from wherever the row says; when it is gone from there, or damaged, look the row up again: it may have
-        moved (invariant 4), or been remembered for too long."""
+        moved (invariant 4), or been remembered for too long. If not, the landing copy serves while it is there."""
         for _ in range(READ_TRIES):
             try:
                 return row, self._pieces(row, offset, length)
@@ -242,6 +245,10 @@ class Store:
                 seen, row = row, self._locations.look_up(row.key, self._metadata.get)
                 if row != seen:
                     continue
+                copy = None if row.extent is None else self._second_copies.read(row)
+                if copy is not None:
+                    data = copy[offset:] if length is None else copy[offset : offset + length]
+                    return row, iter([data] if data else [])
                 if isinstance(error, Corrupt):
                     raise _named(row, error) from error
                 raise Corrupt(f"{row.key} v{row.version}: its {row.state.value} bytes are missing") from None

@@ -399,6 +399,13 @@ class Metadata(Protocol):
         """Queue entries whose time has come, with the row they belong to, longest due first."""
         ...
 
+    def queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> LandingId | None:
+        """The landing copy of that version which waits for its deletion, if its id is one from `first` to `last`.
+
+        None when there is none, or it is doomed. What it costs grows with the queue's entries between the two ids.
+        """
+        ...
+
     def doom_landing(self, verified: Mapping[LandingId, BlockId | None]) -> frozenset[LandingId]:
         """Mark copies as about to be deleted; returns those that are (now or already) doomed.
 

@@ -14,7 +14,7 @@ import pytest
 
 from nos_ec.core.errors import ConfigError, Conflict, InvalidInput, LeaseLost, NotFound, Transient
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import Extent, ObjectKey
+from nos_ec.core.ids import Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.slots import ALL_SLOTS, LEASE_PREFIX, bucket_slot
 from nos_ec.ports.metadata import GroupCommit, LandingDeletion, Lease, Metadata, Move, NewObject
@@ -828,6 +828,24 @@ class LandingContract:
         assert not bench.store.revert_to_landing(deletion, bench.now_ms)
         assert deletion.landing_id in bench.deletions()
         bench.check_books()
+
+    def test_the_queued_copy_of_a_packed_object(self, bench: MetadataBench) -> None:
+        landed, other = bench.put("n"), bench.put("other")
+        assert landed.landing_id is not None
+        lowest, highest = LandingId(bytes(16)), LandingId(b"\xff" * 16)
+        assert bench.store.queued_copy(landed, lowest, highest) is None, "it is the object's only copy"
+        block_id = bench.pack([landed, other])
+        packed = bench.get("n")
+        for first, last in ((lowest, highest), (landed.landing_id, landed.landing_id)):
+            assert bench.store.queued_copy(packed, first, last) == landed.landing_id
+        below, above = (
+            LandingId((int.from_bytes(landed.landing_id, "big") + step).to_bytes(16, "big")) for step in (-1, 1)
+        )
+        assert bench.store.queued_copy(packed, above, highest) is None
+        assert bench.store.queued_copy(packed, lowest, below) is None
+        assert bench.store.queued_copy(replace(packed, version=packed.version + 1), lowest, highest) is None
+        bench.store.doom_landing({landed.landing_id: block_id})
+        assert bench.store.queued_copy(packed, lowest, highest) is None, "it may be deleted already"
 
     def test_which_copies_are_known(self, bench: MetadataBench) -> None:
         reserved, stranger = new_landing_id(), new_landing_id()

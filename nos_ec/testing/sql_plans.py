@@ -207,6 +207,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "due_deletions": lambda: store.due_deletions(bench.now_ms + 9, 100),
         "postpone_deletion": lambda: store.postpone_deletion(ids[:50], bench.now_ms),
         "landing_known": lambda: store.landing_known(ids),
+        "queued_copy": lambda: store.queued_copy(placed[0], ids[0], ids[0]),
         "landing_needed": lambda: store.landing_needed(ids),
         "doom_landing": lambda: store.doom_landing({one.landing_id: block.block_id for one in deletions[:100]}),
         "forget_landing": lambda: store.forget_landing(ids[100:200]),

@@ -33,6 +33,7 @@ from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
 from nos_ec.ports.metadata import LandingDeletion, ObjectRow
 
 _D, _O = LANDING_DELETIONS.c, OBJECTS.c
+_ID = LANDING_DELETIONS.c.landing_id.type
 _BY_TIME = "landing_deletions_by_time"
 
 RESERVE = insert(LANDING_DELETIONS).from_select(
@@ -69,6 +70,16 @@ ROWS_OF_ENTRIES = (
 CLAIMED = select(_O.landing_id).join_from(IDS.table, OBJECTS, _O.landing_id == IDS["id"])
 QUEUED = select(_D.landing_id).join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
 KNOWN = union_all(CLAIMED, QUEUED)
+QUEUED_COPY = (
+    select(_D.landing_id)
+    .where(
+        _D.landing_id.between(bindparam("first", type_=_ID), bindparam("last", type_=_ID)),
+        _D.object_id == bindparam("object", type_=BigInteger),
+        _D.version == bindparam("of_version", type_=BigInteger),
+        _D.doomed == false(),
+    )
+    .limit(1)
+)
 NEEDED = union_all(CLAIMED, QUEUED.where(_D.doomed == false()))
 
 
@@ -172,6 +183,13 @@ def forget(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
 def known(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
     """See `Metadata.landing_known`. One statement, so that it sees one moment: copies change places."""
     return _listed(connection, KNOWN, landing_ids) if landing_ids else frozenset()
+
+
+def queued_copy(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> LandingId | None:
+    """See `Metadata.queued_copy`: a range of the primary key."""
+    wanted = {"first": first, "last": last, "object": row.object_id, "of_version": row.version}
+    found = connection.execute(QUEUED_COPY, wanted).scalar()
+    return None if found is None else LandingId(found)
 
 
 def needed(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:

@@ -247,6 +247,10 @@ class SqlMetadata:
         """See the port."""
         return self._read(landing.known, landing_ids)
 
+    def queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> LandingId | None:
+        """See the port."""
+        return self._read(landing.queued_copy, row, first, last)
+
     def landing_needed(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
         """See the port."""
         return self._read(landing.needed, landing_ids)

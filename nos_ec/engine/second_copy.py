@@ -1,0 +1,40 @@
+"""The landing copy that a packed object still has, for as long as the reaper has not deleted it."""
+
+from __future__ import annotations
+
+from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.ids import LandingId, timed_ids_between
+from nos_ec.engine.packable import crc_checked
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.metadata import Metadata, ObjectRow
+
+_PUT_MS_USUAL = 2_000
+"""Nearly every PUT is recorded so soon after its landing id was made."""
+
+
+class SecondCopies:
+    """Finds and reads them. A row does not say which copy it came from; but ids begin with their time, which lies
+    before the row's by as much as the PUT took. put_ms_max: the longest that a PUT may take."""
+
+    def __init__(self, metadata: Metadata, landing: LandingStore, put_ms_max: int) -> None:
+        self._metadata = metadata
+        self._landing = landing
+        self._spans_ms = (_PUT_MS_USUAL, max(_PUT_MS_USUAL, put_ms_max))
+
+    def read(self, row: ObjectRow) -> bytes | None:
+        """The bytes of this version, checked; None when there is no copy any more, or it is damaged as well.
+
+        One look-up in the metadata, seldom two. Raises Transient.
+        """
+        for span_ms in self._spans_ms:
+            first, last = timed_ids_between(row.created_ms - span_ms, row.created_ms + _PUT_MS_USUAL)
+            landing_id = self._metadata.queued_copy(row, LandingId(first), LandingId(last))
+            if landing_id is not None:
+                return self._read(row, landing_id)
+        return None
+
+    def _read(self, row: ObjectRow, landing_id: LandingId) -> bytes | None:
+        try:
+            return crc_checked(self._landing.read(landing_id), row.size, row.crc32c, f"landing copy of {row.key}")
+        except (Corrupt, NotFound):
+            return None

@@ -1,0 +1,145 @@
+"""Packed bytes that are lost or damaged while their landing copies are there: these are read, and packed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from nos_ec.core.errors import Corrupt
+from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.reaper import Reaper, ReapResult
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.testing.at_rest import LaterClock, come_to_rest
+from nos_ec.testing.audit import all_blocks
+from nos_ec.wiring import System
+from nos_gc.assemble import gc_service
+
+from .conftest import CHUNK, Bench
+
+
+def _lose(bench: Bench, system: System) -> None:
+    """All files of every block are gone, as with a pool that lost a placement group for good."""
+    for row in all_blocks(system.metadata):
+        for path in (bench.folder / "store" / "blocks").rglob(row.block_id.hex()):
+            path.unlink()
+
+
+def _damage(bench: Bench, system: System) -> None:
+    """The first bytes of all chunks of every block are not what they were."""
+    for row in all_blocks(system.metadata):
+        for path in (bench.folder / "store" / "blocks").rglob(row.block_id.hex()):
+            data = bytearray(path.read_bytes())
+            data[CHUNK // 2 :] = bytes(len(data) - CHUNK // 2)
+            path.write_bytes(data)
+
+
+HARM = pytest.mark.parametrize("harm", [_lose, _damage], ids=["lost", "damaged"])
+
+
+def _packed_with_copies(bench: Bench, system: System, count: int = 10) -> list[ObjectKey]:
+    keys = bench.put_some(system, count)
+    bench.produce(system)
+    bench.consume(system)
+    assert {system.store().head(key).state for key in keys} == {ObjectState.PACKED}
+    return keys
+
+
+@HARM
+def test_lost_blocks_heal_while_landing_copies_are_there(
+    bench: Bench, system: System, harm: Callable[[Bench, System], None]
+) -> None:
+    keys = _packed_with_copies(bench, system)
+    harm(bench, system)
+    assert system.housekeeping().run_once().reaper.reverted == len(keys)
+    assert {system.store().head(key).state for key in keys} == {ObjectState.LANDED}
+    bench.assert_readable(system)
+    assert come_to_rest(system) == []
+    bench.assert_readable(system)
+    assert {system.store().head(key).state for key in keys} == {ObjectState.PACKED}
+
+
+@HARM
+def test_lost_bytes_are_read_from_the_landing_copy(
+    bench: Bench, system: System, harm: Callable[[Bench, System], None]
+) -> None:
+    keys = _packed_with_copies(bench, system)
+    harm(bench, system)
+    bench.assert_readable(system)
+    for key in keys:
+        size = len(bench.acknowledged[key])
+        for offset, length in ((0, size), (size // 3, size // 3), (size, 5), (size // 2, size)):
+            row, pieces = system.store().open_range(key, offset, length)
+            assert b"".join(pieces) == bench.acknowledged[key][offset : offset + length]
+            assert row.state is ObjectState.PACKED
+
+
+def test_a_copy_of_a_slow_put_is_found(bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids of landing copies are made before their bytes are written, which may take as long as a reservation."""
+    early = system.new_landing_id()
+    system.clock = LaterClock(20_000)
+    with monkeypatch.context() as patched:
+        patched.setattr(System, "new_landing_id", lambda self: early)
+        bench.put(system, "slow", b"bytes")
+    bench.produce(system)
+    bench.consume(system)
+    assert system.store().head(ObjectKey("b", "slow")).state is ObjectState.PACKED
+    _lose(bench, system)
+    assert system.store().get(ObjectKey("b", "slow")) == b"bytes"
+
+
+@HARM
+def test_an_object_whose_copy_is_damaged_as_well_stays_where_it_is(
+    bench: Bench, system: System, harm: Callable[[Bench, System], None]
+) -> None:
+    """Nothing is won by pointing to a copy that cannot be read: the block may come back."""
+    keys = _packed_with_copies(bench, system, 2)
+    blocks = {path: path.read_bytes() for path in _files(bench)}
+    harm(bench, system)
+    for path in (bench.folder / "store" / "landing").glob("??/*"):
+        path.write_bytes(b"x" * path.stat().st_size)
+    assert system.housekeeping().run_once().reaper.reverted == 0
+    for key in keys:
+        with pytest.raises(Corrupt, match=key.name):
+            system.store().get(key)
+    for path, data in blocks.items():
+        path.write_bytes(data)
+    bench.assert_readable(system)
+
+
+def _files(bench: Bench) -> list[Path]:
+    return [path for path in (bench.folder / "store" / "blocks").glob("shard-*/?/*") if path.is_file()]
+
+
+class Collected:
+    """A block store whose blocks GC collects just before they are read."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+
+    def read_many(self, block_id: BlockId, extents: list[tuple[int, int]]) -> list[bytes]:
+        """See BlockStore."""
+        for _ in range(2):  # blocks are deleted by the run after the one that emptied them
+            gc_service(self._system).run_once()
+        return self._system.blocks.read_many(block_id, extents)
+
+
+def test_a_block_that_gc_deleted_is_no_damage(
+    bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = _packed_with_copies(bench, system, 60)
+    for key in keys[6:]:
+        bench.delete(system, key)
+    before = {key: system.store().head(key).extent for key in keys[:6]}
+    reaper = Reaper(system.metadata, system.landing, cast(BlockStore, Collected(system)), system.clock, 1000)
+    run_once = reaper.run_once
+    monkeypatch.setattr(Reaper, "run_once", lambda *_: ReapResult())  # GC has a reaper of its own
+    result = run_once()
+    assert (result.reverted, result.postponed) == (0, 6)
+    after = {key: system.store().head(key) for key in keys[:6]}
+    assert all(row.state is ObjectState.PACKED and row.extent != before[key] for key, row in after.items())
+    assert "going back" not in "".join(capsys.readouterr())
+    bench.assert_readable(system)
