@@ -174,9 +174,11 @@ class Store:
         return self._read(self._locations.find(key, self._metadata.get), 0, None)
 
     def open_range(self, key: ObjectKey, offset: int, length: int) -> tuple[ObjectRow, Iterator[bytes]]:
-        """Bytes [offset, offset + length) cut at the object's end, as `open` does. Reads no more than the range.
+        """Bytes [offset, offset + length) cut at the object's end, as `open` does.
 
-        The CRC covers whole objects, so a range is protected by the block store's own checksums alone. Raises
+        Of an object in blocks no more than the range is read, and the block store verifies it (`BlockStore.read`). A
+        landing store verifies nothing, and the CRC covers whole objects: of a landed one all is read and checked, which
+        is `packed_size_max` bytes at most. Raises
         InvalidInput when offset or length is negative or the range starts past the end, NotFound, Corrupt,
         Transient.
         """
@@ -295,8 +297,13 @@ class Store:
         elif whole:
             data = self._landing.read(row.landing_id)
         else:
-            data = self._landing.read_range(row.landing_id, offset, count)
-        return crc_checked(data, row.size, row.crc32c, f"{row.key} v{row.version}") if whole else data
+            copy = self._landing.read_range(row.landing_id, 0, row.size)
+            return _checked(row, copy)[offset : offset + count]
+        return _checked(row, data) if whole else data
+
+
+def _checked(row: ObjectRow, data: bytes) -> bytes:
+    return crc_checked(data, row.size, row.crc32c, f"{row.key} v{row.version}")
 
 
 def _named(row: ObjectRow, error: Corrupt) -> Corrupt:

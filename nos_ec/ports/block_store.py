@@ -61,9 +61,10 @@ class BlockStore(Protocol):
     def read(self, block_id: BlockId, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes. Touches only the shards the range lies in, unless one of them is lost.
 
-        Each chunk is verified against the store's own checksums; up to m lost or corrupted shards are
-        made up for by decoding. Raises NotFound (no such block), Corrupt (range past the end of the block,
-        or more than m shards of a stripe lost or damaged). Retrying is safe.
+        Every byte returned has been verified by the store, also of a range within an object: the embedded store checks
+        a CRC32C of each page, Ceph's OSDs the checksums of BlueStore. What fails counts as lost; up to m lost or
+        corrupted shards are made up for by decoding. Raises NotFound (no such block), Corrupt (range past the end of
+        the block, or more than m shards of a stripe lost or damaged). Retrying is safe.
         """
         ...
 

@@ -26,7 +26,11 @@ class LandingStore(Protocol):
         ...
 
     def read_range(self, landing_id: LandingId, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`. Raises NotFound, Transient, Corrupt when the copy is shorter."""
+        """Exactly `length` bytes from `offset`. Raises NotFound, Transient, Corrupt when the copy is shorter.
+
+        A caller must not rely on the bytes before it checked them: as the CRC is that of the whole copy, it reads all
+        of it. Ceph's OSDs verify what they read (BlueStore's checksums); the embedded store verifies nothing.
+        """
         ...
 
     def delete(self, landing_id: LandingId) -> None:
