@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from time import perf_counter
 from types import TracebackType
 from typing import Self
 
@@ -37,10 +38,11 @@ from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.large import LargeObjects
 from nos_ec.engine.leases import HeldLease, HeldLeases
 from nos_ec.engine.location_cache import LocationCache
-from nos_ec.engine.packable import SourceReader
+from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.reaper import Reaper
 from nos_ec.engine.recovery import Recovery
 from nos_ec.engine.room import PACKING_RESERVES, PUT_RESERVES
+from nos_ec.engine.source_reader import SourceReader
 from nos_ec.engine.store import PutOptions, Store
 from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
 from nos_ec.monitoring.monitor import Cached, Monitor
@@ -176,6 +178,7 @@ class System:
     landing: LandingStore
     blocks: BlockStore
     placement: Placement
+    read_threads: ReadThreads
     _locations: LocationCache
     _log: LogOnDemand
     _lag: LagProbe
@@ -198,7 +201,7 @@ class System:
 
     @property
     def pool(self) -> ThreadPoolExecutor:
-        """Threads for reading sources and writing landing copies."""
+        """Threads for writing landing copies."""
         return self._pool
 
     def check_for_daemon(self, *, writes: bool) -> None:
@@ -247,8 +250,13 @@ class System:
             landing_grace_ms=self.settings.reaper.landing_grace_ms,
             read_back=not fresh,
         )
-        sources = SourceReader(self.landing, self.blocks, self._pool, self.settings.consumer.read_threads)
-        return StripeWriter(self.metadata, self.blocks, sources, self.clock, lease, self.placement, options)
+        return StripeWriter(
+            self.metadata, self.blocks, self.source_reader(), self.clock, lease, self.placement, options
+        )
+
+    def source_reader(self) -> SourceReader:
+        """Reads what is to be packed."""
+        return SourceReader(self.landing, self.blocks, self.read_threads)
 
     def housekeeping(self) -> Housekeeping:
         """Recovery and reaper."""
@@ -354,7 +362,8 @@ def open_system(settings: Settings) -> System:
         objects = open_objects(settings, stack, lambda: _new_block_id(clock), store_id)
         log = LogOnDemand(settings, clock)
         lag = stack.enter_context(closing(LagProbe(log)))
-        pool = ThreadPoolExecutor(settings.consumer.read_threads, thread_name_prefix="read")
+        read_threads = stack.enter_context(closing(ReadThreads(settings.consumer.read_threads, perf_counter)))
+        pool = ThreadPoolExecutor(settings.consumer.read_threads, thread_name_prefix="write")
         stack.callback(pool.shutdown)
         get = settings.get
         locations = LocationCache(clock, get.location_cache_objects, get.location_cache_ms)
@@ -365,6 +374,7 @@ def open_system(settings: Settings) -> System:
             objects.landing,
             objects.blocks,
             objects.placement,
+            read_threads,
             locations,
             log,
             lag,

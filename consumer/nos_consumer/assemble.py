@@ -11,6 +11,7 @@ from time import perf_counter
 from nos_consumer.counters import ConsumerCounters
 from nos_consumer.figures import consumer_samples
 from nos_consumer.service import ConsumerOptions, ConsumerService
+from nos_consumer.unread import UnreadObjects
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.merge_list import merge_list
 from nos_ec.core.plan import MergeList
@@ -48,12 +49,13 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
     with system.lease(member, settings.lease_ttl_ms) as held:
         lanes = Lanes([system.writer(held.lease, BlockKind.FRESH) for _ in range(settings.lanes)], perf_counter)
         log = system.log_consumer(member)
+        unread = UnreadObjects(system.source_reader().read_one, system.clock)
         service = ConsumerService(
-            log, system.metadata, lanes, new_merge_list, system.clock, options, held.require_not_lost
+            log, system.metadata, lanes, new_merge_list, system.clock, options, held.require_not_lost, unread
         )
         if monitor is not None:
             stripe_size = system.geometry.stripe_size
-            monitor.metrics.add("consumer", lambda: consumer_samples(service, stripe_size))
+            monitor.metrics.add("consumer", lambda: consumer_samples(service, stripe_size, system.clock.now_ms()))
             monitor.metrics.add("lease", lambda: lease_samples(held, "consumer"))
             monitor.health.require("lease", held.require)
         try:

@@ -17,6 +17,7 @@ class ConsumerCounters:
     superseded: int = 0
     failed: int = 0
     retried: int = 0
+    given_up: int = 0
     groups: int = 0
     stripes: int = 0
     offsets_committed: int = 0

@@ -12,7 +12,7 @@ _log = structlog.get_logger(__name__)
 
 REPORT_WAIT_MS = 10_000
 """Between two lines on what was packed; the metrics have the details."""
-_REPORTED = ("packed", "packed_bytes", "stripes", "superseded", "failed", "retried")
+_REPORTED = ("packed", "packed_bytes", "stripes", "superseded", "failed", "retried", "given_up")
 
 
 class Diary:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from nos_consumer.service import ConsumerService
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring.exposition import Sample
+from nos_ec.monitoring.sources import parking_samples
 
 
-def consumer_samples(service: ConsumerService, stripe_size: int) -> Iterator[Sample]:
+def consumer_samples(service: ConsumerService, stripe_size: int, now_ms: int) -> Iterator[Sample]:
     """Samples of a consumer's counters and of what it is at. stripe_size in bytes."""
     counters = service.counters
     written_bytes = counters.stripes * stripe_size
@@ -21,6 +22,7 @@ def consumer_samples(service: ConsumerService, stripe_size: int) -> Iterator[Sam
     yield Sample(m.SUPERSEDED_OBJECTS, counters.superseded)
     yield Sample(m.FAILED_OBJECTS, counters.failed)
     yield Sample(m.RETRIED_OBJECTS, counters.retried)
+    yield Sample(m.GIVEN_UP_OBJECTS, counters.given_up)
     yield Sample(m.GROUPS_WRITTEN, counters.groups)
     yield Sample(m.STRIPES_WRITTEN, counters.stripes)
     yield Sample(m.WRITTEN_BYTES, written_bytes)
@@ -30,6 +32,7 @@ def consumer_samples(service: ConsumerService, stripe_size: int) -> Iterator[Sam
     yield Sample(m.MERGE_LIST_BYTES, service.waiting_bytes)
     yield Sample(m.PAUSED, service.paused)
     yield from _lane_samples(service)
+    yield from parking_samples([service.unread.parking], now_ms)
 
 
 def _lane_samples(service: ConsumerService) -> Iterator[Sample]:

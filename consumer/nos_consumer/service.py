@@ -14,6 +14,7 @@ import structlog
 
 from nos_consumer.counters import ConsumerCounters
 from nos_consumer.diary import Diary
+from nos_consumer.unread import UnreadObjects
 from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import Extent
 from nos_ec.core.killpoints import kill_point
@@ -21,8 +22,10 @@ from nos_ec.core.messages import PackRequest, decode_pack_request
 from nos_ec.core.offsets import OffsetTracker
 from nos_ec.core.plan import MergeList
 from nos_ec.engine.lanes import Lanes
+from nos_ec.engine.limited_log import LimitedLog
 from nos_ec.engine.packable import Packable
-from nos_ec.engine.stripe_writer import WriteResult
+from nos_ec.engine.parking import BackOff
+from nos_ec.engine.stripe_writer import Failure, WriteResult
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.message_log import Message, MessageConsumer
 from nos_ec.ports.metadata import Metadata
@@ -34,10 +37,13 @@ BUSY_WAIT_MS = 20
 COMMIT_WAIT_MS = 1000
 """How long offsets that could be committed wait for others while there is work: each commit is a round trip and a
 synced write of the log, and what a crash leaves uncommitted is only looked up again and found packed."""
-BACKOFF_MS = 1000
-"""Pause in planning after a write that failed for a reason that may pass."""
-DRAIN_FAILURES_MAX = 5
-"""Failed writes in a row after which `drain` gives up and raises; `run` goes on trying."""
+TURN_WAIT_MS = 1000
+"""Pause after a turn that failed."""
+BACK_OFF = BackOff(first_ms=1000, max_ms=60_000)
+"""Pauses in planning while nothing can be written: a store is away, or full. An object whose landing copy alone cannot
+be read is no reason for one."""
+DRAIN_FAILURES_MAX = 4
+"""Failed rounds in a row after which `drain` gives up and raises; `run` goes on trying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +71,9 @@ class ConsumerService:
         clock: Clock,
         options: ConsumerOptions,
         require_lease: Callable[[], None],
+        unread: UnreadObjects,
     ) -> None:
-        """`require_lease` raises LeaseLost when the lanes' lease was fenced."""
+        """`require_lease` raises LeaseLost when the lanes' lease was fenced. `unread` is this service's to close."""
         self._log = log
         self._metadata = metadata
         self._lanes = lanes
@@ -80,7 +87,10 @@ class ConsumerService:
         """(object id, version) of what waits in the merge list or is in flight."""
         self._unchecked: list[tuple[Message, PackRequest]] = []
         """Taken from the log, but not looked up yet: the metadata store did not answer. One poll's worth at most."""
-        self._backoff_until_ms = 0
+        self._unread = unread
+        self._errors = LimitedLog(__name__, clock)
+        self._pause_until_ms = 0
+        self._pause_ms = 0
         self._commit_due_ms = 0
         self._failures_in_row = 0
         self._last_cause: NosError | None = None
@@ -105,6 +115,11 @@ class ConsumerService:
         return self._paused
 
     @property
+    def unread(self) -> UnreadObjects:
+        """Objects whose landing copies cannot be read now."""
+        return self._unread
+
+    @property
     def lanes(self) -> Lanes:
         """The lanes it writes with."""
         return self._lanes
@@ -118,7 +133,7 @@ class ConsumerService:
                 self.turn(flush=False)
             except Transient as error:
                 _log.warning("trying again", error=str(error))
-                self._clock.wait(stop, BACKOFF_MS)
+                self._clock.wait(stop, TURN_WAIT_MS)
             diary.turn(self._clock.now_ms(), self._log.assignment(), self.counters, self.waiting_objects)
         diary.report(self.counters, self.waiting_objects)
 
@@ -128,9 +143,10 @@ class ConsumerService:
         """Pack everything there is, also what would not fill a stripe, until the group has no lag.
 
         `make_room` is asked when there is no space: true when it freed some (landing copies of what is packed
-        already). `watch` sees the counters after every turn. Raises NoSpace or Transient when writing keeps failing;
-        nothing is lost then, the log still has it. Ends early when nothing has moved for drain_idle_ms: the rest
-        belongs to other members.
+        already). `watch` sees the counters after every turn. Raises NoSpace or Transient when writing keeps failing,
+        and Transient in the end when the landing copies of some objects could not be read, which are tried again until
+        nothing has moved for drain_idle_ms; nothing is lost then, the log still has it or gets it again. Ends early
+        when nothing has moved for drain_idle_ms: the rest belongs to other members.
         """
         idle_since_ms = self._clock.now_ms()
         while True:
@@ -140,11 +156,20 @@ class ConsumerService:
             if self._last_cause is not None and self._failures_in_row >= DRAIN_FAILURES_MAX:
                 if not isinstance(self._last_cause, NoSpace) or not make_room():
                     raise self._last_cause
-                self._failures_in_row = 0
-            if self._known:
+                self._failures_in_row = self._pause_until_ms = 0
+            if len(self._known) > len(self._unread):
                 continue
             if self._log.lag() == 0 or self._clock.now_ms() - idle_since_ms >= self._options.drain_idle_ms:
+                self._require_all_read()
                 return
+
+    def _require_all_read(self) -> None:
+        for packable, parked in self._unread.parking:
+            count = len(self._unread)
+            raise Transient(
+                f"{count} {'object is' if count == 1 else 'objects are'} not packed: the landing copy of {packable.key}"
+                f" cannot be read now ({parked.reason}). All others are packed; run it again to try what is left"
+            )
 
     def close(self) -> None:
         """Let the groups in flight finish, seal their blocks, commit what is done, leave the group."""
@@ -152,7 +177,9 @@ class ConsumerService:
             self._settle(self._lanes.close())
             self._try_to_commit_offsets()
         finally:
+            self._errors.report(closing=True)
             self._log.close()
+            self._unread.close()
 
     def turn(self, *, flush: bool) -> bool:
         """One round of collecting results, committing offsets, polling and planning. True when anything moved.
@@ -162,13 +189,15 @@ class ConsumerService:
         self._require_lease()  # with no group to commit nothing else would tell
         results = self._lanes.collect(wait_ms=BUSY_WAIT_MS if self._paused else 0)
         self._settle(results)
+        readable = self._try_unread()
+        self._errors.report()
         self._commit_offsets_when_due()
         self._check_taken()
         messages = self._poll()
         self._take(messages)
         self._check_taken()
         planned = self._plan(flush=flush and not messages and not self._paused) or self._plan_one_when_stuck()
-        return bool(results or messages or planned)
+        return bool(results or readable or messages or planned)
 
     # --- messages ---------------------------------------------------------------------------------
     def _poll(self) -> list[Message]:
@@ -194,7 +223,7 @@ class ConsumerService:
         deadline_ms = self._merge_list.next_deadline_ms()
         if deadline_ms is None:
             return self._options.idle_wait_ms
-        return max(0, min(self._options.idle_wait_ms, max(deadline_ms, self._backoff_until_ms) - now_ms))
+        return max(0, min(self._options.idle_wait_ms, max(deadline_ms, self._pause_until_ms) - now_ms))
 
     def _take(self, messages: Sequence[Message]) -> None:
         """Note what the log handed out; it does not hand it out again."""
@@ -243,19 +272,20 @@ class ConsumerService:
         try:
             self._log.set_aside(message, reason)
         except NosError as error:
-            _log.error("message not set aside", partition=message.partition, offset=message.offset, error=str(error))
+            self._errors.error(
+                "message not set aside", partition=message.partition, offset=message.offset, error=str(error)
+            )
 
     def _wait(self, packable: Packable, now_ms: int) -> None:
+        self._unread.leave(packable)
         self._known[packable.object_id, packable.version] = packable
         self._merge_list.add(packable.candidate(now_ms))
 
     # --- packing ----------------------------------------------------------------------------------
     def _plan(self, *, flush: bool) -> bool:
         now_ms = self._clock.now_ms()
-        if waits(self._backoff_until_ms, now_ms, BACKOFF_MS):
-            return False
         planned = False
-        while not self._lanes.full and (plan := self._merge_list.plan(now_ms, flush=flush)) is not None:
+        while self._may_plan(now_ms) and (plan := self._merge_list.plan(now_ms, flush=flush)) is not None:
             self._lanes.submit(plan)
             planned = True
         return planned
@@ -263,23 +293,79 @@ class ConsumerService:
     def _plan_one_when_stuck(self) -> bool:
         """The merge list is full by its limits but wants more for a perfect group: take the group there is."""
         now_ms = self._clock.now_ms()
-        if not self._paused or self._lanes.pending or waits(self._backoff_until_ms, now_ms, BACKOFF_MS):
+        if not self._paused or self._lanes.pending or not self._may_plan(now_ms):
             return False
         plan = self._merge_list.plan(now_ms, flush=True)
         if plan is not None:
             self._lanes.submit(plan)
         return plan is not None
 
+    def _may_plan(self, now_ms: int) -> bool:
+        """After a failure one group tries it out for all."""
+        if self._lanes.full or waits(self._pause_until_ms, now_ms, self._pause_ms):
+            return False
+        return not (self._failures_in_row and self._lanes.pending)
+
     def _settle(self, results: Sequence[WriteResult]) -> None:
         for result in map(self._looked_up, results):
-            for packable in (*result.packed, *result.superseded, *(failure.packable for failure in result.failed)):
-                self._done(packable)
-            for failure in result.failed:
-                _log.error("object not packed", object=str(failure.packable.key), error=str(failure.error))
-            for packable in result.retry:
-                self._wait(packable, self._clock.now_ms())
-            self._back_off(result)
-            self._count(result)
+            self._pause(result)
+            self._book(result)
+
+    def _book(self, result: WriteResult) -> None:
+        for packable in (*result.packed, *result.superseded, *(failure.packable for failure in result.failed)):
+            self._done(packable)
+        for failure in result.failed:
+            self._errors.error("object not packed", object=str(failure.packable.key), error=str(failure.error))
+        for failure in result.unread:
+            self._set_unread_aside(failure)
+        for packable in result.retry:
+            self._wait(packable, self._clock.now_ms())
+        self._count(result)
+
+    # --- objects that cannot be read ----------------------------------------------------------------
+    def _set_unread_aside(self, failure: Failure) -> None:
+        packable = failure.packable
+        if self._unread.park(packable, failure.error):
+            if self._unread.is_given_up(packable):
+                self._give_up(packable)
+        elif self._failures_in_row:
+            # Nothing at all can be read: it is not this object's fault, and no reason to work through the whole log.
+            self._wait(packable, self._clock.now_ms())
+        else:
+            self._give_up(packable)
+            self._done(packable)
+
+    def _give_up(self, packable: Packable) -> None:
+        """Its offset is held no longer. Its row stays queued, so that the object is published again."""
+        self.counters.given_up += 1
+        for ticket in packable.tickets:
+            self._tracker.done(*ticket)
+
+    def _try_unread(self) -> bool:
+        """Try those whose time has come; true when some could be read."""
+        due = self._unread.due()
+        if due:
+            landed = self._still_landed(due)
+            self._unread.probe(packable for packable in due if packable in landed)
+            self._book(WriteResult(superseded=[packable for packable in due if packable not in landed]))
+        probed = self._unread.probed()
+        readable = [packable for packable, error in probed if error is None]
+        failures = [Failure(packable, error) for packable, error in probed if error is not None]
+        if probed:
+            unread = [failure for failure in failures if isinstance(failure.error, Transient)]
+            failed = [failure for failure in failures if not isinstance(failure.error, Transient)]
+            self._book(self._looked_up(WriteResult(unread=unread, failed=failed)))
+        for packable in readable:
+            self._wait(packable, self._clock.now_ms())
+        return bool(readable)
+
+    def _still_landed(self, packables: Sequence[Packable]) -> set[Packable]:
+        """All of them when nobody can tell: they are looked up again when they are packed."""
+        try:
+            landed = self._metadata.still_landed([_request(packable) for packable in packables])
+        except Transient:
+            return set(packables)
+        return {packable for packable in packables if _request(packable) in landed}
 
     def _looked_up(self, result: WriteResult) -> WriteResult:
         """A landing copy may be missing because its object was deleted or overwritten while it waited: nothing failed.
@@ -301,18 +387,31 @@ class ConsumerService:
 
     def _done(self, packable: Packable) -> None:
         self._known.pop((packable.object_id, packable.version), None)
+        self._unread.release(packable)
         for ticket in packable.tickets:
             self._tracker.done(*ticket)
 
-    def _back_off(self, result: WriteResult) -> None:
-        if result.cause is None:
+    def _pause(self, result: WriteResult) -> None:
+        """Back off when nothing could be written, or nothing at all could be read."""
+        cause = result.cause or _all_unread(result)
+        now_ms = self._clock.now_ms()
+        if cause is not None:
+            self._last_cause = cause
+            if not waits(self._pause_until_ms, now_ms, self._pause_ms):  # the lanes' failures of one moment are one
+                self._failures_in_row += 1
+                self._pause_ms = BACK_OFF.wait_ms(self._failures_in_row)
+                self._pause_until_ms = now_ms + self._pause_ms
+                self._say_pause(cause)
+        elif result.packed or result.superseded:
+            if self._failures_in_row:
+                self._unread.parking.hasten()  # what kept all of them may have been what kept those
             self._failures_in_row = 0
-            return
-        self._failures_in_row += 1
-        self._last_cause = result.cause
-        self._backoff_until_ms = self._clock.now_ms() + BACKOFF_MS
-        if isinstance(result.cause, NoSpace):
-            _log.error("no room to pack; objects stay in the landing store", error=str(result.cause))
+
+    def _say_pause(self, cause: NosError) -> None:
+        if isinstance(cause, NoSpace):
+            _log.error("no room to pack; objects stay in the landing store", error=str(cause), wait_ms=self._pause_ms)
+        else:
+            _log.warning("packing pauses", error=str(cause), wait_ms=self._pause_ms)
 
     def _count(self, result: WriteResult) -> None:
         counters = self.counters
@@ -320,7 +419,7 @@ class ConsumerService:
         counters.packed_bytes += sum(packable.size for packable in result.packed)
         counters.superseded += len(result.superseded)
         counters.failed += len(result.failed)
-        counters.retried += len(result.retry)
+        counters.retried += len(result.retry) + len(result.unread)
         counters.stripes += result.stripe_count
         counters.groups += result.stripe_count > 0
 
@@ -366,12 +465,16 @@ class ConsumerService:
     def _forget(self, partitions: frozenset[int]) -> None:
         self._tracker.drop(partitions)
         self._unchecked = [taken for taken in self._unchecked if taken[0].partition not in partitions]
+        self._unread.forget(partitions)
         kept = [p for p in self._known.values() if not any(partition in partitions for partition, _ in p.tickets)]
         self._known.clear()
         self._merge_list = self._new_merge_list()
         now_ms = self._clock.now_ms()
         for packable in kept:
-            self._wait(packable, now_ms)
+            if packable in self._unread:
+                self._known[packable.object_id, packable.version] = packable
+            else:
+                self._wait(packable, now_ms)
 
 
 def _packable(message: Message, request: PackRequest) -> Packable:
@@ -384,6 +487,13 @@ def _packable(message: Message, request: PackRequest) -> Packable:
         source=request.landing_id,
         tickets=((message.partition, message.offset),),
     )
+
+
+def _all_unread(result: WriteResult) -> NosError | None:
+    """Why, when not one source of a plan could be read: then it may be the store that is away, and not some copies."""
+    if result.packed or result.superseded or result.failed or result.retry or not result.unread:
+        return None
+    return result.unread[0].error
 
 
 def _request(packable: Packable) -> PackRequest:

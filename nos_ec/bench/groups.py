@@ -39,7 +39,7 @@ def group_latencies(
                 started_s = timer()
                 result = writer.write(plan)
                 seconds.append(timer() - started_s)
-                if result.failed or result.retry:
+                if result.failed or result.unread or result.retry:
                     raise Transient(f"bench: a group of {stripe_count} stripes was not written ({result.cause})")
             found[str(stripe_count)] = {"groups": len(seconds)} | latency_ms(seconds)
         writer.close()

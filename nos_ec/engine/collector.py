@@ -208,6 +208,8 @@ class Collector:
             watch(result)
             if written.cause is not None:
                 raise written.cause
+            for failure in written.unread:
+                raise failure.error
             for packable in written.retry:
                 merge_list.add(packable.candidate(self._clock.now_ms()))
             kill_point("gc.rewritten")

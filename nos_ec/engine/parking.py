@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import structlog
@@ -130,10 +130,25 @@ class Parking(Generic[T]):
         with self._lock:
             while self._heap and len(found) < limit and not waits(self._heap[0][0], now_ms, self._back_off.max_ms):
                 retry_ms, _, item = heapq.heappop(self._heap)
-                parked = self._parked.get(item)
-                if parked is not None and parked.retry_ms == retry_ms:
+                if self._is_next(item, retry_ms):
                     found.append(item)
         return found
+
+    def hasten(self) -> None:
+        """Let every item come due now: whatever kept them is over. What `due` has given out already is not affected."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            waiting = {item for retry_ms, _, item in self._heap if self._is_next(item, retry_ms)}
+            self._heap.clear()
+            for item, parked in self._parked.items():
+                if item in waiting:
+                    self._parked[item] = replace(parked, retry_ms=now_ms)
+                    self._push(now_ms, item)
+
+    def failures(self, item: T) -> int:
+        """How often an item has failed in a row; 0 when it is not parked."""
+        parked = self._parked.get(item)
+        return 0 if parked is None else parked.failures
 
     def next_ms(self) -> int | None:
         """When the next item may come due (Unix milliseconds); None when none will."""
@@ -156,6 +171,11 @@ class Parking(Generic[T]):
                 failures=parked.failures,
                 parked_s=max(0, self._clock.now_ms() - parked.since_ms) // 1000,
             )
+
+    def _is_next(self, item: T, retry_ms: int) -> bool:
+        """Whether an entry of the heap still holds."""
+        parked = self._parked.get(item)
+        return parked is not None and parked.retry_ms == retry_ms
 
     def _push(self, retry_ms: int, item: T) -> None:
         self._pushed += 1

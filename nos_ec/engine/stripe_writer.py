@@ -26,9 +26,10 @@ from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.plan import GroupPlan
 from nos_ec.engine.group_bytes import GroupItem, GroupPlace, assemble
 from nos_ec.engine.late_blocks import remove_late_block
-from nos_ec.engine.packable import Packable, SourceReader
+from nos_ec.engine.packable import Packable
 from nos_ec.engine.refused_blocks import forget_refused_block
 from nos_ec.engine.room import require_room
+from nos_ec.engine.source_reader import SourceReader
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import GroupCommit, Lease, Metadata, Move
@@ -58,17 +59,19 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What became of a plan. Every packable of the plan is in exactly one of the four.
+    """What became of a plan. Every packable of the plan is in exactly one of the five.
 
     packed: their rows now point into the stripe. superseded: deleted, overwritten or moved meanwhile; nothing
-    to do. failed: their sources are missing or damaged; packing them again will not help. retry: to be planned
-    again; `cause` says why and that it may take a while (None: the plan lost so many sources that it no longer
-    paid, and a new one can be made at once).
+    to do. failed: their sources are missing or damaged; packing them again will not help. unread: their sources
+    cannot be read now, which says nothing of the others. retry: nothing is wrong with them, they are to be planned
+    again; `cause` says why the group was not written (None: the plan lost so many sources that it no longer paid, and
+    a new one can be made at once).
     """
 
     packed: Sequence[Packable] = ()
     superseded: Sequence[Packable] = ()
     failed: Sequence[Failure] = ()
+    unread: Sequence[Failure] = ()
     retry: Sequence[Packable] = ()
     cause: NosError | None = None
     stripe_count: int = 0
@@ -122,10 +125,10 @@ class StripeWriter:
         told in the result.
         """
         packables = [_packable(placement.candidate.payload) for placement in plan.placements]
-        items, failed, retry, cause = self._read_sources(plan, packables)
+        items, failed, unread = self._read_sources(plan, packables)
         bytes_left = sum(len(item.data) for _, item in items)
         if not items or bytes_left < PAYS_RATIO_MIN * plan.data_length:
-            return WriteResult(failed=failed, retry=[*retry, *(packable for packable, _ in items)], cause=cause)
+            return WriteResult(failed=failed, unread=unread, retry=[packable for packable, _ in items])
         try:
             winners = self._append_and_commit(plan.stripe_count, items)
         except LeaseLost:
@@ -133,13 +136,14 @@ class StripeWriter:
         except (Transient, Conflict, Corrupt, NotFound) as error:
             if not isinstance(error, NoSpace):  # which the caller tells, once for all groups that wait
                 _log.warning("group not written", error=str(error), objects=len(items))
-            return WriteResult(failed=failed, retry=[*retry, *(packable for packable, _ in items)], cause=error)
+            retry = [packable for packable, _ in items]
+            return WriteResult(failed=failed, unread=unread, retry=retry, cause=error)
         return WriteResult(
             packed=[packable for packable, _ in items if packable.object_id in winners],
             superseded=[packable for packable, _ in items if packable.object_id not in winners],
             failed=failed,
-            retry=retry,
-            cause=cause,
+            unread=unread,
+            retry=[],
             stripe_count=plan.stripe_count,
         )
 
@@ -156,22 +160,21 @@ class StripeWriter:
     # --- sources ----------------------------------------------------------------------------------
     def _read_sources(
         self, plan: GroupPlan, packables: Sequence[Packable]
-    ) -> tuple[list[tuple[Packable, GroupItem]], list[Failure], list[Packable], NosError | None]:
+    ) -> tuple[list[tuple[Packable, GroupItem]], list[Failure], list[Failure]]:
+        """What was read; what failed for good; what may be read later."""
         items: list[tuple[Packable, GroupItem]] = []
         failed: list[Failure] = []
-        retry: list[Packable] = []
-        cause: NosError | None = None
+        unread: list[Failure] = []
         outcomes = self._sources.read(packables)
         for placement, packable, outcome in zip(plan.placements, packables, outcomes, strict=True):
             if isinstance(outcome, bytes):
                 item = GroupItem(packable.key, packable.version, placement.offset, outcome, packable.crc32c)
                 items.append((packable, item))
             elif isinstance(outcome, Transient):
-                retry.append(packable)
-                cause = outcome
+                unread.append(Failure(packable, outcome))
             else:
                 failed.append(Failure(packable, outcome))
-        return items, failed, retry, cause
+        return items, failed, unread
 
     # --- blocks -----------------------------------------------------------------------------------
     def _block_with_room(self, stripe_count: int) -> _OpenBlock:

@@ -181,8 +181,17 @@ FAILED_OBJECTS = _counter(
 RETRIED_OBJECTS = _counter(
     "consumer_retried_objects",
     (CONSUMER,),
-    "Objects that go back to the merge list, because a write failed or lost too many of its sources.",
-    "Bursts pass. A steady rate with no packed objects: no space, or a shard folder is missing; see the log.",
+    "Objects tried again, because a write failed or lost too many of its sources, or because their landing copy could"
+    " not be read.",
+    'Bursts pass. A steady rate: copies that cannot be read (`nos_ec_parked_items{what="object"}`); with no packed'
+    " objects: no space, or a shard folder is missing; see the log.",
+)
+GIVEN_UP_OBJECTS = _counter(
+    "consumer_given_up_objects",
+    (CONSUMER,),
+    "Objects whose landing copy could not be read for minutes, so that their events no longer hold up the offsets; they"
+    " stay queued and are published again.",
+    "More than 0: bring the placement group or disk back that holds their copies; the log names the first ones.",
 )
 GROUPS_WRITTEN = _counter(
     "consumer_groups_written", (CONSUMER,), "Stripe groups written and committed.", "Each is one append and one commit."

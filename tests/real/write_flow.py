@@ -91,7 +91,7 @@ class WriteFlow:
                 with self._lock:
                     if result.packed:
                         self.flow.commits.append(time.monotonic())
-                    if result.retry:
+                    if result.retry or result.unread:
                         self.flow.given_back += 1
                         self._plans.append(plan)
             writer.close()

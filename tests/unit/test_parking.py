@@ -123,3 +123,19 @@ def test_a_crowd_is_not_named_one_by_one(clock: JumpingClock) -> None:
         for number in range(5000):
             parked.release(str(number))
     assert len(logs) == NAMED_MAX + 1 + NAMED_MAX
+
+
+def test_what_waits_can_be_made_due_at_once(clock: JumpingClock) -> None:
+    parked = parking(clock)
+    for item in "abc":
+        parked.park(item, GONE)
+    clock.advance(1000)
+    assert parked.due(1) == ["a"]
+    parked.park("b", GONE)
+    parked.release("c")
+    parked.hasten()
+    assert parked.due(10) == ["b"], "given out already, or released"
+    assert parked.failures("b") == 2
+    assert parked.failures("c") == 0
+    parked.park("b", GONE)
+    assert parked.due(10) == []

@@ -1,0 +1,237 @@
+"""Threads for reading sources, of which some may hang: a read that takes too long is left behind.
+
+Storage answers for a copy it lost, or for a placement group that is away, only when a time limit is over. A plan does
+not wait for such a copy: its thread is left to the read, another thread takes over the rest of the plan, and the
+copy counts as unread.
+
+9  as many reads are under way as there are slots, and at most LEFT_MAX more that were left behind
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, NamedTuple, TypeVar
+
+R = TypeVar("R")
+
+CALM_S = 1.0
+"""How long a read may take before it is left behind, while copies that do not answer are not known of."""
+WARY_S = 0.03
+"""The same for WARY_FOR_S after a read that was left behind has failed: there are probably more like it."""
+WARY_FOR_S = 60.0
+MEAN_FACTOR = 16
+"""No read is left behind that takes less than so many times the mean: on a slow store nothing is wrong with it."""
+MEAN_WEIGHT = 0.1
+"""Weight of the latest plan in the running mean."""
+LEFT_MAX = 64
+"""Reads left behind at a time. Beyond it plans wait for their reads."""
+LEFT_BYTES_MAX = 64 << 20
+"""Bytes that these reads may return together."""
+
+
+class ReadThreads:
+    """Slots for reading, shared by all lanes of a process; says when a read has taken too long.
+
+    timer: seconds that only grow, from any start. Safe to share between threads.
+    """
+
+    def __init__(self, slots: int, timer: Callable[[], float]) -> None:
+        self.slots = slots
+        self.timer = timer
+        self._free = slots
+        self._queued: deque[Callable[[], object]] = deque()
+        self._pool = ThreadPoolExecutor(slots + LEFT_MAX, thread_name_prefix="source")
+        self._lock = threading.Lock()
+        self._mean_s = 0.0
+        self._wary_until_s: float | None = None
+        self._left = 0
+        self._left_bytes = 0
+
+    def close(self) -> None:
+        """End the threads, when their reads have ended."""
+        self._pool.shutdown()
+
+    def patience_s(self) -> float:
+        """How long a read may take before it is left behind."""
+        with self._lock:
+            wary = self._wary_until_s is not None and self.timer() < self._wary_until_s
+            return max(WARY_S if wary else CALM_S, MEAN_FACTOR * self._mean_s)
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Run `work` in a slot, once one is free. `work` gives it back with `end`."""
+        with self._lock:
+            if not self._free:
+                self._queued.append(work)
+                return
+            self._free -= 1
+        self._pool.submit(work)
+
+    def replace(self, work: Callable[[], object]) -> None:
+        """Run `work` at once, in the slot of a read that was left behind."""
+        self._pool.submit(work)
+
+    def end(self) -> None:
+        """Give a slot back: to the work that waits for it longest, if any."""
+        with self._lock:
+            if not self._queued:
+                self._free += 1
+                return
+            work = self._queued.popleft()
+        self._pool.submit(work)
+
+    def leave(self, size: int) -> bool:
+        """Count a read of `size` bytes as left behind. False when that would be too many."""
+        with self._lock:
+            if self._left >= LEFT_MAX or (self._left and self._left_bytes + size > LEFT_BYTES_MAX):
+                return False
+            self._left += 1
+            self._left_bytes += size
+            return True
+
+    def returned(self, size: int, *, failed: bool) -> None:
+        """A read that was left behind has ended."""
+        with self._lock:
+            self._left -= 1
+            self._left_bytes -= size
+            if failed:
+                self._wary_until_s = self.timer() + WARY_FOR_S
+
+    def note(self, seconds: float, reads: int) -> None:
+        """How long the reads of one plan took, those left out that failed or were left behind."""
+        with self._lock:
+            mean_s = seconds / reads
+            self._mean_s += (mean_s - self._mean_s) * (MEAN_WEIGHT if self._mean_s else 1.0)
+
+
+class Unit(NamedTuple, Generic[R]):
+    """One read. `read` returns its result and whether it failed. `size`: bytes it may return. `late`: what its result
+    is when it is left behind after so many seconds; None for a read that is waited for however long it takes."""
+
+    read: Callable[[], tuple[R, bool]]
+    size: int
+    late: Callable[[float], R] | None
+
+
+class _Worker(Generic[R]):
+    __slots__ = ("index", "left", "started_s")
+
+    def __init__(self) -> None:
+        self.index = -1
+        self.started_s = 0.0
+        self.left = False
+
+
+class _Reading(Generic[R]):
+    """The reads of one plan."""
+
+    def __init__(self, threads: ReadThreads, units: Sequence[Unit[R]]) -> None:
+        self._threads = threads
+        self._units = units
+        self._next = deque(range(len(units)))
+        self._results: list[R | None] = [None] * len(units)
+        self._unfinished = len(units)
+        self._workers: set[_Worker[R]] = set()
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+        self._seconds = 0.0
+        self._reads = 0
+
+    def run(self) -> list[R]:
+        """Read all; raises what a unit raised."""
+        for _ in range(min(self._threads.slots, len(self._units))):
+            self._threads.start(self._work)
+        with self._changed:
+            while self._unfinished and self._failure is None:
+                self._changed.wait(self._until_late_s())
+                self._leave_late()
+            results, self._results = self._results, []  # a thread that is left behind must not keep the plan's bytes
+            self._next.clear()
+            if self._failure is not None:
+                raise self._failure
+        if self._reads:
+            self._threads.note(self._seconds, self._reads)
+        return [result for result in results if result is not None]
+
+    def _until_late_s(self) -> float | None:
+        """Seconds until the read that has taken longest may be left behind; None when there is none to leave."""
+        started = [w.started_s for w in self._workers if self._units[w.index].late is not None]
+        if not started:
+            # Reads may begin at any time without a word.
+            return self._threads.patience_s() if self._next else None
+        return max(0.001, min(started) + self._threads.patience_s() - self._threads.timer())
+
+    def _leave_late(self) -> None:
+        now_s, patience_s = self._threads.timer(), self._threads.patience_s()
+        for worker in list(self._workers):
+            unit = self._units[worker.index]
+            seconds = now_s - worker.started_s
+            if unit.late is None or seconds < patience_s or not self._threads.leave(unit.size):
+                continue
+            worker.left = True
+            self._workers.discard(worker)
+            self._finish(worker.index, unit.late(seconds))
+            if self._next:
+                self._threads.replace(self._work)
+            else:
+                self._threads.end()
+
+    def _finish(self, index: int, result: R) -> None:
+        if not self._results:
+            return  # another read of the plan has raised
+        self._results[index] = result
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._changed.notify()
+
+    def _work(self) -> None:
+        worker: _Worker[R] = _Worker()
+        try:
+            self._read_units(worker)
+        except BaseException as error:  # a bug, told to whoever waits
+            with self._changed:
+                self._failure = error
+                if worker.left:
+                    self._threads.returned(self._units[worker.index].size, failed=True)
+                self._changed.notify()
+        if not worker.left:
+            with self._changed:
+                self._workers.discard(worker)
+            self._threads.end()
+
+    def _read_units(self, worker: _Worker[R]) -> None:
+        timer = self._threads.timer
+        with self._changed:
+            self._workers.add(worker)
+            worker.started_s = timer()
+            if not self._take(worker):
+                return
+        while True:
+            unit = self._units[worker.index]
+            result, failed = unit.read()
+            with self._changed:
+                if worker.left:
+                    self._threads.returned(unit.size, failed=failed)
+                    return
+                now_s = timer()
+                if not failed:
+                    self._seconds += now_s - worker.started_s
+                    self._reads += 1
+                worker.started_s = now_s
+                self._finish(worker.index, result)
+                if not self._take(worker):
+                    return
+
+    def _take(self, worker: _Worker[R]) -> bool:
+        if not self._next:
+            self._workers.discard(worker)
+            return False
+        worker.index = self._next.popleft()
+        return True
+
+
+def read_all(threads: ReadThreads, units: Sequence[Unit[R]]) -> list[R]:
+    """The results of all units, in their order. Raises what a unit raises, which must be no NosError."""
+    return _Reading(threads, units).run() if units else []

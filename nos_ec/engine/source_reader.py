@@ -1,0 +1,104 @@
+"""Reading the bytes of what is to be packed.
+
+A landing copy that does not answer keeps no plan waiting for long: it counts as unread (read_threads.py says when).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import islice
+
+from nos_ec.core.errors import Corrupt, NosError, Transient
+from nos_ec.core.ids import BlockId, Extent
+from nos_ec.engine.packable import Packable, crc_checked
+from nos_ec.engine.read_threads import ReadThreads, Unit, read_all
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.landing_store import LandingStore
+
+_EXTENTS_PER_READ_MAX = 32
+"""Extents of one block that are read by one `read_many`; bounds what a single failure makes us read again."""
+
+_Outcome = bytes | NosError
+_Outcomes = list[tuple[int, _Outcome]]
+"""Of some packables, each with its index."""
+
+
+class SourceReader:
+    """Reads the bytes of packables concurrently and checks size and CRC of each. Safe to share between threads."""
+
+    def __init__(self, landing: LandingStore, blocks: BlockStore, threads: ReadThreads) -> None:
+        self._landing = landing
+        self._blocks = blocks
+        self._threads = threads
+
+    def read(self, packables: Sequence[Packable]) -> list[bytes | NosError]:
+        """For each packable its bytes, or the error that kept them away. Never raises a NosError itself."""
+        results: list[_Outcome | None] = [None] * len(packables)
+        for outcomes in read_all(self._threads, self._units(packables)):
+            for index, outcome in outcomes:
+                results[index] = outcome
+        return [outcome for outcome in results if outcome is not None]
+
+    def read_one(self, packable: Packable) -> bytes | NosError:
+        """The same for one, in the caller's thread, until the store's own time limit."""
+        source = packable.source
+        try:
+            if isinstance(source, Extent):
+                data = self._blocks.read(source.block_id, source.offset, source.length)
+            else:
+                # Its size is known: one operation, where a store that must ask for it needs more for a long copy.
+                data = self._landing.read_range(source, 0, packable.size)
+        except NosError as error:
+            return error
+        return _checked(packable, data)
+
+    def _units(self, packables: Sequence[Packable]) -> list[Unit[_Outcomes]]:
+        """Landing copies each by itself; extents of one block together."""
+        by_block: dict[BlockId, list[int]] = {}
+        units: list[Unit[_Outcomes]] = []
+        for index, packable in enumerate(packables):
+            block_id = packable.from_block
+            if block_id is None:
+                late = None if packable.patient else partial(_late, index)
+                units.append(Unit(partial(self._read_landed, packable, index), packable.size, late))
+            else:
+                by_block.setdefault(block_id, []).append(index)
+        for block_id, indexes in by_block.items():
+            pieces = _sliced(indexes, _EXTENTS_PER_READ_MAX)
+            units.extend(Unit(partial(self._read_extents, packables, block_id, piece), 0, None) for piece in pieces)
+        return units
+
+    def _read_landed(self, packable: Packable, index: int) -> tuple[_Outcomes, bool]:
+        outcome = self.read_one(packable)
+        return [(index, outcome)], isinstance(outcome, Transient)
+
+    def _read_extents(
+        self, packables: Sequence[Packable], block_id: BlockId, indexes: list[int]
+    ) -> tuple[_Outcomes, bool]:
+        """Left out of what is known of landing copies: as if it had failed."""
+        if len(indexes) > 1:
+            extents = [p.source for p in (packables[i] for i in indexes) if isinstance(p.source, Extent)]
+            try:
+                found = self._blocks.read_many(block_id, [(extent.offset, extent.length) for extent in extents])
+                return [(i, _checked(packables[i], data)) for i, data in zip(indexes, found, strict=True)], True
+            except NosError:
+                pass  # one bad extent fails them all: find out which, by reading each on its own
+        return [(i, self.read_one(packables[i])) for i in indexes], True
+
+
+def _late(index: int, seconds: float) -> _Outcomes:
+    return [(index, Transient(f"landing copy: no answer within {seconds:.2g} s"))]
+
+
+def _checked(packable: Packable, data: bytes) -> bytes | NosError:
+    try:
+        return crc_checked(data, packable.size, packable.crc32c, f"source of {packable.key} v{packable.version}")
+    except Corrupt as error:
+        return error
+
+
+def _sliced(indexes: Iterable[int], count: int) -> Iterable[list[int]]:
+    iterator = iter(indexes)
+    while piece := list(islice(iterator, count)):
+        yield piece

@@ -1,0 +1,147 @@
+"""Reads that hang are left behind, others are waited for; slots and limits hold."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from threading import Event
+
+import pytest
+
+from nos_ec.engine import read_threads
+from nos_ec.engine.read_threads import CALM_S, LEFT_MAX, WARY_S, ReadThreads, Unit, read_all
+
+SLOTS = 4
+
+
+class Timer:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Hanging:
+    """Reads that end when `answer` is set."""
+
+    def __init__(self) -> None:
+        self.answer = Event()
+        self.begun = threading.Semaphore(0)
+        self.failed = True
+
+    def unit(self, size: int = 1, late: Callable[[float], str] | None = lambda _: "late") -> Unit[str]:
+        def read() -> tuple[str, bool]:
+            self.begun.release()
+            self.answer.wait()
+            return "answered", self.failed
+
+        return Unit(read, size, late)
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    made = Hanging()
+    yield made
+    made.answer.set()
+
+
+@pytest.fixture
+def timer() -> Timer:
+    return Timer()
+
+
+@pytest.fixture
+def threads(timer: Timer, hanging: Hanging) -> Iterator[ReadThreads]:
+    made = ReadThreads(SLOTS, timer)
+    yield made
+    hanging.answer.set()
+    made.close()
+
+
+def _quick(number: int) -> Unit[str]:
+    return Unit(lambda: (str(number), False), 1, lambda _: "late")
+
+
+def _left_behind(threads: ReadThreads, timer: Timer, hanging: Hanging, units: list[Unit[str]], hang: int) -> list[str]:
+    """Read all while `hang` of them hang; time passes when these have begun."""
+    results: list[str] = []
+    reader = threading.Thread(target=lambda: results.extend(read_all(threads, units)))
+    reader.start()
+    for _ in range(hang):
+        while not hanging.begun.acquire(timeout=0.01):
+            timer.now_s += CALM_S  # those that have begun make room for the rest
+    while reader.is_alive():
+        timer.now_s += CALM_S
+        reader.join(0.01)
+    return results
+
+
+def test_all_are_read_in_order(threads: ReadThreads) -> None:
+    assert read_all(threads, []) == []
+    assert read_all(threads, [_quick(number) for number in range(100)]) == [str(number) for number in range(100)]
+
+
+@pytest.mark.parametrize("hang", [1, SLOTS, 3 * SLOTS])
+def test_reads_that_hang_are_left_behind_and_the_others_are_done(
+    threads: ReadThreads, timer: Timer, hanging: Hanging, hang: int
+) -> None:
+    """Also when more of them hang than there are slots."""
+    units = [hanging.unit() for _ in range(hang)] + [_quick(number) for number in range(50)]
+    expected = ["late"] * hang + [str(number) for number in range(50)]
+    assert _left_behind(threads, timer, hanging, units, hang) == expected
+    assert read_all(threads, [_quick(1)] * 20) == ["1"] * 20, "the slots of those that hang are free again"
+
+
+def test_a_read_that_must_not_be_left_behind_is_waited_for(
+    threads: ReadThreads, timer: Timer, hanging: Hanging
+) -> None:
+    results: list[str] = []
+    reader = threading.Thread(target=lambda: results.extend(read_all(threads, [hanging.unit(late=None)])))
+    reader.start()
+    hanging.begun.acquire()
+    timer.now_s += 1000 * CALM_S
+    reader.join(0.05)
+    assert reader.is_alive()
+    hanging.answer.set()
+    reader.join()
+    assert results == ["answered"]
+
+
+def test_after_a_read_that_was_left_behind_has_failed_others_get_less_time(
+    threads: ReadThreads, timer: Timer, hanging: Hanging
+) -> None:
+    assert threads.patience_s() == CALM_S
+    _left_behind(threads, timer, hanging, [hanging.unit()], 1)
+    assert threads.patience_s() == CALM_S, "nothing is known of it yet"
+    hanging.answer.set()
+    while threads.patience_s() == CALM_S:
+        pass
+    assert threads.patience_s() == WARY_S
+    timer.now_s += read_threads.WARY_FOR_S
+    assert threads.patience_s() == CALM_S
+
+
+def test_a_slow_store_gets_more_time(threads: ReadThreads, timer: Timer) -> None:
+    threads.note(10.0, 10)
+    assert threads.patience_s() == read_threads.MEAN_FACTOR * 1.0
+
+
+def test_no_more_are_left_behind_than_the_limits_allow_9(threads: ReadThreads) -> None:
+    for _ in range(LEFT_MAX):
+        assert threads.leave(1)
+    assert not threads.leave(1)
+    threads.returned(1, failed=False)
+    assert not threads.leave(read_threads.LEFT_BYTES_MAX)
+    assert threads.leave(1)
+
+
+def test_what_a_read_raises_is_raised(threads: ReadThreads) -> None:
+    def bug() -> tuple[str, bool]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        read_all(threads, [_quick(1), Unit(bug, 1, None), *[_quick(number) for number in range(20)]])
+    assert read_all(threads, [_quick(1)] * 20) == ["1"] * 20
