@@ -149,7 +149,7 @@ class LargeObjects:
                 return Segment(Extent(block_id, front, len(piece)), crc32c), stripes
             except NosError as error:
                 # The block stays this lease's; giving the lease up at the end of the PUT leaves it to recovery.
-                if not tries_left or not another_place_may_do(error):
+                if not tries_left or not another_place_may_do(self._placement, error):
                     raise
                 _log.warning("part is written again, to another block", error=str(error), tries_left=tries_left)
         raise AssertionError("unreachable")

@@ -3,8 +3,9 @@
 plan -> read sources -> append to the block's known end -> one metadata transaction
 
 A block whose place went bad is left for a new one before the next group. An append that failed, or was not answered in
-time, is made again to a new block at once, a few times: the block that failed is fenced and nothing ever refers to its
-bytes, so however many of the appends are done in the end, there is one commit a group.
+time, is made again to a new block at once, a few times, if blocks lie in different places: the block that failed is
+fenced and nothing ever refers to its bytes, so however many of the appends are done in the end, there is one commit a
+group.
 
 3  an extent is committed only after the store acknowledged the bytes, whose CRC was checked on reading
 5  a row that moved on meanwhile leaves a hole, not an error
@@ -42,8 +43,9 @@ PAYS_RATIO_MIN = 0.8
 policy (80 % of a stripe) applied to repair. Below it the survivors are planned again."""
 
 APPEND_TRIES = 3
-"""Blocks a group is tried on before it is given back. The time limits of so many appends together should be longer than
-the store takes to notice that a part of it hangs: then the last of them succeeds (docs/CEPH.md)."""
+"""Blocks a group is tried on before it is given back, if blocks lie in different places. The time limits of so many
+appends together should be longer than the store takes to notice that a part of it hangs: then the last of them succeeds
+(docs/CEPH.md)."""
 
 COMMIT_TRIES = 5
 COMMIT_RETRY_WAIT_MS = 500
@@ -276,7 +278,7 @@ class StripeWriter:
                 return block, self._append_to(block, stripe_count, items)
             except NosError as error:
                 self._give_up(block, error)
-                if not tries_left or not another_place_may_do(error):
+                if not tries_left or not another_place_may_do(self._placement, error):
                     raise
                 _log.warning("group is written again, to another block", error=str(error), tries_left=tries_left)
         raise AssertionError("unreachable")
@@ -319,10 +321,10 @@ class StripeWriter:
         return frozenset(move.object_id for move in commit.moves if (move.object_id, move.offset) in here)
 
 
-def another_place_may_do(error: NosError) -> bool:
-    """Whether a block elsewhere may take what this one did not: not when there is no space at all, nor for a process
-    that is shut out."""
-    return isinstance(error, Transient) and not isinstance(error, NoSpace | Blocklisted)
+def another_place_may_do(placement: Placement, error: NosError) -> bool:
+    """Whether another block may take what this one did not: not if there is no space at all, or no other place, nor for
+    a process that is shut out."""
+    return placement.alternatives and isinstance(error, Transient) and not isinstance(error, NoSpace | Blocklisted)
 
 
 def _packable(payload: object) -> Packable:

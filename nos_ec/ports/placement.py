@@ -14,6 +14,12 @@ class Placement(Protocol):
     something is not known, both return at once, and a wrong answer costs time and never data.
     """
 
+    @property
+    def alternatives(self) -> bool:
+        """Whether another block may lie in another place, so that it may take what one block did not. Where all blocks
+        lie in the same place, what failed once fails again."""
+        ...
+
     def new_block_id(self) -> BlockId:
         """An id that was never used, in the best place known now. Nothing is created or reserved."""
         ...

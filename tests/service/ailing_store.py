@@ -26,6 +26,7 @@ class Wearing:
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._asked: dict[BlockId, int] = {}
+        self.alternatives = True  # as if blocks lay in different places
 
     def new_block_id(self) -> BlockId:
         return self._placement.new_block_id()

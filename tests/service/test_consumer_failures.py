@@ -12,7 +12,6 @@ from nos_consumer.assemble import consumer_service
 from nos_consumer.service import ConsumerService
 from nos_ec.core.errors import Conflict, Transient
 from nos_ec.core.ids import BlockId
-from nos_ec.engine.stripe_writer import APPEND_TRIES
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.message_log import MessageConsumer
 from nos_ec.ports.metadata import Metadata
@@ -126,7 +125,7 @@ def test_messages_are_not_forgotten_when_they_cannot_be_looked_up(bench: Bench, 
 def test_a_pause_after_a_failure_ends_when_the_clock_is_set_back(bench: Bench, system: System) -> None:
     bench.put_some(system, 30)
     bench.produce(system)
-    system.blocks = cast(BlockStore, FailsFirst(system.blocks, "create", APPEND_TRIES))
+    system.blocks = cast(BlockStore, FailsFirst(system.blocks, "create", 1))
     with consumer_service(system) as service:
         while not service.counters.retried:
             service.turn(flush=True)

@@ -29,6 +29,7 @@ class Ailing:
         self._system = system
         self.given: list[BlockId] = []
         self.bad: set[BlockId] = set()
+        self.alternatives = True
 
     def new_block_id(self) -> BlockId:
         self.given.append(self._system.new_block_id())
@@ -192,6 +193,17 @@ def test_appends_that_keep_failing_give_the_group_back(writer: Writer) -> None:
     assert isinstance(result.cause, Transient)
     assert writer.blocks.calls["create"] == APPEND_TRIES
     assert {block.state for block in all_blocks(writer.system.metadata)} == {BlockState.FENCED}
+    assert len(writer.writer.write(plan).packed) == 20
+    _finish(writer)
+
+
+def test_where_all_blocks_lie_in_the_same_place_no_second_one_is_tried(writer: Writer) -> None:
+    writer.placement.alternatives = False
+    writer.blocks.before["create"] = [Transient("read-only")] * 2
+    plan = writer.plan(20)
+    for failures in (1, 2):
+        assert len(writer.writer.write(plan).retry) == 20
+        assert writer.blocks.calls["create"] == failures
     assert len(writer.writer.write(plan).packed) == 20
     _finish(writer)
 

@@ -13,6 +13,11 @@ class AnyPlace:
     def __init__(self, new_id: Callable[[], BlockId]) -> None:
         self._new_id = new_id
 
+    @property
+    def alternatives(self) -> bool:
+        """None: a disk that does not take one block takes no other."""
+        return False
+
     def new_block_id(self) -> BlockId:
         """The next id."""
         return self._new_id()

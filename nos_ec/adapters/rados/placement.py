@@ -47,6 +47,11 @@ class RadosPlacement:
         self._closed = False
         self._begun_as: OrderedDict[BlockId, Condition] = OrderedDict()
 
+    @property
+    def alternatives(self) -> bool:
+        """As many as the pool has placement groups."""
+        return True
+
     def new_block_id(self) -> BlockId:
         """The best of some ids; any, while nothing is known."""
         known = self._opened_view().current(FIRST_MAP_WAIT_S)

@@ -1,0 +1,94 @@
+"""A disk of one shard that turns read-only: packing and large PUTs wait for it, and make hardly any blocks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from nos_consumer.assemble import consumer_service
+from nos_ec.core.errors import Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.testing.at_rest import come_to_rest
+from nos_ec.testing.audit import all_blocks
+from nos_ec.testing.clock import FakeClock
+from nos_ec.wiring import System
+
+from .conftest import CHUNK, Bench
+
+SHARD = "blocks/shard-05"
+
+
+class ShardDisk:
+    """A tmpfs under one shard."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def remount(self, how: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{how}", str(self.folder)], check=True)
+
+
+@pytest.fixture
+def disk(bench: Bench) -> Iterator[ShardDisk]:
+    folder = bench.folder / "store" / SHARD
+    kept = bench.folder / "kept"
+    folder.rename(kept)
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        reason = f"a small disk cannot be mounted: {mounted.stderr.decode().strip()}; run as root"
+        pytest.fail(reason) if os.environ.get("REQUIRE_REAL") == "1" else pytest.skip(reason)
+    shutil.copytree(kept, folder, dirs_exist_ok=True)
+    yield ShardDisk(folder)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def system(bench: Bench, disk: ShardDisk) -> Iterator[System]:
+    with bench.open() as opened:
+        yield opened
+
+
+def test_a_consumer_backs_off(bench: Bench, disk: ShardDisk, system: System) -> None:
+    """In ten seconds by its clock it tries four or five times, each with one block."""
+    bench.put_some(system, 400)
+    bench.produce(system)
+    clock = FakeClock(system.clock.now_ms())
+    with consumer_service(system) as service:
+        service._clock = clock
+        disk.remount("ro")
+        for _ in range(100):
+            service.turn(flush=True)
+            while service.lanes.pending:
+                service.turn(flush=True)
+            clock.advance(100)
+        blocks = len(list(all_blocks(system.metadata)))
+        assert 3 <= blocks <= 5
+        assert _block_files(bench) <= blocks * 11
+        assert service.counters.packed == 0
+
+        disk.remount("rw")
+        clock.advance(60_000)
+        while service.counters.packed < 400:
+            service.turn(flush=True)
+    assert come_to_rest(system) == []
+    bench.assert_readable(system)
+
+
+def test_a_large_put_is_refused_after_one_block(bench: Bench, disk: ShardDisk, system: System) -> None:
+    disk.remount("ro")
+    with pytest.raises(Transient, match="shard-05"):
+        system.store().put(ObjectKey("b", "large"), BytesIO(bytes(200 * CHUNK)))
+    assert len(list(all_blocks(system.metadata))) == 1
+    disk.remount("rw")
+    assert come_to_rest(system) == []
+
+
+def _block_files(bench: Bench) -> int:
+    return sum(path.is_file() for path in (bench.folder / "store" / "blocks").glob("shard-*/*/*"))
