@@ -88,6 +88,7 @@ class ConsumerService:
         self._unchecked: list[tuple[Message, PackRequest]] = []
         """Taken from the log, but not looked up yet: the metadata store did not answer. One poll's worth at most."""
         self._unread = unread
+        self._unread_moves = False
         self._errors = LimitedLog(__name__, clock)
         self._pause_until_ms = 0
         self._pause_ms = 0
@@ -217,7 +218,7 @@ class ConsumerService:
     def _poll_wait_ms(self) -> int:
         if self._paused:
             return 0
-        if self._lanes.pending:
+        if self._lanes.pending or self._unread_moves:
             return BUSY_WAIT_MS
         now_ms = self._clock.now_ms()
         deadline_ms = self._merge_list.next_deadline_ms()
@@ -262,7 +263,7 @@ class ConsumerService:
         except Corrupt as error:
             # The row stays queued and comes due again, so nothing is lost by passing over the event.
             self.counters.poison += 1
-            _log.error("message skipped", partition=message.partition, offset=message.offset, error=str(error))
+            self._errors.error("message skipped", partition=message.partition, offset=message.offset, error=str(error))
             self._set_aside(message, str(error))
             return None
         return request
@@ -349,6 +350,7 @@ class ConsumerService:
             self._unread.probe(packable for packable in due if packable in landed)
             self._book(WriteResult(superseded=[packable for packable in due if packable not in landed]))
         probed = self._unread.probed()
+        self._unread_moves = bool(probed)  # the next ones are not to wait for a poll that may take long
         readable = [packable for packable, error in probed if error is None]
         failures = [Failure(packable, error) for packable, error in probed if error is not None]
         if probed:

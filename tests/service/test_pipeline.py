@@ -11,6 +11,7 @@ from typing import Any, cast
 import google_crc32c
 import pytest
 from msgspec.structs import asdict, replace
+from structlog.testing import capture_logs
 
 from nos_consumer.assemble import consumer_service, housekeeping_thread
 from nos_ec.adapters.local.message_log import LocalMessageLog
@@ -225,6 +226,21 @@ def test_a_poison_message_is_passed_over(bench: Bench, system: System) -> None:
     assert "version 99" in letters[1].reason
     assert consumer.counters.packed == 30
     bench.assert_readable(system)
+
+
+def test_rubbish_makes_a_few_log_lines_and_a_count(bench: Bench, system: System) -> None:
+    """Every message is kept beside the log, and counted."""
+    publisher = system.publisher()
+    publisher.publish([(b"bucket-1", b"rubbish %d" % number) for number in range(2000)])
+    publisher.close()
+    with capture_logs() as lines:
+        with consumer_service(system) as consumer:
+            consumer.drain(make_room=lambda: False)
+        skipped = [line for line in lines if line["event"].startswith("message skipped")]
+    assert consumer.counters.poison == 2000
+    assert sum(line.get("count", 1) for line in skipped) == 2000
+    assert len(skipped) <= 100
+    assert len(LocalMessageLog(system.settings.store.root / "log.db").dead_letters(3000)) == 2000
 
 
 def test_a_damaged_landing_copy_is_left_out_and_said(bench: Bench, system: System) -> None:
