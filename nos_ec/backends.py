@@ -22,7 +22,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.message_log import MessageConsumer, MessagePublisher
+from nos_ec.ports.message_log import GroupProgress, MessageConsumer, MessagePublisher
 from nos_ec.ports.placement import Placement
 from nos_ec.settings import Settings
 
@@ -49,10 +49,12 @@ def settings_named(*names: str) -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class Log:
     """An open message log: makers of its two sides. consumer: takes the member's name and its static instance ("":
-    none), gives a member of the configured group."""
+    none), gives a member of the configured group. progress: takes a name for operators, tells how far that group has
+    come."""
 
     publisher: Callable[[], MessagePublisher]
     consumer: Callable[[str, str], MessageConsumer]
+    progress: Callable[[str], GroupProgress]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +230,9 @@ def open_log(settings: Settings, clock: Clock) -> Log:
     if settings.log.backend == "local":
         local = LocalMessageLog.initialise(settings.store.root / "log.db", settings.log.partitions)
         return Log(
-            local.publisher,
+            lambda: local.publisher(clock),
             lambda member, _: local.consumer(group=group, member=member, clock=clock, session_ms=session_ms),
+            lambda _: local.progress(group=group, clock=clock),
         )
     from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 
@@ -245,6 +248,7 @@ def open_log(settings: Settings, clock: Clock) -> Log:
             poll_interval_ms_max=poll_interval_ms_max,
             instance=instance,
         ),
+        lambda name: kafka.progress(group=group, name=name),
     )
 
 

@@ -50,7 +50,7 @@ from nos_ec.monitoring.sources import StoreFigures, read_samples, store_samples
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.message_log import MessageConsumer, MessagePublisher
+from nos_ec.ports.message_log import GroupProgress, MessageConsumer, MessagePublisher
 from nos_ec.ports.metadata import Lease, Metadata
 from nos_ec.ports.placement import Placement
 from nos_ec.settings import Settings
@@ -272,6 +272,10 @@ class System:
     def log_consumer(self, member: str) -> MessageConsumer:
         """A member of the configured group."""
         return self._log.get().consumer(member, self.settings.kafka.instance or "")
+
+    def group_progress(self, name: str) -> GroupProgress:
+        """How far the configured group has come; `name` is for operators."""
+        return self._log.get().progress(f"{name}-progress")
 
     def lag(self) -> int:
         """Messages that the configured group has not committed yet, asked from outside the group. Raises Transient."""

@@ -9,6 +9,7 @@ Corrupt        bytes are not what their checksum says, or not of a known format
 Transient      may work later; retrying is safe unless the method's docstring says otherwise
 NoSpace        a Transient one: out of space until the operator or GC makes room
 Blocklisted    a Transient one: the storage cluster shut this process out; end it, a new process works
+TooLarge       a Transient one: the message log takes no message of this size until its limit is raised
 """
 
 from __future__ import annotations
@@ -52,3 +53,7 @@ class NoSpace(Transient):
 
 class Blocklisted(Transient):
     """The storage cluster refuses this process whatever it asks; one that is started anew has another address."""
+
+
+class TooLarge(Transient):
+    """The message log takes no message of this size, until an operator raises its limit."""

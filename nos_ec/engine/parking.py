@@ -93,6 +93,10 @@ class Parking(Generic[T]):
             parked = list(self._parked.items())
         return iter(parked)
 
+    def get(self, item: T) -> Parked | None:
+        """Why an item is parked; None when it is not."""
+        return self._parked.get(item)
+
     def figures(self) -> ParkingFigures:
         """For metrics."""
         with self._lock:

@@ -18,6 +18,8 @@ _STORE = (PRODUCER, GC, API)
 """Consumers may be many, so they leave the figures of the whole store to the others."""
 _KEEPERS = (CONSUMER, GC)
 """Services that do housekeeping beside their own work."""
+_PARKERS = (PRODUCER, *_KEEPERS)
+"""Services that park what fails."""
 
 
 class Kind(StrEnum):
@@ -101,14 +103,14 @@ DEGRADED_READS = _counter(
 
 PARKED_ITEMS = _gauge(
     "parked_items",
-    _KEEPERS,
-    "Items that failed and wait for their next try, by what they are (objects, blocks, ...); the rest goes on.",
+    _PARKERS,
+    "Items that failed and wait for their next try, by what they are (event, block, ...); the rest goes on.",
     "More than 0 for an hour: the log names them with the reason when they are parked.",
     "what",
 )
 PARKED_OLDEST_SECONDS = _gauge(
     "parked_oldest_seconds",
-    _KEEPERS,
+    _PARKERS,
     "How long the item parked for longest has been failing; 0 when none is parked.",
     "Alert on an hour: it will hardly pass by itself.",
     "what",
@@ -132,6 +134,18 @@ PRODUCER_SLOTS = _gauge(
     (PRODUCER,),
     "Slots, of 16, whose objects this producer publishes.",
     "Their sum over all producers is 16, but for moments. 0: it is a spare, which is well; alert on the sum.",
+)
+POSTPONED_OBJECTS = _counter(
+    "producer_postponed_objects",
+    (PRODUCER,),
+    "Objects that came due again while their event still waited for the consumers, and were not published again.",
+    "Grows while consumers are behind by more than producer.republish_ms; add consumers.",
+)
+REFUSED_EVENTS = _counter(
+    "producer_refused_events",
+    (PRODUCER,),
+    "Events that the message log did not take while it took others: too large, or of a partition that is away.",
+    "More than 0: the producer's log has the reason; raise max.message.bytes of the topic, or look at the brokers.",
 )
 PUBLISH_FAILURES = _counter(
     "producer_failures",

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from nos_ec.core.errors import Transient
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -33,16 +35,39 @@ class DeadLetter:
 class MessagePublisher(Protocol):
     """The producing side."""
 
-    def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
+    def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> Mapping[int, Transient]:
         """Append (key, value) messages; equal keys go to the same partition, in order.
 
-        Durable on return. Raises Transient, NoSpace: some messages may have been appended; publishing all
-        of them again is safe, as delivery is at least once anyway.
+        Returns {index: why} of the messages that are not known to be appended while others are: one that is too large,
+        or of a partition that takes none now. All others are durable on return.
+
+        Raises Transient, NoSpace when none is known to be appended, ConfigError: some may have been appended all the
+        same. Publishing messages again is safe, as delivery is at least once anyway.
         """
         ...
 
     def close(self) -> None:
         """Release what is held open."""
+        ...
+
+
+class GroupProgress(Protocol):
+    """How far a consumer group has come, asked from outside the group. Not thread-safe: one thread owns it."""
+
+    def passed_until(self) -> Mapping[int, int]:
+        """{partition: Unix time in ms} such that no message that was published before that time waits for the group:
+        the group has committed past it, or the log no longer has it.
+
+        It is the time of the oldest message stored that the group has not committed, and the time of the question
+        where there is none. Times are those of the publishers' clocks, or the broker's. A partition that cannot
+        tell is left out. Costs a fixed number of requests and one message a partition, whatever the backlog.
+
+        Raises Transient when no partition can tell.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what is held open. Idempotent."""
         ...
 
 

@@ -16,7 +16,7 @@ Invariants kept here (numbers of docs/INVARIANTS.md):
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from nos_ec.core.geometry import Geometry
@@ -27,7 +27,10 @@ from nos_ec.core.messages import PackRequest
 
 @dataclass(frozen=True, slots=True)
 class ObjectRow:
-    """The current version of one object. `landing_id` is set when state.in_landing, `extent` when PACKED."""
+    """The current version of one object. `landing_id` is set when state.in_landing, `extent` when PACKED.
+
+    `due_ms`: when the producer should publish it; only `due_objects` tells it.
+    """
 
     object_id: int
     key: ObjectKey
@@ -39,6 +42,7 @@ class ObjectRow:
     landing_id: LandingId | None
     extent: Extent | None
     created_ms: int
+    due_ms: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +259,7 @@ class Metadata(Protocol):
 
     # --- producer ---------------------------------------------------------------------------------
     def due_objects(self, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
-        """LANDED and QUEUED rows of these slots whose due time has come, longest due first.
+        """LANDED and QUEUED rows of these slots whose due time has come, longest due first, with their `due_ms`.
 
         A row's slot is that of its bucket (`core.slots.bucket_slot`). A slot where more than its part of `limit` waits
         leaves room for the others, even if its rows are due longer. What it costs depends on `limit` and the number

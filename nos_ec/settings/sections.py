@@ -237,8 +237,9 @@ class ProducerSettings(_Section):
         default=10 * _MINUTE,
         ge=_SECOND,
         le=30 * _DAY,
-        description="Milliseconds after which an object that was published and is still not packed is published again,"
-        " in case its event was lost. More than consumer.linger_ms, or healthy objects are published twice.",
+        description="Milliseconds after which an object that was published and is still not packed comes due again. It"
+        " is published again if the consumers have passed its event, or the log lost it. More than consumer.linger_ms,"
+        " or healthy objects are published twice.",
     )
     idle_wait_ms: Count = Field(
         default=500, ge=1, le=_HOUR, description="Milliseconds between scans when there was nothing to publish."

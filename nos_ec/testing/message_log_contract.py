@@ -7,14 +7,14 @@ A test module of an adapter subclasses `MessageLogContract` and defines a fixtur
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import pytest
 
 from nos_ec.core.errors import Conflict
 from nos_ec.core.messages import partition_for_key
-from nos_ec.ports.message_log import DeadLetter, Message, MessageConsumer, MessagePublisher
+from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, MessageConsumer, MessagePublisher
 
 POLL_MS = 50
 TURNS_MAX = 1200
@@ -41,6 +41,14 @@ class MessageLogHarness(Protocol):
 
         One of a short session is out after session_ms without a poll. Others may outlast a machine that stalls.
         """
+        ...
+
+    def progress(self, group: str) -> GroupProgress:
+        """How far a group has come."""
+        ...
+
+    def now_ms(self) -> int:
+        """The time that the publishers publish at."""
         ...
 
     def dead_letters(self) -> Sequence[DeadLetter]:
@@ -91,6 +99,12 @@ def settle(members: Sequence[MessageConsumer], partitions: int) -> list[list[Mes
 def ends(messages: Iterable[Message]) -> dict[int, int]:
     """What to commit when all of these are done."""
     return {message.partition: message.offset + 1 for message in messages}
+
+
+def assert_between(told: Mapping[int, int], first_ms: int, end_ms: int, partitions: int) -> None:
+    """So many partitions tell a time from the first on and before the end."""
+    assert len(told) == partitions
+    assert first_ms <= min(told.values()) <= max(told.values()) < end_ms
 
 
 class MessageLogContract:
@@ -200,6 +214,45 @@ class MessageLogContract:
         assert consumer.lag() == 3 * (log.partitions - 1)
         consumer.commit(ends(got))
         assert consumer.lag() == 0
+
+    # --- progress ---------------------------------------------------------------------------------
+    def test_progress_is_the_time_of_the_oldest_message_that_waits(self, log: MessageLogHarness) -> None:
+        """Before the group exists, while it reads, and when it is through."""
+        publisher, progress, keys = log.publisher(), log.progress("g"), keys_of_partitions(log.partitions)
+        asked_ms = log.now_ms()
+        assert min(progress.passed_until().values()) >= asked_ms, "nothing waits"
+        assert progress.passed_until().keys() == set(range(log.partitions))
+        times = []
+        for number in range(3):
+            times.append(log.now_ms())
+            publisher.publish([(key, b"%d" % number) for key in keys])
+            log.pass_time(1500)
+        assert_between(progress.passed_until(), times[0], times[1], log.partitions)
+        consumer = log.consumer("g")
+        got = take(consumer, 3 * log.partitions)
+        assert_between(progress.passed_until(), times[0], times[1], log.partitions)
+        consumer.commit(ends(m for m in got if m.value == b"0"))
+        assert_between(progress.passed_until(), times[1], times[2], log.partitions)
+        consumer.commit(ends(m for m in got if m.partition == 2))
+        told = dict(progress.passed_until())
+        assert told.pop(2) >= times[2] + 1500
+        assert_between(told, times[1], times[2], log.partitions - 1)
+        consumer.close()
+        assert times[1] <= progress.passed_until()[0] < times[2], "offsets last when the members are gone"
+
+    def test_progress_of_another_group_is_its_own(self, log: MessageLogHarness) -> None:
+        consumer, other = log.consumer("g1"), log.consumer("g2")
+        for member in (consumer, other):
+            settle([member], log.partitions)
+        log.publisher().publish([(key, b"v") for key in keys_of_partitions(log.partitions)])
+        log.pass_time(100)
+        consumer.commit(ends(take(consumer, log.partitions)))
+        one, two = log.progress("g1"), log.progress("g2")
+        asked_ms = log.now_ms()
+        assert max(two.passed_until().values()) < asked_ms <= min(one.passed_until().values())
+        for _ in range(2):
+            one.close()
+            two.close()
 
     # --- dead letters -----------------------------------------------------------------------------
     def test_what_is_set_aside_is_kept_with_the_reason_and_commits_nothing(self, log: MessageLogHarness) -> None:

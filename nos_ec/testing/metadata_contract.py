@@ -391,7 +391,7 @@ class ProducerContract:
             assert bench.store.mark_published(rows, 50) == 2
         assert bench.store.due_objects(49, 10, ALL_SLOTS) == []
         again = bench.store.due_objects(50, 10, ALL_SLOTS)
-        assert [row.state for row in again] == [ObjectState.QUEUED] * 2
+        assert [(row.state, row.due_ms) for row in again] == [(ObjectState.QUEUED, 50)] * 2
         assert bench.store.mark_published([], 5) == 0
 
     def test_only_current_versions_in_the_landing_store_are_marked(self, bench: MetadataBench) -> None:

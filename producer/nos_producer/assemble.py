@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.wiring import System
@@ -22,15 +22,16 @@ def producer_service(
     figures.
     """
     settings = system.settings.producer
-    options = ProducerOptions(settings.batch_objects, settings.republish_ms, settings.idle_wait_ms)
+    options = ProducerOptions(
+        settings.batch_objects, settings.republish_ms, settings.idle_wait_ms, system.settings.log.partitions
+    )
     member = system.member_name("producer") if shares else None
     held = HeldSlots(system.metadata, system.clock, settings.lease_ttl_ms, member)
-    publisher = system.publisher()
-    service = ProducerService(system.metadata, publisher, system.clock, held, options)
-    if monitor is not None:
-        monitor.metrics.add("producer", lambda: producer_samples(service.counters, held))
-    try:
-        yield service
-    finally:
-        held.release()
-        publisher.close()
+    with closing(system.publisher()) as publisher, closing(system.group_progress("producer")) as progress:
+        service = ProducerService(system.metadata, publisher, progress, system.clock, held, options)
+        if monitor is not None:
+            monitor.metrics.add("producer", lambda: producer_samples(service, held, system.clock.now_ms()))
+        try:
+            yield service
+        finally:
+            held.release()

@@ -6,13 +6,18 @@ from collections.abc import Iterator
 
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring.exposition import Sample
-from nos_producer.service import ProducerCounters
+from nos_ec.monitoring.sources import parking_samples
+from nos_producer.service import ProducerService
 from nos_producer.slots import HeldSlots
 
 
-def producer_samples(counters: ProducerCounters, held: HeldSlots) -> Iterator[Sample]:
-    """Samples of a producer's counters, and its share of the work."""
+def producer_samples(service: ProducerService, held: HeldSlots, now_ms: int) -> Iterator[Sample]:
+    """Samples of a producer's counters, of what is parked, and its share of the work."""
+    counters = service.counters
     yield Sample(m.PRODUCER_SLOTS, len(held.slots()))
     yield Sample(m.PUBLISHED_OBJECTS, counters.objects)
     yield Sample(m.PUBLISHED_BYTES, counters.bytes)
     yield Sample(m.PUBLISH_FAILURES, counters.failures)
+    yield Sample(m.POSTPONED_OBJECTS, counters.postponed)
+    yield Sample(m.REFUSED_EVENTS, counters.refused)
+    yield from parking_samples(service.parkings, now_ms)

@@ -1,25 +1,32 @@
 """Publishes objects that wait in the landing store, so that a consumer packs them.
 
 No cursor is kept: a row says itself when it is due, so rows whose transaction commits late are never missed, and
-a row whose event was lost comes due again (`republish_ms`). Publishing comes first and the mark second: a crash
+a row whose event was lost comes due again (`republish_ms`; `repeats` says when it is published again, `refused` what
+becomes of a row that the log does not take). Publishing comes first and the mark second: a crash
 in between publishes twice, which the commit's compare-and-set makes harmless (invariant 5). Only rows of the slots that
 this producer holds are looked for, so that several producers share the work and none of it is done twice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
+from typing import Any
 
 import structlog
 
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.messages import encode_pack_request
+from nos_ec.core.republish import Republishing
 from nos_ec.core.slots import SLOTS
+from nos_ec.engine.parking import Parking
 from nos_ec.ports.clock import Beat, Clock, unwatched
-from nos_ec.ports.message_log import MessagePublisher
+from nos_ec.ports.message_log import GroupProgress, MessagePublisher
 from nos_ec.ports.metadata import Metadata, ObjectRow
+from nos_producer.refused import Refused
+from nos_producer.repeats import Repeats
 from nos_producer.slots import HeldSlots
 
 _log = structlog.get_logger(__name__)
@@ -29,21 +36,25 @@ RETRY_WAIT_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """batch_objects: rows per scan. republish_ms: when a published row that is not packed is published again.
-    idle_wait_ms: between scans that find nothing."""
+    """batch_objects: rows per scan. republish_ms: when a published row that is not packed comes due again.
+    idle_wait_ms: between scans that find nothing. partitions: of the message log."""
 
     batch_objects: int
     republish_ms: int
     idle_wait_ms: int
+    partitions: int
 
 
 @dataclass(slots=True)
 class ProducerCounters:
-    """What this producer has done since it started; repeats count again. failures: batches to be tried again."""
+    """What this producer has done since it started; repeats count again. failures: batches to be tried again.
+    postponed: rows that came due again while their event waited. refused: events that the log did not take."""
 
     objects: int = 0
     bytes: int = 0
     failures: int = 0
+    postponed: int = 0
+    refused: int = 0
 
 
 class ProducerService:
@@ -53,6 +64,7 @@ class ProducerService:
         self,
         metadata: Metadata,
         publisher: MessagePublisher,
+        progress: GroupProgress,
         clock: Clock,
         held: HeldSlots,
         options: ProducerOptions,
@@ -62,6 +74,9 @@ class ProducerService:
         self._clock = clock
         self._held = held
         self._options = options
+        self._rule = Republishing(options.republish_ms)
+        self._repeats = Repeats(progress, clock, self._rule, options.partitions)
+        self._refused = Refused(clock, self._rule, options.partitions, self._repeats.partition)
         self.counters = ProducerCounters()
 
     @property
@@ -69,8 +84,16 @@ class ProducerService:
         """Slots whose objects this producer does not publish now."""
         return SLOTS - len(self._held.slots())
 
+    @property
+    def parkings(self) -> Sequence[Parking[Any]]:
+        """Events and partitions that wait for their next try. Any thread may look."""
+        return self._refused.parkings
+
     def turn(self) -> int:
-        """Publish one batch of due rows of the slots held. Returns how many; 0: none is due. Raises Transient."""
+        """Take care of one batch of due rows of the slots held: publish those without an event that still waits.
+
+        Returns how many rows were due; 0: none is. Raises Transient.
+        """
         self._held.keep()
         slots = self._held.slots()
         now_ms = self._clock.now_ms()
@@ -79,36 +102,72 @@ class ProducerService:
             raise Transient(
                 "leases of slots expired while due objects were looked for: is the metadata store too slow?"
             )
-        if rows:
-            self._publisher.publish([_event(row) for row in rows])
-            kill_point("producer.published")
-            self._metadata.mark_published(rows, now_ms + self._options.republish_ms)
-            kill_point("producer.marked")
-            self.counters.objects += len(rows)
-            self.counters.bytes += sum(row.size for row in rows)
+        due = self._repeats.divide(rows, now_ms)
+        # First, or a batch of rows that only wait would be looked at again and again while publishing fails.
+        self._postpone(due.postponed)
+        self.counters.postponed += len(rows) - len(due.publish)
+        ready, waiting = self._refused.set_apart(due.publish)
+        self._postpone(waiting)
+        if ready:
+            self._publish(ready, now_ms)
         return len(rows)
 
     def drain(self) -> int:
-        """Publish until nothing is due in the slots held. Returns how many. Raises Transient."""
-        published = 0
-        while count := self.turn():
-            published += count
-        return published
+        """Publish until nothing is due in the slots held. Returns how many were published. Raises Transient."""
+        before = self.counters.objects
+        while self.turn():
+            pass
+        return self.counters.objects - before
+
+    def _publish(self, rows: Sequence[ObjectRow], now_ms: int) -> None:
+        failures = self._failures(rows)
+        kill_point("producer.published")
+        published = [row for index, row in enumerate(rows) if index not in failures]
+        self._metadata.mark_published(published, self._rule.first_due_ms(now_ms))
+        kill_point("producer.marked")
+        self._postpone(self._refused.settle(rows, failures))
+        self.counters.objects += len(published)
+        self.counters.bytes += sum(row.size for row in published)
+        self.counters.refused += len(failures)
+
+    def _failures(self, rows: Sequence[ObjectRow]) -> Mapping[int, Transient]:
+        """Publish rows. {index: why} of those that are not known to be in the log, while the log as a whole answers."""
+        try:
+            return self._publisher.publish([_event(row) for row in rows])
+        except NoSpace:
+            raise
+        except Transient as error:
+            partitions = {self._repeats.partition(row) for row in rows}
+            if not partitions.isdisjoint(self._answering()):
+                raise
+            return dict.fromkeys(range(len(rows)), error)
+
+    def _answering(self) -> Collection[int]:
+        """Partitions that answer; all of them when none does: then it is not a matter of partitions."""
+        try:
+            return self._repeats.ask().keys()
+        except Transient:
+            return range(self._options.partitions)
+
+    def _postpone(self, waiting: Mapping[int, Sequence[ObjectRow]]) -> None:
+        for due_ms, rows in waiting.items():
+            self._metadata.mark_published(rows, due_ms)
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
         """Publish until `stop` is set. Transient failures are logged and tried again."""
         while not stop.is_set():
             beat(0)
+            before = self.counters.objects
             try:
-                count = self.turn()
+                due = self.turn()
             except Transient as error:
                 self.counters.failures += 1
                 _log.warning("publishing failed, trying again", error=str(error))
                 self._clock.wait(stop, RETRY_WAIT_MS)
                 continue
-            if count:
-                _log.info("published", objects=count)
-            else:
+            if self.counters.objects > before:
+                _log.info("published", objects=self.counters.objects - before)
+            if not due:
                 wait_ms = min(self._options.idle_wait_ms, self._held.rest_ms())
                 beat(wait_ms)
                 self._clock.wait(stop, wait_ms)

@@ -22,10 +22,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nos_ec.adapters.local import log_file, message_log
-from nos_ec.adapters.local.message_log import LocalConsumer, LocalMessageLog, LocalPublisher, share_out
+from nos_ec.adapters.local.message_log import (
+    LocalConsumer,
+    LocalGroupProgress,
+    LocalMessageLog,
+    LocalPublisher,
+    share_out,
+)
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, Transient
-from nos_ec.ports.message_log import DeadLetter, Message, MessageConsumer, MessagePublisher
+from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, MessageConsumer, MessagePublisher
 from nos_ec.testing.clock import FakeClock
 from nos_ec.testing.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
 
@@ -43,10 +49,10 @@ class LocalHarness:
         self.path = path
         self.clock = FakeClock()
         self.log = LocalMessageLog.initialise(path, PARTITIONS)
-        self._open: list[LocalPublisher | LocalConsumer] = []
+        self._open: list[LocalPublisher | LocalConsumer | LocalGroupProgress] = []
 
     def publisher(self) -> MessagePublisher:
-        publisher = self.log.publisher()
+        publisher = self.log.publisher(self.clock)
         self._open.append(publisher)
         return publisher
 
@@ -56,6 +62,14 @@ class LocalHarness:
         )
         self._open.append(consumer)
         return consumer
+
+    def progress(self, group: str) -> GroupProgress:
+        progress = self.log.progress(group=group, clock=self.clock)
+        self._open.append(progress)
+        return progress
+
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
 
     def dead_letters(self) -> list[DeadLetter]:
         return self.log.dead_letters()
@@ -115,7 +129,7 @@ def test_of_many_initialisers_one_wins_and_all_succeed(tmp_path: Path) -> None:
 
 def test_a_missing_or_foreign_file_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist; initialise the store first"):
-        LocalPublisher(tmp_path / "none.sqlite")
+        LocalPublisher(tmp_path / "none.sqlite", FakeClock())
     foreign = tmp_path / "foreign.sqlite"
     with closing(sqlite3.connect(foreign)) as connection:
         connection.execute("CREATE TABLE t (x)")
@@ -125,10 +139,32 @@ def test_a_missing_or_foreign_file_is_a_configuration_error(tmp_path: Path) -> N
         LocalMessageLog.initialise(foreign / "log.sqlite", 3)
 
 
+def test_a_file_of_format_2_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Its messages count as old as can be: none is published again before the group has passed it."""
+    path, clock = tmp_path / "log.sqlite", FakeClock()
+    log = LocalMessageLog.initialise(path, 1)
+    with closing(log.publisher(clock)) as publisher:
+        publisher.publish([(b"k", b"1")])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE messages DROP COLUMN published_ms")
+        connection.execute("PRAGMA user_version = 2")
+    log = LocalMessageLog(path)
+    with closing(log.progress(group="g", clock=clock)) as progress:
+        assert progress.passed_until() == {0: 0}
+        with closing(log.publisher(clock)) as publisher:
+            publisher.publish([(b"k", b"2")])
+        with closing(log.consumer(group="g", member="m", clock=clock, session_ms=SESSION_MS)) as consumer:
+            got = take(consumer, 2)
+            assert [message.value for message in got] == [b"1", b"2"]
+            consumer.commit({0: got[1].offset})
+        clock.advance(1000)
+        assert progress.passed_until() == {0: clock.now_ms() - 1000}
+
+
 def test_another_format_is_refused(log: LocalHarness) -> None:
     with closing(sqlite3.connect(log.path)) as connection:
-        connection.execute("PRAGMA user_version = 3")
-    with pytest.raises(ConfigError, match="has format 3, this program knows 2"):
+        connection.execute("PRAGMA user_version = 4")
+    with pytest.raises(ConfigError, match="has format 4, this program knows 3"):
         LocalMessageLog(log.path)
 
 
@@ -141,12 +177,12 @@ def test_rubbish_is_corrupt(tmp_path: Path) -> None:
 
 def test_damage_below_the_header_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-    with closing(LocalMessageLog.initialise(path, 1).publisher()) as publisher:
+    with closing(LocalMessageLog.initialise(path, 1).publisher(FakeClock())) as publisher:
         publisher.publish([(b"k", b"v" * 500)] * 100)
     with open(path, "r+b") as file:
         file.seek(4096)
         file.write(b"\xff" * (path.stat().st_size - 4096))
-    with pytest.raises(Corrupt, match="damaged"), closing(LocalPublisher(path)) as publisher:
+    with pytest.raises(Corrupt, match="damaged"), closing(LocalPublisher(path, FakeClock())) as publisher:
         publisher.publish([(b"k", b"v")])
 
 
@@ -163,7 +199,7 @@ def test_a_locked_file_is_transient(log: LocalHarness, monkeypatch: pytest.Monke
 
 
 def test_a_full_disk_is_no_space_and_appends_nothing(log: LocalHarness) -> None:
-    publisher = log.log.publisher()
+    publisher = log.log.publisher(log.clock)
     (pages,) = publisher._connection.execute("PRAGMA page_count").fetchone()
     publisher._connection.execute(f"PRAGMA max_page_count = {pages + 10}")
     publisher.publish([(b"a", b"v")])
@@ -176,7 +212,10 @@ def test_a_full_disk_is_no_space_and_appends_nothing(log: LocalHarness) -> None:
 
 def test_every_commit_is_synced(log: LocalHarness) -> None:
     """2 is FULL: in WAL mode NORMAL would lose the last commits of a machine that loses power."""
-    for opened in (log.log.publisher(), log.log.consumer(group="g", member="m", clock=log.clock, session_ms=1000)):
+    for opened in (
+        log.log.publisher(log.clock),
+        log.log.consumer(group="g", member="m", clock=log.clock, session_ms=1000),
+    ):
         with closing(opened):
             assert opened._connection.execute("PRAGMA synchronous").fetchone() == (2,)
             assert opened._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -477,7 +516,7 @@ _MEMBER = """
 def test_partitions_of_a_killed_process_move_after_its_session(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     log = LocalMessageLog.initialise(path, 4)
-    with closing(log.publisher()) as publisher:
+    with closing(log.publisher(SystemClock())) as publisher:
         publisher.publish([(key, b"v") for key in keys_of_partitions(4)])
     command = [sys.executable, "-c", textwrap.dedent(_MEMBER), str(path)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as victim:
@@ -502,8 +541,9 @@ _PUBLISHER = """
     import sys
     from pathlib import Path
     from nos_ec.adapters.local.message_log import LocalPublisher
+    from nos_ec.adapters.system_clock import SystemClock
 
-    publisher = LocalPublisher(Path(sys.argv[1]))
+    publisher = LocalPublisher(Path(sys.argv[1]), SystemClock())
     for batch in range(10**9):
         publisher.publish([(b"k", b"%d" % (100 * batch + n)) for n in range(100)])
         print(batch, flush=True)
@@ -567,7 +607,7 @@ def test_threads_publish_and_consume_at_once_and_lose_nothing(tmp_path: Path) ->
         except BaseException as error:
             failures.append(error)
 
-    with closing(log.publisher()) as publisher:
+    with closing(log.publisher(SystemClock())) as publisher:
 
         def publish(half: int) -> None:
             mine = sent[half::2]

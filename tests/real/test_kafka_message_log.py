@@ -20,6 +20,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka import Message as DriverMessage
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
     ConfigResource,
     NewPartitions,
     NewTopic,
@@ -29,9 +31,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.message_log import KafkaMessageLog
+from nos_ec.adapters.kafka.progress import KafkaGroupProgress
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
-from nos_ec.core.errors import ConfigError, Conflict, Transient
-from nos_ec.ports.message_log import DeadLetter, Message, MessageConsumer, MessagePublisher
+from nos_ec.core.errors import ConfigError, Conflict, TooLarge, Transient
+from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, MessageConsumer, MessagePublisher
 from nos_ec.testing.dev_servers import DevServer
 from nos_ec.testing.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
 from nos_ec.testing.stalls import Stalls
@@ -64,7 +67,7 @@ class KafkaHarness:
             (answer,) = admin.create_topics([NewTopic(self.topic.dead_letters, 1, 1, config=letters)]).values()
             answer.result()
         self.log = KafkaMessageLog.initialise(self.topic, replication=1, in_sync_min=1)
-        self._open: list[KafkaPublisher | KafkaConsumer] = []
+        self._open: list[KafkaPublisher | KafkaConsumer | KafkaGroupProgress] = []
 
     def publisher(self) -> MessagePublisher:
         publisher = self.log.publisher(delivery_timeout_ms=20_000)
@@ -88,6 +91,14 @@ class KafkaHarness:
         )
         self._open.append(consumer)
         return consumer
+
+    def progress(self, group: str) -> GroupProgress:
+        progress = self.log.progress(group=self.group(group), name=f"p{len(self._open)}")
+        self._open.append(progress)
+        return progress
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
 
     def group(self, group: str) -> str:
         return f"{group}-{self.topic.name}"
@@ -279,6 +290,44 @@ def test_a_topic_that_has_grown_is_a_configuration_error(log: KafkaHarness) -> N
     consumer = log.consumer("g")
     with pytest.raises(ConfigError, match="has grown to at least 7 partitions"):
         until(lambda: handed_out(consumer))
+
+
+# --- messages that are too large ----------------------------------------------------------------------
+def test_a_lowered_limit_of_the_topic_stops_only_the_messages_above_it(log: KafkaHarness) -> None:
+    """The limit is for a batch as a whole: small messages go in smaller batches, and their publisher lives on."""
+    publisher, consumer, rng = log.publisher(), log.consumer("g"), random.Random(5)
+    publisher.publish([(b"k", b"before")])
+    limit_messages(log, 10_000)
+    sent = [(b"key", rng.randbytes(500)) for _ in range(200)]
+    sent[77] = sent[123] = (b"key", rng.randbytes(50_000))
+    for _ in range(2):
+        refused = publisher.publish(sent)
+        assert refused.keys() == {77, 123}
+        for error in refused.values():
+            assert isinstance(error, TooLarge)
+            assert "max.message.bytes of topic" in str(error)
+    got = {message.value for message in take(consumer, 1 + 2 * 198)}
+    assert got == {b"before"} | {value for _, value in sent if len(value) == 500}
+    assert publisher.publish(sent[77:78]).keys() == {0}, "also when there is no other"
+    limit_messages(log, 1_048_588)
+    until(lambda: publisher.publish(sent[77:78]) == {})
+
+
+def test_a_message_above_the_clients_own_limit_stops_only_itself(log: KafkaHarness) -> None:
+    publisher = log.publisher()
+    refused = publisher.publish([(b"k", b"1"), (b"k", bytes(2_000_000)), (b"k", b"2")])
+    assert refused.keys() == {1}
+    assert {message.value for message in take(log.consumer("g"), 2)} == {b"1", b"2"}
+
+
+def limit_messages(log: KafkaHarness, size: int) -> None:
+    """Alter max.message.bytes of the topic, as an operator does."""
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, log.topic.name, incremental_configs=[entry])
+    admin = log.admin()
+    for answer in admin.incremental_alter_configs([resource]).values():
+        answer.result()
+    until(lambda: topic_settings(admin, log.topic.name)["max.message.bytes"] == str(size))
 
 
 # --- dead letters -----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from threading import Event
 
@@ -28,6 +28,7 @@ from .test_endpoints import Daemon, daemon, until
 TTL_MS = 30_000
 REPUBLISH_MS = 600_000
 BUCKETS = 100
+PARTITIONS = 3
 
 
 class Team:
@@ -38,11 +39,21 @@ class Team:
         self.clock = FakeClock(system.clock.now_ms() + 60_000)
         self.published: list[ObjectKey] = []
         self.on_publish: Callable[[], None] = lambda: None
+        self.refuse: Callable[[bytes, bytes], Transient | None] = lambda _key, _value: None
+        self.on_passed: Callable[[], Mapping[int, int]] = lambda: dict.fromkeys(range(PARTITIONS), self.clock.now_ms())
+        self.questions = 0
         self._made = 0
 
-    def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        self.published += [decode_pack_request(value).key for _, value in messages]
+    def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> Mapping[int, Transient]:
+        failures = {i: why for i, (key, value) in enumerate(messages) if (why := self.refuse(key, value)) is not None}
+        taken = [value for i, (_, value) in enumerate(messages) if i not in failures]
+        self.published += [decode_pack_request(value).key for value in taken]
         self.on_publish()
+        return failures
+
+    def passed_until(self) -> Mapping[int, int]:
+        self.questions += 1
+        return self.on_passed()
 
     def close(self) -> None:
         """It holds nothing open."""
@@ -73,8 +84,8 @@ class Member:
 
     def __init__(self, team: Team, name: str | None, batch_objects: int) -> None:
         self.held = HeldSlots(team.system.metadata, team.clock, TTL_MS, name)
-        options = ProducerOptions(batch_objects, REPUBLISH_MS, idle_wait_ms=500)
-        self.service = ProducerService(team.system.metadata, team, team.clock, self.held, options)
+        options = ProducerOptions(batch_objects, REPUBLISH_MS, idle_wait_ms=500, partitions=PARTITIONS)
+        self.service = ProducerService(team.system.metadata, team, team, team.clock, self.held, options)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nos_ec.adapters.local.message_log import LocalMessageLog
+from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.settings import load_settings, without_settings
 from nos_ec.testing.backlog import Backlog
 from nos_ec.wiring import initialise
@@ -111,7 +112,7 @@ def _make_backlog(config: Path, events: int, options: argparse.Namespace) -> int
     settings = load_settings(config, {})
     initialise(settings)
     root = settings.store.root
-    publisher = LocalMessageLog(root / "log.db").publisher()
+    publisher = LocalMessageLog(root / "log.db").publisher(SystemClock())
     backlog = Backlog(settings.store.url(), root / "landing", time.time_ns() // 1_000_000)
     try:
         return backlog.land(events, options.size_min, options.size_max, publisher)

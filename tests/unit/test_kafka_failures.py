@@ -13,16 +13,15 @@ from functools import partial
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as DriverMessage
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from nos_ec.adapters.kafka import consumer as consumer_module
+from nos_ec.adapters.kafka import offset_look_up
 from nos_ec.adapters.kafka import publisher as publisher_module
 from nos_ec.adapters.kafka.cluster import TIMEOUT_MS_MIN, KafkaTopic
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
+from nos_ec.adapters.kafka.offset_look_up import EARLIEST, OffsetLookUp
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, Conflict, Transient
-
-EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
 Step = DriverMessage | Callable[[], None] | None
 
@@ -146,8 +145,9 @@ def test_a_look_up_of_offsets_that_the_driver_never_answers_ends(
         ) -> dict[TopicPartition, object]:
             return {place: Future[object]() for place in wanted}
 
-    monkeypatch.setattr(consumer_module, "AdminClient", SilentAdmin)
-    monkeypatch.setattr(consumer, "_topic", KafkaTopic("broker:9092", "t", 4, request_timeout_ms=TIMEOUT_MS_MIN))
+    monkeypatch.setattr(offset_look_up, "AdminClient", SilentAdmin)
+    topic = KafkaTopic("broker:9092", "t", 4, request_timeout_ms=TIMEOUT_MS_MIN)
+    monkeypatch.setattr(consumer, "_look_up", OffsetLookUp(topic, "m"))
     monkeypatch.setattr(consumer, "_fetch_committed", lambda _partitions: {})
     with pytest.raises(Transient, match="no answer"):
         consumer.lag()
@@ -178,7 +178,7 @@ def test_a_member_that_is_not_handed_what_is_there_joins_anew(
 ) -> None:
     """As the driver does with a topic that was made anew: it asks in vain for ever, and does not tell."""
     monkeypatch.setattr(consumer_module, "_STUCK_TIMEOUTS", 0)
-    monkeypatch.setattr(consumer, "_list_offsets", lambda _which: {0: end, 1: 100})
+    monkeypatch.setattr(consumer._look_up, "offsets", lambda _which: {0: end, 1: 100})
     monkeypatch.setattr(consumer, "_fetch_committed", lambda partitions: dict.fromkeys(partitions, -1))
     given_up: list[frozenset[int]] = []
     consumer.on_revoke(given_up.append)
@@ -207,7 +207,7 @@ def test_a_member_that_is_handed_nothing_of_what_it_was_given_joins_anew(
     monkeypatch.setattr(consumer_module, "_STUCK_TIMEOUTS", 0)
     monkeypatch.setattr(consumer, "_fetch_committed", lambda partitions: dict.fromkeys(partitions, committed))
     monkeypatch.setattr(
-        consumer, "_list_offsets", lambda which: dict.fromkeys((0, 1), first if which is EARLIEST else end)
+        consumer._look_up, "offsets", lambda which: dict.fromkeys((0, 1), first if which is EARLIEST else end)
     )
     given_up: list[frozenset[int]] = []
     consumer.on_revoke(given_up.append)

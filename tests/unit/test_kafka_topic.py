@@ -9,15 +9,13 @@ from nos_ec.adapters.kafka.cluster import (
     RESERVED,
     ConnectionNews,
     KafkaTopic,
-    TooLarge,
     translate,
     translated_errors,
-    worst,
 )
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
-from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
+from nos_ec.core.errors import ConfigError, Conflict, NosError, TooLarge, Transient
 
 TOPIC = KafkaTopic("broker:9092", "pack-requests", 12)
 
@@ -107,13 +105,6 @@ def test_errors_say_what_to_do(code: int, kind: type[NosError], said: str) -> No
 def test_a_bug_is_no_trouble_with_the_brokers() -> None:
     with pytest.raises(KafkaException), translated_errors(TOPIC, "publish"):
         raise KafkaException("not an error of the driver's")
-
-
-def test_the_error_that_waiting_does_not_cure_comes_first() -> None:
-    passing, lasting = Transient("a"), ConfigError("b")
-    assert worst([passing, lasting, passing]) is lasting
-    assert worst([passing]) is passing
-    assert worst([]) is None
 
 
 def test_a_time_out_is_explained_by_what_the_driver_said_last() -> None:

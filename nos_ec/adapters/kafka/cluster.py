@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
+from nos_ec.core.errors import ConfigError, Conflict, NosError, TooLarge, Transient
 
 try:
     from confluent_kafka import KafkaError, KafkaException
@@ -154,10 +154,6 @@ _ADVICE: dict[int, str] = {
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 
 
-class TooLarge(ConfigError):
-    """The client or the topic takes no message of this size."""
-
-
 def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
     """The error a port promises. What is not known to need a change of settings may pass: Transient."""
     code, said = error.code(), f"message log: {doing}: {error.str()}"
@@ -171,7 +167,9 @@ def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
     if code in _THROWN_OUT:
         return Conflict(f"{said}; this member was thrown out of its group")
     if code in _TOO_LARGE:
-        return TooLarge(f"{said}; raise max.message.bytes of the topic and message.max.bytes of the options")
+        return TooLarge(
+            f"{said}; raise the setting max.message.bytes of topic {topic.name}, and message.max.bytes of kafka.options"
+        )
     if code in _ADVICE:
         return ConfigError(f"{said}; {_ADVICE[code]}")
     return Transient(f"{said} ({error.name()}); check the brokers {topic.servers}")
@@ -250,11 +248,6 @@ def let_go(client: list[object], wait_s: float) -> None:
     thread = threading.Thread(target=client.clear, name="kafka-let-go", daemon=True)
     thread.start()
     thread.join(wait_s)
-
-
-def worst(errors: Iterable[NosError]) -> NosError | None:
-    """The error to raise when several were met: the one that waiting does not cure comes first."""
-    return min(errors, key=lambda error: isinstance(error, Transient), default=None)
 
 
 def urgency(error: BaseException) -> int:

@@ -28,14 +28,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from itertools import count
 
 import structlog
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as DriverMessage
-from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
 
 from nos_ec.adapters.kafka.cluster import (
     KafkaTopic,
@@ -49,6 +47,7 @@ from nos_ec.adapters.kafka.cluster import (
     urgency,
 )
 from nos_ec.adapters.kafka.dead_letters import DeadLetters
+from nos_ec.adapters.kafka.offset_look_up import EARLIEST, LATEST, OffsetLookUp, fetch_committed, places
 from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
 from nos_ec.ports.message_log import Message
 
@@ -64,11 +63,6 @@ _HEARTBEAT_MS_MAX = 3000
 _REBALANCE_S_MAX = 2.0
 _COMMIT_RETRY_S = 0.1
 """A group that rebalances takes no commits until its leader has shared out the partitions."""
-_LOOKING_FOR_COORDINATOR = {
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-}
 _STUCK_TIMEOUTS = 3
 """Request time-outs after which a client that waits for brokers or for an answer is taken for one that got stuck."""
 _PROBE_S = 1.0
@@ -164,7 +158,7 @@ class KafkaConsumer:
         """Since when the group does not take this member in, as far as it has looked."""
         self._batch: list[Message] = []
         self._errors: list[BaseException] = []
-        self._admin: AdminClient | None = None
+        self._look_up = OffsetLookUp(topic, f"{member}-lag")
         self._dead_letters = DeadLetters(topic, member)
 
     # --- the port ---------------------------------------------------------------------------------
@@ -256,8 +250,8 @@ class KafkaConsumer:
         """
         try:
             committed = self._fetch_committed(range(self._topic.partitions))
-            first = self._list_offsets(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-            end = self._list_offsets(OffsetSpec.latest())  # type: ignore[no-untyped-call]
+            first = self._look_up.offsets(EARLIEST)
+            end = self._look_up.offsets(LATEST)
         except Transient:
             self._renew_onlookers()
             raise
@@ -276,9 +270,7 @@ class KafkaConsumer:
             stack.callback(self._dead_letters.close)
             stack.callback(self._forget, frozenset(self._owned))
             self._leave()
-        admin: list[object] = [self._admin]
-        self._admin = None
-        let_go(admin, self._topic.timeout_s)
+        self._look_up.close(self._topic.timeout_s)
 
     # --- the driver's client ----------------------------------------------------------------------
     def _new_driver(self) -> Consumer:
@@ -332,7 +324,7 @@ class KafkaConsumer:
                 places = {p: offset for p, offset in self._next.items() if p in wanted}
                 if unknown := wanted - places.keys():
                     places |= self._beginnings(unknown)
-                self._ends = self._list_offsets(OffsetSpec.latest())  # type: ignore[no-untyped-call]
+                self._ends = self._look_up.offsets(LATEST)
         except NosError:
             self._renew_onlookers()
         if any(place not in (earlier.get(p, place), self._ends.get(p, place)) for p, place in places.items()):
@@ -352,7 +344,7 @@ class KafkaConsumer:
 
     def _beginnings(self, partitions: Iterable[int]) -> dict[int, int]:
         """{partition: offset of the first message to be handed out} of those that nothing was taken from."""
-        first = self._list_offsets(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        first = self._look_up.offsets(EARLIEST)
         return {p: max(offset, first.get(p, 0)) for p, offset in self._fetch_committed(partitions).items()}
 
     def _start_anew(self) -> None:
@@ -378,12 +370,11 @@ class KafkaConsumer:
 
     def _renew_onlookers(self) -> None:
         """Give up clients that only look at offsets, which may never get on again (3) and which no poll gives up."""
-        abandoned: list[object] = [self._admin]
-        self._admin = None
+        self._look_up.renew()
         if not self._joined and not self._closed:
-            abandoned.append(self._consumer)
+            abandoned: list[object] = [self._consumer]
             self._consumer = self._new_driver()
-        let_go(abandoned, 0)
+            let_go(abandoned, 0)
 
     # --- polling ----------------------------------------------------------------------------------
     def _join(self) -> None:
@@ -523,27 +514,8 @@ class KafkaConsumer:
             raise Conflict(f"message log: member {self._member!r} was thrown out of its group")
 
     def _fetch_committed(self, partitions: Iterable[int]) -> dict[int, int]:
-        """{partition: committed offset}, -1 where the group has none.
-
-        Asks again, within one request's time, while the brokers look for the group's coordinator, as after a restart.
-        """
-        with translated_errors(self._topic, "look up committed offsets"):
-            places = self._ask_committed(self._places(partitions))
-        for place in places:
-            if place.error is not None:
-                raise translate(bare_error(place.error), self._topic, "look up committed offsets")
-        return {place.partition: -1 if place.offset == OFFSET_INVALID else place.offset for place in places}
-
-    def _ask_committed(self, places: list[TopicPartition]) -> list[TopicPartition]:
-        deadline = time.monotonic() + self._topic.timeout_s
-        while True:
-            left_s = max(_WAIT_S_MIN, deadline - time.monotonic())
-            try:
-                return self._consumer.committed(places, timeout=left_s)
-            except KafkaException as error:
-                if bare_error(error).code() not in _LOOKING_FOR_COORDINATOR or left_s <= _COMMIT_RETRY_S:
-                    raise
-            time.sleep(_COMMIT_RETRY_S)
+        """{partition: committed offset}, -1 where the group has none."""
+        return fetch_committed(self._consumer, self._topic, partitions)
 
     def _send_commit(self, offsets: Mapping[int, int]) -> None:
         """Send it, and again while the group takes none, until the group's offsets show it (1)."""
@@ -577,22 +549,8 @@ class KafkaConsumer:
                 self._errors.append(translated)
                 return
 
-    def _list_offsets(self, which: OffsetSpec) -> dict[int, int]:
-        """{partition: offset}. By a client of its own: on the consumer's connection it would wait behind a fetch."""
-        if self._admin is None:
-            with translated_errors(self._topic, "connect"):
-                self._admin = AdminClient(self._topic.configuration(f"{self._member}-lag", {}, {}))
-        with translated_errors(self._topic, "look up offsets"):
-            wanted = dict.fromkeys(self._places(range(self._topic.partitions)), which)
-            answers: dict[TopicPartition, Future[ListOffsetsResultInfo]]
-            answers = self._admin.list_offsets(wanted, request_timeout=self._topic.timeout_s)
-            # Twice, as the driver's own limit should end it first.
-            if wait(answers.values(), 2 * self._topic.timeout_s).not_done:
-                raise Transient(f"message log: look up offsets: no answer; check the brokers {self._topic.servers}")
-            return {place.partition: answer.result().offset for place, answer in answers.items()}
-
     def _places(self, partitions: Iterable[int]) -> list[TopicPartition]:
-        return [TopicPartition(self._topic.name, partition) for partition in sorted(partitions)]
+        return places(self._topic, partitions)
 
 
 def _ignore(_partitions: frozenset[int]) -> None:

@@ -7,8 +7,9 @@ the beginning of it, and headers tell how long it was. The whole of it is in its
 
 from __future__ import annotations
 
-from nos_ec.adapters.kafka.cluster import KafkaTopic, TooLarge
+from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.publisher import Header, KafkaPublisher
+from nos_ec.core.errors import TooLarge
 from nos_ec.ports.message_log import Message
 
 MESSAGE_BYTES_MAX = 1_048_588

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, TopicMetadata  # type: 
 from nos_ec.adapters.kafka.cluster import ConnectionNews, KafkaTopic, translate, translated_errors
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.dead_letters import DEAD_LETTER_BYTES_MAX, MESSAGE_BYTES_MAX
+from nos_ec.adapters.kafka.progress import KafkaGroupProgress
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, NosError, Transient
 
@@ -80,6 +81,10 @@ class KafkaMessageLog:
     def publisher(self, *, client: str = "nos-ec-publisher", delivery_timeout_ms: int = 30_000) -> KafkaPublisher:
         """A publisher of its own connections."""
         return KafkaPublisher(self.topic, client=client, delivery_timeout_ms=delivery_timeout_ms)
+
+    def progress(self, *, group: str, name: str) -> KafkaGroupProgress:
+        """How far `group` has come; `name` is for operators."""
+        return KafkaGroupProgress(self.topic, group=group, name=name)
 
     def consumer(
         self,

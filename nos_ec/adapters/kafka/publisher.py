@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from threading import Lock
 
+import structlog
 from confluent_kafka import KafkaError, Message, Producer
 
 from nos_ec.adapters.kafka.cluster import (
@@ -16,30 +18,55 @@ from nos_ec.adapters.kafka.cluster import (
     require_ms,
     translate,
     translated_errors,
-    worst,
 )
-from nos_ec.core.errors import ConfigError, NosError, Transient
+from nos_ec.core.errors import ConfigError, NosError, TooLarge, Transient
+
+_log = structlog.get_logger(__name__)
 
 _SLICE_S = 0.5
 """Longest wait inside the driver: signals are answered in between."""
+
+_BATCH_BYTES_MAX = 1_000_000
+"""librdkafka's own batch.size."""
+_BATCH_BYTES_MIN = 2_000
+_BATCH_DIVISOR = 8
+_BATCH_BYTES_S = 600
+"""After a topic refused a batch, smaller ones are sent for so long."""
 
 Header = tuple[str, bytes]
 
 
 class _Batch:
-    """What became of the messages of one `publish`."""
+    """What became of the messages of one `publish`, by their index."""
 
-    def __init__(self, topic: KafkaTopic) -> None:
+    def __init__(self, topic: KafkaTopic, count: int) -> None:
         self._topic = topic
-        self.errors: list[NosError] = []
+        self._unknown = set(range(count))
+        self.errors: dict[int, NosError] = {}
         self.partitions_seen = 0
 
-    def reported(self, error: KafkaError | None, message: Message) -> None:
+    def reported(self, index: int, error: KafkaError | None, message: Message) -> None:
         """A delivery report. Runs inside the driver's poll."""
         if error is not None:
-            self.errors.append(translate(error, self._topic, "publish"))
+            self.failed(index, translate(error, self._topic, "publish"))
             return
+        self._unknown.discard(index)
+        self.errors.pop(index, None)
         self.partitions_seen = max(self.partitions_seen, (message.partition() or 0) + 1)
+
+    def failed(self, index: int, error: NosError) -> None:
+        """This one is not known to be appended."""
+        self._unknown.discard(index)
+        self.errors[index] = error
+
+    def rest_failed(self, error: NosError) -> None:
+        """Nothing more will be heard of those that have no report yet."""
+        for index in list(self._unknown):
+            self.failed(index, error)
+
+    def too_large(self) -> list[int]:
+        """Those that were refused for the size of the batch that they were sent in, or for their own."""
+        return sorted(index for index, error in self.errors.items() if isinstance(error, TooLarge))
 
 
 class KafkaPublisher:
@@ -80,14 +107,16 @@ class KafkaPublisher:
             },
         )
         self._lock = Lock()
+        self._batch_bytes: int | None = None
+        """Set once the topic refused a batch of several messages for its size."""
+        self._batch_bytes_until_s = 0.0
         self._closed = False
         self._producer: Producer | None = self._new_producer()
 
-    def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        """See MessagePublisher.publish. Returns when all in-sync replicas have all of the messages.
+    def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> Mapping[int, Transient]:
+        """See MessagePublisher.publish. What all in-sync replicas have is durable.
 
-        Raises ConfigError when the topic is gone, has more partitions than it should, or may not be written. One that
-        goes while messages are queued may be Transient once: librdkafka 2.16 then reports some of them as _DESTROY.
+        Raises ConfigError when the topic has more partitions than it should, or may not be written.
         """
         batch = self._send(self._topic.name, [(key, value, []) for key, value in messages])
         if batch.partitions_seen > self._topic.partitions:
@@ -96,10 +125,18 @@ class KafkaPublisher:
                 f" the configuration says {self._topic.partitions}; stop all services, then set log.partitions to"
                 " what the topic has now"
             )
+        failed = {index: error for index, error in batch.errors.items() if isinstance(error, Transient)}
+        lasting = [error for index, error in batch.errors.items() if index not in failed]
+        passing = [error for error in failed.values() if not isinstance(error, TooLarge)]
+        if lasting or (passing and len(failed) == len(messages)):
+            raise self._news.explain((lasting or passing)[0])
+        return failed
 
     def publish_dead_letter(self, key: bytes, value: bytes, headers: Sequence[Header]) -> None:
         """Append to the dead-letter topic. Durable on return. Raises TooLarge, ConfigError, Transient."""
-        self._send(self._topic.dead_letters, [(key, value, list(headers))])
+        batch = self._send(self._topic.dead_letters, [(key, value, list(headers))])
+        for error in batch.errors.values():
+            raise self._news.explain(error)
 
     def close(self) -> None:
         """Release the connections. Idempotent; nothing is in flight between calls of `publish`."""
@@ -109,35 +146,46 @@ class KafkaPublisher:
 
     # --- sending ----------------------------------------------------------------------------------
     def _send(self, name: str, messages: Sequence[tuple[bytes, bytes, list[Header]]]) -> _Batch:
-        batch = _Batch(self._topic)
+        batch = _Batch(self._topic, len(messages))
         with self._lock:
             if self._closed:
                 raise ValueError("publish after close")
-            if self._producer is None:
-                self._producer = self._new_producer()
             self._news.forget()
-            try:
-                with translated_errors(self._topic, "publish"):
-                    for key, value, headers in messages:
-                        self._hand_over(self._producer, name, key, value, headers, batch)
-            except NosError as error:
-                batch.errors.append(error)
-            self._await_reports(self._producer, batch)
-            if batch.errors:
-                # It may be one that never works again: after a fatal error, and when it has forgotten every broker.
-                self._drop_producer()
-        worst_error = worst(batch.errors)
-        if worst_error is not None:
-            raise self._news.explain(worst_error)
+            self._send_some(name, messages, range(len(messages)), batch)
+            # The topic's limit is for a batch as a whole, and librdkafka does not divide one that is refused.
+            while len(refused := batch.too_large()) > 1 and self._divide_batches():
+                self._send_some(name, messages, refused, batch)
         return batch
 
+    def _send_some(
+        self, name: str, messages: Sequence[tuple[bytes, bytes, list[Header]]], indexes: Iterable[int], batch: _Batch
+    ) -> None:
+        """Send these messages and await what becomes of them."""
+        if self._producer is None:
+            self._producer = self._new_producer()
+        try:
+            for index in indexes:
+                self._hand_over(self._producer, name, messages[index], index, batch)
+        except NosError as error:
+            batch.rest_failed(error)
+        self._await_reports(self._producer, batch)
+        if batch.errors:
+            # It may be one that never works again: after a fatal error, and when it has forgotten every broker.
+            self._drop_producer()
+
     def _hand_over(
-        self, producer: Producer, name: str, key: bytes, value: bytes, headers: list[Header], batch: _Batch
+        self, producer: Producer, name: str, message: tuple[bytes, bytes, list[Header]], index: int, batch: _Batch
     ) -> None:
         """Queue one message. Waits while the driver's queue is full, which delivery or its time-out ends."""
+        key, value, headers = message
+        reported = partial(batch.reported, index)
         while True:
             try:
-                producer.produce(name, value=value, key=key, headers=list(headers), on_delivery=batch.reported)
+                with translated_errors(self._topic, "publish"):
+                    producer.produce(name, value=value, key=key, headers=list(headers), on_delivery=reported)
+                return
+            except TooLarge as error:
+                batch.failed(index, error)
                 return
             except BufferError:
                 producer.poll(_SLICE_S)
@@ -151,10 +199,23 @@ class KafkaPublisher:
                     producer.flush(_SLICE_S)
         except NosError as error:
             # Only a fatal error is raised here; what is still queued gets no report any more.
-            batch.errors.append(error)
+            batch.rest_failed(error)
             return
-        if len(producer):
-            batch.errors.append(Transient("message log: publish: no word about some messages; publish them again"))
+        batch.rest_failed(Transient("message log: publish: no word about some messages; publish them again"))
+
+    def _divide_batches(self) -> bool:
+        """Let the next client send less at once. False when it sends each message by itself already."""
+        before = self._batch_bytes or _BATCH_BYTES_MAX
+        if before == 1:
+            return False
+        self._batch_bytes = before // _BATCH_DIVISOR if before > _BATCH_BYTES_MIN else 1
+        self._batch_bytes_until_s = time.monotonic() + _BATCH_BYTES_S
+        _log.warning(
+            f"topic {self._topic.name} refuses batches of several events for their size; smaller ones are sent for"
+            f" {_BATCH_BYTES_S} s: raise max.message.bytes of the topic",
+            batch_bytes=self._batch_bytes,
+        )
+        return True
 
     def _drop_producer(self) -> None:
         dropped: list[object] = [self._producer]
@@ -162,5 +223,8 @@ class KafkaPublisher:
         let_go(dropped, self._topic.timeout_s)
 
     def _new_producer(self) -> Producer:
+        if time.monotonic() >= self._batch_bytes_until_s:
+            self._batch_bytes = None
+        smaller = {} if self._batch_bytes is None else {"batch.size": self._batch_bytes}
         with translated_errors(self._topic, "connect"):
-            return Producer(self._configuration)
+            return Producer(self._configuration | smaller)

@@ -1,15 +1,18 @@
 """The file of the embedded message log: its tables, how it is opened, and what SQLite's errors mean.
 
-Tables (format 2):
+Tables (format 3):
 
     log       one row a partition: next_offset is the offset the next message gets (the high watermark),
               trimmed_offset the first one that is still stored
-    messages  by (partition, offset): a poll is one range scan of the primary key, whatever the backlog
+    messages  by (partition, offset): a poll is one range scan of the primary key, whatever the backlog;
+              published_ms is the Unix time it was published at
     groups    one row a group; generation grows with every change of its members or owners
     members   member_id is never used again, so that a member which was thrown out is never taken for its successor
     shares    one row a group and partition: owner holds it now, target shall hold it, committed_offset is the
               first offset that is not done
     dead_letters  copies of messages that could not be worked on, with the reason; number is the order they came in
+
+A file of format 2, which had no published_ms, is brought up to date when it is opened.
 
 The file must lie on a local file system: SQLite's write-ahead log needs shared memory between its processes.
 """
@@ -27,12 +30,15 @@ from pathlib import Path
 from nos_ec.adapters.local.durable import make_folder, sync_folder
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 APPLICATION_ID = 0x4E4C4F47
 """`NLOG`, in the field SQLite keeps for it: tells our file from any other database."""
 
 PARTITIONS_MAX = 1024
 _BUSY_TIMEOUT_S = 10.0
+
+_PUBLISHED_MS = "published_ms INTEGER NOT NULL DEFAULT 0"
+"""Messages of format 2 count as old as can be: nothing of theirs is published again before the group has passed it."""
 
 _SCHEMA = f"""
 CREATE TABLE log (
@@ -40,7 +46,7 @@ CREATE TABLE log (
 ) STRICT;
 CREATE TABLE messages (
     partition INTEGER NOT NULL, offset INTEGER NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL,
-    PRIMARY KEY (partition, offset)
+    {_PUBLISHED_MS}, PRIMARY KEY (partition, offset)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE groups (name TEXT PRIMARY KEY, generation INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE members (
@@ -123,8 +129,8 @@ def open_log_file(path: Path) -> sqlite3.Connection:
             check_same_thread=False,
         )
         try:
-            _check_format(connection, path)
             connection.execute("PRAGMA synchronous = FULL")
+            _check_format(connection, path)
         except BaseException:
             connection.close()
             raise
@@ -135,12 +141,37 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     if application_id != APPLICATION_ID:
         raise ConfigError(f"message log: {path} is not a message log; choose another place for it")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    version = _format(connection)
+    if version == 2:
+        version = _upgrade(connection)
     if version != FORMAT_VERSION:
         raise ConfigError(
             f"message log: {path} has format {version}, this program knows {FORMAT_VERSION}; use the program it"
             " was written with"
         )
+
+
+def _upgrade(connection: sqlite3.Connection) -> int:
+    """From format 2 to 3, unless another process was faster. A publisher of format 2 that has the file open then fails.
+
+    Returns the format that the file has now.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = _format(connection)
+        if version == 2:
+            connection.execute(f"ALTER TABLE messages ADD COLUMN {_PUBLISHED_MS}")
+            connection.execute("PRAGMA user_version = 3")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    return _format(connection)
+
+
+def _format(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
 
 
 def partition_count(connection: sqlite3.Connection) -> int:

@@ -25,7 +25,7 @@ from nos_ec.adapters.local.log_file import (
     transaction,
     translated_errors,
 )
-from nos_ec.core.errors import ConfigError, Conflict
+from nos_ec.core.errors import ConfigError, Conflict, Transient
 from nos_ec.core.messages import partition_for_key
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.message_log import DeadLetter, Message
@@ -47,6 +47,14 @@ FETCH_SQL = """
 """
 LAG_SQL = """
     SELECT coalesce(sum(l.next_offset - coalesce(s.committed_offset, l.trimmed_offset)), 0)
+    FROM log l LEFT JOIN shares s ON s.group_name = ? AND s.partition = l.partition
+"""
+OLDEST_WAITING_SQL = """
+    SELECT l.partition, (
+        SELECT published_ms FROM messages m
+        WHERE m.partition = l.partition AND m.offset >= coalesce(s.committed_offset, l.trimmed_offset)
+        ORDER BY m.offset LIMIT 1
+    )
     FROM log l LEFT JOIN shares s ON s.group_name = ? AND s.partition = l.partition
 """
 TRIM_SQL = "DELETE FROM messages WHERE partition = ? AND offset >= ? AND offset < ?"
@@ -81,9 +89,13 @@ class LocalMessageLog:
             )
         return log
 
-    def publisher(self) -> LocalPublisher:
+    def publisher(self, clock: Clock) -> LocalPublisher:
         """A publisher of its own connection."""
-        return LocalPublisher(self.path)
+        return LocalPublisher(self.path, clock)
+
+    def progress(self, *, group: str, clock: Clock) -> LocalGroupProgress:
+        """How far `group` has come."""
+        return LocalGroupProgress(self.path, group, clock)
 
     def consumer(self, *, group: str, member: str, clock: Clock, session_ms: int) -> LocalConsumer:
         """A member of `group`; it joins at its first poll."""
@@ -113,18 +125,19 @@ class LocalMessageLog:
 class LocalPublisher:
     """See MessagePublisher. Safe to call from several threads; a batch is one transaction, all or nothing."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock) -> None:
         """Raises ConfigError when there is no log at `path`, Corrupt, Transient."""
         self._path = path
+        self._clock = clock
         self._lock = Lock()
         self._connection = open_log_file(path)
         with translated_errors(path):
             self._partitions = partition_count(self._connection)
 
-    def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        """See MessagePublisher.publish."""
+    def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> Mapping[int, Transient]:
+        """See MessagePublisher.publish. All of them or none."""
         if not messages:
-            return
+            return {}
         by_partition: dict[int, list[tuple[bytes, bytes]]] = {}
         partitions: dict[bytes, int] = {}
         for key, value in messages:
@@ -133,15 +146,17 @@ class LocalPublisher:
                 partition = partitions[key] = partition_for_key(key, self._partitions)
             by_partition.setdefault(partition, []).append((key, value))
         with self._lock, transaction(self._connection, self._path):
+            published_ms = self._clock.now_ms()
             for partition, batch in by_partition.items():
-                self._append(partition, batch)
+                self._append(partition, batch, published_ms)
+        return {}
 
-    def _append(self, partition: int, batch: Sequence[tuple[bytes, bytes]]) -> None:
+    def _append(self, partition: int, batch: Sequence[tuple[bytes, bytes]], published_ms: int) -> None:
         execute = self._connection.execute
         (first,) = execute("SELECT next_offset FROM log WHERE partition = ?", (partition,)).fetchone()
         self._connection.executemany(
-            "INSERT INTO messages VALUES (?, ?, ?, ?)",
-            ((partition, offset, key, value) for offset, (key, value) in enumerate(batch, first)),
+            "INSERT INTO messages VALUES (?, ?, ?, ?, ?)",
+            ((partition, offset, key, value, published_ms) for offset, (key, value) in enumerate(batch, first)),
         )
         execute("UPDATE log SET next_offset = ? WHERE partition = ?", (first + len(batch), partition))
 
@@ -149,6 +164,28 @@ class LocalPublisher:
         """Release the file. Idempotent."""
         with self._lock:
             self._connection.close()
+
+
+class LocalGroupProgress:
+    """See GroupProgress."""
+
+    def __init__(self, path: Path, group: str, clock: Clock) -> None:
+        """Raises ConfigError when there is no log at `path`, Corrupt, Transient."""
+        self._path = path
+        self._group = group
+        self._clock = clock
+        self._connection = open_log_file(path)
+
+    def passed_until(self) -> Mapping[int, int]:
+        """See GroupProgress.passed_until. One statement that looks up one message a partition."""
+        now_ms = self._clock.now_ms()
+        with translated_errors(self._path):
+            found = self._connection.execute(OLDEST_WAITING_SQL, (self._group,)).fetchall()
+        return {partition: now_ms if oldest_ms is None else oldest_ms for partition, oldest_ms in found}
+
+    def close(self) -> None:
+        """Release the file. Idempotent."""
+        self._connection.close()
 
 
 @dataclass(frozen=True, slots=True)

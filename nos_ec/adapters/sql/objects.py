@@ -212,12 +212,12 @@ def due(connection: Connection, now_ms: int, limit: int, slots: Collection[int])
     found = connection.execute(_due_in(len(numbered)), asked | {"walk_max": part}).all()
     if len(found) < limit and part in Counter(row.slot for row in found).values():
         found = connection.execute(_due_in(len(numbered)), asked | {"walk_max": limit}).all()
-    return [object_row(row[:-1]) for row in found]
+    return [object_row(row[:-2], row.due_ms) for row in found]
 
 
 @cache
 def _due_in(slots: int) -> Select[Any]:
-    """The due rows of that many slots, as OBJECT_COLUMNS and the slot.
+    """The due rows of that many slots, as OBJECT_COLUMNS, the due time and the slot.
 
     For each slot a walk along the index from its first due row on, of at most `walk_max` rows, so that what waits
     behind them costs nothing. The walks read the index alone; only the `rows_max` that are returned are looked up.
@@ -233,7 +233,7 @@ def _due_in(slots: int) -> Select[Any]:
     walked = union_all(*(select(walk.c.due_ms, walk.c.object_id) for walk in walks)).subquery("walked")
     first = select(walked).order_by(*walked.c).limit(bindparam("rows_max")).subquery("first_due")
     return (
-        select(*OBJECT_COLUMNS, _O.slot)
+        select(*OBJECT_COLUMNS, first.c.due_ms, _O.slot)
         .join_from(first, OBJECTS, _O.object_id == first.c.object_id)
         .order_by(first.c.due_ms, first.c.object_id)
     )

@@ -70,7 +70,7 @@ def by_primary(one: Update) -> Update:
     return one
 
 
-def object_row(row: Sequence[Any]) -> ObjectRow:
+def object_row(row: Sequence[Any], due_ms: int | None = None) -> ObjectRow:
     """The value of a row selected as OBJECT_COLUMNS."""
     object_id, bucket, name, version, size, crc32c, md5, state, landing_id, block_id, offset, created_ms = row
     return ObjectRow(
@@ -84,6 +84,7 @@ def object_row(row: Sequence[Any]) -> ObjectRow:
         landing_id=LandingId(landing_id) if state.in_landing else None,
         extent=Extent(BlockId(block_id), offset, size) if state is ObjectState.PACKED else None,
         created_ms=created_ms,
+        due_ms=due_ms,
     )
 
 

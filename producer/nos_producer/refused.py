@@ -1,0 +1,101 @@
+"""Rows that the log does not take: they wait, and the others go on.
+
+An event that is too large for its topic concerns its row alone. Any other failure, while the rest of the log answers,
+concerns a partition: all of its rows wait until the partition is tried again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import TypeVar
+
+from nos_ec.core.errors import TooLarge, Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.republish import Republishing
+from nos_ec.engine.parking import BackOff, Parking
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import ObjectRow
+
+PARTITION_WAIT_MS = 5_000
+PARTITION_WAIT_MS_MAX = 300_000
+OBJECT_WAIT_MS = 60_000
+OBJECTS_MAX = 10_000
+"""More objects are refused without a word about each, and come due again like the others."""
+_FORGET_BATCH = 100
+
+Item = tuple[int, int, ObjectKey]
+"""A row as what is parked: id, version, key."""
+RowsByTime = dict[int, list[ObjectRow]]
+T = TypeVar("T", bound=Hashable)
+
+
+class Refused:
+    """What is parked, and when its rows are due again. One thread owns it; any may look at `parkings`."""
+
+    def __init__(
+        self, clock: Clock, rule: Republishing, partitions: int, partition_of: Callable[[ObjectRow], int]
+    ) -> None:
+        self._clock = clock
+        self._rule = rule
+        self._partition_of = partition_of
+        # A row comes due after half of its wait. One that is not refused again before the whole of it is over was
+        # packed or deleted, or another producer has it now: `_forget` releases it.
+        object_wait_ms = 2 * min(OBJECT_WAIT_MS, rule.step_ms)
+        self._objects: Parking[Item] = Parking(
+            "event", lambda item: str(item[2]), clock, BackOff(object_wait_ms, 2 * rule.step_ms), OBJECTS_MAX
+        )
+        partition_back_off = BackOff(
+            PARTITION_WAIT_MS, max(PARTITION_WAIT_MS, min(PARTITION_WAIT_MS_MAX, rule.step_ms))
+        )
+        self._partitions: Parking[int] = Parking("partition", str, clock, partition_back_off, partitions)
+        self.parkings = (self._objects, self._partitions)
+
+    def set_apart(self, rows: Sequence[ObjectRow]) -> tuple[list[ObjectRow], RowsByTime]:
+        """(rows that can be published, {due time: rows of partitions that wait for their next try})."""
+        if not self._partitions:
+            return list(rows), {}
+        ready: list[ObjectRow] = []
+        waiting: RowsByTime = defaultdict(list)
+        for row in rows:
+            partition = self._partition_of(row)
+            if self._partitions.waits(partition):
+                waiting[self._due_ms(self._partitions, partition)].append(row)
+            else:
+                ready.append(row)
+        return ready, waiting
+
+    def settle(self, rows: Sequence[ObjectRow], failures: Mapping[int, Transient]) -> RowsByTime:
+        """Park what failed, by its index, and release what was published. {due time: rows that failed}."""
+        failed = {self._partition_of(rows[i]): why for i, why in failures.items() if not isinstance(why, TooLarge)}
+        for partition, error in failed.items():
+            self._partitions.park(partition, error)
+        waiting: RowsByTime = defaultdict(list)
+        for index, error in failures.items():
+            row = rows[index]
+            if isinstance(error, TooLarge):
+                item = (row.object_id, row.version, row.key)
+                self._objects.park(item, error)
+                waiting[self._due_ms(self._objects, item, parts=2)].append(row)
+            else:
+                waiting[self._due_ms(self._partitions, self._partition_of(row))].append(row)
+        self._release(rows, failures, failed.keys())
+        return waiting
+
+    def _release(self, rows: Sequence[ObjectRow], failures: Mapping[int, Transient], away: Collection[int]) -> None:
+        published = [row for index, row in enumerate(rows) if index not in failures]
+        if self._partitions:
+            for partition in {self._partition_of(row) for row in published} - set(away):
+                self._partitions.release(partition)
+        if self._objects:
+            for row in published:
+                self._objects.release((row.object_id, row.version, row.key))
+            for item in self._objects.due(_FORGET_BATCH):
+                self._objects.release(item)
+
+    def _due_ms(self, parking: Parking[T], item: T, parts: int = 1) -> int:
+        """When to try again, after a part of the item's wait. Not later than any row that was published comes due."""
+        now_ms = self._clock.now_ms()
+        parked = parking.get(item)
+        wait_ms = self._rule.step_ms if parked is None else (parked.retry_ms - now_ms) // parts
+        return self._rule.without_event_ms(now_ms + max(1, min(wait_ms, self._rule.step_ms)))

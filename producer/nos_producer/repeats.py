@@ -1,0 +1,109 @@
+"""Which of the rows that come due again are published again.
+
+A row that was published comes due again every `republish_ms`, in case its event was lost. While its event still waits
+in the log, publishing it again only makes the log longer: such a row is postponed. It is published again when the
+consumer group has passed the event without packing it, or when the log no longer has it (`core.republish`).
+
+The log is asked once every few seconds at most, and only while rows come due again. While it cannot tell how far the
+group has come, rows that were published are postponed and new ones are published.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import structlog
+
+from nos_ec.core.errors import Transient
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.messages import partition_for
+from nos_ec.core.republish import Republishing
+from nos_ec.ports.clock import Clock, waits
+from nos_ec.ports.message_log import GroupProgress
+from nos_ec.ports.metadata import ObjectRow
+
+_log = structlog.get_logger(__name__)
+
+ASK_WAIT_MS_MAX = 10_000
+"""Between two questions to the log."""
+_ASKS_PER_STEP = 16
+CLOCK_MARGIN_MS = 60_000
+"""By how much clocks of producers and brokers may differ before an event is taken for passed that still waits. The
+event is then there twice, which does no harm."""
+
+
+_partition = lru_cache(maxsize=4096)(partition_for)
+
+
+@dataclass(slots=True)
+class DueRows:
+    """publish: rows to publish now. postponed: {new due time: rows whose event still waits}."""
+
+    publish: list[ObjectRow] = field(default_factory=list)
+    postponed: dict[int, list[ObjectRow]] = field(default_factory=lambda: defaultdict(list))
+
+
+class Repeats:
+    """Tells rows that are to be published from those whose event still waits. Not thread-safe."""
+
+    def __init__(self, progress: GroupProgress, clock: Clock, rule: Republishing, partitions: int) -> None:
+        self._progress = progress
+        self._clock = clock
+        self._rule = rule
+        self._partitions = partitions
+        self._margin_ms = min(CLOCK_MARGIN_MS, rule.step_ms // 2)
+        self._ask_wait_ms = min(ASK_WAIT_MS_MAX, max(1, rule.step_ms // _ASKS_PER_STEP))
+        self._ask_ms = 0
+        self._passed: Mapping[int, int] = {}
+        self._failing = False
+
+    def divide(self, rows: Sequence[ObjectRow], now_ms: int) -> DueRows:
+        """Divide due rows, as `due_objects` gave them at `now_ms`."""
+        found = DueRows()
+        for row in rows:
+            later_ms = self._later_ms(row, now_ms)
+            if later_ms is None:
+                found.publish.append(row)
+            else:
+                found.postponed[later_ms].append(row)
+        return found
+
+    def partition(self, row: ObjectRow) -> int:
+        """The partition that the row's events are in."""
+        return _partition(row.key.bucket, self._partitions)
+
+    def ask(self) -> Mapping[int, int]:
+        """Ask the log now, however young the last answer is. See GroupProgress.passed_until. Raises Transient."""
+        self._ask_ms = self._clock.now_ms() + self._ask_wait_ms
+        self._passed = {}
+        self._passed = self._progress.passed_until()
+        return self._passed
+
+    def _later_ms(self, row: ObjectRow, now_ms: int) -> int | None:
+        """When the row is due again. None: it is to be published now."""
+        if row.state is not ObjectState.QUEUED or row.due_ms is None:
+            return None
+        until_ms = self._rule.published_until_ms(row.due_ms, now_ms)
+        if until_ms is None:
+            return None
+        passed_ms = self._passed_until().get(self.partition(row))
+        if passed_ms is not None and until_ms + self._margin_ms < passed_ms:
+            return None
+        return self._rule.later_due_ms(row.due_ms, now_ms)
+
+    def _passed_until(self) -> Mapping[int, int]:
+        """As the log told a moment ago. An older answer is never wrong: groups do not move back."""
+        if waits(self._ask_ms, self._clock.now_ms(), self._ask_wait_ms):
+            return self._passed
+        try:
+            found = self.ask()
+        except Transient as error:
+            if not self._failing:
+                _log.warning("not known how far consumers are; only new objects are published", error=str(error))
+            self._failing = True
+            return {}
+        self._failing = False
+        return found
