@@ -2,15 +2,16 @@
 
 The API shows the names of objects, so it does not start without a token. `api.anonymous` is the way around that for
 trying things out, and only for an address of this machine; it still opens the API to every user of the machine.
+Requests that name another host are refused then (host_check).
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from pathlib import Path
 
+from nos_ec.admin.host_check import is_loopback
 from nos_ec.core.errors import ConfigError
 from nos_ec.settings import ApiSettings
 
@@ -48,7 +49,7 @@ def find_token(settings: ApiSettings) -> Token | None:
             "the API needs a token: set NOS_EC_API__TOKEN in the environment or api.token_file; or, to try it on this"
             f" machine, api.anonymous = true ({_MAKE_ONE})"
         )
-    if not _is_loopback(settings.host):
+    if not is_loopback(settings.host):
         raise ConfigError(
             f"api.anonymous is for this machine alone, and api.host is {settings.host}; set a token, or host 127.0.0.1"
         )
@@ -65,13 +66,6 @@ def _read(path: Path) -> str:
         raise ConfigError(f"api.token_file {path} cannot be read ({error.strerror}); {_MAKE_ONE}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"api.token_file {path} is not ASCII; {_MAKE_ONE}") from error
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _digest(text: str) -> bytes:

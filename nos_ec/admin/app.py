@@ -11,6 +11,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from nos_ec import __version__
 from nos_ec.admin import models, problems
 from nos_ec.admin.access import Token
+from nos_ec.admin.host_check import LoopbackHosts
 from nos_ec.admin.readings import PAGE_MAX, Readings
 from nos_ec.admin.request_limit import REQUESTS_MAX, RequestLimit
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, ObjectKey
@@ -31,7 +32,8 @@ Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Entries of the page
 
 
 def make_app(readings: Readings, monitor: Monitor, token: Token | None, requests_max: int = REQUESTS_MAX) -> FastAPI:
-    """The application. Without a token everybody may ask: the caller has to see to it that nobody else can."""
+    """The application. Without a token everybody may ask who can reach it by a loopback name or address: the caller has
+    to see to it that nobody else can."""
     app = FastAPI(
         title="nos_ec admin API",
         version=__version__,
@@ -42,6 +44,8 @@ def make_app(readings: Readings, monitor: Monitor, token: Token | None, requests
     )
     problems.register(app)
     app.add_middleware(RequestLimit, requests_max=requests_max)
+    if token is None:
+        app.add_middleware(LoopbackHosts)
     _add_health(app, monitor)
     _add_metrics(app, monitor, token)
     _add_store(app, readings, token)

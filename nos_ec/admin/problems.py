@@ -72,6 +72,11 @@ def answer(error: NosError) -> Response:
 
 def _on_http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    return of_http(error)
+
+
+def of_http(error: HTTPException) -> Response:
+    """The problem that an error of HTTP is."""
     title = "Invalid parameters" if error.status_code == 422 else HTTPStatus(error.status_code).phrase
     return _problem(error.status_code, title.title(), title, str(error.detail), dict(error.headers or {}))
 

@@ -463,7 +463,8 @@ class ApiSettings(_Section):
     )
     anonymous: Flag = Field(
         default=False,
-        description="Let everybody on this machine ask without a token. Only with a loopback host; for trying it out.",
+        description="Let everybody on this machine ask without a token. Only with a loopback host, and only requests to"
+        " localhost or a loopback address; for trying it out.",
     )
 
 

@@ -390,6 +390,32 @@ def test_which_token_it_is(tmp_path: Path) -> None:
     assert find_token(ApiSettings(anonymous=True, token=SecretStr(TOKEN))) is not None
 
 
+OWN_HOSTS = ["127.0.0.1", "127.0.0.1:9480", "localhost", "LocalHost:80", "api.localhost", "[::1]:9480"]
+OTHER_HOSTS = ["evil.example", "evil.example:9480", "127.0.0.1.evil.example", "10.0.0.1", "localhost@evil.example", "["]
+
+
+@pytest.mark.parametrize("host", OWN_HOSTS)
+def test_without_a_token_it_answers_to_names_of_this_machine(system: System, host: str) -> None:
+    with serve(app_of(system, None), Host=host) as client:
+        assert client.get("/v1/status").status_code == 200
+
+
+@pytest.mark.parametrize("host", [*OTHER_HOSTS, ""])
+def test_without_a_token_a_browser_cannot_be_made_to_read_names(system: System, host: str) -> None:
+    """DNS rebinding: a page's own name resolves to this machine, and the browser sends it as the Host."""
+    bucket_and_name = {"bucket": "b", "name": "n"}
+    system.store().put_many([(ObjectKey(**bucket_and_name), b"data")])
+    with serve(app_of(system, None), Host=host) as client:
+        for path in ("/v1/object", "/v1/blocks", "/metrics", "/openapi.json"):
+            answer = client.get(path, params=bucket_and_name if path == "/v1/object" else {})
+            assert answer.status_code == 421
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["type"] == "urn:nos-ec:problem:misdirected-request"
+        assert client.get("/livez").status_code == 200
+    with serve(app_of(system, Token(TOKEN)), Host=host, **AUTHORISED) as client:
+        assert client.get("/v1/object", params=bucket_and_name).status_code == 200, "the page has no token"
+
+
 def test_tokens_that_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
