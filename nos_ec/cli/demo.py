@@ -15,7 +15,7 @@ from rich.table import Table
 
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import emit, err, out, size_text, ticking
-from nos_ec.core.errors import Corrupt
+from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
 
 CONSUMERS = 3
@@ -47,7 +47,8 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the store there afterwards.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the whole main job on a real folder and show what it saves. Ends with 6 if a single byte differs."""
+    """Run the whole main job on a real folder and show what it saves. Ends with 6 if a single byte differs, with 7 if
+    a read was not answered."""
     settings = context(ctx).settings()
     with ticking() as tick:
         place = root or Path(tempfile.mkdtemp(prefix="nos-ec-demo-"))
@@ -75,6 +76,11 @@ def demo(
         err.print(f"the store is kept: nos-ec --config {run.config_file} status", markup=False)
     if report.verify.mismatches:
         raise Corrupt(f"{report.verify.mismatches} reads differ, first {report.verify.first_mismatch}")
+    if report.verify.unanswered:
+        raise Transient(
+            f"{report.verify.unanswered} reads were not answered, first {report.verify.first_unanswered}; all others"
+            " equal the files"
+        )
 
 
 def _print(report: Report) -> None:
@@ -103,6 +109,8 @@ def _print(report: Report) -> None:
     reads.add_row("compared to the files", f"{verify.reads:,} reads, {size_text(verify.bytes)}")
     colour = "red" if verify.mismatches else "green"
     reads.add_row("mismatches", f"[bold {colour}]{verify.mismatches}[/]")
+    if verify.unanswered:
+        reads.add_row("not answered", f"[bold red]{verify.unanswered}[/]")
     out.print(reads)
     collection = Table(title="GC", title_justify="left", show_header=False)
     collection.add_row("objects deleted", f"{figures['deleted_objects']:,}")

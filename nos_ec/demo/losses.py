@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 def shards_lost(settings: Settings, rng: random.Random) -> Iterator[list[int] | None]:
     """As many shards as reads can do without are gone inside; gives their numbers, or None when none may be taken.
 
-    Embedded: m shard folders. Ceph: m - 1 OSDs, the most with which every placement group stays active (min_size is
-    k + 1); only with `ceph.admin_keyring_file`, which says that the cluster is one for development.
+    Embedded: m shard folders, of data shards as far as there are so many. Reads of whole data need no coding shards,
+    so losing those alone would prove nothing. Ceph: m - 1 OSDs, the most with which every placement group stays active
+    (min_size is k + 1); only with `ceph.admin_keyring_file`, which says that the cluster is one for development.
     """
     k, m = settings.geometry.k, settings.geometry.m
     if settings.store.backend == "local":
-        shards = sorted(rng.sample(range(k + m), m))
+        shards = _shards_to_lose(k, m, rng)
         with _folders_renamed(settings, shards):
             yield shards
     elif settings.ceph.admin_keyring_file is None:
@@ -36,6 +37,11 @@ def shards_lost(settings: Settings, rng: random.Random) -> Iterator[list[int] | 
             osds = sorted(rng.sample(up, min(m - 1, len(up))))
             with _osds_down(cluster, osds):
                 yield osds
+
+
+def _shards_to_lose(k: int, m: int, rng: random.Random) -> list[int]:
+    """m of k + m shards, data shards (the first k) before any other."""
+    return sorted(rng.sample(range(k), min(k, m)) + rng.sample(range(k, k + m), max(0, m - k)))
 
 
 @contextmanager

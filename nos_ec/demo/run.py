@@ -21,7 +21,7 @@ from typing import Any
 from nos_consumer.assemble import drain
 from nos_consumer.counters import ConsumerCounters
 from nos_ec.core.bounds import utilisation_max
-from nos_ec.core.errors import InvalidInput, NosError, NoSpace
+from nos_ec.core.errors import InvalidInput, NosError, NoSpace, Transient
 from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
@@ -82,13 +82,17 @@ class SourceFile:
 
 @dataclass(slots=True)
 class Verification:
-    """Reads compared to the files. changed: files that are no longer what was PUT, so that nothing can be said."""
+    """Reads compared to the files. changed: files that are no longer what was PUT, so that nothing can be said.
+    unanswered: reads that ended without their bytes for a reason that may pass, as a time-out: nothing can be said of
+    these either."""
 
     reads: int = 0
     bytes: int = 0
     mismatches: int = 0
     changed: int = 0
+    unanswered: int = 0
     first_mismatch: str | None = None
+    first_unanswered: str | None = None
 
 
 @dataclass(slots=True)
@@ -333,15 +337,24 @@ class Demo:
     def _verify(self, step: str, store: Store, files: Sequence[SourceFile]) -> None:
         verify = self.report.verify
         for done, file in enumerate(files, 1):
-            problem = _difference(store, file)
             verify.reads += 1
-            verify.bytes += file.size
-            if problem == "changed":
-                verify.changed += 1
-            elif problem is not None:
-                verify.mismatches += 1
-                verify.first_mismatch = verify.first_mismatch or f"{file.key}: {problem}"
+            try:
+                problem = _difference(store, file)
+            except Transient as error:
+                verify.unanswered += 1
+                verify.first_unanswered = verify.first_unanswered or f"{file.key}: {error}"
+            else:
+                verify.bytes += file.size
+                self._count(file, problem)
             self._tick(step, done, len(files))
+
+    def _count(self, file: SourceFile, problem: str | None) -> None:
+        verify = self.report.verify
+        if problem == "changed":
+            verify.changed += 1
+        elif problem is not None:
+            verify.mismatches += 1
+            verify.first_mismatch = verify.first_mismatch or f"{file.key}: {problem}"
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
@@ -397,7 +410,8 @@ def _source_file(source: Path, path: Path) -> SourceFile | None:
 
 
 def _difference(store: Store, file: SourceFile) -> str | None:
-    """None when the object equals the file; "changed" when the file is not what was PUT any more."""
+    """None when the object equals the file; "changed" when the file is not what was PUT any more. Raises Transient when
+    the store gave no answer."""
     try:
         with file.path.open("rb") as stream:
             row, pieces = store.open(file.key)
@@ -407,6 +421,8 @@ def _difference(store: Store, file: SourceFile) -> str | None:
         return "bytes differ" if _md5(file.path) == row.md5 else "changed"
     except OSError:
         return "changed"
+    except Transient:
+        raise
     except NosError as error:
         return str(error)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,9 +17,11 @@ import pytest
 
 from nos_ec.cli.app import run
 from nos_ec.cli.status import status_data
-from nos_ec.core.errors import Corrupt
+from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
+from nos_ec.demo.losses import _shards_to_lose
+from nos_ec.engine.store import Store
 from nos_ec.ports.metadata import Totals
 from nos_ec.settings import without_settings
 from nos_ec.wiring import System
@@ -349,9 +353,45 @@ def test_demo(cli: Cli, tmp_path: Path, bench: Bench) -> None:
     assert report["gc"]["header_bytes_read"] <= report["gc"]["block_bytes_examined"] / 30
     assert report["gc"]["bytes_reclaimed"] > 0
     assert report["lost_shards"]["degraded_reads"] > 0
+    assert set(report["lost_shards"]["shards"]) <= set(range(8)), "data shards"
+    assert report["verify"]["unanswered"] == 0
     assert not root.exists()
     assert "not empty" in cli("demo", "--source", str(source), "--root", str(source), exits=2)["message"]
     assert "not a folder" in cli("demo", "--source", str(tmp_path / "none"), exits=2)["message"]
+
+
+@pytest.mark.parametrize(("k", "m", "coding"), [(4, 2, 0), (8, 3, 0), (2, 3, 1), (1, 2, 1)])
+def test_the_demo_loses_data_shards(k: int, m: int, coding: int) -> None:
+    """Reads do without coding shards as long as all data is there."""
+    for seed in range(20):
+        lost = _shards_to_lose(k, m, random.Random(seed))
+        assert len(set(lost)) == m
+        assert len([shard for shard in lost if shard >= k]) == coding
+        assert max(lost) < k + m
+
+
+def test_a_demo_tells_reads_that_were_not_answered_from_mismatches(
+    tmp_path: Path, bench: Bench, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for index in range(20):
+        (source / f"f{index}").write_bytes(bench.data(2000))
+    opened, reads = Store.open, itertools.count()
+
+    def time_out(store: Store, key: ObjectKey) -> Any:
+        if next(reads) == 5:
+            raise Transient("no answer for 3 s")
+        return opened(store, key)
+
+    monkeypatch.setattr(Store, "open", time_out)
+    arguments = ["demo", "--source", str(source), "--root", str(tmp_path / "demo"), "--json"]
+    assert run(["--config", str(bench.config), *arguments]) == 7
+    said = capfd.readouterr()
+    verify = json.loads(said.out)["verify"]
+    assert (verify["mismatches"], verify["unanswered"]) == (0, 1)
+    assert "1 reads were not answered" in said.err
+    assert "no answer for 3 s" in said.err
 
 
 def test_unreadable_shards(cli: Cli, bench: Bench, system: System) -> None:
