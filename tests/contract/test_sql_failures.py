@@ -19,7 +19,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from nos_ec.adapters.sql import engine as engine_module
 from nos_ec.adapters.sql import transactions
 from nos_ec.adapters.sql.engine import make_engine
-from nos_ec.adapters.sql.failures import Failure, translate
+from nos_ec.adapters.sql.failures import Failure, RefusedCheck, translate
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.sql.transactions import ATTEMPTS_MAX, Transactions
@@ -88,6 +88,14 @@ def test_what_server_errors_mean(code: int, text: str, expected: type[NosError],
 def test_an_error_that_is_our_bug_is_not_dressed_up() -> None:
     assert translate(_wrong_statement(), MYSQL) is None
     assert translate(ValueError("x"), MYSQL) is None
+
+
+@pytest.mark.parametrize("code", [4025, 3819])
+def test_a_refused_check_is_a_bug_that_is_said_aloud(code: int) -> None:
+    with pytest.raises(RefusedCheck, match="This is a bug") as caught:
+        translate(_mysql_error(code, "CONSTRAINT `blocks_count_right` failed"), MYSQL)
+    assert not isinstance(caught.value, NosError), "no loop takes it for something that may pass"
+    assert "hush" not in str(caught.value)
 
 
 class Flaky:

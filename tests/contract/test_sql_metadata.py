@@ -13,6 +13,7 @@ from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.ports.metadata import Metadata
 from nos_ec.testing.metadata_contract import MetadataContract
 from nos_ec.testing.metadata_races import MetadataRaces
+from nos_ec.testing.sql_damage import SqlDamage
 from nos_ec.testing.sql_plans import SqlPlans
 
 
@@ -34,6 +35,10 @@ def store(template: Path, tmp_path: Path) -> Iterator[Metadata]:
 
 class TestSqliteRaces(MetadataRaces):
     """See nos_ec/testing/metadata_races.py."""
+
+
+class TestSqliteDamage(SqlDamage):
+    """See nos_ec/testing/sql_damage.py."""
 
 
 class TestSqlitePlans(SqlPlans):

@@ -9,6 +9,7 @@ import pytest
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.testing.metadata_contract import MetadataContract
 from nos_ec.testing.metadata_races import MetadataRaces
+from nos_ec.testing.sql_damage import SqlDamage
 from nos_ec.testing.sql_look_ups import SqlLookUps
 from nos_ec.testing.sql_migrations import SqlMigrations, drop_all
 from nos_ec.testing.sql_plans import SqlPlans
@@ -34,6 +35,10 @@ class TestMariaDBRaces(MetadataRaces):
 
 class TestMariaDBLocks(SqlRaces):
     """See nos_ec/testing/sql_races.py."""
+
+
+class TestMariaDBDamage(SqlDamage):
+    """See nos_ec/testing/sql_damage.py."""
 
 
 class TestMariaDBPlans(SqlPlans):

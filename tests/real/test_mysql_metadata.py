@@ -9,6 +9,7 @@ import pytest
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.testing.metadata_contract import MetadataContract
 from nos_ec.testing.metadata_races import MetadataRaces
+from nos_ec.testing.sql_damage import SqlDamage
 from nos_ec.testing.sql_look_ups import SqlLookUps
 from nos_ec.testing.sql_migrations import SqlMigrations, drop_all
 from nos_ec.testing.sql_plans import SqlPlans
@@ -34,6 +35,10 @@ class TestMySQLRaces(MetadataRaces):
 
 class TestMySQLLocks(SqlRaces):
     """See nos_ec/testing/sql_races.py."""
+
+
+class TestMySQLDamage(SqlDamage):
+    """See nos_ec/testing/sql_damage.py."""
 
 
 class TestMySQLPlans(SqlPlans):

@@ -19,6 +19,8 @@ _SQLITE_FULL, _SQLITE_IOERR = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR
 _MYSQL_ROLLED_BACK = {1020, 1205, 1213}
 """Record changed, lock wait, deadlock: the server undid the transaction, even when COMMIT was what failed."""
 _MYSQL_DUPLICATE = 1062
+_MYSQL_REFUSED_CHECK = {3819, 4025}
+"""MySQL's, MariaDB's."""
 _MYSQL_INTERRUPTED = 1317
 _MYSQL_DEMOTED = {1290, 1836}
 """--read-only, --super-read-only: a primary that became a replica and may keep its connections."""
@@ -45,6 +47,11 @@ class Failure:
     demoted: bool = False
 
 
+class RefusedCheck(Exception):
+    """A CHECK of the tables refused a change: counted wrong, here or earlier. No NosError, because nobody can decide
+    anything but to report it: the daemon that meets it ends with a trace, instead of trying again for ever."""
+
+
 def place(url: URL) -> str:
     """Where the store is, for messages: host and port, or the file. Never the user's password."""
     if url.get_backend_name() == "sqlite":
@@ -52,11 +59,29 @@ def place(url: URL) -> str:
     return f"{url.host or '127.0.0.1'}:{url.port or 3306}"
 
 
+def read_only(url: URL) -> Failure:
+    """What it means that the server says it is read-only."""
+    return Failure(
+        Transient(
+            f"metadata at {place(url)}: this server is read-only: a replica, or a primary that was demoted. What it has"
+            " may be old, so it is not read; try again when the address leads to the primary (store.metadata_replica"
+            " lets a process that only reads use a replica)"
+        ),
+        again=True,
+        demoted=True,
+    )
+
+
 def translate(error: Exception, url: URL) -> Failure | None:
-    """The failure a driver or pool error stands for; None for an error that is a bug of ours."""
+    """The failure a driver or pool error stands for; None for an error that is a bug of ours. Raises RefusedCheck."""
     if isinstance(error, PoolTimeout):
         return Failure(Transient(f"metadata at {place(url)}: all connections are busy; try again"))
     cause = error.orig if isinstance(error, DBAPIError) else error
+    if _is_refused_check(cause):
+        raise RefusedCheck(
+            f"metadata at {place(url)}: {cause}. The books of a block would be wrong, so nothing was changed. This is a"
+            " bug: report it, with the trace and the rows of the block"
+        ) from error
     if isinstance(cause, sqlite3.Error):
         return _sqlite(cause, url)
     if isinstance(cause, pymysql.err.Error):
@@ -125,6 +150,12 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
     # What only the server knows, such as too many connections of this user, or memory. A statement that is wrong is a
     # ProgrammingError, and ours.
     return Failure(Transient(where)) if isinstance(cause, _MYSQL_OF_THE_SERVER) else None
+
+
+def _is_refused_check(cause: BaseException | None) -> bool:
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_CHECK
+    return isinstance(cause, pymysql.err.Error) and bool(cause.args) and cause.args[0] in _MYSQL_REFUSED_CHECK
 
 
 def _names_no_space(text: str) -> bool:

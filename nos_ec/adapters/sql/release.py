@@ -10,14 +10,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 from sqlalchemy import Connection, Insert, Select, bindparam, false, insert, select
 
-from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed
-from nos_ec.adapters.sql.rows import OBJECT_IDS, delete_listed, require_all
+from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
+from nos_ec.adapters.sql.rows import IDS, OBJECT_IDS, delete_listed, id_rows, require_all
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, LANDING_DELETIONS, SEGMENTS
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.ports.metadata import ObjectRow
+
+_log = structlog.get_logger(__name__)
 
 _BURIED = JsonRows("buried", block_id=ID_BYTES, data_bytes=0, objects=0)
 _QUEUED = JsonRows("queued", landing_id=ID_BYTES, object_id=0, version=0)
@@ -32,6 +35,8 @@ _BURY = (
         live_objects=_B.live_objects - _BURIED["objects"],
     )
 )
+
+_ROWS_OF_BLOCKS = looked_up(select(_B.block_id).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]), BLOCKS)
 
 
 def queueing(copies: Select[Any]) -> Insert:
@@ -62,11 +67,28 @@ class Burial:
         sums[1] += 1
 
     def apply(self, connection: Connection) -> None:
-        """Write it into the books of the blocks, all of them in one statement, in order of block."""
+        """Write it into the books of the blocks, all of them in one statement, in order of block.
+
+        A block without a row is damage of the metadata: one cannot be forgotten while a row points into it. It has no
+        books to write, and who deletes or overwrites its objects makes it better, so that goes on, and is logged.
+        """
         if not self._by_block:
             return
         rows = _BURIED.dump((block_id, *sums) for block_id, sums in sorted(self._by_block.items()))
-        require_all(connection.execute(_BURY, rows).rowcount, len(self._by_block), "blocks")
+        changed = connection.execute(_BURY, rows).rowcount
+        if changed < len(self._by_block):
+            missing = self._without_row(connection)
+            if missing:
+                _log.error(
+                    "metadata damaged: objects lie in blocks that have no row; their bytes are not counted",
+                    blocks=[block_id.hex() for block_id in missing],
+                )
+            changed += len(missing)
+        require_all(changed, len(self._by_block), "blocks")
+
+    def _without_row(self, connection: Connection) -> list[BlockId]:
+        found = set(connection.execute(_ROWS_OF_BLOCKS, id_rows(self._by_block)).scalars())
+        return sorted(block_id for block_id in self._by_block if block_id not in found)
 
 
 def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: int) -> None:
