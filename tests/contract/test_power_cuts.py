@@ -232,7 +232,7 @@ class Log:
         did, path = self.history.did, root / "deep" / "log.db"
         did("init", lambda: LocalMessageLog.initialise(path, 1))
         log = LocalMessageLog(path)
-        with closing(log.publisher()) as publisher, closing(_member(log, 0)) as consumer:
+        with closing(log.publisher(FakeClock())) as publisher, closing(_member(log, 0)) as consumer:
             for number in range(MESSAGES):
                 did(f"publish {number}", lambda number=number: publisher.publish([(b"k", b"%d" % number)]))  # type: ignore[misc]
                 if number % 3 == 2:
@@ -383,12 +383,17 @@ def test_every_sync_in_the_code_is_cut(folder: Path) -> None:
 
 def _syncs_in_code() -> Iterator[tuple[str, int]]:
     for path in sorted(Path(adapters.__file__).parent.glob("*.py")):
+        if path.name in NOTHING_TO_KEEP:
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute | ast.Name):
                 name = node.attr if isinstance(node, ast.Attribute) else node.id
                 if name in SYNCS:
                     yield path.name, node.lineno
 
+
+NOTHING_TO_KEEP = {"probe.py"}
+"""Its sync asks whether the disk takes one. The file has no name, and is gone when it is closed."""
 
 SYNCS = {"fsync", "fdatasync", "sync_folder", "_sync", "_sync_folders", "sync"}
 """What syncs, and what calls it, in nos_ec.adapters.local."""
