@@ -25,6 +25,7 @@ packages=python3,make,ca-certificates # the last one only to reach registries ov
 stop_wait_s_max=60
 kept=(ceph-tentacle/.complete kafka-4.0.0/.complete mysql-8.0.12/bin/mysqld)
 layer=
+layer_lock=
 machine=
 
 # --- the pristine system ------------------------------------------------------------------------------------------
@@ -60,9 +61,14 @@ make_layer() {
     done
     layer=$(mktemp -d "$base/run.XXXXXX")
     mkdir "$layer/upper" "$layer/work" "$layer/root" "$layer/project"
-    exec 7>"$layer/lock"
-    flock 7
+    exec {layer_lock}>"$layer/lock"
+    flock "$layer_lock"
     exec 9>&-
+}
+
+release_layer() {
+    [ -z "$layer_lock" ] || exec {layer_lock}>&-
+    layer_lock=
 }
 
 copy_working_tree() {
@@ -115,7 +121,7 @@ run_command() { # COMMAND
     setpriv --pdeathsig KILL unshare --mount --pid --ipc --fork --kill-child \
         bash "$here/fresh_machine.sh" "$system" "$layer" "$1" "${variables[@]}" "${ports[@]}" </dev/null 8>&- &
     machine=$!
-    exec 7>&-
+    release_layer
     local status=0
     wait "$machine" || status=$?
     machine=
@@ -138,7 +144,7 @@ clean_up() {
     local status=$?
     trap - EXIT
     [ -z "$machine" ] || { kill -KILL "$machine" 2>/dev/null || true; wait "$machine" 2>/dev/null || true; }
-    exec 7>&-
+    release_layer
     if [ -n "$layer" ]; then
         flock -w "$stop_wait_s_max" "$layer/lock" true || echo "$name: some process is still there" >&2
         remove "$layer"
