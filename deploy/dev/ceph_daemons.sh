@@ -1,5 +1,9 @@
 # The daemons of the development cluster: made once, started, stopped; sourced by ceph.sh.
 
+# Linux has 65,536 places for asynchronous I/O by default (/proc/sys/fs/aio-max-nr), for all processes together. An OSD
+# takes twice this many; with the default of 1,024 a third cluster on a machine could not start.
+aio_depth=256
+
 start_daemons() {
     know_osd_count
     [ "$osd_count" -ge 11 ] 2>/dev/null || failed "NOS_EC_DEV_CEPH_OSDS is $osd_count; 8+3 needs 11 or more"
@@ -206,6 +210,7 @@ bluestore_block_wal_create = false
 bluestore_cache_autotune = false
 bluestore_cache_size = $((32 << 20))
 bluestore_fsck_on_mount = false
+bdev_aio_max_queue_depth = $aio_depth
 osd_op_num_shards = 2
 osd_op_num_threads_per_shard = 1
 osd_mclock_skip_benchmark = true

@@ -1,22 +1,28 @@
-"""What the monitors of a real Ceph push."""
+"""What the monitors of a real Ceph push, and what its development cluster takes of the machine."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, Queue
 
 import pytest
 
 from nos_ec.adapters.rados.cluster import RadosCluster
 from nos_ec.testing.ceph_cluster import CephCluster
+from nos_ec.testing.dev_servers import DevServer
 
 pytestmark = pytest.mark.real
 
 WAIT_S_MAX = 60
 HEARD_S = 5
 """Much longer than a push takes."""
+AIO_PLACES = 65_536
+"""/proc/sys/fs/aio-max-nr of a Linux as it comes."""
+AIO_EVENT = 32
+"""Bytes of one event in a ring of io_setup(2)."""
 
 Entry = tuple[str, str, str]
 
@@ -68,3 +74,19 @@ def test_a_cluster_that_is_closed_ends_the_watch_of_its_log(ceph: CephCluster) -
     watch.close()
     with pytest.raises(ValueError, match="closed"):
         cluster.watch_log(lambda *entry: entries.put(entry))
+
+
+def test_the_osds_leave_room_for_those_of_other_clusters(ceph_server: DevServer) -> None:
+    """All processes of a machine share 65,536 places for asynchronous I/O, unless its administrator gave them more."""
+    osds = list((ceph_server.folder / "run").glob("osd.*.pid"))
+    assert len(osds) >= 11
+    places = sum(aio_places(int(pid_file.read_text())) for pid_file in osds)
+    assert 0 < places < AIO_PLACES / 4
+
+
+def aio_places(pid: int) -> int:
+    """The places that a process has reserved: half of those in its rings, by which Linux maps them."""
+    ends = [
+        line.split()[0].split("-") for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "[aio]" in line
+    ]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ends) // AIO_EVENT // 2
