@@ -20,7 +20,7 @@ from nos_ec.ports.clock import Clock
 
 BACK_OFF = BackOff(first_ms=5_000, max_ms=600_000)
 PARKED_MAX = 10_000
-PROBES_MAX = 4
+PROBES_MAX = 16
 """Copies tried at a time. Each may take as long as the landing store's time limit."""
 HELD_FAILURES_MAX = 6
 """Failed tries, about five minutes, after which the event of an object counts as done: its partition's offset must not
