@@ -257,27 +257,6 @@ def test_more_replicas_than_brokers_are_a_configuration_error(kafka: DevServer) 
         KafkaMessageLog.initialise(KafkaTopic(kafka.url, "ambitious", 4), replication=3, in_sync_min=2)
 
 
-def test_a_topic_that_is_deleted_under_its_users_is_a_configuration_error(log: KafkaHarness) -> None:
-    """A member that has it assigned is not told by the driver; to `lag` it looks like an election.
-
-    A message that is queued at the moment when the driver learns of it may fail without the reason, as one that may
-    pass: published again, as producers do, it fails for the reason.
-    """
-    topic = replace(log.topic, request_timeout_ms=2000)
-    publisher = KafkaPublisher(topic, delivery_timeout_ms=4000)
-    consumer, late = (KafkaConsumer(topic, group=log.group("g"), member=name) for name in ("m1", "m2"))
-    with closing(publisher), closing(consumer), closing(late):
-        publisher.publish([(b"k", b"v")])
-        take(consumer, 1)
-        log.delete_topics()
-        with pytest.raises((ConfigError, Transient)):
-            consumer.lag()
-        with pytest.raises(ConfigError, match="initialise the store first"):
-            until(lambda: handed_out(late))
-        with pytest.raises(ConfigError, match="initialise the store first"):
-            until(lambda: published(publisher))
-
-
 def test_a_topic_that_has_grown_is_a_configuration_error(log: KafkaHarness) -> None:
     """Every bucket whose partition changes would have its events out of order."""
     admin = log.admin()

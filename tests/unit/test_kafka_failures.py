@@ -11,16 +11,17 @@ from contextlib import closing
 from functools import partial
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as DriverMessage
 
 from nos_ec.adapters.kafka import consumer as consumer_module
-from nos_ec.adapters.kafka import offset_look_up
+from nos_ec.adapters.kafka import offset_look_up, topic_watch
 from nos_ec.adapters.kafka import publisher as publisher_module
 from nos_ec.adapters.kafka.cluster import TIMEOUT_MS_MIN, KafkaTopic
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.offset_look_up import EARLIEST, OffsetLookUp
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
+from nos_ec.adapters.kafka.topic_watch import TopicWatch
 from nos_ec.core.errors import ConfigError, Conflict, Transient
 
 Step = DriverMessage | Callable[[], None] | None
@@ -32,6 +33,9 @@ class ScriptedDriver:
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.member_id = "m-1"
+        self.stored: dict[int, tuple[int, str]] = {}
+        """Per partition: the group's offset, and its metadata."""
+        self.begins: dict[int, int] = {}
 
     def poll(self, timeout: float = -1) -> DriverMessage | None:
         while self.steps:
@@ -47,6 +51,14 @@ class ScriptedDriver:
     def memberid(self) -> str:
         return self.member_id
 
+    def committed(self, wanted: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        return [
+            TopicPartition(p.topic, p.partition, *self.stored.get(p.partition, (OFFSET_INVALID, ""))) for p in wanted
+        ]
+
+    def incremental_assign(self, assigned: list[TopicPartition]) -> None:
+        self.begins = {place.partition: place.offset for place in assigned}
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -60,6 +72,7 @@ def driver() -> ScriptedDriver:
 def consumer(driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[KafkaConsumer]:
     monkeypatch.setattr(consumer_module, "Consumer", lambda _configuration: driver)
     made = KafkaConsumer(KafkaTopic("broker:9092", "t", 4), group="g", member="m")
+    monkeypatch.setattr(made._look_up, "topic_id", lambda: "one")
     made.poll(1, 0)
     made._assigned(made._consumer, places(0, 1))
     yield made
@@ -147,8 +160,10 @@ def test_a_look_up_of_offsets_that_the_driver_never_answers_ends(
 
     monkeypatch.setattr(offset_look_up, "AdminClient", SilentAdmin)
     topic = KafkaTopic("broker:9092", "t", 4, request_timeout_ms=TIMEOUT_MS_MIN)
-    monkeypatch.setattr(consumer, "_look_up", OffsetLookUp(topic, "m"))
-    monkeypatch.setattr(consumer, "_fetch_committed", lambda _partitions: {})
+    silent = OffsetLookUp(topic, "m")
+    monkeypatch.setattr(silent, "topic_id", lambda: "one")
+    monkeypatch.setattr(consumer, "_look_up", silent)
+    monkeypatch.setattr(consumer, "_fetch_committed", lambda _partitions, _topic_id: {})
     with pytest.raises(Transient, match="no answer"):
         consumer.lag()
 
@@ -168,6 +183,75 @@ def test_a_partition_whose_offsets_begin_again_is_joined_anew(consumer: KafkaCon
     assert taken(consumer) == [(0, 0), (0, 1)]
 
 
+def test_offsets_of_another_topic_are_not_begun_with(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
+    """And do not hold commits back: they are not of this topic."""
+    driver.stored = {2: (10_000, "topic-id=another"), 3: (7, "topic-id=one")}
+    consumer._assigned(consumer._consumer, places(2, 3))
+    assert driver.begins == {2: OFFSET_BEGINNING, 3: OFFSET_INVALID}
+    assert consumer._committed == {2: -1}
+
+
+@pytest.mark.parametrize(("end", "begins"), [(5, OFFSET_BEGINNING), (10, None)])
+def test_offsets_without_an_id_are_believed_unless_they_are_behind_the_end(
+    consumer: KafkaConsumer, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch, end: int, begins: int | None
+) -> None:
+    """As older versions committed them."""
+    driver.stored = {2: (10, "")}
+    monkeypatch.setattr(consumer._look_up, "offsets", lambda _which: dict.fromkeys(range(4), end))
+    consumer._assigned(consumer._consumer, places(2))
+    assert driver.begins.get(2) == begins
+    assert consumer._committed == ({} if begins is None else {2: -1})
+
+
+def test_a_member_that_cannot_look_where_to_begin_joins_anew(
+    consumer: KafkaConsumer, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> str:
+        raise Transient("no answer")
+
+    monkeypatch.setattr(consumer._look_up, "topic_id", fail)
+    consumer._assigned(consumer._consumer, places(2))
+    driver.steps = [message(2, 7)]
+    assert taken(consumer) == []
+    assert consumer.assignment() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("answers", "another"),
+    [
+        (["one", "one"], False),
+        (["one", "two"], True),
+        (["", "one"], False),
+        (["one", None, "one"], True),
+        (["one", KafkaError(KafkaError._TIMED_OUT), "one"], False),
+    ],
+    ids=["same", "another", "unknown", "was-missing", "no-answer"],
+)
+def test_a_topic_that_was_made_anew_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, answers: list[str | KafkaError | None], another: bool
+) -> None:
+    class Found:
+        def __init__(self, topic_id: str) -> None:
+            self.topic_id = topic_id
+
+    def ask() -> Future[object]:
+        answer, answered = answers.pop(0), Future[object]()
+        if isinstance(answer, str):
+            answered.set_result(Found(answer))
+        else:
+            error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART) if answer is None else answer
+            answered.set_exception(KafkaException(error))
+        return answered
+
+    monkeypatch.setattr(topic_watch, "WATCH_S", 0)
+    look_up = OffsetLookUp(KafkaTopic("broker:9092", "t", 4), "m")
+    monkeypatch.setattr(look_up, "ask_topic", ask)
+    watch = TopicWatch(look_up)
+    watch.begin(str(answers.pop(0)))
+    told = [watch.is_another() for _ in range(2 * len(answers))]
+    assert told == [False] * (len(told) - 1) + [another]
+
+
 @pytest.mark.parametrize(("end", "revoked"), [(8, []), (9, [{0, 1}]), (3, [{0, 1}])], ids=["none", "more", "less"])
 def test_a_member_that_is_not_handed_what_is_there_joins_anew(
     consumer: KafkaConsumer,
@@ -179,7 +263,7 @@ def test_a_member_that_is_not_handed_what_is_there_joins_anew(
     """As the driver does with a topic that was made anew: it asks in vain for ever, and does not tell."""
     monkeypatch.setattr(consumer_module, "_STUCK_TIMEOUTS", 0)
     monkeypatch.setattr(consumer._look_up, "offsets", lambda _which: {0: end, 1: 100})
-    monkeypatch.setattr(consumer, "_fetch_committed", lambda partitions: dict.fromkeys(partitions, -1))
+    monkeypatch.setattr(consumer, "_fetch_committed", lambda partitions, _id: dict.fromkeys(partitions, -1))
     given_up: list[frozenset[int]] = []
     consumer.on_revoke(given_up.append)
     driver.steps += [message(0, 7)]
@@ -205,7 +289,7 @@ def test_a_member_that_is_handed_nothing_of_what_it_was_given_joins_anew(
 ) -> None:
     """As the driver does when it is told, as it asks where to begin, that the group's coordinator is another broker."""
     monkeypatch.setattr(consumer_module, "_STUCK_TIMEOUTS", 0)
-    monkeypatch.setattr(consumer, "_fetch_committed", lambda partitions: dict.fromkeys(partitions, committed))
+    monkeypatch.setattr(consumer, "_fetch_committed", lambda partitions, _id: dict.fromkeys(partitions, committed))
     monkeypatch.setattr(
         consumer._look_up, "offsets", lambda which: dict.fromkeys((0, 1), first if which is EARLIEST else end)
     )
@@ -331,6 +415,7 @@ def test_a_consumer_that_only_looks_at_the_lag_looks_with_another_client_after_a
         return made[-1]
 
     monkeypatch.setattr(consumer_module, "Consumer", new_driver)
+    monkeypatch.setattr(OffsetLookUp, "topic_id", lambda _look_up: "one")
     with closing(KafkaConsumer(KafkaTopic("broker:9092", "t", 4), group="g", member="m")) as consumer:
         for count in (2, 3):
             with pytest.raises(Transient):

@@ -86,10 +86,10 @@ def test_senseless_replication_is_refused(replication: int, in_sync_min: int) ->
 @pytest.mark.parametrize(
     ("code", "kind", "said"),
     [
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, ConfigError, "initialise the store first"),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, Transient, "make it again with `nos-ec init`"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, ConfigError, "ACLs"),
         (KafkaError._AUTHENTICATION, ConfigError, "SASL"),
-        (KafkaError.MSG_SIZE_TOO_LARGE, TooLarge, r"max\.message\.bytes"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, TooLarge, r"max\.message\.bytes of topic pack-requests"),
         (KafkaError.ILLEGAL_GENERATION, Conflict, "thrown out"),
         (KafkaError.UNKNOWN_MEMBER_ID, Conflict, "thrown out"),
         (KafkaError._TRANSPORT, Transient, "check the brokers broker:9092"),

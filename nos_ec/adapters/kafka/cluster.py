@@ -122,7 +122,7 @@ def require_ms(name: str, value_ms: int, value_ms_min: int) -> None:
 
 
 # --- errors -----------------------------------------------------------------------------------------
-_NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 _NOT_ALLOWED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -157,10 +157,11 @@ _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
     """The error a port promises. What is not known to need a change of settings may pass: Transient."""
     code, said = error.code(), f"message log: {doing}: {error.str()}"
-    if code in _NO_TOPIC:
-        return ConfigError(
-            f"{said}; topic {topic.name} or {topic.dead_letters} is not there (servers {topic.servers}):"
-            " initialise the store first, or correct the topic's name"
+    if code in NO_TOPIC:
+        # It was there when this process started, or it would not have: whoever deleted it may make it anew.
+        return Transient(
+            f"{said}; topic {topic.name} or {topic.dead_letters} is not there now (servers {topic.servers}): make it"
+            " again with `nos-ec init`"
         )
     if code in _NOT_ALLOWED:
         return ConfigError(f"{said}; give this user the ACLs that docs/KAFKA.md lists")

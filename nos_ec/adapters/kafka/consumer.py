@@ -16,7 +16,8 @@ Every call ends within a few request time-outs, also while no broker answers:
 3  a client that does not get on is given up, and the member joins anew with another one. librdkafka 2.16 forgets every
    broker when one that slept answers that there is none: it may stay without any then, and wait for ever
 4  a topic that was made anew, or lost its end, begins again with offsets that were handed out: they are other messages.
-   Then, too, the member joins anew, and forgets what was done and committed
+   Then, too, the member joins anew, and forgets what was done and committed. It tells by offsets that come again and by
+   the topic's id, and begins with the first message where what the group committed is of another topic
 5  librdkafka 2.16 believes no leader epoch that is lower than one before, which a topic that was made anew has: it asks
    for messages in vain for ever, and does not tell. So a member that gets nothing looks where the topic ends
 6  librdkafka 2.16 does not ask again where to begin with partitions when it was told that the broker is no longer the
@@ -32,7 +33,7 @@ from contextlib import ExitStack, suppress
 from itertools import count
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as DriverMessage
 
 from nos_ec.adapters.kafka.cluster import (
@@ -47,7 +48,16 @@ from nos_ec.adapters.kafka.cluster import (
     urgency,
 )
 from nos_ec.adapters.kafka.dead_letters import DeadLetters
-from nos_ec.adapters.kafka.offset_look_up import EARLIEST, LATEST, OffsetLookUp, fetch_committed, places
+from nos_ec.adapters.kafka.offset_look_up import (
+    EARLIEST,
+    LATEST,
+    OffsetLookUp,
+    commit_places,
+    fetch_committed,
+    next_offset,
+    places,
+)
+from nos_ec.adapters.kafka.topic_watch import TopicWatch
 from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
 from nos_ec.ports.message_log import Message
 
@@ -159,14 +169,17 @@ class KafkaConsumer:
         self._batch: list[Message] = []
         self._errors: list[BaseException] = []
         self._look_up = OffsetLookUp(topic, f"{member}-lag")
+        self._watch = TopicWatch(self._look_up)
+        self._topic_id = ""
+        """Of the topic that the partitions owned are of, as far as it is known."""
         self._dead_letters = DeadLetters(topic, member)
 
     # --- the port ---------------------------------------------------------------------------------
     def poll(self, messages_max: int, wait_ms: int) -> list[Message]:
-        """See MessageConsumer.poll. Raises ConfigError when the topic was not there, has grown, or may not be read.
+        """See MessageConsumer.poll. Raises ConfigError when the topic has grown or may not be read.
 
         Transient is raised once when the last broker is lost; the driver connects again by itself. A topic that is
-        deleted under a member that has it assigned is not noticed here; `lag` and `publish` fail.
+        deleted under a member that has it assigned is not told here; when it is there again, the member joins anew.
 
         What `on_revoke` raised is raised here; when messages were taken in the same call, by the next one.
         """
@@ -176,6 +189,8 @@ class KafkaConsumer:
         self._batch = []
         if self._is_stuck():
             self._anew_because = "no answer"
+        if self._watch.is_another():
+            self._anew_because = "the topic was made anew"
         if self._anew_because:
             self._start_anew()
         if not self._joined:
@@ -204,7 +219,7 @@ class KafkaConsumer:
                 f"message log: commit: an earlier one has no answer; check the brokers {self._topic.servers}"
             )
         if unknown := offsets.keys() - self._committed.keys():
-            self._committed |= self._fetch_committed(unknown)
+            self._committed |= self._fetch_committed(unknown, self._topic_id)
         ahead = {partition: offset for partition, offset in offsets.items() if offset > self._committed[partition]}
         if not ahead:
             return
@@ -243,19 +258,19 @@ class KafkaConsumer:
         self._revoked = callback
 
     def lag(self) -> int:
-        """See MessageConsumer.lag. Three requests, whatever the backlog. Before the group exists: all that is stored.
+        """See MessageConsumer.lag. Four requests, whatever the backlog. Before the group exists: all that is stored.
 
         Messages that retention removed before they were committed are not counted: nobody will ever be handed them.
         Raises ConfigError, Transient.
         """
         try:
-            committed = self._fetch_committed(range(self._topic.partitions))
+            committed = self._fetch_committed(range(self._topic.partitions), self._look_up.topic_id())
             first = self._look_up.offsets(EARLIEST)
             end = self._look_up.offsets(LATEST)
         except Transient:
             self._renew_onlookers()
             raise
-        return sum(max(0, end[p] - max(committed[p], first[p])) for p in end)
+        return sum(max(0, end[p] - next_offset(committed[p], first[p], end[p])) for p in end)
 
     def close(self) -> None:
         """See MessageConsumer.close. Idempotent. A static member stays in the group until its session ends.
@@ -345,7 +360,8 @@ class KafkaConsumer:
     def _beginnings(self, partitions: Iterable[int]) -> dict[int, int]:
         """{partition: offset of the first message to be handed out} of those that nothing was taken from."""
         first = self._look_up.offsets(EARLIEST)
-        return {p: max(offset, first.get(p, 0)) for p, offset in self._fetch_committed(partitions).items()}
+        committed = self._fetch_committed(partitions, self._topic_id)
+        return {p: max(offset, first.get(p, 0)) for p, offset in committed.items()}
 
     def _start_anew(self) -> None:
         """Give up a client that does not get on any more (3 to 6). As when thrown out: the partitions are lost."""
@@ -365,6 +381,7 @@ class KafkaConsumer:
         self._paused -= lost
         self._committed.clear()
         self._next.clear()
+        self._topic_id = ""
         let_go(abandoned, 0)
         self._run_callback(lost)
 
@@ -459,6 +476,8 @@ class KafkaConsumer:
         self._owned |= new
         self._looked_s, self._ends, self._left_out_s = time.monotonic(), {}, None
         self._member_id = consumer.memberid()
+        if new:
+            self._begin(consumer, places)
         if new and max(new) >= self._topic.partitions:
             self._errors.append(
                 ConfigError(
@@ -467,6 +486,28 @@ class KafkaConsumer:
                     " what the topic has now"
                 )
             )
+
+    def _begin(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:
+        """Let the driver begin with the first message where the group's offset is of another topic (4)."""
+        try:
+            self._topic_id = self._look_up.topic_id()
+            self._watch.begin(self._topic_id)
+            committed = fetch_committed(consumer, self._topic, (place.partition for place in places))
+            valid = {partition: found.of(self._topic_id) for partition, found in committed.items()}
+            if any(found.offset > 0 and not found.topic_id for found in committed.values()):
+                end = self._look_up.offsets(LATEST)
+                valid = {partition: offset if offset <= end[partition] else -1 for partition, offset in valid.items()}
+        except NosError as error:
+            # Beginning at a wrong offset could pass over messages.
+            self._anew_because = f"not known where to begin: {error}"
+            return
+        if stale := sorted(partition for partition, found in committed.items() if found.offset > valid[partition]):
+            _log.warning("offsets of another topic: beginning with the first message", partitions=stale)
+            self._committed |= dict.fromkeys(stale, -1)
+            for place in places:
+                if place.partition in stale:
+                    place.offset = OFFSET_BEGINNING
+            consumer.incremental_assign(list(places))
 
     def _give_up(self, _consumer: Consumer, places: Sequence[TopicPartition]) -> None:
         """The driver gives the partitions up when this returns."""
@@ -513,13 +554,14 @@ class KafkaConsumer:
         if self._consumer.memberid() != self._member_id:
             raise Conflict(f"message log: member {self._member!r} was thrown out of its group")
 
-    def _fetch_committed(self, partitions: Iterable[int]) -> dict[int, int]:
-        """{partition: committed offset}, -1 where the group has none."""
-        return fetch_committed(self._consumer, self._topic, partitions)
+    def _fetch_committed(self, partitions: Iterable[int], topic_id: str) -> dict[int, int]:
+        """{partition: committed offset}, -1 where the group has none of the topic with this id."""
+        found = fetch_committed(self._consumer, self._topic, partitions)
+        return {partition: committed.of(topic_id) for partition, committed in found.items()}
 
     def _send_commit(self, offsets: Mapping[int, int]) -> None:
         """Send it, and again while the group takes none, until the group's offsets show it (1)."""
-        places = [TopicPartition(self._topic.name, partition, offset) for partition, offset in offsets.items()]
+        places = commit_places(self._topic, offsets, self._topic_id)
         deadline = time.monotonic() + _REBALANCE_S_MAX
         for sent_count in count(1):
             with translated_errors(self._topic, "commit"):
@@ -527,8 +569,8 @@ class KafkaConsumer:
             self._unanswered_count += 1
             if self._doubtful_s is None:
                 self._doubtful_s = time.monotonic()
-            committed = self._fetch_committed(offsets)
-            if all(committed[partition] >= offset for partition, offset in offsets.items()):
+            committed = fetch_committed(self._consumer, self._topic, offsets)
+            if all(found.topic_id == self._topic_id and found.offset >= offsets[p] for p, found in committed.items()):
                 if sent_count == 1:
                     self._doubtful_s = None
                 return

@@ -1,13 +1,25 @@
-"""Looking up offsets: what a group has committed, and where the partitions of the topic begin and end."""
+"""Looking up offsets: what a group has committed, and where the partitions of the topic begin and end.
+
+Offsets belong to a topic, and a topic that is deleted and made anew under the same name begins with offset 0 again. The
+group's offsets may outlast it: whoever believed them would pass over as many messages. So each commit says in its
+metadata which topic it is of, by the topic's id, and an offset of another topic counts as none. Offsets without an id
+(of older versions of this program, or brokers before Kafka 2.8) are believed unless they are behind the topic's end.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+    TopicDescription,
+)
 
 from nos_ec.adapters.kafka.cluster import KafkaTopic, bare_error, let_go, translate, translated_errors
 from nos_ec.core.errors import NosError, Transient
@@ -20,6 +32,10 @@ _LOOKING_FOR_COORDINATOR = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 }
 
+_METADATA = "topic-id="
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""Sixteen zero bytes, as Kafka writes them."""
+
 EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
@@ -29,8 +45,27 @@ def places(topic: KafkaTopic, partitions: Iterable[int]) -> list[TopicPartition]
     return [TopicPartition(topic.name, partition) for partition in sorted(partitions)]
 
 
-def fetch_committed(consumer: Consumer, topic: KafkaTopic, partitions: Iterable[int]) -> dict[int, int]:
-    """{partition: offset that the consumer's group has committed}, -1 where it has none.
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """An offset that a group has committed, -1 when it has none, and the id of the topic that it is of, "" when that is
+    not known."""
+
+    offset: int
+    topic_id: str
+
+    def of(self, topic_id: str) -> int:
+        """The offset, if it may be of the topic with this id, else -1."""
+        return self.offset if not topic_id or not self.topic_id or self.topic_id == topic_id else -1
+
+
+def commit_places(topic: KafkaTopic, offsets: Mapping[int, int], topic_id: str) -> list[TopicPartition]:
+    """What to commit, with the id of the topic that the offsets are of."""
+    metadata = f"{_METADATA}{topic_id}" if topic_id else ""
+    return [TopicPartition(topic.name, p, offset, metadata=metadata) for p, offset in sorted(offsets.items())]
+
+
+def fetch_committed(consumer: Consumer, topic: KafkaTopic, partitions: Iterable[int]) -> dict[int, Committed]:
+    """What the consumer's group has committed, of each of these partitions.
 
     Asks again, within one request's time, while the brokers look for the group's coordinator, as after a restart.
     Raises ConfigError, Transient.
@@ -40,7 +75,27 @@ def fetch_committed(consumer: Consumer, topic: KafkaTopic, partitions: Iterable[
     for place in found:
         if place.error is not None:
             raise translate(bare_error(place.error), topic, "look up committed offsets")
-    return {place.partition: -1 if place.offset == OFFSET_INVALID else place.offset for place in found}
+    return {place.partition: _committed(place) for place in found}
+
+
+def _committed(place: TopicPartition) -> Committed:
+    metadata = place.metadata or ""
+    return Committed(
+        -1 if place.offset == OFFSET_INVALID else place.offset,
+        metadata.removeprefix(_METADATA) if metadata.startswith(_METADATA) else "",
+    )
+
+
+def next_offset(committed: int, first: int, end: int) -> int:
+    """Where a group with this committed offset (-1: none) begins: behind the end there is nothing, and the group then
+    begins with the first message that is stored."""
+    return first if committed > end else max(committed, first)
+
+
+def id_of(found: TopicDescription) -> str:
+    """The id of a topic; "" from a broker that has none."""
+    topic_id = str(found.topic_id)
+    return "" if topic_id == _NO_ID else topic_id
 
 
 def _ask_committed(consumer: Consumer, topic: KafkaTopic, wanted: list[TopicPartition]) -> list[TopicPartition]:
@@ -63,6 +118,22 @@ class OffsetLookUp:
         self._topic = topic
         self._name = name
         self._admin: AdminClient | None = None
+
+    def topic_id(self) -> str:
+        """The id of the topic that is there now; "" when its broker has none. Raises ConfigError, Transient."""
+        answer = self.ask_topic()
+        if wait([answer], 2 * self._topic.timeout_s).not_done:
+            raise Transient(f"message log: look up the topic: no answer; check the brokers {self._topic.servers}")
+        with translated_errors(self._topic, "look up the topic"):
+            return id_of(answer.result())
+
+    def ask_topic(self) -> Future[TopicDescription]:
+        """Ask for it without waiting. The answer may be a KafkaException. Raises ConfigError, Transient."""
+        with translated_errors(self._topic, "look up the topic"):
+            wanted = TopicCollection([self._topic.name])
+            answers: dict[str, Future[TopicDescription]]
+            answers = self._client().describe_topics(wanted, request_timeout=self._topic.timeout_s)
+        return answers[self._topic.name]
 
     def offsets(self, which: OffsetSpec) -> dict[int, int]:
         """{partition: offset} of all partitions. Raises ConfigError, Transient."""
@@ -95,14 +166,16 @@ class OffsetLookUp:
 
     def _ask(self, which: OffsetSpec) -> dict[int, Future[ListOffsetsResultInfo]]:
         """An answer for each partition, all of them there."""
-        if self._admin is None:
-            with translated_errors(self._topic, "connect"):
-                self._admin = AdminClient(self._topic.configuration(self._name, {}, {}))
         with translated_errors(self._topic, "look up offsets"):
             wanted = dict.fromkeys(places(self._topic, range(self._topic.partitions)), which)
             answers: dict[TopicPartition, Future[ListOffsetsResultInfo]]
-            answers = self._admin.list_offsets(wanted, request_timeout=self._topic.timeout_s)
+            answers = self._client().list_offsets(wanted, request_timeout=self._topic.timeout_s)
         # Twice, as the driver's own limit should end it first.
         if wait(answers.values(), 2 * self._topic.timeout_s).not_done:
             raise Transient(f"message log: look up offsets: no answer; check the brokers {self._topic.servers}")
         return {place.partition: answer for place, answer in answers.items()}
+
+    def _client(self) -> AdminClient:
+        if self._admin is None:
+            self._admin = AdminClient(self._topic.configuration(self._name, {}, {}))
+        return self._admin

@@ -1,0 +1,59 @@
+"""Notices that the topic was deleted and made anew: then all of its offsets begin again.
+
+Brokers give every topic an id (since Kafka 2.8), which a topic that is made anew under the same name does not share.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import TopicDescription  # type: ignore[attr-defined]
+
+from nos_ec.adapters.kafka.cluster import NO_TOPIC, bare_error
+from nos_ec.adapters.kafka.offset_look_up import OffsetLookUp, id_of
+from nos_ec.core.errors import NosError
+
+WATCH_S = 5.0
+"""Between two looks at the topic's id. Meanwhile messages of the new topic may be handed out under the old id; they are
+delivered again afterwards."""
+
+
+class TopicWatch:
+    """Looks from time to time, without waiting for the answer. Not thread-safe."""
+
+    def __init__(self, look_up: OffsetLookUp) -> None:
+        self._look_up = look_up
+        self._known = ""
+        self._was_missing = False
+        self._asked_s = time.monotonic()
+        self._answer: Future[TopicDescription] | None = None
+
+    def begin(self, topic_id: str) -> None:
+        """What follows is compared with this id; "" when it is not known yet."""
+        self._known = topic_id
+        self._was_missing = False
+
+    def is_another(self) -> bool:
+        """Whether the topic is, by the last answer, not the one that it was, or is back after it was missing."""
+        if self._answer is not None and self._answer.done():
+            answer, self._answer = self._answer, None
+            return self._differs(answer)
+        if self._answer is None and time.monotonic() - self._asked_s >= WATCH_S:
+            self._asked_s = time.monotonic()
+            try:
+                self._answer = self._look_up.ask_topic()
+            except NosError:
+                self._look_up.renew()
+        return False
+
+    def _differs(self, answer: Future[TopicDescription]) -> bool:
+        try:
+            found = id_of(answer.result())
+        except KafkaException as error:
+            self._was_missing = self._was_missing or bare_error(error).code() in NO_TOPIC
+            return False
+        before, self._known = self._known, found
+        was_missing, self._was_missing = self._was_missing, False
+        return was_missing or (found != before and bool(found) and bool(before))
