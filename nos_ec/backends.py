@@ -6,7 +6,7 @@ machine that runs the embedded store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -78,14 +78,17 @@ def make_root(settings: Settings) -> None:
 
 
 # --- blocks and landing copies --------------------------------------------------------------------
-def initialise_objects(settings: Settings) -> None:
-    """Make both stores, or check those that are there. Raises ConfigError, NoSpace, Transient."""
+def initialise_objects(settings: Settings, new_shards: Collection[int] = ()) -> None:
+    """Make both stores, or check those that are there. new_shards: shards of the embedded block store that are lost for
+    good and to be made anew. Raises ConfigError, NoSpace, Transient."""
     geometry = settings.geometry.value()
     if settings.store.backend == "local":
         root = settings.store.root
-        LocalBlockStore.initialise(root / "blocks", geometry)
+        LocalBlockStore.initialise(root / "blocks", geometry, new_shards)
         LocalLandingStore.initialise(root / "landing")
         return
+    if new_shards:
+        raise ConfigError("--new-shard is for the embedded block store; on Ceph replace OSDs instead")
     from nos_ec.adapters.rados.block_store import RadosBlockStore
     from nos_ec.adapters.rados.cluster import RadosCluster
     from nos_ec.adapters.rados.landing_store import RadosLandingStore

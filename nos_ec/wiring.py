@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -59,9 +59,10 @@ _LAG_WAIT_S_MAX = 1.0
 """More than a look-up takes while brokers answer."""
 
 
-def initialise(settings: Settings) -> None:
+def initialise(settings: Settings, new_shards: Collection[int] = ()) -> None:
     """Create (or complete) the store that the settings describe: schema, folders or pools, message log. Idempotent.
 
+    new_shards: shards of the embedded block store that are lost for good, to be made new and empty.
     Raises ConfigError when a store of another geometry, partition count or schema is there already, its data
     without its metadata, or the data of one store beside the metadata of another; Transient when a server of it
     cannot be reached.
@@ -73,27 +74,27 @@ def initialise(settings: Settings) -> None:
         opened = open_metadata(settings.store.url())
     with closing(opened) as metadata:
         if metadata.is_new():
-            _initialise_new(settings, metadata)
+            _initialise_new(settings, metadata, new_shards)
         else:
-            _complete(settings, metadata)
+            _complete(settings, metadata, new_shards)
         metadata.bind_geometry(geometry)
     initialise_log(settings)
 
 
-def _initialise_new(settings: Settings, metadata: SqlMetadata) -> None:
+def _initialise_new(settings: Settings, metadata: SqlMetadata, new_shards: Collection[int]) -> None:
     """The metadata counts as initialised only when its geometry is bound: a crash before is made good by a repeat."""
-    initialise_objects(settings)
+    initialise_objects(settings, new_shards)
     _refuse_data_without_metadata(settings)
     mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), anew=True)
 
 
-def _complete(settings: Settings, metadata: SqlMetadata) -> None:
+def _complete(settings: Settings, metadata: SqlMetadata, new_shards: Collection[int]) -> None:
     """Never makes a second, empty place for objects that the metadata knows in another."""
     metadata.bind_geometry(settings.geometry.value())
     known = metadata.find_store_id()
     if known is not None:
         require_marks(settings, known)
-    initialise_objects(settings)
+    initialise_objects(settings, new_shards)
     if known is None:
         mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), anew=False)
 

@@ -35,10 +35,17 @@ def register(app: typer.Typer) -> None:
     app.add_typer(gc_app, name="gc")
 
 
-def init(ctx: typer.Context, as_json: AsJson = False) -> None:
+def init(
+    ctx: typer.Context,
+    as_json: AsJson = False,
+    new_shard: Annotated[
+        list[int] | None,
+        typer.Option("--new-shard", min=0, help="Number of a shard that is lost for good: make it new and empty."),
+    ] = None,
+) -> None:
     """Create the store that the configuration describes, or bring its schema up to date. Safe to repeat."""
     settings = context(ctx).settings()
-    initialise(settings)
+    initialise(settings, new_shard or ())
     geometry = settings.geometry.value()
     data = {"root": str(settings.store.root), "geometry": asdict(geometry), "partitions": settings.log.partitions}
     emit(data, as_json, lambda: out.print(f"store ready in {_place(settings)}", markup=False))

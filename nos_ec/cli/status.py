@@ -32,7 +32,7 @@ def status_data(system: System) -> dict[str, Any]:
     utilisation + dead share + overhead_ratio = 1, shares of all stripes; hole_ratio is dead / (live + dead), as GC
     counts. raw_bytes are those of this store's blocks on all shards, by its books. stored_raw_bytes and
     landing_raw_bytes are what the shards and the landing store say they hold; a Ceph pool tells only the sum over
-    all the stores in it.
+    all the stores in it. blocks_short: those that lack a shard; null on Ceph, which mends them itself.
     """
     totals = system.metadata.totals()
     raw_bytes = system.geometry.raw_bytes(totals.stripes)
@@ -43,6 +43,7 @@ def status_data(system: System) -> dict[str, Any]:
         "raw_bytes": raw_bytes,
         "raw_bytes_per_user_byte": _ratio(raw_bytes, totals.live_bytes),
         "stored_raw_bytes": system.blocks.raw_bytes(),
+        "blocks_short": system.blocks.blocks_short(),
         "landing_raw_bytes": system.landing.raw_bytes(),
         "stripes": totals.stripes,
         "live_bytes": totals.live_bytes,
@@ -101,6 +102,7 @@ def _print(data: dict[str, Any], whose: str) -> None:
         "landed, to be published": f"{count_text(data['landed_objects'], 'object')}, {size_text(data['landed_bytes'])}",
         "published, to be packed": f"{count_text(data['queued_objects'], 'object')}, {size_text(data['queued_bytes'])}",
         "block store": f"{size_text(data['stored_raw_bytes'])} on disk{whose}",
+        "blocks short of a shard": "-" if data["blocks_short"] is None else data["blocks_short"],
         "landing store": f"{size_text(data['landing_raw_bytes'])} on disk{whose}",
         "landing copies to delete": data["landing_deletions"],
         "leases held": data["leases"],

@@ -117,6 +117,13 @@ class BlockStore(Protocol):
         """Bytes allocated on all shards together, coding chunks and framing included."""
         ...
 
+    def blocks_short(self) -> int | None:
+        """Blocks that lack one of their shards, so that they survive fewer losses. Costs a listing of the store.
+
+        None where the store finds and mends them itself.
+        """
+        ...
+
     def counters(self) -> ReadCounters:
         """Cost of reading so far."""
         ...

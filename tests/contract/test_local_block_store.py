@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -203,13 +205,71 @@ def test_a_shard_folder_that_cannot_be_used_is_named(root: Path, store: LocalBlo
 def test_a_replaced_shard_takes_new_blocks_and_ends_old_ones(root: Path, store: LocalBlockStore) -> None:
     block_id, data = _written(store, 1)
     _unmount(root, 5)
-    LocalBlockStore.initialise(root, SMALL)
+    assert store.blocks_short() == 1
+    with pytest.raises(ConfigError, match="init --new-shard 5"):
+        LocalBlockStore.initialise(root, SMALL)
+    assert not (root / "shard-05").exists(), "an empty folder would be written to"
+    LocalBlockStore.initialise(root, SMALL, [5])
     assert store.read(block_id, 0, len(data)) == data
     with pytest.raises(Conflict, match=r"shards \[5\]: seal it"):
         store.append(block_id, 1, _data(1))
     assert store.seal(block_id) == 1
     other_id, other = _written(store, 2, seed=9)
     assert store.read(other_id, 0, len(other)) == other
+    assert store.blocks_short() == 1
+    with pytest.raises(ConfigError, match=r"shard 5 .* is not missing"):
+        LocalBlockStore.initialise(root, SMALL, [5])
+    LocalBlockStore.initialise(root, SMALL)
+
+
+def test_more_than_m_missing_shards_are_not_made_anew(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 1)
+    _unmount(root, 0, 1, 2, 3)
+    for named in ([], [0], [0, 1, 2, 3]):
+        with pytest.raises(ConfigError, match="more than m = 3"):
+            LocalBlockStore.initialise(root, SMALL, named)
+    assert not (root / "shard-00").exists()
+    _mount(root)
+    assert LocalBlockStore(root, SMALL).read(block_id, 0, len(data)) == data
+
+
+def test_an_empty_mount_point_is_a_missing_shard(root: Path) -> None:
+    _unmount(root, 2)
+    (root / "shard-02").mkdir()
+    with pytest.raises(ConfigError, match="--new-shard 2"):
+        LocalBlockStore.initialise(root, SMALL)
+    assert not any((root / "shard-02").iterdir())
+
+
+def test_a_disk_in_the_wrong_place_is_refused(root: Path, tmp_path: Path) -> None:
+    LocalBlockStore.initialise(tmp_path / "other", SMALL)
+    (root / "shard-04").rename(tmp_path / "spare")
+    (tmp_path / "other" / "shard-04").rename(root / "shard-04")
+    for act in (LocalBlockStore, LocalBlockStore.initialise):
+        with pytest.raises(ConfigError, match=r"shard-04 is shard 4 of store \w+, not shard 4 of store"):
+            act(root, SMALL)
+    (root / "shard-04").rename(tmp_path / "other" / "shard-04")
+    (root / "shard-03").rename(root / "shard-04")
+    (tmp_path / "spare").rename(root / "shard-03")
+    for act in (LocalBlockStore, LocalBlockStore.initialise):
+        with pytest.raises(ConfigError, match=r"is shard 4 of store .*, not shard 3"):
+            act(root, SMALL)
+
+
+def test_a_store_of_an_earlier_version_opens_and_gets_identities(root: Path, store: LocalBlockStore) -> None:
+    block_id, data = _written(store, 1)
+    content = json.loads((root / "store.json").read_text())
+    del content["id"]
+    (root / "store.json").write_text(json.dumps(content))
+    for path in root.glob("shard-*/identity.json"):
+        path.unlink()
+    assert LocalBlockStore(root, SMALL).read(block_id, 0, len(data)) == data
+    LocalBlockStore.initialise(root, SMALL)
+    assert len(list(root.glob("shard-*/identity.json"))) == 11
+    assert LocalBlockStore(root, SMALL).read(block_id, 0, len(data)) == data
+    _unmount(root, 5)
+    with pytest.raises(ConfigError, match="--new-shard 5"):
+        LocalBlockStore.initialise(root, SMALL)
 
 
 def test_a_damaged_page_is_found_and_decoded(root: Path, store: LocalBlockStore) -> None:
@@ -759,6 +819,13 @@ def test_a_geometry_that_was_lost_is_not_made_up(root: Path, store: LocalBlockSt
         LocalBlockStore.initialise(root, SMALL)
     (root / "store.json").write_bytes(content)
     assert LocalBlockStore(root, SMALL).read(block_id, 0, len(data)) == data
+
+
+def test_of_many_initialisers_one_makes_the_store(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda _: LocalBlockStore.initialise(tmp_path / "store", SMALL), range(6)))
+    with closing(LocalBlockStore(tmp_path / "store", SMALL)) as store:
+        _written(store, 1)
 
 
 def test_initialising_again_changes_nothing(root: Path, store: LocalBlockStore) -> None:

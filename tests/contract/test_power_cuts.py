@@ -112,6 +112,7 @@ class Blocks:
         with closing(LocalBlockStore(root, SMALL)) as store:
             for name in self.ids:
                 self._check_block(store, root, name, position)
+        LocalBlockStore.initialise(root, SMALL)
         _use(root)
 
     def _check_block(self, store: LocalBlockStore, root: Path, name: str, position: int) -> None:

@@ -8,6 +8,7 @@ acknowledged object, have balanced books (invariant 6) and nothing left over.
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -95,6 +96,7 @@ GC_POINTS = [
 ]
 RECOVERY_POINTS = ["recovery.fenced", "recovery.store_sealed", "recovery.sealed"]
 OTHER_POINTS = ["delete.done", "reaper.reverted"]
+INIT_POINTS = ["block_store.shard_made"]
 
 
 def kill(bench: Bench, point: str, *arguments: str, stdin: bytes = b"") -> None:
@@ -248,6 +250,21 @@ def test_reaper_killed_after_reverting(bench: Bench) -> None:
     assert_recovers(bench, readable_at_once=False)
 
 
+@pytest.mark.parametrize("point", INIT_POINTS)
+def test_init_killed_while_it_makes_a_shard_anew(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        bench.pack(system)
+    shutil.rmtree(bench.folder / "store" / "blocks" / "shard-05")
+    kill(bench, point, "init", "--new-shard", "5")
+    refused = bench.run("init")
+    assert refused.returncode == 3
+    assert b"--new-shard 5" in refused.stderr
+    assert bench.run("init", "--new-shard", "5").returncode == 0
+    assert bench.run("init").returncode == 0
+    assert_recovers(bench)
+
+
 def test_every_kill_point_is_in_the_matrix() -> None:
     """A kill point somebody adds has to be added here as well."""
     root = Path(__file__).parents[2]
@@ -271,6 +288,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             GC_POINTS,
             RECOVERY_POINTS,
             OTHER_POINTS,
+            INIT_POINTS,
         )
         for point in points
     }

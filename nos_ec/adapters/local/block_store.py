@@ -3,6 +3,7 @@
     root/store.json              format, version and geometry; written last, so a root that has it is complete
     root/locks/00 .. ff          empty; a writer holds an flock on the one its block's id selects
     root/shard-00 .. shard-NN/   one folder per shard: mount disks here
+        identity.json            which shard of which store it is (see shard_identity.py)
         0 .. f/                  by the last hexadecimal digit of the block's id: the first ones may be a time
             <block id, hex>      one shard of one block (see shard_file.py)
 
@@ -21,7 +22,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -30,11 +31,19 @@ from pathlib import Path
 import google_crc32c
 
 from nos_ec.adapters.local.block_reader import BlockReader
-from nos_ec.adapters.local.durable import as_port_error, make_folders, replace_file, sync_folder, translated
+from nos_ec.adapters.local.durable import (
+    as_port_error,
+    make_folder,
+    make_folders,
+    replace_file,
+    sync_folder,
+    translated,
+)
 from nos_ec.adapters.local.erasure import StripeCoder, payload
 from nos_ec.adapters.local.probe import probe_folder
 from nos_ec.adapters.local.shard_file import ShardFile, ShardLayout
-from nos_ec.adapters.local.shard_folders import FAN_OUT, ShardFolders
+from nos_ec.adapters.local.shard_folders import FAN_OUT, ShardFolders, folder_name
+from nos_ec.adapters.local.shard_identity import complete, make_shard, refuse_foreign, refuse_missing
 from nos_ec.core.errors import ConfigError, Conflict, NoSpace, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId
@@ -55,8 +64,8 @@ class LocalBlockStore:
     """A `BlockStore` on folders (see nos_ec.ports.block_store for the contract).
 
     Works with up to m shard folders lost, for reading and sealing; creating and appending need them all.
-    Opening raises ConfigError when `root` was not initialised or has another geometry, Transient when more than
-    m shard folders are not there.
+    Opening raises ConfigError when `root` was not initialised or has another geometry, or a shard folder is of another
+    shard or store; Transient when more than m shard folders are not there.
     """
 
     def __init__(self, root: Path, geometry: Geometry) -> None:
@@ -65,7 +74,9 @@ class LocalBlockStore:
         self._layout = ShardLayout(geometry)
         self._folders = ShardFolders(root, self._layout)
         self._shards = self._folders.shards
-        _check_store(root, geometry)
+        store_id = _check_store(root, geometry)
+        for shard in self._shards:
+            refuse_foreign(self._folders.folder(shard), store_id, shard)
         lost = [shard for shard in self._shards if not self._folders.folder(shard).is_dir()]
         if len(lost) > geometry.m:
             folders = ", ".join(str(self._folders.folder(shard)) for shard in lost)
@@ -76,27 +87,52 @@ class LocalBlockStore:
         self._counters = ReadCounters(0, 0, 0)
 
     @classmethod
-    def initialise(cls, root: Path, geometry: Geometry) -> None:
-        """Make the folders of a store, durably. Idempotent: makes what is missing, also after a shard was replaced.
+    def initialise(cls, root: Path, geometry: Geometry, new_shards: Collection[int] = ()) -> None:
+        """Make the folders of a store, durably; one that is there gets what earlier versions did not write.
 
-        Raises ConfigError when a store of another or unknown geometry is there, NoSpace, Transient.
+        new_shards: shards of a store that are lost for good, to be made new and empty. Raises ConfigError when other
+        shards of it are missing, or more than m, or those named are not; when a folder is another shard's or another
+        store's; when a store of another or unknown geometry is there. Raises NoSpace, Transient. Of several processes
+        one makes the store, and the others wait for it.
         """
-        if (root / _STORE_FILE).exists():
-            _check_store(root, geometry)
+        with translated(f"block store {root}"):
+            make_folder(root)
+            fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            cls._initialise(root, geometry, new_shards)
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def _initialise(cls, root: Path, geometry: Geometry, new_shards: Collection[int]) -> None:
+        shards = range(geometry.k + geometry.m)
+        to_make: Collection[int] = shards
+        store_id = None
+        if existing := (root / _STORE_FILE).exists():
+            store_id = _check_store(root, geometry)
+            identified = store_id is not None
+            missing = [n for n in shards if not complete(root / folder_name(n), identified=identified)]
+            for shard in shards:
+                refuse_foreign(root / folder_name(shard), store_id, shard)
+            refuse_missing(missing, new_shards, root, geometry.m)
+            to_make = missing if identified else shards
+        elif new_shards:
+            raise ConfigError(f"{root} is not a block store yet: run `nos-ec init` without --new-shard")
         elif any(root.glob(f"shard-*/[{FAN_OUT}]/*")):
             raise ConfigError(
                 f"{root} holds blocks, but {_STORE_FILE} is lost, and with it their geometry: restore the file"
             )
         with translated(f"block store {root}"):
-            shards = [f"shard-{shard:02d}" for shard in range(geometry.k + geometry.m)]
-            make_folders(root, [*shards, _LOCKS])
-            for shard in shards:
-                make_folders(root / shard, FAN_OUT)
+            make_folders(root, [*map(folder_name, shards), _LOCKS])
+            new_id = store_id or os.urandom(16).hex()
+            for shard in to_make:
+                make_shard(root / folder_name(shard), new_id, shard)
             for number in range(_LOCK_COUNT):
                 (root / _LOCKS / f"{number:02x}").touch()
             sync_folder(root / _LOCKS)
-            if not (root / _STORE_FILE).exists():
-                content = json.dumps({**_FORMAT, "geometry": asdict(geometry)}, indent=2)
+            if not existing or store_id is None:
+                content = json.dumps({**_FORMAT, "id": new_id, "geometry": asdict(geometry)}, indent=2)
                 replace_file(root / _STORE_FILE, content.encode() + b"\n")
 
     @property
@@ -242,6 +278,10 @@ class LocalBlockStore:
                 total += entry.stat().st_blocks * 512
         return total
 
+    def blocks_short(self) -> int:
+        """Blocks that have no file on one of the shards. Lists all folders, a sixteenth of the blocks at a time."""
+        return self._folders.count_short()
+
     def counters(self) -> ReadCounters:
         """Cost of `read` and `read_many` so far."""
         with self._counters_lock:
@@ -368,8 +408,9 @@ class LocalBlockStore:
             )
 
 
-def _check_store(root: Path, geometry: Geometry) -> None:
-    """Raise ConfigError unless `root` holds a store of this geometry."""
+def _check_store(root: Path, geometry: Geometry) -> str | None:
+    """The store's id; None for one of an earlier version. Raises ConfigError unless `root` holds a store of this
+    geometry, Transient."""
     path = root / _STORE_FILE
     try:
         content = json.loads(path.read_bytes())
@@ -389,6 +430,8 @@ def _check_store(root: Path, geometry: Geometry) -> None:
             f"block store {root} has the geometry {_shown(stored)}, the configuration says {_shown(asdict(geometry))}:"
             " set the configuration to the store's geometry, or initialise a new store elsewhere"
         )
+    store_id = content.get("id")
+    return store_id if isinstance(store_id, str) else None
 
 
 def _shown(geometry: Mapping[str, int]) -> str:

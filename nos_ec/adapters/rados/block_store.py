@@ -206,6 +206,9 @@ class RadosBlockStore:
         """Bytes allocated on all OSDs for the whole pool, other namespaces included; some seconds old."""
         return self._blocks.allocated_bytes()
 
+    def blocks_short(self) -> None:
+        """Ceph finds them and recovers their shards; `ceph status` tells how far it is."""
+
     def counters(self) -> ReadCounters:
         """Cost of `read` and `read_many` so far, computed from the ranges (see read_cost.py)."""
         return self._counter.value()
