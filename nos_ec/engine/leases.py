@@ -14,7 +14,7 @@ from typing import Self
 import structlog
 
 from nos_ec.core.errors import LeaseLost, NosError
-from nos_ec.ports.clock import Clock
+from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import Lease, Metadata
 
 _log = structlog.get_logger(__name__)
@@ -96,8 +96,10 @@ class HeldLease:
             _log.warning("lease not released", lease=self._name, error=str(failure))
 
     def left_ms(self) -> int:
-        """Milliseconds until the lease expires if it is not renewed again; 0 when it is not held."""
-        return 0 if self.lost else max(0, self._expires_ms - self._clock.now_ms())
+        """Milliseconds until the lease expires if it is not renewed again; 0 when it is not held. After the clock was
+        set back others may take it for over, so it counts as not held until it is renewed."""
+        now_ms, expires_ms = self._clock.now_ms(), self._expires_ms
+        return 0 if self.lost or not waits(expires_ms, now_ms, self._ttl_ms) else expires_ms - now_ms
 
     def require(self) -> None:
         """Raises LeaseLost when the lease is lost, or has run out and could not be renewed yet: not ready to write."""

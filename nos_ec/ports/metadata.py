@@ -315,7 +315,8 @@ class Metadata(Protocol):
         ...
 
     def expired_leases(self, now_ms: int) -> list[Lease]:
-        """Leases that expired at or before `now_ms`."""
+        """Leases that expired at or before `now_ms`, and those whose time lies more than LEASE_MS_MAX ahead of it
+        (`nos_ec.core.deadlines`)."""
         ...
 
     def fence_lease(self, lease: Lease, now_ms: int) -> bool:

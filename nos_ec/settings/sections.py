@@ -12,6 +12,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic.fields import FieldInfo
 
+from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.geometry import Geometry
 
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -203,7 +204,7 @@ class PutSettings(_Section):
     lease_ttl_ms: Count = Field(
         default=30 * _SECOND,
         ge=_SECOND,
-        le=_HOUR,
+        le=LEASE_MS_MAX,
         description="Milliseconds the writer lease of a large PUT lasts without renewal: how soon the blocks of a"
         " killed one are recovered.",
     )
@@ -247,7 +248,7 @@ class ProducerSettings(_Section):
     lease_ttl_ms: Count = Field(
         default=30 * _SECOND,
         ge=_SECOND,
-        le=_HOUR,
+        le=LEASE_MS_MAX,
         description="Milliseconds a producer's leases last without renewal: how soon the others take over from a killed"
         " one, and a new one gets its share. More than publishing a batch takes.",
     )
@@ -292,7 +293,7 @@ class ConsumerSettings(_Section):
     lease_ttl_ms: Count = Field(
         default=30 * _SECOND,
         ge=_SECOND,
-        le=_HOUR,
+        le=LEASE_MS_MAX,
         description="Milliseconds a writer lease lasts without renewal: how soon the blocks of a killed consumer (or"
         " GC) are recovered, and how long it may stall before it is fenced.",
     )

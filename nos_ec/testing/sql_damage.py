@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from sqlalchemy import delete, update
 from structlog.testing import capture_logs
@@ -25,6 +27,9 @@ class SqlDamage:
     def test_a_change_that_a_check_refuses_is_a_bug_and_not_tried_again(
         self, store: SqlMetadata, bench: MetadataBench
     ) -> None:
+        dialect: Any = store._engine.dialect
+        if dialect.name == "mysql" and not dialect.is_mariadb and dialect.server_version_info < (8, 0, 16):
+            pytest.skip("this MySQL parses CHECK and ignores it")
         row = bench.packed("n")
         store._transactions.write(lambda connection: connection.execute(update(BLOCKS).values(live_bytes=0)))
         with pytest.raises(RefusedCheck, match="books of a block would be wrong"):

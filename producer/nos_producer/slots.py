@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 
 import structlog
 
+from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import NosError
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.slots import (
@@ -51,9 +52,11 @@ class HeldSlots:
         self._leases: dict[str, Lease] = {}
 
     def slots(self) -> frozenset[int]:
-        """Those that nobody else may publish from now. What expired without renewal is not among them."""
+        """Those that nobody else may publish from now. What expired without renewal is not among them, nor what was
+        taken or renewed before the clock was set back, until it is renewed."""
         now_ms = self._clock.now_ms()
-        held = {leased_slot(lease.name) for lease in self._leases.values() if lease.expires_ms > now_ms}
+        leases = self._leases.values()
+        held = {leased_slot(lease.name) for lease in leases if waits(lease.expires_ms, now_ms, self._ttl_ms)}
         return ALL_SLOTS & held
 
     def rest_ms(self) -> int:
@@ -90,7 +93,7 @@ class HeldSlots:
             _log.warning("leases lost: this process stalled for longer than they last", leases=sorted(lost))
 
     def _rebalance(self, found: Collection[Lease], now_ms: int) -> None:
-        expired = {lease.name: lease for lease in found if lease.expires_ms <= now_ms}
+        expired = {lease.name: lease for lease in found if not waits(lease.expires_ms, now_ms, LEASE_MS_MAX)}
         self._fence((lease for lease in expired.values() if is_member_lease(lease.name)), now_ms)
         taken = {leased_slot(lease.name) for lease in found if lease.name not in expired}
         members = [lease.name for lease in found if is_member_lease(lease.name) and lease.name not in expired]

@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, case, delete, insert, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    case,
+    delete,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.rows import IDS, id_rows
 from nos_ec.adapters.sql.schema import BLOCKS, COUNTERS, LEASES, STORE_INFO, WRITER_BYTES_MAX, utf8
+from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost
 from nos_ec.core.lifecycle import BlockState
+from nos_ec.ports.clock import waits
 from nos_ec.ports.metadata import Lease
 
 _L, _B, _C, _I = LEASES.c, BLOCKS.c, COUNTERS.c, STORE_INFO.c
@@ -46,7 +60,7 @@ def _taken(connection: Connection, name: str, now_ms: int) -> Conflict:
     whose, _, holder = str(note).partition(" ")
     by = f" by {holder}" if holder and whose == str(epoch) else ""
     until = datetime.fromtimestamp(expires_ms / 1000, UTC).isoformat(timespec="seconds")
-    if expires_ms <= now_ms:
+    if not waits(expires_ms, now_ms, LEASE_MS_MAX):
         return Conflict(
             f"lease {name!r} was held{by} until {until} and has run out; the next consumer or GC run fences it, then"
             " it is free: try again"
@@ -109,7 +123,7 @@ def release_all(connection: Connection, held: Sequence[Lease]) -> None:
 
 def expired(connection: Connection, now_ms: int) -> list[Lease]:
     """See `Metadata.expired_leases`."""
-    found = select(_L.name, _L.epoch, _L.expires_ms).where(_L.expires_ms <= now_ms).order_by(_L.expires_ms)
+    found = select(_L.name, _L.epoch, _L.expires_ms).where(_over(now_ms)).order_by(_L.expires_ms)
     return [Lease(*row) for row in connection.execute(found)]
 
 
@@ -126,7 +140,7 @@ def begins_with(prefix: str) -> ColumnElement[bool]:
 
 def fence(connection: Connection, lease: Lease, now_ms: int) -> bool:
     """See `Metadata.fence_lease`."""
-    gone = connection.execute(delete(LEASES).where(_is(lease), _L.expires_ms <= now_ms)).rowcount
+    gone = connection.execute(delete(LEASES).where(_is(lease), _over(now_ms))).rowcount
     if gone:
         _fence_blocks(connection, lease)
     return bool(gone)
@@ -139,6 +153,11 @@ def require(connection: Connection, lease: Lease) -> None:
     """
     if connection.execute(select(_L.epoch).where(_is(lease)).with_for_update(read=True)).first() is None:
         raise _lost(lease)
+
+
+def _over(now_ms: int) -> ColumnElement[bool]:
+    """Of leases that `waits` says are over. They are as many as there are processes: no index is needed."""
+    return or_(_L.expires_ms <= now_ms, _L.expires_ms > now_ms + LEASE_MS_MAX)
 
 
 def _is(lease: Lease) -> ColumnElement[bool]:

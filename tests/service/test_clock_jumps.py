@@ -1,0 +1,67 @@
+"""A clock that jumped forward and back leaves leases whose time lies far ahead. They are over."""
+
+from __future__ import annotations
+
+import pytest
+
+from nos_ec.core.deadlines import LEASE_MS_MAX
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.testing.clock import SetClock
+from nos_ec.wiring import System
+from nos_gc.assemble import gc_service
+from nos_gc.service import LEASE_NAME
+from nos_producer.assemble import producer_service
+
+from .conftest import Bench
+
+YEAR_MS = 365 * 24 * 3_600_000
+
+
+def test_leases_taken_after_a_jump_are_fenced_when_the_clock_is_right_again(bench: Bench, system: System) -> None:
+    now_ms = system.clock.now_ms()
+    keys = bench.put_some(system, 20)
+    with bench.open() as jumped:
+        jumped.clock = SetClock(now_ms + YEAR_MS)
+        leases = [jumped.metadata.acquire_lease(LEASE_NAME, jumped.clock.now_ms(), LEASE_MS_MAX)]
+        with producer_service(jumped, shares=True) as producer:
+            producer.turn()  # it takes its slots, and dies
+            leases += jumped.metadata.list_leases("producer")
+            block_id = jumped.new_block_id()
+            jumped.metadata.allocate_block(leases[0], block_id, BlockKind.SURVIVOR, jumped.clock.now_ms())
+            assert len(leases) > 16
+            gc_service(system).run_once()
+            assert system.metadata.list_blocks(None, 9) == [], "its writer's block was recovered and collected"
+            assert system.metadata.list_leases("") == []
+            bench.pack(system)
+    totals = system.metadata.totals()
+    assert totals.packed_objects == len(keys)
+    bench.assert_readable(system)
+
+
+def test_a_lease_of_the_longest_length_counts_until_it_is_over(system: System) -> None:
+    now_ms = system.clock.now_ms()
+    lease = system.metadata.acquire_lease("long", now_ms, LEASE_MS_MAX)
+    assert system.metadata.expired_leases(now_ms) == []
+    assert not system.metadata.fence_lease(lease, now_ms)
+    assert system.metadata.expired_leases(now_ms - 1) == [lease]
+    assert system.metadata.expired_leases(now_ms + LEASE_MS_MAX) == [lease]
+
+
+def test_a_holder_does_not_believe_in_a_lease_from_before_its_clock_was_set_back(system: System) -> None:
+    now_ms = system.clock.now_ms()
+    ahead = SetClock(now_ms + YEAR_MS)
+    system.clock = ahead
+    with system.lease("mine", 30_000) as held:
+        assert held.left_ms() == 30_000
+        held._clock = SetClock(now_ms)
+        assert held.left_ms() == 0
+        assert held.renew()
+        assert held.left_ms() == 30_000
+        assert system.metadata.expired_leases(now_ms) == []
+
+
+@pytest.mark.parametrize("ahead_ms", [0, LEASE_MS_MAX // 2])
+def test_clocks_that_differ_by_less_than_the_longest_lease_fence_nobody(system: System, ahead_ms: int) -> None:
+    now_ms = system.clock.now_ms()
+    system.metadata.acquire_lease("w", now_ms + ahead_ms, 30_000)
+    assert system.metadata.expired_leases(now_ms) == []
