@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,11 +188,18 @@ def interruptible() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    made = Bench(tmp_path)
+@pytest.fixture(scope="session")
+def new_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store that nobody has opened, to be copied: making one takes longer than many a test."""
+    made = Bench(tmp_path_factory.mktemp("new"))
     initialise(made.settings())
-    return made
+    return made.folder
+
+
+@pytest.fixture
+def bench(tmp_path: Path, new_store: Path) -> Bench:
+    shutil.copytree(new_store, tmp_path, dirs_exist_ok=True)
+    return Bench(tmp_path)
 
 
 @pytest.fixture
