@@ -8,6 +8,7 @@ PYTHON ?= python3
 UV ?= uv
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 3
 MEMORY_ARGS ?=
 COST_ARGS ?=
 CHAOS_ARGS ?=
@@ -59,13 +60,13 @@ down-clean: ## stop them and remove their data
 stack-status: ## which of them run; fails when one does not
 	@$(STACK) status
 
-test: venv ## run all tests; REQUIRE_REAL=1 fails where a real server cannot be started (PYTEST_ARGS="...")
+test: venv ## run all tests; REQUIRE_REAL=1 fails where a real server cannot be started (PYTEST_ARGS="..." WORKERS=3)
 	@echo "Tests that need a server start it themselves. One that cannot be started is listed as SKIPPED, with the reason,"
 	@echo "at the end; with REQUIRE_REAL=1 it is a failure. A test on servers or in real time that fails runs once more."
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-test-fast: venv ## run what needs no server and no waiting, in a minute: unit tests, and contracts of embedded stores
-	$(BIN)/python -m pytest tests/unit tests/contract $(PYTEST_ARGS)
+test-fast: venv ## run what needs no server: unit tests, and the contracts of the embedded stores
+	$(BIN)/python -m pytest -n $(WORKERS) tests/unit tests/contract $(PYTEST_ARGS)
 
 fresh: ## make venv, demo, up and down in a minimal Debian, as on a new machine (FRESH_COMMAND="make test")
 	@deploy/dev/fresh.sh "$$FRESH_COMMAND"

@@ -1,11 +1,12 @@
-"""What all suites share: their order, their folders, how property tests run."""
+"""What all suites share: their order and their processes under `pytest -n 3`, folders, how property tests run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import structlog
@@ -18,10 +19,50 @@ settings.load_profile("busy")
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 2 << 30
 
+GROUPS = {
+    "ceph": (),
+    "kafka": ("test_kafka_message_log", "test_kafka_security", "test_probed_daemons"),
+    "sql": (
+        "test_mysql_metadata",
+        "test_mariadb_metadata",
+        "test_metadata_tls",
+        "test_lost_connections",
+        "test_late_commits",
+    ),
+    "stack": ("test_stack",),
+}
+"""Modules of tests/real whose tests share servers, and so a process. What is in none of them needs Ceph, which takes
+longest: it comes first."""
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on real servers last: others fail sooner, and meanwhile .ci/run installs the servers."""
-    items.sort(key=lambda item: item.get_closest_marker("real") is not None)
+
+def group_of(nodeid: str) -> str:
+    """Tests of one group run in one process, one after the other. A test without servers is a group of its own."""
+    path = PurePath(nodeid.partition("::")[0])
+    if path.parent != PurePath("tests/real"):
+        return nodeid
+    module = path.stem
+    return next((group for group, modules in GROUPS.items() if module in modules), "ceph")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests on real servers last: others fail sooner. With several processes they come first, and the others beside
+    them, for they mostly wait."""
+    if hasattr(config, "workerinput"):
+        order = [*GROUPS]
+        items.sort(key=lambda item: order.index(group) if (group := group_of(item.nodeid)) in order else len(order))
+    else:
+        items.sort(key=lambda item: item.get_closest_marker("real") is not None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Whichever process is free takes the next group."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = group_of
+    return scheduler
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +88,15 @@ def _memory_has_room() -> bool:
         return False
     room = os.statvfs(MEMORY)
     return room.f_bavail * room.f_frsize >= MEMORY_BYTES_MIN
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Print a line at once. A failure's report has it, too: nobody sees what one of several processes prints."""
+
+    def both(line: str) -> None:
+        print(line)
+        with capsys.disabled():
+            print(line)
+
+    return both

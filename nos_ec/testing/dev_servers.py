@@ -44,15 +44,24 @@ def beside(port: int) -> int:
 def free_port() -> int:
     """A port nobody uses now, below those that Linux gives to clients: a server that comes back finds it free.
 
-    Nobody else gets it, nor the one `beside` it.
+    Nobody else gets it, nor the one `beside` it. Processes that run tests at once have a thousand of them each.
     """
-    left = [port for port in range(20_000, 30_000) if not {port, beside(port)} & _given]
+    left = [port for port in _own_ports() if not {port, beside(port)} & _given]
     for port in random.sample(left, 100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             _given.update((port, beside(port)))
             return port
     raise AssertionError("no free port")
+
+
+def _own_ports() -> range:
+    """Those of this process of pytest -n, or all. With each of them, the one `beside` it."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if not worker:
+        return range(20_000, 30_000)
+    first = 20_000 + 1000 * (int(worker.removeprefix("gw")) % 10)
+    return range(first, first + 1000 - 97)
 
 
 def kill_process(pid: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,7 @@ def servers(ceph_server: DevServer, kafka: DevServer, durable_mysql: DevServer) 
     return Servers(ceph_server, kafka, durable_mysql)
 
 
-def test_chaos(servers: Servers, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def say(line: str) -> None:
-        with capsys.disabled():
-            print(line)
-
+def test_chaos(servers: Servers, tmp_path: Path, say: Callable[[str], None]) -> None:
     say(f"\nchaos of {SECONDS:.0f} s on real servers, NOS_EC_DEV_CHAOS_SEED={SEED}")
     try:
         report = run_chaos(tmp_path, servers, seed=SEED, seconds=SECONDS, every_s=EVERY_S, say=say)

@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def _missing(fleet: Fleet, strikes: list[str], totals: Totals) -> list[str]:
     return missing
 
 
-def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chaos(tmp_path: Path, say: Callable[[str], None]) -> None:
     assert SECONDS >= SECONDS_MIN, f"NOS_EC_DEV_CHAOS_S: {SECONDS} s prove nothing; use {SECONDS_MIN} at least"
     bench = Bench(tmp_path)
     text = CONFIG + "[logging]\nformat = 'json'\n"
@@ -114,8 +115,7 @@ def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench.config.write_text(text)
     initialise(bench.settings())
     totals = Totals()
-    with capsys.disabled():
-        print(f"\nchaos of {SECONDS:.0f} s, NOS_EC_DEV_CHAOS_SEED={SEED}")
+    say(f"\nchaos of {SECONDS:.0f} s, NOS_EC_DEV_CHAOS_SEED={SEED}")
     with bench.open() as system, bench.open() as other:
         writers = [Writer(number, SEED, system.store(), WORKLOAD, totals) for number in range(WRITERS)]
         histories = {key: history for writer in writers for key, history in writer.histories.items()}
@@ -127,9 +127,8 @@ def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             fleet.stop()
         finally:
             fleet.abandon()
-        with capsys.disabled():
-            print(", ".join(strikes))
-            print(dict(sorted(totals.counts.items())), "exit codes", dict(fleet.codes))
+        say(", ".join(strikes))
+        say(f"{dict(sorted(totals.counts.items()))} exit codes {dict(fleet.codes)}")
         assert totals.failures == []
         assert fleet.misbehaviour(CODES) == []
         assert _missing(fleet, strikes, totals) == []
@@ -140,5 +139,4 @@ def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert before == after
         assert (after.uncertain, after.lost, after.corrupt) == (0, [], [])
         assert left == []
-    with capsys.disabled():
-        print(f"{after.objects} objects acknowledged and read back: 0 lost, 0 corrupt")
+    say(f"{after.objects} objects acknowledged and read back: 0 lost, 0 corrupt")
