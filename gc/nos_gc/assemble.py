@@ -5,17 +5,22 @@ from __future__ import annotations
 import random
 
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.merge_list import merge_list
+from nos_ec.core.merge_list import DENSITY, merge_list
 from nos_ec.core.plan import MergeList
-from nos_ec.engine.collector import Collector, CollectorOptions
+from nos_ec.engine.collection import CollectorOptions
+from nos_ec.engine.collector import Collector
 from nos_ec.engine.leases import HeldLease
+from nos_ec.engine.room import PUT_RESERVES
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.monitoring.monitor import Monitor
-from nos_ec.monitoring.sources import housekeeping_samples
+from nos_ec.monitoring.sources import housekeeping_samples, parking_samples
 from nos_ec.ports.metadata import Lease
 from nos_ec.wiring import System
 from nos_gc.figures import gc_samples
 from nos_gc.service import GcService
+
+NO_DEADLINE_MS = 365 * 86_400_000
+"""Survivors wait for company as long as it takes: a run writes what is left at its end."""
 
 
 def gc_collector(system: System) -> Collector:
@@ -25,10 +30,19 @@ def gc_collector(system: System) -> Collector:
 
     def new_merge_list() -> MergeList:
         consumer = settings.consumer
-        return merge_list(consumer.policy, system.geometry, consumer.window_objects, consumer.linger_ms, rng)
+        return merge_list(consumer.policy, system.geometry, consumer.window_objects, NO_DEADLINE_MS, rng)
 
     gc = settings.gc
-    options = CollectorOptions(gc.hole_ratio_min, gc.block_grace_ms, gc.blocks_max_per_run)
+    options = CollectorOptions(
+        waste_ratio_min=gc.hole_ratio_min,
+        block_grace_ms=gc.block_grace_ms,
+        block_grace_ms_min=gc.block_grace_ms_min,
+        blocks_max=gc.blocks_max_per_run,
+        floor_bytes=gc.floor_bytes,
+        short_bytes=PUT_RESERVES * gc.reserve_bytes,
+        cool_down_ms_max=gc.cool_down_ms_max,
+        density=DENSITY[settings.consumer.policy],
+    )
     return Collector(system.metadata, system.blocks, system.clock, new_merge_list, options)
 
 
@@ -46,5 +60,6 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
     service = GcService(gc_collector(system), housekeeping, new_lease, new_writer, system.clock)
     if monitor is not None:
         monitor.metrics.add("gc", lambda: gc_samples(service))
+        monitor.metrics.add("gc parked", lambda: parking_samples(service.parkings, system.clock.now_ms()))
         monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping, system.clock.now_ms()))
     return service

@@ -25,7 +25,8 @@ def gc_samples(service: GcService) -> Iterator[Sample]:
     yield Sample(m.GC_MOVED_OBJECTS, collected.objects_moved)
     yield Sample(m.GC_MOVED_BYTES, collected.bytes_moved)
     yield Sample(m.GC_STRIPES_WRITTEN, collected.stripes_written)
-    yield Sample(m.GC_UNREADABLE, counters.unreadable)
+    yield Sample(m.GC_BLOCKS_PARKED, collected.blocks_parked)
+    yield Sample(m.GC_UNREADABLE, collected.unreadable_objects)
     held = service.held
     if held is not None:
         yield from lease_samples(held, "gc")

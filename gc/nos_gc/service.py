@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from threading import Event
+from typing import Any
 
 import structlog
 
-from nos_ec.core.errors import LeaseLost, NosError
-from nos_ec.engine.collector import CollectionPlan, CollectionResult, Collector
+from nos_ec.core.errors import LeaseLost, NosError, Transient
+from nos_ec.engine.collection import CollectionResult
+from nos_ec.engine.collector import Collector
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
+from nos_ec.engine.parking import Parking
 from nos_ec.engine.stripe_writer import StripeWriter
+from nos_ec.engine.victims import CollectionPlan
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Lease
 
@@ -26,23 +30,21 @@ LEASE_NAME = "gc"
 class GcCounters:
     """What GC has done since the process started. last_run_ms: when the last run ended well; 0: none did.
 
-    collected: sums of all runs, the present one included; its list of unreadable objects stays empty, they are
-    counted in `unreadable`.
+    collected: sums of all runs, the present one included; nothing is named in it.
     """
 
     runs: int = 0
     failures: int = 0
     last_run_ms: int = 0
-    unreadable: int = 0
     collected: CollectionResult = field(default_factory=CollectionResult)
 
     def with_run(self, result: CollectionResult) -> GcCounters:
         """These and what a run has done so far."""
         sums = {
             name: getattr(self.collected, name) + getattr(result, name)
-            for name in (one.name for one in fields(CollectionResult) if one.name != "unreadable")
+            for name in (one.name for one in fields(CollectionResult) if one.name not in ("unreadable", "parked"))
         }
-        return replace(self, unreadable=self.unreadable + len(result.unreadable), collected=CollectionResult(**sums))
+        return replace(self, collected=CollectionResult(**sums))
 
 
 class GcService:
@@ -65,18 +67,23 @@ class GcService:
         self.held: HeldLease | None = None
         """The lease, during a run."""
 
+    @property
+    def parkings(self) -> tuple[Parking[Any], ...]:
+        """What GC has parked; any thread may read its figures."""
+        return (self._collector.parked,)
+
     def plan(self) -> CollectionPlan:
         """What a run would do. Changes nothing."""
         return self._collector.plan()
 
-    def run_once(self, beat: Beat = unwatched) -> CollectionResult:
-        """Housekeeping, so that dead writers' blocks count too, then one collection.
+    def run_once(self, beat: Beat = unwatched, stop: Event | None = None) -> CollectionResult:
+        """Housekeeping, so that dead writers' blocks count too, then one collection, which `stop` ends early.
 
-        Raises Conflict when another GC is at work, LeaseLost, Transient; a later run goes on from there.
+        Raises Conflict when another GC is at work, LeaseLost, Transient, NoSpace; a later run goes on from there.
         """
         try:
-            self._housekeeping.run_once(beat)
-            result = self._collect(beat)
+            self._keep_house(beat)
+            result = self._collect(beat, stop)
         except NosError:
             self.counters = replace(self.counters, failures=self.counters.failures + 1)
             raise
@@ -86,10 +93,19 @@ class GcService:
             blocks_deleted=result.blocks_deleted,
             objects_moved=result.objects_moved,
             bytes_reclaimed=result.bytes_reclaimed,
+            blocks_parked=result.blocks_parked,
+            unreadable_objects=result.unreadable_objects,
         )
         return result
 
-    def _collect(self, beat: Beat) -> CollectionResult:
+    def _keep_house(self, beat: Beat) -> None:
+        """On a full disk it may fail for want of the space that the collection frees."""
+        try:
+            self._housekeeping.run_once(beat)
+        except Transient as error:
+            _log.warning("housekeeping failed, collecting all the same", error=str(error))
+
+    def _collect(self, beat: Beat, stop: Event | None) -> CollectionResult:
         before = self.counters
 
         def watch(result: CollectionResult) -> None:
@@ -98,19 +114,17 @@ class GcService:
 
         with self._new_lease(LEASE_NAME) as held:
             self.held = held
-            writer = self._new_writer(held.lease)
             try:
-                return self._collector.run(writer, watch)
+                return self._collector.run(lambda: self._new_writer(held.lease), watch, stop)
             finally:
                 self.held = None
-                writer.close()
 
     def run(self, stop: Event, wait_ms: int, beat: Beat = unwatched) -> None:
         """Collect every `wait_ms` until `stop` is set."""
         while not stop.is_set():
             beat(0)
             try:
-                self.run_once(beat)
+                self.run_once(beat, stop)
             except LeaseLost:
                 raise
             except NosError as error:

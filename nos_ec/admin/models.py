@@ -257,6 +257,7 @@ class GcBlock(_Answer):
 
     block: HexId
     hole_ratio: Ratio
+    waste_ratio: Ratio = Field(description="What no object uses, of the whole block: dead bytes, headers, padding.")
     size_bytes: Bytes
     live_objects: Count
     live_bytes: Bytes
@@ -271,8 +272,9 @@ class GcPlan(_Answer):
     model_config = _example(
         candidates=1, victims=1, bytes_to_rewrite=2097152, bytes_to_reclaim=33554432, header_bytes_read=131072,
         block_bytes_examined=33554432, computed_at_ms=1763700000000,
-        blocks=[{"block": _BLOCK, "hole_ratio": 0.9367, "size_bytes": 33554432, "live_objects": 31,
-                 "live_bytes": 2097152, "unconfirmed": 0, "header_bytes_read": 131072, "collect": True}],
+        blocks=[{"block": _BLOCK, "hole_ratio": 0.9367, "waste_ratio": 0.9375, "size_bytes": 33554432,
+                 "live_objects": 31, "live_bytes": 2097152, "unconfirmed": 0,
+                 "header_bytes_read": 131072, "collect": True}],
     )  # fmt: skip
     candidates: Count
     victims: Count

@@ -14,8 +14,9 @@ from nos_ec.core.header import GroupHeader
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.engine.collector import BlockDecision, Collector
+from nos_ec.engine.collector import Collector
 from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.victims import BlockDecision
 from nos_ec.monitoring.monitor import Cached
 from nos_ec.monitoring.sources import StoreFigures
 from nos_ec.ports.metadata import BlockRow, ObjectRow, Placed
@@ -287,6 +288,7 @@ def _gc_block(decision: BlockDecision, *, collect: bool) -> models.GcBlock:
     return models.GcBlock(
         block=decision.block.block_id.hex(),
         hole_ratio=round(decision.block.hole_ratio, 4),
+        waste_ratio=round(decision.block.waste_ratio, 4),
         size_bytes=decision.size_bytes,
         live_objects=decision.live_objects,
         live_bytes=decision.block.live_bytes,

@@ -12,10 +12,13 @@ import typer
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_consumer.counters import ConsumerCounters
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
+from nos_ec.cli.errors import exit_code
 from nos_ec.cli.output import count_text, emit, out, progress, size_text
 from nos_ec.cli.watching import end_when_shut_out, endpoint, pulse
+from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.slots import SLOTS
-from nos_ec.engine.collector import CollectionPlan, CollectionResult
+from nos_ec.engine.collection import CollectionResult
+from nos_ec.engine.victims import CollectionPlan
 from nos_ec.settings import Settings
 from nos_ec.wiring import System, initialise, open_system
 from nos_gc.assemble import gc_service
@@ -171,7 +174,10 @@ def gc_run(
             _collect(system, stop)
             return
         interrupt_on_sigterm()
-        _show_result(gc_service(system).run_once(), settings.gc.block_grace_ms, as_json)
+        result = gc_service(system).run_once()
+    _show_result(result, settings.gc.block_grace_ms, as_json)
+    if result.unreadable_objects or result.blocks_parked:
+        raise typer.Exit(exit_code(Corrupt() if result.unreadable_objects else Transient()))
 
 
 def _collect(system: System, stop: Event) -> None:
@@ -192,6 +198,7 @@ def _show_plan(plan: CollectionPlan, as_json: bool) -> None:
         {
             "block": decision.block.block_id.hex(),
             "hole_ratio": round(decision.block.hole_ratio, 4),
+            "waste_ratio": round(decision.block.waste_ratio, 4),
             "size_bytes": decision.size_bytes,
             "live_objects": decision.live_objects,
             "live_bytes": decision.block.live_bytes,
@@ -213,7 +220,8 @@ def _show_plan(plan: CollectionPlan, as_json: bool) -> None:
         for decision in plan.decisions:
             mark = "collect" if decision.block.block_id in victims else "keep   "
             live = count_text(decision.live_objects, "object")
-            out.print(f"{mark} {decision.block.block_id.hex()}  holes {decision.block.hole_ratio:.1%}  live {live}")
+            block = decision.block
+            out.print(f"{mark} {block.block_id.hex()}  unused {block.waste_ratio:.1%}  live {live}")
         out.print(
             f"{count_text(len(victims), 'block')}: {size_text(data['bytes_to_reclaim'])} to reclaim,"
             f" {size_text(data['bytes_to_rewrite'])} to rewrite; decided from"
@@ -235,5 +243,14 @@ def _show_result(result: CollectionResult, block_grace_ms: int, as_json: bool) -
             out.print(f"emptied blocks go with the first run after their grace of {block_grace_ms / 60_000:g} minutes")
         for unreadable in result.unreadable:
             out.print(f"cannot be read, so its block stays: {unreadable}", markup=False)
+        _print_more(result.unreadable_objects - len(result.unreadable), "object")
+        for parked in result.parked:
+            out.print(f"not collected, it is tried again later: {parked}", markup=False)
+        _print_more(result.blocks_parked - len(result.parked), "block")
 
     emit(asdict(result), as_json, human)
+
+
+def _print_more(count: int, what: str) -> None:
+    if count:
+        out.print(f"and {count_text(count, what)} more")

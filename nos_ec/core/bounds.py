@@ -49,7 +49,7 @@ def stripes_min(sizes: Sequence[int], geometry: Geometry, names_bytes: int = 0) 
 
     names_bytes: bytes of stored names to count as volume too; 0 for the figure without names.
     """
-    return max(_stripes_by_volume(sizes, geometry, names_bytes), chunks_min(sizes, geometry.chunk_size) / geometry.k)
+    return max(stripes_by_volume(sizes, geometry, names_bytes), chunks_min(sizes, geometry.chunk_size) / geometry.k)
 
 
 def utilisation_max(sizes: Sequence[int], geometry: Geometry, names_bytes: int = 0) -> float:
@@ -59,7 +59,8 @@ def utilisation_max(sizes: Sequence[int], geometry: Geometry, names_bytes: int =
     return sum(sizes) / (stripes_min(sizes, geometry, names_bytes) * geometry.stripe_size)
 
 
-def _stripes_by_volume(sizes: Sequence[int], geometry: Geometry, names_bytes: int) -> float:
+def stripes_by_volume(sizes: Sequence[int], geometry: Geometry, names_bytes: int) -> float:
+    """Stripes that the bytes of these objects and of their headers fill at least; not rounded up."""
     data, stripe, group = sum(sizes), geometry.stripe_size, geometry.stripes_per_group_max
     by_page = (data + names_bytes) / (stripe - PAGE / group)
     by_entry = (data + names_bytes + ENTRY_SIZE * len(sizes)) / (stripe - PREAMBLE_SIZE / group)

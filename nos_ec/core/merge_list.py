@@ -13,7 +13,10 @@ from nos_ec.core.plan import MergeList
 POLICIES = ("best", "nos")
 """The default comes first."""
 
-__all__ = ["POLICIES", "BestFitMergeList", "NosMergeList", "merge_list"]
+DENSITY = {"best": 0.95, "nos": 0.6}
+"""Share of the stripes that the proven bound asks for, of those a policy takes: at least this, with any window."""
+
+__all__ = ["DENSITY", "POLICIES", "BestFitMergeList", "NosMergeList", "merge_list"]
 
 
 def merge_list(

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 
+from nos_ec.core.bounds import chunks_min, stripes_by_volume
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import GroupHeader
+
+_ROUNDING = 1e-6
+"""Of a stripe: what the sum of many shares may be off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +70,33 @@ def account_block(
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A block GC may collect: its size in stripes, its live and its dead bytes."""
+    """A block GC may collect: its size, and what rewriting its live objects takes, in stripes."""
 
     stripes: int
-    live_bytes: int
-    dead_bytes: int
+    needs: float
+
+
+def stripes_needed(geometry: Geometry, sizes: Sequence[int], names_bytes: int) -> float:
+    """Stripes that objects of these sizes take when they are packed together with others; not rounded up.
+
+    names_bytes: bytes of their name records. A lower bound that the default policy comes close to. The last chunk is
+    not counted as a whole one: others may use the rest of it.
+    """
+    if not sizes:
+        return 0.0
+    by_chunks = (chunks_min(sizes, geometry.chunk_size) - 1) / geometry.k
+    return max(by_chunks, stripes_by_volume(sizes, geometry, names_bytes))
+
+
+def stripes_rewritten(needs: float) -> int:
+    """Whole stripes that survivors of so many stripes are taken to fill."""
+    return ceil(needs - _ROUNDING)
 
 
 def pays(victims: Sequence[Victim]) -> bool:
     """True when rewriting what lives in the victims takes fewer stripes than deleting them gives back.
 
-    The survivors are taken to pack as densely as the victims did: the same objects, by the same packer.
-    Without this a lone stripe with one live object would be copied for ever, each time for nothing.
+    So each collection leaves fewer stripes than it found. Without this a lone stripe with one live object would be
+    copied for ever, each time for nothing.
     """
-    stripes = sum(victim.stripes for victim in victims)
-    live = sum(victim.live_bytes for victim in victims)
-    data = live + sum(victim.dead_bytes for victim in victims)
-    return live == 0 or -(-stripes * live // data) < stripes
+    return stripes_rewritten(sum(victim.needs for victim in victims)) < sum(victim.stripes for victim in victims)

@@ -82,6 +82,8 @@ class SourceReader:
             try:
                 found = self._blocks.read_many(block_id, [(extent.offset, extent.length) for extent in extents])
                 return [(i, _checked(packables[i], data)) for i, data in zip(indexes, found, strict=True)], True
+            except Transient as error:
+                return [(i, error) for i in indexes], True  # a block that does not answer is not asked once for each
             except NosError:
                 pass  # one bad extent fails them all: find out which, by reading each on its own
         return [(i, self.read_one(packables[i])) for i in indexes], True

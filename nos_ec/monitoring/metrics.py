@@ -367,6 +367,12 @@ GC_MOVED_BYTES = _counter(
     "Over half of the reclaimed bytes: gc.hole_ratio_min is too low for what it gains.",
 )
 GC_STRIPES_WRITTEN = _counter("gc_written_stripes", (GC,), "Stripes GC wrote for survivors.", "GC's write load.")
+GC_BLOCKS_PARKED = _counter(
+    "gc_parked_blocks",
+    (GC,),
+    "Times a run set a block aside because it could not be read, and went on with the others.",
+    "A steady rate: see the log, and `nos_ec_parked_items`; the block is tried again after a while.",
+)
 GC_UNREADABLE = _counter(
     "gc_unreadable_objects",
     (GC,),

@@ -107,12 +107,24 @@ class BlockRow:
     live_objects: int
     created_ms: int
     delete_after_ms: int | None
+    gc_failures: int = 0
+    """How often in a row GC could not collect it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its stripes."""
+        return self.live_bytes + self.dead_bytes + self.overhead_bytes
 
     @property
     def hole_ratio(self) -> float:
         """dead / (live + dead); 1.0 for a block without data, which holds nothing worth keeping."""
         data = self.live_bytes + self.dead_bytes
         return self.dead_bytes / data if data else 1.0
+
+    @property
+    def waste_ratio(self) -> float:
+        """(dead + overhead) / size: the share of its stripes that no object uses; 1.0 for a block without stripes."""
+        return (self.dead_bytes + self.overhead_bytes) / self.size_bytes if self.size_bytes else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,8 +395,20 @@ class Metadata(Protocol):
         """What rows (and segments) say lies in the block, ordered by offset."""
         ...
 
-    def gc_candidates(self, hole_ratio_min: float, limit: int) -> list[BlockRow]:
-        """SEALED blocks with at least that hole ratio, emptiest first."""
+    def empty_blocks(self, limit: int) -> list[BlockRow]:
+        """SEALED blocks without a live object, in any order: what may be condemned with nothing to be written."""
+        ...
+
+    def gc_candidates(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int, limit: int) -> list[BlockRow]:
+        """SEALED blocks of that waste ratio or more that hold live objects, most wasteful first.
+
+        Blocks of large objects are not among them, as they are all live or all dead; nor are blocks whose cool-down
+        is not over. One that ends more than `cool_down_ms_max` from now was set by a clock that was wrong, and is.
+        """
+        ...
+
+    def cool_down_block(self, block_id: BlockId, not_before_ms: int) -> None:
+        """Leave a SEALED block out of the candidates until `not_before_ms`, and add 1 to its `gc_failures`."""
         ...
 
     def condemn_block(self, block_id: BlockId, delete_after_ms: int) -> bool:

@@ -328,14 +328,30 @@ class GcSettings(_Section):
         default=0.75,
         gt=0,
         le=1,
-        description="Share of dead bytes in a block's data from which the block is collected. Lower saves space and"
-        " rewrites more: break-even with 3 replicas is near 0.45 for 8+3.",
+        description="Share of a block that no object uses (dead bytes, and padding and headers as well) from which the"
+        " block is collected. Lower saves space and rewrites more: break-even with 3 replicas is near 0.45 for 8+3.",
     )
     block_grace_ms: Count = Field(
         default=10 * _MINUTE,
         ge=0,
         le=30 * _DAY,
         description="Milliseconds between emptying a block and deleting it. Longer than the longest read.",
+    )
+    block_grace_ms_min: Count = Field(
+        default=_MINUTE,
+        ge=0,
+        le=30 * _DAY,
+        description="The same when space is so short that GC could not go on, or PUTs are refused: then emptied blocks"
+        " go after this grace."
+        " Longer than the longest read, too: more than ceph.op_timeout_ms and get.location_cache_ms together. No more"
+        " than block_grace_ms counts.",
+    )
+    floor_bytes: Size = Field(
+        default=16 << 20,
+        ge=0,
+        le=1 << 50,
+        description="Free space that GC leaves alone as long as it can: the metadata may be on the same disk, and needs"
+        " some to record what GC does.",
     )
     reserve_bytes: Size = Field(
         default=256 << 20,
@@ -345,7 +361,15 @@ class GcSettings(_Section):
         " PUT above twice as much, so that landed objects can always be packed. At least a few blocks.",
     )
     blocks_max_per_run: Count = Field(
-        default=1000, ge=1, le=1_000_000, description="Blocks collected in one run, at most."
+        default=1000, ge=1, le=1_000_000, description="Blocks rewritten in one run, at most."
+    )
+    cool_down_ms_max: Count = Field(
+        default=_DAY,
+        ge=0,
+        le=30 * _DAY,
+        description="Milliseconds GC leaves a block alone that it could not collect, at most, so that the others have"
+        " their turn: 10 minutes at first, twice as long after each failure in a row. Lowering it brings those blocks"
+        " back sooner, for example after a repair; with 0 none is left alone.",
     )
     wait_ms: Count = Field(
         default=10 * _MINUTE,

@@ -7,10 +7,15 @@ import pytest
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.ports.metadata import Lease
+from nos_ec.ports.metadata import BlockRow, Lease
 from nos_ec.testing.metadata_bench import GEOMETRY, MetadataBench, new_block_id
 
 SIZE = GEOMETRY.stripe_size
+COOL_DOWN_MS_MAX = 1000
+
+
+def _candidates(bench: MetadataBench, waste_ratio_min: float, limit: int = 9) -> list[BlockRow]:
+    return bench.store.gc_candidates(waste_ratio_min, bench.now_ms, COOL_DOWN_MS_MAX, limit)
 
 
 class BlockContract:
@@ -123,40 +128,80 @@ class BlockContract:
         assert (part.key, part.version, part.extent, part.crc32c) == (new.key, new.version, new.segments[1].extent, 2)
         assert bench.store.placed_in(new_block_id()) == []
 
-    def test_candidates_are_sealed_and_emptiest_first(self, bench: MetadataBench) -> None:
+    def test_candidates_are_sealed_and_most_wasteful_first(self, bench: MetadataBench) -> None:
+        # A stripe of 32 KiB with four objects of 4 KiB; or, without any hole, with one: padding is waste as well.
         blocks = []
-        for deleted in range(5):
+        for deleted in range(4):
             names = [f"{deleted}-{i}" for i in range(4)]
-            blocks.append(bench.pack([bench.put(name, 250) for name in names]))
+            blocks.append(bench.pack([bench.put(name, SIZE // 8) for name in names]))
             for name in names[:deleted]:
                 bench.delete(name)
+        padded = bench.pack([bench.put("padded", SIZE // 16)])
         bench.block(bench.lease())
-        found = bench.store.gc_candidates(0.5, 9)
-        assert [block.block_id for block in found] == [blocks[4], blocks[3], blocks[2]]
-        assert [block.hole_ratio for block in found] == [1.0, 0.75, 0.5]
-        assert [block.block_id for block in bench.store.gc_candidates(0.5, 1)] == [blocks[4]]
-        assert len(bench.store.gc_candidates(0.0, 9)) == 5
-        assert len(bench.store.gc_candidates(0.5000001, 9)) == 2
-        empty = bench.lease()
-        empty_id = bench.block(empty)
-        bench.store.seal_block(empty, empty_id, 5)
-        assert empty_id in [block.block_id for block in bench.store.gc_candidates(1.0, 9)]
+        found = _candidates(bench, 0.75)
+        assert [block.block_id for block in found] == [padded, blocks[3], blocks[2]]
+        assert [block.waste_ratio for block in found] == [0.9375, 0.875, 0.75]
+        assert [block.hole_ratio for block in found] == [0.0, 0.75, 0.5]
+        assert [block.block_id for block in _candidates(bench, 0.75, limit=1)] == [padded]
+        assert len(_candidates(bench, 0.0)) == 5
+        assert len(_candidates(bench, 0.7500001)) == 2
 
-    def test_hole_ratios_keep_in_step_with_every_change_6(self, bench: MetadataBench) -> None:
+    def test_blocks_without_a_live_object_need_no_rewriting(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        dead, live = bench.pack([bench.put("dead")]), bench.pack([bench.put("live", 1)])
+        bench.delete("dead")
+        never_written = bench.block(lease)
+        assert {block.block_id for block in bench.store.empty_blocks(9)} == {dead}, "an open block is not sealed"
+        bench.store.seal_block(lease, never_written, 5)
+        bench.store.cool_down_block(dead, bench.now_ms + 999)
+        assert {block.block_id for block in bench.store.empty_blocks(9)} == {dead, never_written}
+        assert len(bench.store.empty_blocks(1)) == 1
+        assert [block.block_id for block in _candidates(bench, 0.0)] == [live]
+
+    def test_blocks_of_large_objects_are_candidates_of_no_rewriting(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        large = bench.large("l", lease)
+        bench.store.record_large(large, lease, 5)
+        assert _candidates(bench, 0.0) == []
+        bench.delete("l")
+        assert {block.block_id for block in bench.store.empty_blocks(9)} == {
+            segment.extent.block_id for segment in large.segments
+        }
+
+    def test_a_block_that_cools_down_is_no_candidate(self, bench: MetadataBench) -> None:
+        block_id = bench.pack([bench.put("a", 100)])
+        (before,) = _candidates(bench, 0.5)
+        assert before.gc_failures == 0
+        bench.store.cool_down_block(block_id, bench.now_ms + 500)
+        assert _candidates(bench, 0.5) == []
+        bench.now_ms += 499
+        assert _candidates(bench, 0.5) == []
+        bench.now_ms += 1
+        assert [block.gc_failures for block in _candidates(bench, 0.5)] == [1]
+        bench.store.cool_down_block(block_id, bench.now_ms + COOL_DOWN_MS_MAX)
+        assert _candidates(bench, 0.5) == []
+
+    def test_a_cool_down_that_a_wrong_clock_set_is_over(self, bench: MetadataBench) -> None:
+        block_id = bench.pack([bench.put("a", 100)])
+        bench.store.cool_down_block(block_id, bench.now_ms + 365 * 86_400_000)
+        assert [block.block_id for block in _candidates(bench, 0.5)] == [block_id]
+
+    def test_waste_keeps_in_step_with_every_change_6(self, bench: MetadataBench) -> None:
         # Each kind of change, and after each the index must find the block at exactly its ratio and not above.
-        first, second = bench.put("a", 300), bench.put("b", 500)
+        first, second = bench.put("a", SIZE // 4), bench.put("b", SIZE // 2)
         block_id = bench.pack([first, second])
-        self._found_at(bench, block_id, 0.0)
+        self._found_at(bench, block_id, 0.25)
         bench.put("a", 1)
-        self._found_at(bench, block_id, 0.375)
+        self._found_at(bench, block_id, 0.5)
         bench.pack([bench.get("b")])
-        self._found_at(bench, block_id, 1.0)
+        assert block_id in [block.block_id for block in bench.store.empty_blocks(9)]
+        assert bench.store.block(block_id).waste_ratio == 1.0
 
     @staticmethod
     def _found_at(bench: MetadataBench, block_id: BlockId, ratio: float) -> None:
-        assert bench.store.block(block_id).hole_ratio == ratio
-        assert block_id in [block.block_id for block in bench.store.gc_candidates(ratio, 9)]
-        assert block_id not in [block.block_id for block in bench.store.gc_candidates(ratio + 0.001, 9)]
+        assert bench.store.block(block_id).waste_ratio == ratio
+        assert block_id in [block.block_id for block in _candidates(bench, ratio)]
+        assert block_id not in [block.block_id for block in _candidates(bench, ratio + 0.001)]
 
     def test_only_a_sealed_block_nobody_points_into_is_condemned_4(self, bench: MetadataBench) -> None:
         lease = bench.lease()
@@ -177,7 +222,8 @@ class BlockContract:
         assert bench.store.condemned_blocks(39, 9) == []
         assert [block.block_id for block in bench.store.condemned_blocks(50, 9)] == [large_id, block_id]
         assert len(bench.store.condemned_blocks(50, 1)) == 1
-        assert bench.store.gc_candidates(0.0, 9) == []
+        assert _candidates(bench, 0.0) == []
+        assert bench.store.empty_blocks(9) == []
 
     def test_only_a_condemned_block_is_forgotten_4(self, bench: MetadataBench) -> None:
         block_id = bench.pack([bench.put("n")])

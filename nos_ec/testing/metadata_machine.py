@@ -146,7 +146,7 @@ class MetadataMachine(RuleBasedStateMachine):
     @rule()
     def collect(self) -> None:
         """Condemn and forget what GC may: exactly the sealed blocks nobody points into."""
-        for block in self.store.gc_candidates(0.0, 999):
+        for block in (*self.store.gc_candidates(0.0, self.bench.now_ms, 0, 999), *self.store.empty_blocks(999)):
             free = not self.store.placed_in(block.block_id)
             assert self.store.condemn_block(block.block_id, self.bench.now_ms) is free
         for block in self.store.condemned_blocks(self.bench.now_ms, 999):

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, column, event, insert, table, text
+from sqlalchemy import Engine, column, event, insert, select, table, text
 
 from nos_ec.adapters.sql.engine import WRITES, make_engine
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.sql.migrations.versions import v0002_slots
-from nos_ec.adapters.sql.schema import METADATA, OBJECTS
+from nos_ec.adapters.sql.schema import BLOCKS, METADATA, OBJECTS
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.slots import ALL_SLOTS, SLOTS, bucket_slot
 
@@ -25,6 +25,8 @@ LANDED_PERCENT = 30
 
 _SETS_SLOTS = "UPDATE objects SET slot"
 _TABLES = (*METADATA.tables, "alembic_version")
+_NEW_BLOCK_COLUMNS = {"waste_ppm", "gc_not_before_ms", "gc_failures"}
+_OLD_BLOCKS = table("blocks", *(column(one.name, one.type) for one in BLOCKS.c if one.name not in _NEW_BLOCK_COLUMNS))
 _OLD_OBJECTS = table("objects", *(column(one.name, one.type) for one in OBJECTS.columns if one.name != "slot"))
 
 
@@ -82,6 +84,28 @@ class SqlMigrations:
         due = store.due_objects(2**60, 2 * OBJECTS_COUNT, ALL_SLOTS)
         store.close()
         assert len(due) == OBJECTS_COUNT * LANDED_PERCENT // 100 + 1
+
+    def test_blocks_are_kept_and_found_by_their_waste(self, url: str) -> None:
+        migrate(url, "0002")
+        engine = make_engine(url)
+        with _writing(engine) as connection:
+            connection.execute(insert(_OLD_BLOCKS), [_old_block(number) for number in range(11)])
+        for _ in range(2):
+            migrate(url)
+        with engine.connect() as connection:
+            rows = [row._mapping for row in connection.execute(select(BLOCKS).order_by(BLOCKS.c.block_id))]
+            assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+        engine.dispose()
+        assert [{name: row[name] for name in row if name not in _NEW_BLOCK_COLUMNS} for row in rows] == [
+            _old_block(number) for number in range(11)
+        ]
+        assert [row["waste_ppm"] for row in rows] == [1_000_000 - 100_000 * number for number in range(11)]
+        assert {(row["gc_not_before_ms"], row["gc_failures"]) for row in rows} == {(None, 0)}
+        store = open_metadata(url)
+        found = store.gc_candidates(0.75, 0, 0, 99)
+        assert [block.waste_ratio for block in found] == [0.9, 0.8]
+        assert [block.live_objects for block in store.empty_blocks(99)] == [0]
+        store.close()
 
     def _assert_migrated(self, url: str, old: Engine, before: list[dict[str, Any]]) -> None:
         after = _rows(old)
@@ -152,6 +176,26 @@ def _old_row(number: int) -> dict[str, Any]:
         "block_offset": None if landed else number,
         "due_ms": number if landed else None,
         "created_ms": number,
+    }
+
+
+def _old_block(number: int) -> dict[str, Any]:
+    """A block of 1,000 bytes, a tenth of them live for each unit of `number`; one more tenth is overhead."""
+    live = 100 * number
+    return {
+        "block_id": number.to_bytes(16, "big"),
+        "kind": "fresh",
+        "state": "sealed",
+        "writer": "w",
+        "epoch": 1,
+        "stripes": 1,
+        "live_bytes": live,
+        "dead_bytes": max(0, 900 - live),
+        "overhead_bytes": 1000 - live - max(0, 900 - live),
+        "live_objects": number,
+        "created_ms": 1,
+        "sealed_ms": 2,
+        "delete_after_ms": None,
     }
 
 

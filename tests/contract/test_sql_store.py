@@ -55,7 +55,7 @@ def test_a_store_of_a_newer_release_is_refused(url: str, call: object) -> None:
 
 def test_a_store_of_an_older_release_asks_for_the_upgrade(url: str) -> None:
     migrate(url, "0001")
-    with pytest.raises(ConfigError, match="schema 0001, needed is 0002; stop its daemons, then run `nos-ec init`"):
+    with pytest.raises(ConfigError, match="schema 0001, needed is 0003; stop its daemons, then run `nos-ec init`"):
         open_metadata(url)
     migrate(url)
     open_metadata(url).close()

@@ -87,6 +87,7 @@ GC_POINTS = [
     "metadata.commit_group.before_commit",
     "writer.committed",
     "gc.rewritten",
+    "gc.batch_drained",
     "gc.condemned",
     "gc.condemned:3",
     "block_store.shard_deleted",
@@ -94,6 +95,10 @@ GC_POINTS = [
     "gc.block_deleted:2",
     "gc.block_forgotten",
 ]
+GC_EMPTY_POINTS = ["gc.empty_condemned", "gc.empty_condemned:2"]
+GC_SHORT_POINTS = ["gc.grace_cut", "gc.block_deleted:2", "gc.block_forgotten"]
+"""While the grace of condemned blocks is cut short, because there is little space."""
+GC_LEFT_ALONE_POINTS = ["gc.cooled_down"]
 RECOVERY_POINTS = ["recovery.fenced", "recovery.store_sealed", "recovery.sealed"]
 OTHER_POINTS = ["delete.done", "reaper.reverted"]
 INIT_POINTS = ["block_store.shard_made"]
@@ -215,6 +220,35 @@ def test_gc_killed(bench: Bench, point: str) -> None:
     assert_recovers(bench)
 
 
+@pytest.mark.parametrize("point", GC_EMPTY_POINTS)
+def test_gc_killed_among_empty_blocks(bench: Bench, point: str) -> None:
+    _packed_with_holes(bench)
+    with bench.open() as system:
+        large = bench.put(system, "large", bench.data(20 * STRIPE))
+        bench.delete(system, large)
+    kill(bench, point, "gc", "run", "--apply")
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", GC_SHORT_POINTS)
+def test_gc_killed_while_space_is_short(bench: Bench, point: str) -> None:
+    _packed_with_holes(bench)
+    plenty = bench.config.read_text().replace("block_grace_ms = 0", "block_grace_ms = 30000\nblock_grace_ms_min = 0")
+    bench.config.write_text(plenty.replace("reserve_bytes = 0", 'reserve_bytes = "1024TiB"'))
+    kill(bench, point, "gc", "run", "--apply")
+    bench.config.write_text(plenty)
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", GC_LEFT_ALONE_POINTS)
+def test_gc_killed_when_it_leaves_a_block_alone(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 1000, size_max=20, prefix="a-name-that-is-much-longer-than-its-object")
+        bench.pack(system)
+    kill(bench, point, "gc", "run", "--apply")
+    assert_recovers(bench)
+
+
 @pytest.mark.parametrize("point", RECOVERY_POINTS)
 def test_recovery_killed(bench: Bench, point: str) -> None:
     with bench.open() as system:
@@ -286,6 +320,9 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             LARGE_POINTS,
             AILING_LARGE_POINTS,
             GC_POINTS,
+            GC_EMPTY_POINTS,
+            GC_SHORT_POINTS,
+            GC_LEFT_ALONE_POINTS,
             RECOVERY_POINTS,
             OTHER_POINTS,
             INIT_POINTS,

@@ -12,7 +12,7 @@ import pytest
 
 from nos_consumer.assemble import consumer_service
 from nos_ec.core.errors import NoSpace
-from nos_ec.core.ids import ObjectKey
+from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.wiring import System, initialise
 from nos_gc.assemble import gc_service
 
@@ -30,8 +30,8 @@ class SmallDisk:
     def resize(self, size_mib: int) -> None:
         subprocess.run(["mount", "-o", f"remount,size={size_mib}m", str(self.folder)], check=True)
 
-    def fill(self) -> None:
-        """Take all the room there is."""
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Take all the room there is, but that much."""
         with (self.folder / "ballast").open("wb", buffering=0) as ballast:
             for size in (1 << 20, 1 << 12):
                 try:
@@ -39,6 +39,7 @@ class SmallDisk:
                         ballast.write(bytes(size))
                 except OSError:
                     continue
+            ballast.truncate(ballast.tell() - leave_bytes)
 
     def free(self) -> None:
         (self.folder / "ballast").unlink()
@@ -155,6 +156,77 @@ def test_gc_makes_room_from_its_reserve(full_bench: Bench, disk: SmallDisk) -> N
         bench.consume(system)
         bench.assert_readable(system)
         bench.assert_balanced(system)
+
+
+def test_gc_on_a_nearly_full_disk_ends_emptier_than_it_began(full_bench: Bench, disk: SmallDisk) -> None:
+    """Four fifths of each block are dead, and what lives in all of them does not fit what is free, or half of that."""
+    bench = full_bench
+    _short_of_space(bench)
+    with bench.open() as system:
+        _dig_holes(bench, system, disk)
+        disk.resize(_used_mib(disk.folder) + 5)
+        free_before = _free_bytes(disk.folder)
+        result = gc_service(system).run_once()
+        assert result.blocks_deleted > 15
+        assert _free_bytes(disk.folder) > 2 * free_before
+        bench.assert_readable(system)
+        bench.assert_balanced(system)
+
+
+def test_gc_frees_empty_blocks_where_nothing_can_be_written(full_bench: Bench, disk: SmallDisk) -> None:
+    """There is no room for a stripe group, and nobody waits out a grace of 10 minutes."""
+    bench = full_bench
+    _short_of_space(bench)
+    with bench.open() as system:
+        blocks = _dig_holes(bench, system, disk)
+        for block_id in blocks[5:]:
+            for placed in system.metadata.placed_in(block_id):
+                bench.delete(system, placed.key)
+        disk.fill(leave_bytes=512 << 10)
+        assert system.blocks.free_bytes() < system.geometry.group_size_max
+        assert gc_service(system).run_once().blocks_deleted >= len(blocks) - 5
+        bench.assert_readable(system)
+        disk.free()
+        bench.settle(system)
+        bench.assert_balanced(system)
+
+
+def test_gc_says_so_when_no_block_can_be_rewritten(full_bench: Bench, disk: SmallDisk) -> None:
+    bench = full_bench
+    _short_of_space(bench)
+    with bench.open() as system:
+        _dig_holes(bench, system, disk)
+        disk.fill(leave_bytes=512 << 10)
+        with pytest.raises(NoSpace, match="GC needs"):
+            gc_service(system).run_once()
+        bench.assert_readable(system)
+        disk.free()
+        assert gc_service(system).run_once().blocks_condemned > 15
+        bench.assert_balanced(system)
+
+
+def _short_of_space(bench: Bench) -> None:
+    """A grace of 10 minutes, which may be cut to 50 ms. The bytes of a block are not as evenly dead as its objects."""
+    settings = 'hole_ratio_min = 0.5\nblock_grace_ms = 600000\nblock_grace_ms_min = 50\nfloor_bytes = "1MiB"'
+    bench.config.write_text(bench.config.read_text().replace("block_grace_ms = 0", settings))
+
+
+def _dig_holes(bench: Bench, system: System, disk: SmallDisk) -> list[BlockId]:
+    """Pack some 28 blocks, and delete four fifths of the objects of each."""
+    disk.resize(160)
+    bench.put_some(system, 1800)
+    bench.pack(system)
+    blocks = [block.block_id for block in system.metadata.list_blocks(None, 999)]
+    for block_id in blocks:
+        for index, placed in enumerate(system.metadata.placed_in(block_id)):
+            if index % 5:
+                bench.delete(system, placed.key)
+    return blocks
+
+
+def _free_bytes(folder: Path) -> int:
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
 
 
 def _put_until_refused(bench: Bench, system: System) -> ObjectKey:

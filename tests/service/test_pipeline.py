@@ -437,7 +437,7 @@ def test_an_unreadable_live_object_keeps_its_block(bench: Bench, system: System)
             data[2048:] = bytes(len(data) - 2048)
             path.write_bytes(data)
     result = gc_service(system).run_once()
-    assert len(result.unreadable) == 1
+    assert result.unreadable_objects == len(result.unreadable) == 1
     assert str(keys[3]) in result.unreadable[0]
     assert system.metadata.block(block_id).state is BlockState.SEALED
     with pytest.raises(Corrupt):
@@ -458,7 +458,7 @@ def test_a_block_that_the_store_lost_does_not_stop_gc(bench: Bench, system: Syst
     assert result.blocks_deleted > 0
     assert system.metadata.block(lost.block_id).state is BlockState.SEALED, "rows still point into it"
     gone = {placed.key for placed in system.metadata.placed_in(lost.block_id)}
-    assert len(gone) == len(result.unreadable)
+    assert len(gone) == result.unreadable_objects
     for key, data in bench.acknowledged.items():
         if key not in gone:
             assert system.store().get(key) == data

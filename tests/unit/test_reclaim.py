@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import Entry, GroupHeader
 from nos_ec.core.ids import BlockId
-from nos_ec.core.reclaim import LiveEntry, Victim, account_block, pays
+from nos_ec.core.reclaim import LiveEntry, Victim, account_block, pays, stripes_needed
 
 GEOMETRY = Geometry()
 STRIPE = GEOMETRY.stripe_size
@@ -92,8 +92,21 @@ def test_the_books_always_balance(groups: list[tuple[list[int], bool]], rng: obj
 
 
 def test_a_collection_pays_when_it_gives_stripes_back() -> None:
-    assert pays([])
-    assert pays([Victim(1, 0, 100)])
-    assert not pays([Victim(1, 20, 80)]), "one stripe would become one stripe"
-    assert pays([Victim(1, 20, 80)] * 2)
-    assert not pays([Victim(32, 100, 0)])
+    assert not pays([])
+    assert not pays([Victim(1, 0.2)]), "one stripe would become one stripe"
+    assert pays([Victim(1, 0.2)] * 2)
+    assert not pays([Victim(32, 32)])
+    assert pays([Victim(1, 0.1)] * 10)
+    assert not pays([Victim(1, 0.9)] * 9), "9 stripes would become 9 stripes"
+
+
+def test_what_survivors_need() -> None:
+    assert stripes_needed(GEOMETRY, [], 0) == 0
+    few = stripes_needed(GEOMETRY, [1000] * 20, 20 * 40)
+    assert 0.01 < few < 0.05, "others may use what they leave of their chunk"
+    whole_chunk = stripes_needed(GEOMETRY, [GEOMETRY.chunk_size] * 80, 0)
+    assert 9.8 < whole_chunk < 10.2
+    lonely = stripes_needed(GEOMETRY, [GEOMETRY.chunk_size * 2 // 3] * 80, 0)
+    assert 9.8 < lonely < 10.2, "a chunk holds one of these: what it wastes cannot be won back"
+    tiny = stripes_needed(GEOMETRY, [20] * 8000, 8000 * 80)
+    assert 1.0 < tiny < 1.3, "most of it are headers and names, which cannot be won back either"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Float, and_, bindparam, delete, exists, insert, select, union_all, update
+from sqlalchemy import Connection, Float, and_, bindparam, delete, exists, insert, or_, select, union_all, update
 
 from nos_ec.adapters.sql import leases
 from nos_ec.adapters.sql.json_rows import looked_up
@@ -24,17 +24,29 @@ LOCK_IDS = looked_up(
     select(*BLOCK_COLUMNS).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]).with_for_update(of=BLOCKS), BLOCKS
 )
 
-# In an order that the index on (state, hole_ppm) has, so that no planner prefers to sort the whole table.
-FENCED = select(*BLOCK_COLUMNS).where(_B.state == BlockState.FENCED).order_by(_B.hole_ppm).limit(bindparam("rows_max"))
-# `hole_ppm` is rounded and finds the rows by index; the second condition is the exact one.
+# In an order that the index on (state, waste_ppm, ...) has, so that no planner prefers to sort the whole table.
+FENCED = select(*BLOCK_COLUMNS).where(_B.state == BlockState.FENCED).order_by(_B.waste_ppm).limit(bindparam("rows_max"))
+# `waste_ppm` is rounded and finds the rows by index; what is exact is asked of the rows.
+_BY_WASTE = by_index(select(*BLOCK_COLUMNS), BLOCKS, "blocks_by_waste").where(_B.state == BlockState.SEALED)
+EMPTY = (
+    _BY_WASTE.where(_B.waste_ppm >= _PPM, _B.live_objects == 0)
+    .order_by(_B.waste_ppm.desc())
+    .limit(bindparam("rows_max"))
+)
+_wasted_bytes = _B.dead_bytes + _B.overhead_bytes
 CANDIDATES = (
-    by_index(select(*BLOCK_COLUMNS), BLOCKS, "blocks_by_holes")
-    .where(
-        _B.state == BlockState.SEALED,
-        _B.hole_ppm >= bindparam("ppm_min"),
-        _B.dead_bytes >= bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _B.dead_bytes),
+    _BY_WASTE.where(
+        _B.waste_ppm >= bindparam("ppm_min"),
+        _wasted_bytes >= bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
+        _B.live_objects > 0,
+        _B.kind != BlockKind.LARGE,
+        or_(
+            _B.gc_not_before_ms.is_(None),
+            _B.gc_not_before_ms <= bindparam("now_ms"),
+            _B.gc_not_before_ms > bindparam("far_ms"),
+        ),
     )
-    .order_by(_B.hole_ppm.desc())
+    .order_by(_B.waste_ppm.desc())
     .limit(bindparam("rows_max"))
 )
 CONDEMNED = (
@@ -196,11 +208,26 @@ def placed_in(connection: Connection, block_id: BlockId) -> list[Placed]:
     return sorted(placed, key=lambda one: (one.extent.offset, one.object_id))
 
 
-def candidates(connection: Connection, hole_ratio_min: float, limit: int) -> list[BlockRow]:
+def empty(connection: Connection, limit: int) -> list[BlockRow]:
+    """See `Metadata.empty_blocks`."""
+    return [block_row(row) for row in connection.execute(EMPTY, {"rows_max": limit})]
+
+
+def candidates(
+    connection: Connection, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int, limit: int
+) -> list[BlockRow]:
     """See `Metadata.gc_candidates`."""
-    limits = {"ppm_min": int(hole_ratio_min * _PPM), "ratio_min": hole_ratio_min, "rows_max": limit}
-    found = [block_row(row) for row in connection.execute(CANDIDATES, limits)]
-    return sorted(found, key=lambda row: row.hole_ratio, reverse=True)
+    limits = {"ppm_min": int(waste_ratio_min * _PPM), "ratio_min": waste_ratio_min, "rows_max": limit}
+    times = {"now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
+    found = [block_row(row) for row in connection.execute(CANDIDATES, limits | times)]
+    return sorted(found, key=lambda row: row.waste_ratio, reverse=True)
+
+
+def cool_down(connection: Connection, block_id: BlockId, not_before_ms: int) -> None:
+    """See `Metadata.cool_down_block`."""
+    sealed = and_(_B.block_id == block_id, _B.state == BlockState.SEALED)
+    later = {"gc_not_before_ms": not_before_ms, "gc_failures": _B.gc_failures + 1}
+    connection.execute(by_primary(update(BLOCKS)).where(sealed).values(later))
 
 
 def condemn(connection: Connection, block_id: BlockId, delete_after_ms: int) -> bool:

@@ -207,9 +207,17 @@ class SqlMetadata:
         """See the port."""
         return self._read(blocks.placed_in, block_id)
 
-    def gc_candidates(self, hole_ratio_min: float, limit: int) -> list[BlockRow]:
+    def empty_blocks(self, limit: int) -> list[BlockRow]:
         """See the port."""
-        return self._read(blocks.candidates, hole_ratio_min, limit)
+        return self._read(blocks.empty, limit)
+
+    def gc_candidates(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int, limit: int) -> list[BlockRow]:
+        """See the port."""
+        return self._read(blocks.candidates, waste_ratio_min, now_ms, cool_down_ms_max, limit)
+
+    def cool_down_block(self, block_id: BlockId, not_before_ms: int) -> None:
+        """See the port."""
+        self._write(blocks.cool_down, block_id, not_before_ms)
 
     def condemn_block(self, block_id: BlockId, delete_after_ms: int) -> bool:
         """See the port."""

@@ -45,6 +45,7 @@ BLOCK_COLUMNS: list[Column[Any]] = [
     _B.live_objects,
     _B.created_ms,
     _B.delete_after_ms,
+    _B.gc_failures,
 ]
 """What `block_row` reads, in its order."""
 

@@ -3,7 +3,7 @@
 Rules all of them keep:
   - everything that is compared or ordered is binary (names are UTF-8 bytes), so that order is byte order on every
     server, whatever its collations;
-  - `hole_ppm` is a generated column. MySQL assigns left to right with the new values and SQLite with the old ones
+  - `waste_ppm` is a generated column. MySQL assigns left to right with the new values and SQLite with the old ones
     (and in a multi-table UPDATE MySQL promises no order at all): what no statement assigns, none can get wrong;
   - only LANDED and QUEUED rows have a `due_ms`, so the index of due objects is as small as the backlog;
   - the CHECK of `blocks` turns a counting bug into a refused statement instead of a wrong figure.
@@ -182,8 +182,9 @@ SEGMENTS = _table(
 )
 """Parts of LARGE objects; those of a released version are removed with it."""
 
-_DATA_BYTES: Any = column("live_bytes", BigInteger) + column("dead_bytes", BigInteger)
-_HOLE_PPM = case((_DATA_BYTES == 0, 1_000_000), else_=column("dead_bytes", BigInteger) * 1_000_000 // _DATA_BYTES)
+_WASTE_BYTES: Any = column("dead_bytes", BigInteger) + column("overhead_bytes", BigInteger)
+_SIZE_BYTES: Any = column("live_bytes", BigInteger) + _WASTE_BYTES
+_WASTE_PPM = case((_SIZE_BYTES == 0, 1_000_000), else_=_WASTE_BYTES * 1_000_000 // _SIZE_BYTES)
 
 BLOCKS = _table(
     "blocks",
@@ -197,18 +198,24 @@ BLOCKS = _table(
     _bigint("dead_bytes"),
     _bigint("overhead_bytes"),
     _bigint("live_objects"),
-    Column("hole_ppm", BigInteger, Computed(_HOLE_PPM, persisted=True)),
+    Column("waste_ppm", BigInteger, Computed(_WASTE_PPM, persisted=True)),
     _bigint("created_ms"),
     _bigint("sealed_ms", nullable=True),
     _bigint("delete_after_ms", nullable=True),
+    _bigint("gc_not_before_ms", nullable=True),
+    Column("gc_failures", BigInteger, nullable=False, server_default="0"),
     CheckConstraint(
         "live_bytes >= 0 AND dead_bytes >= 0 AND overhead_bytes >= 0 AND live_objects >= 0", name="blocks_count_right"
     ),
-    Index("blocks_by_holes", "state", "hole_ppm"),
+    Index("blocks_by_waste", "state", "waste_ppm", "gc_not_before_ms"),
     Index("blocks_by_grace", "state", "delete_after_ms"),
     Index("blocks_by_writer", "writer", "epoch", "state"),
 )
-"""Blocks and their books, bytes each. hole_ppm: dead bytes in a million data bytes; a million without data."""
+"""Blocks and their books, bytes each.
+
+waste_ppm: dead and overhead bytes in a million bytes of the block; a million in a block without stripes.
+gc_not_before_ms: GC leaves the block alone until then; gc_failures: how often in a row it could not collect it.
+"""
 
 LEASES = _table(
     "leases",
