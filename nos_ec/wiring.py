@@ -357,7 +357,8 @@ def open_system(settings: Settings) -> System:
     clock = SystemClock()
     with ExitStack() as stack:
         with settings_named("store.metadata_url"):
-            metadata = stack.enter_context(closing(open_metadata(settings.store.url())))
+            opened = open_metadata(settings.store.url(), replica=settings.store.metadata_replica)
+            metadata = stack.enter_context(closing(opened))
             if metadata.is_new():
                 raise ConfigError("the metadata of the store is new and empty; run `nos-ec init`")
             metadata.bind_geometry(settings.geometry.value())

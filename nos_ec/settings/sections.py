@@ -100,6 +100,12 @@ class StoreSettings(_Section):
         " Left out: metadata.db (SQLite) in root. It may hold a password: prefer the environment. ?ssl_ca=/path/ca.pem"
         " encrypts, and refuses a server that is not that host (&ssl_cert= and &ssl_key= for a client's certificate).",
     )
+    metadata_replica: Flag = Field(
+        default=False,
+        description="Read from a metadata server that is read-only, such as a replica. What is read there may be old:"
+        " an object stored just now may be missing, an overwritten one may read as before. For a process that only"
+        " reads and may be late. false: a read-only server counts as one that does not answer.",
+    )
 
     def url(self) -> str:
         """The metadata URL, password and all: never log it."""

@@ -146,7 +146,7 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
     if code == _MYSQL_INTERRUPTED:
         return Failure(Transient(f"{where}; somebody ended the statement (KILL QUERY)"), again=True)
     if code in _MYSQL_DEMOTED:
-        return Failure(Transient(where), demoted=True)
+        return Failure(Transient(where), again=True, demoted=True)
     # What only the server knows, such as too many connections of this user, or memory. A statement that is wrong is a
     # ProgrammingError, and ours.
     return Failure(Transient(where)) if isinstance(cause, _MYSQL_OF_THE_SERVER) else None

@@ -4,25 +4,30 @@ The driver parses a description of each column it is sent, which takes longer th
 SQLAlchemy adds as much again for running a statement, and half of that for handing out a connection. So the row comes
 as one column of text, asked for with the driver's own cursor, on a connection that is kept from the pool for the next
 look-up. Microseconds between two reads of an OSD, lower quartiles on a busy machine: 250 for a bare look-up of three
-columns, 290 for this, 320 when the pool hands the connection out each time, 470 for `objects.find`.
+columns, 290 for this, 320 when the pool hands the connection out each time, 470 for `objects.find`. The same column
+says whether the server takes writes (nos_ec.adapters.sql.primary).
 
 Kept here:
   a  the row is the one that `objects.find` gives: the contract suite compares them
   b  what fails here is asked for again in the ordinary way, which knows what each failure means and what may be retried
   c  a connection with an answer half read is never used again
   d  no more than LOOK_UPS_IDLE_MAX connections are kept, none for longer than the pool would keep it
+  e  a connection ends with its pool: none is used that was opened before the pool was disposed of
+  f  a server that is read-only is not believed, not even that there is no such row
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import pymysql  # type: ignore[import-untyped]
-from sqlalchemy import Engine, PoolProxiedConnection
+from sqlalchemy import Engine, Pool, PoolProxiedConnection
 from sqlalchemy.exc import SQLAlchemyError
 
 from nos_ec.adapters.sql.engine import MYSQL_RECYCLE_S, POOL_SIZE
+from nos_ec.adapters.sql.primary import READ_ONLY_FLAGS, ReadOnlyServer, as_text, check_flags
 from nos_ec.adapters.sql.schema import utf8
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
@@ -31,73 +36,90 @@ from nos_ec.ports.metadata import ObjectRow
 LOOK_UPS_IDLE_MAX = POOL_SIZE
 """Reads of other kinds still have POOL_OVERFLOW connections."""
 
-FAILURES = (pymysql.err.Error, SQLAlchemyError)
-"""Of the driver, and of the pool when it opens a connection."""
+FAILURES = (pymysql.err.Error, SQLAlchemyError, ReadOnlyServer)
+"""Of the driver, of the pool when it opens a connection, and invariant f."""
 
 BY_KEY = (
-    "SELECT CONCAT_WS(' ', object_id, version, size, crc32c, HEX(md5), state, created_ms,"
+    f"SELECT CONCAT_WS(' ', {READ_ONLY_FLAGS},"  # noqa: S608 - our own words
+    " (SELECT CONCAT_WS(' ', object_id, version, size, crc32c, HEX(md5), state, created_ms,"
     " COALESCE(HEX(landing_id), ''), COALESCE(HEX(block_id), ''), COALESCE(block_offset, ''))"
-    " FROM objects WHERE bucket = %s AND name = %s"
+    " FROM objects WHERE bucket = %s AND name = %s))"
 )
-"""Ids as hexadecimal text; empty text for NULL, which CONCAT_WS would pass over together with its separator."""
+"""The flags, and the row if there is one. Ids as hexadecimal text; empty text for NULL, which CONCAT_WS would pass over
+together with its separator."""
 
 
 class LookUps:
     """Look-ups by key. Safe to call from several threads: each has a connection to itself meanwhile."""
 
-    def __init__(self, engine: Engine) -> None:
-        """`engine` commits each statement by itself."""
+    def __init__(self, engine: Engine, *, replica: bool = False) -> None:
+        """`engine` commits each statement by itself. `replica` believes servers that are read-only."""
         self._engine = engine
+        self._replica = replica
         self._idle: list[_Kept] = []
 
     def find(self, key: ObjectKey) -> ObjectRow | None:
         """The current version, not locked. Raises FAILURES: then ask in the ordinary way (invariant b)."""
         kept = self._take()
         try:
-            found = _asked(kept.connection.cursor(), key)
+            flags, _, found = _asked(kept.connection.cursor(), key).partition(" ")
+            if not self._replica:
+                check_flags(flags)
         except BaseException as error:
-            kept.connection.invalidate(error)  # invariant c
+            kept.connection.invalidate(error)  # invariants c, f
             raise
         self._give_back(kept)
-        return None if found is None else _object_row(key, found)
+        return _object_row(key, found) if found else None
 
     def close(self) -> None:
         """Give all connections back to the pool."""
         while self._idle:
-            self._idle.pop().connection.close()
+            with suppress(IndexError):  # another thread took the last one
+                self._end(self._idle.pop())
 
     def _take(self) -> _Kept:
-        try:
-            kept = self._idle.pop()
-        except IndexError:
-            return _Kept(self._engine.raw_connection(), time.monotonic())
-        if time.monotonic() - kept.since_s < MYSQL_RECYCLE_S:
-            return kept
-        kept.connection.close()  # the pool opens another instead of one so old
-        return _Kept(self._engine.raw_connection(), time.monotonic())
+        while self._idle:
+            try:
+                kept = self._idle.pop()
+            except IndexError:
+                break  # another thread took it
+            if kept.pool is self._engine.pool and time.monotonic() - kept.since_s < MYSQL_RECYCLE_S:
+                return kept
+            self._end(kept)  # invariants d, e
+            if kept.pool is self._engine.pool:
+                break  # the pool opens another instead of one so old
+        pool = self._engine.pool
+        return _Kept(self._engine.raw_connection(), time.monotonic(), pool)
 
     def _give_back(self, kept: _Kept) -> None:
-        if len(self._idle) < LOOK_UPS_IDLE_MAX:
+        if len(self._idle) < LOOK_UPS_IDLE_MAX and kept.pool is self._engine.pool:
             self._idle.append(kept)
         else:
+            self._end(kept)
+
+    def _end(self, kept: _Kept) -> None:
+        """Back to the pool, if that is still in use."""
+        if kept.pool is self._engine.pool:
             kept.connection.close()
+        else:
+            kept.connection.invalidate()
 
 
 class _Kept(NamedTuple):
-    """A connection, and when the pool gave it."""
+    """A connection, when the pool gave it, and that pool."""
 
     connection: PoolProxiedConnection
     since_s: float
+    pool: Pool
 
 
-def _asked(cursor: Any, key: ObjectKey) -> str | None:
+def _asked(cursor: Any, key: ObjectKey) -> str:
     cursor.execute(BY_KEY, (utf8(key.bucket), utf8(key.name)))
-    row = cursor.fetchone()
-    return None if row is None else row[0]
+    return as_text(cursor.fetchone()[0])
 
 
 def _object_row(key: ObjectKey, found: str) -> ObjectRow:
-    """The value of a row selected by BY_KEY."""
+    """The value of the row in an answer to BY_KEY."""
     object_id, version, size, crc32c, md5, state, created_ms, landing_id, block_id, offset = found.split(" ")
     now = ObjectState(state)
     return ObjectRow(

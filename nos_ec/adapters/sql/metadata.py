@@ -34,23 +34,27 @@ from nos_ec.ports.metadata import (
 )
 
 
-def open_metadata(url: str) -> SqlMetadata:
+def open_metadata(url: str, *, replica: bool = False) -> SqlMetadata:
     """Open the store at `url`: sqlite:////path/meta.db or mysql+pymysql://user:password@host:port/database.
+
+    A server that is read-only is not read, because what it has may be old, unless `replica` asks for that.
 
     Raises ConfigError (bad URL, no store there, another schema version; the message names the command to run),
     Transient (unreachable server, with host and port), Corrupt (not a SQLite file).
     """
-    return SqlMetadata(open_checked(url))
+    return SqlMetadata(open_checked(url), replica=replica)
 
 
 class SqlMetadata:
     """`Metadata` on an engine whose tables exist. Safe to call from several threads and several processes."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, replica: bool = False) -> None:
         self._engine = engine
-        self._transactions = Transactions(engine)
+        self._transactions = Transactions(engine, replica=replica)
         reading = self._transactions.reading
-        self._look_ups = None if reading is None else LookUps(reading)
+        self._look_ups = None if reading is None else LookUps(reading, replica=replica)
+        if self._look_ups is not None:
+            self._transactions.close_too(self._look_ups.close)
         self._read = self._transactions.read
         self._write = self._transactions.write
         self._geometry: Geometry | None = None
@@ -269,8 +273,6 @@ class SqlMetadata:
 
     def close(self) -> None:
         """See the port."""
-        if self._look_ups is not None:
-            self._look_ups.close()
         self._transactions.close()
 
     def _find(self, key: ObjectKey) -> ObjectRow | None:

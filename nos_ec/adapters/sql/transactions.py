@@ -2,6 +2,9 @@
 
 What may be retried: deadlocks, lock waits and lost connections, as long as COMMIT was not sent. When it was, only the
 caller can know whether to ask again (the port promises that asking again is safe), so it gets Transient.
+
+What a read-only server answers is not believed (nos_ec.adapters.sql.primary): all connections are closed, and the work
+is run again on new ones, which lead to the new primary once its address does.
 """
 
 from __future__ import annotations
@@ -11,14 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine, Transaction
+from sqlalchemy import Connection, Engine, Pool, Transaction, event
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from nos_ec.adapters.sql.engine import SQLITE_BUSY_MS, WRITES, reading_engine
-from nos_ec.adapters.sql.failures import Failure, place, translate
+from nos_ec.adapters.sql.failures import Failure, place, read_only, translate
+from nos_ec.adapters.sql.primary import ReadOnlyServer, require_primary
 from nos_ec.core.errors import NosError, Transient
 
 ATTEMPTS_MAX = 5
@@ -32,11 +36,16 @@ Work = Callable[Concatenate[Connection, P], T]
 class Transactions:
     """Transactions of one engine. Safe to use from several threads."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, replica: bool = False) -> None:
+        """`replica` lets `read` believe a server that is read-only."""
         self._engine = engine
+        self._believes_all = replica or engine.dialect.name == "sqlite"
         self._reading = reading_engine(engine)
         self._writing = engine.execution_options(**{WRITES: True})
+        self._close_others: Callable[[], object] = lambda: None
         self._turn: threading.Lock | None = threading.Lock() if engine.dialect.name == "sqlite" else None
+        if not self._believes_all:
+            event.listen(engine, "after_cursor_execute", _note_writes)
 
     def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run work that changes nothing. Raises what the work raises, Transient, NoSpace, ConfigError, Corrupt."""
@@ -58,8 +67,13 @@ class Transactions:
         """All engines that statements run on."""
         return (self._engine,) if self._reading is None else (self._engine, self._reading)
 
+    def close_too(self, close_others: Callable[[], object]) -> None:
+        """Let whoever keeps connections of `engines` give them back at every `close`."""
+        self._close_others = close_others
+
     def close(self) -> None:
         """Close all connections that are not in use; those that are, after it. Later work opens new ones."""
+        self._close_others()
         for engine in self.engines:
             engine.dispose()
 
@@ -88,13 +102,14 @@ class Transactions:
 
     def _attempt(self, engine: Engine, work: Callable[[Connection], T]) -> T | _Failed:
         committing = False
+        pool = engine.pool
         try:
             with engine.connect() as connection:
                 if engine is self._reading:
-                    return work(connection)  # its statements commit themselves
+                    return self._believed(connection, work)  # its statements commit themselves
                 transaction = connection.begin()
                 try:
-                    result = work(connection)
+                    result = self._believed(connection, work)
                     committing = True
                     transaction.commit()
                     return result
@@ -113,8 +128,42 @@ class Transactions:
             if failure is None:
                 raise
             if failure.demoted:
-                self.close()  # of all connections: the next ones lead to the server that took its place
+                self._leave(pool, engine)
             return _Failed(failure, error, may_run_again=failure.undone or (failure.again and not committing))
+        except ReadOnlyServer as error:
+            self._leave(pool, engine)
+            return _Failed(read_only(self._engine.url), error, may_run_again=True)
+
+    def _believed(self, connection: Connection, work: Callable[[Connection], T]) -> T:
+        """What the work returns or raises, unless a read-only server told it: then ReadOnlyServer."""
+        if self._believes_all:
+            return work(connection)
+        connection.info.pop(_WROTE, None)
+        try:
+            result = work(connection)
+        except NosError:
+            require_primary(connection)
+            raise
+        if _WROTE not in connection.info:
+            require_primary(connection)
+        return result
+
+    def _leave(self, pool: Pool, engine: Engine) -> None:
+        """Close all connections, of every pool: the next ones lead to the server that took this one's place. Unless
+        another thread has done so since the work got its connection from `pool`."""
+        if engine.pool is pool:
+            self.close()
+
+
+_WROTE = "nos_ec_wrote"
+"""Key of Connection.info, present when the server has taken a statement that writes."""
+
+
+def _note_writes(
+    connection: Connection, _cursor: object, _statement: str, _parameters: object, context: Any, _many: bool
+) -> None:
+    if context is not None and (context.isinsert or context.isupdate or context.isdelete):
+        connection.info[_WROTE] = True
 
 
 def _roll_back(connection: Connection, transaction: Transaction) -> None:

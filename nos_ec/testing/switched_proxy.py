@@ -1,0 +1,54 @@
+"""A TCP address in front of servers, such as a virtual IP or a proxy: after a switch new connections lead to another
+server, and those that are open stay where they are."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_CHUNK = 65_536
+
+
+class SwitchedProxy:
+    """Listens on 127.0.0.1 at `port` while `running`. New connections go to `target`, which may be set at any time."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+
+    @contextmanager
+    def running(self) -> Iterator[SwitchedProxy]:
+        """Forward until the end of the `with`; then all connections are closed."""
+        accepting = threading.Thread(target=self._accept, name="proxy", daemon=True)
+        accepting.start()
+        try:
+            yield self
+        finally:
+            for one in (self._listener, *self._open):
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+                one.close()
+            accepting.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self.target))
+            self._open += [client, server]
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=_forward, args=(source, sink), name="proxy", daemon=True).start()
+
+
+def _forward(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(_CHUNK):
+            sink.sendall(data)
+    with suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)

@@ -1,0 +1,205 @@
+"""A failover of the database from one real server to another, behind an address that leads to the primary.
+
+The old primary becomes read-only and cuts no connection: whoever goes on reading there misses what the new primary has
+acknowledged. Replication is not part of it: the new primary gets the rows before it takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import Engine, create_engine, insert, make_url, select
+from sqlalchemy.pool import NullPool
+
+from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
+from nos_ec.adapters.sql.schema import METADATA
+from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.testing.dev_servers import DevServer
+from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
+from nos_ec.testing.sql_servers import empty_store
+from nos_ec.testing.switched_proxy import SwitchedProxy
+
+from .conftest import start
+
+pytestmark = pytest.mark.real
+
+USER = {"mariadb": "nos_ec_client", "mysql": "root"}
+"""MariaDB lets root write to a server that is read-only; MySQL, with super_read_only, nobody."""
+
+
+@pytest.fixture(scope="module", params=["mariadb", "mysql"])
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[DevServer]]:
+    with ExitStack() as stack:
+        pair = [DevServer(request.param, tmp_path_factory.mktemp(f"{request.param}-{number}")) for number in (1, 2)]
+        for server in pair:
+            start(server)
+            stack.callback(server.stop)
+            if server.name == "mariadb":
+                user = f"{USER[server.name]}@'%%'"
+                administer(server, f"CREATE USER IF NOT EXISTS {user}", f"GRANT ALL ON nos_ec.* TO {user}")
+        yield pair
+
+
+@dataclass
+class Pair:
+    """Two servers with the same rows, and the address of the one that is the primary."""
+
+    old: DevServer
+    new: DevServer
+    proxy: SwitchedProxy
+
+    @property
+    def url(self) -> str:
+        return f"mysql+pymysql://{USER[self.old.name]}@127.0.0.1:{self.proxy.port}/nos_ec"
+
+    def demote(self) -> None:
+        """The old primary becomes read-only, the new one has all it has. Connections stay."""
+        variable = "super_read_only" if self.old.name == "mysql" else "read_only"
+        administer(self.old, f"SET GLOBAL {variable} = ON")
+        copy_rows(engine(self.old), engine(self.new))
+
+    def promote(self) -> None:
+        """The address leads to the new primary from now."""
+        self.proxy.target = make_url(self.new.url).port or 0
+
+
+@pytest.fixture
+def pair(servers: list[DevServer]) -> Iterator[Pair]:
+    old, new = servers
+    for server in servers:
+        with empty_store(server.url):
+            pass
+    proxy = SwitchedProxy(make_url(old.url).port or 0)
+    with proxy.running():
+        yield Pair(old, new, proxy)
+    administer(old, "SET GLOBAL read_only = OFF")
+
+
+@pytest.fixture
+def store(pair: Pair) -> Iterator[SqlMetadata]:
+    with closing(open_metadata(pair.url)) as opened:
+        yield opened
+
+
+def administer(server: DevServer, *statements: str) -> None:
+    with engine(server).connect() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+def engine(server: DevServer) -> Engine:
+    return create_engine(server.url, poolclass=NullPool)
+
+
+def copy_rows(source: Engine, target: Engine) -> None:
+    with source.connect() as reading, target.begin() as writing:
+        for table in METADATA.sorted_tables:
+            columns = [column for column in table.columns if column.computed is None]
+            writing.execute(table.delete())
+            rows = [dict(row._mapping) for row in reading.execute(select(*columns))]
+            if rows:
+                writing.execute(insert(table), rows)
+
+
+def test_a_process_that_only_reads_sees_what_the_new_primary_acknowledged(pair: Pair, store: SqlMetadata) -> None:
+    with closing(open_metadata(pair.url)) as first:
+        MetadataBench(first).put("n", 100)
+    key = ObjectKey("bucket", "n")
+    assert store.get(key).size == 100
+    assert [row.size for row in store.list_objects("bucket", "", "", 9)] == [100]
+    pair.demote()
+    pair.promote()
+    with closing(open_metadata(pair.url)) as other:
+        bench = MetadataBench(other)
+        second = bench.put("n", 200)
+        new = bench.put("new", 300)
+    assert store.get(key) == second
+    assert store.list_objects("bucket", "", "", 9) == [second, new]
+    assert store.landing_needed([new.landing_id or b""]) == {new.landing_id}  # type: ignore[list-item]
+    assert store.get(new.key) == new
+
+
+def test_a_process_that_writes_reads_its_own_writes(pair: Pair, store: SqlMetadata) -> None:
+    bench = MetadataBench(store)
+    first = bench.put("n", 100)
+    assert store.get(first.key) == first
+    pair.demote()
+    pair.promote()
+    second = bench.put("n", 200)
+    assert store.get(first.key) == second
+    assert bench.delete("n") == second
+    with pytest.raises(NotFound):
+        store.get(first.key)
+
+
+def test_what_a_read_only_server_does_not_have_is_not_said_to_be_missing(pair: Pair, store: SqlMetadata) -> None:
+    """A look-up, a delete and a renewal that find nothing write nothing, so no server refuses them."""
+    bench = MetadataBench(store)
+    bench.put("n")
+    pair.demote()
+    with closing(open_metadata(pair.new.url)) as other:
+        new = MetadataBench(other).put("new", 300)
+        lease = other.acquire_lease("w", bench.now_ms, 1000)
+    before = bench.now_ms
+    for call in (
+        lambda: store.get(new.key),
+        lambda: store.delete(new.key, before),
+        lambda: store.delete_many([new.key], before),
+        lambda: store.renew_lease(lease, before, 1000),
+        lambda: store.landing_needed([new.landing_id or new_landing_id()]),
+    ):
+        with pytest.raises(Transient, match="read-only"):
+            call()
+    pair.promote()
+    assert store.get(new.key) == new
+    assert store.delete_many([new.key], before) == [new]
+
+
+def test_connections_of_all_pools_end_together(pair: Pair, store: SqlMetadata) -> None:
+    bench = MetadataBench(store)
+    bench.put("n")
+    bench.get("n")
+    store.list_buckets("", 9)
+    pair.demote()
+    pair.promote()
+    with closing(open_metadata(pair.url)) as other:
+        other_bench = MetadataBench(other)
+        other_bench.put("n", 200)
+    bench.put("m")
+    assert clients(pair.old) == 0, "one pool still has a connection to the old primary"
+    assert bench.get("n").size == 200
+
+
+def clients(server: DevServer) -> int:
+    with engine(server).connect() as connection:
+        found = connection.exec_driver_sql(
+            "SELECT COUNT(*) FROM information_schema.processlist WHERE db = 'nos_ec' AND id <> CONNECTION_ID()"
+        )
+        return int(found.scalar_one())
+
+
+def test_a_server_that_stays_read_only_is_named(pair: Pair, store: SqlMetadata) -> None:
+    row = MetadataBench(store).put("n")
+    pair.demote()
+    with pytest.raises(Transient, match=rf"127\.0\.0\.1:{pair.proxy.port}.*read-only"):
+        store.get(row.key)
+    with pytest.raises(Transient, match="read-only"):
+        store.expired_leases(0)  # what /readyz asks
+    administer(pair.old, "SET GLOBAL read_only = OFF")
+    assert store.get(row.key) == row
+
+
+def test_a_replica_is_read_where_that_is_asked_for(pair: Pair, store: SqlMetadata) -> None:
+    row = MetadataBench(store).put("n")
+    pair.demote()
+    with closing(open_metadata(pair.url, replica=True)) as replica:
+        assert replica.get(row.key) == row
+        assert replica.list_objects("bucket", "", "", 9) == [row]
+        with pytest.raises(NotFound):
+            replica.get(ObjectKey("bucket", "other"))
+        with pytest.raises(Transient, match="read-only"):
+            replica.delete(row.key, 5)
