@@ -14,7 +14,7 @@ from nos_ec.engine.collection import NAMED_MAX
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow
-from nos_ec.testing.clock import FakeClock
+from nos_ec.testing.at_rest import LaterClock
 from nos_ec.wiring import System
 from nos_gc.assemble import gc_collector, gc_service
 
@@ -77,7 +77,7 @@ def test_a_block_that_does_not_answer_is_set_aside_and_the_others_go(bench: Benc
         asked = failing.asked
         assert service.run_once().blocks_condemned == 0, "it is left alone for a while"
         assert failing.asked == asked
-        system.clock = FakeClock(system.clock.now_ms() + DAY_MS)
+        system.clock = LaterClock(DAY_MS)
         gc_service(system).run_once()
         assert stuck not in {block.block_id for block in sealed(system)}
         bench.assert_readable(system)
@@ -126,14 +126,12 @@ def test_the_most_wasteful_blocks_do_not_keep_the_others_from_their_turn(bench: 
         blocks = dig_holes(bench, system)
         worst = sorted(blocks, key=lambda block: block.waste_ratio)[-2:]
         failing = fail(system, "read_many", {block.block_id for block in worst})
-        clock = FakeClock(system.clock.now_ms())
-        system.clock = clock
         assert gc_service(system).run_once().blocks_parked == 2
         assert gc_service(system).run_once().blocks_deleted == 2, "a new process knows of it too"
 
-        for hours, asked_again in ((0.2, True), (0.2, False), (0.2, True)):
+        for minutes, asked_again in ((12, True), (24, False), (36, True)):
             asked = failing.asked
-            clock.advance(int(hours * 3_600_000))
+            system.clock = LaterClock(minutes * 60_000)
             gc_service(system).run_once()
             assert (failing.asked > asked) is asked_again, "its wait doubles with each failure in a row"
 
@@ -222,7 +220,7 @@ def test_what_is_packed_as_densely_as_it_can_be_is_left_alone(bench: Bench) -> N
             bench.delete(system, key)
         for key in [key for index, key in enumerate(bench.acknowledged) if index % 10]:
             bench.delete(system, key)
-        system.clock = FakeClock(system.clock.now_ms() + DAY_MS)
+        system.clock = LaterClock(DAY_MS)
         assert gc_service(system).run_once().blocks_deleted > 0
         bench.assert_readable(system)
 
