@@ -209,7 +209,8 @@ class System:
         """What a daemon asks once before its loop, so that a wrong configuration ends it and is not tried for ever:
         is the message log there, and, if it writes blocks, may its user?
 
-        Rights are tried by deleting ids that nobody has. That no answer comes is no matter of rights: passed over.
+        Rights are tried by deleting ids that nobody has. A time-out says nothing about rights, so it is ignored. Free
+        space is asked for so that a figure is known before a monitor may hang.
         Raises ConfigError, Transient (no message log).
         """
         self._log.get()
@@ -218,6 +219,8 @@ class System:
         with settings_named("ceph.user", "ceph.keyring_file"), suppress(Transient):
             self.blocks.delete(self.new_block_id())
             self.landing.delete(self.new_landing_id())
+            self.blocks.free_bytes()
+            self.landing.free_bytes()
 
     # --- the object store -------------------------------------------------------------------------
     def store(self) -> Store:

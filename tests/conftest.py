@@ -21,8 +21,9 @@ MEMORY_BYTES_MIN = 2 << 30
 
 GROUPS = {
     "ceph": (),
-    "kafka": ("test_kafka_message_log", "test_kafka_security", "test_probed_daemons"),
+    "kafka": ("test_kafka_message_log", "test_kafka_new_topic", "test_kafka_security", "test_probed_daemons"),
     "sql": (
+        "test_database_failover",
         "test_mysql_metadata",
         "test_mariadb_metadata",
         "test_metadata_tls",

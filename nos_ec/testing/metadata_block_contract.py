@@ -71,7 +71,7 @@ class BlockContract:
         for kept in (fenced, sealed):
             assert not bench.store.forget_unwritten(lease, kept)
         assert not bench.store.forget_unwritten(stranger, block_id)
-        assert not bench.store.forget_unwritten(self._writer_of(bench), written)
+        assert not bench.store.forget_unwritten(self._writer_of(bench, written), written)
         assert bench.store.forget_unwritten(lease, block_id)
         assert not bench.store.forget_unwritten(lease, block_id)
         with pytest.raises(NotFound):
@@ -83,7 +83,7 @@ class BlockContract:
     def test_reconciling_6(self, bench: MetadataBench) -> None:
         rows = [bench.put(name, 100) for name in "abc"]
         block_id = bench.pack(rows, seal=False)
-        bench.store.fence_block(self._writer_of(bench), block_id)
+        bench.store.fence_block(self._writer_of(bench, block_id), block_id)
         assert not bench.store.seal_reconciled(block_id, 3, 299, 50, 3, 7)
         bench.delete("a")
         assert not bench.store.seal_reconciled(block_id, 3, 300, 50, 3, 7), "an object was deleted meanwhile"
@@ -98,8 +98,8 @@ class BlockContract:
         bench.check_books()
 
     @staticmethod
-    def _writer_of(bench: MetadataBench) -> Lease:
-        (block,) = bench.store.list_blocks(None, 9)
+    def _writer_of(bench: MetadataBench, block_id: BlockId) -> Lease:
+        block = bench.store.block(block_id)
         return Lease(block.writer, block.epoch, 0)
 
     def test_pages_of_blocks(self, bench: MetadataBench) -> None:

@@ -179,7 +179,7 @@ def test_a_store_opens_and_reads_with_m_folders_lost(root: Path, store: LocalBlo
 def test_nothing_is_written_while_a_shard_folder_is_lost(root: Path, store: LocalBlockStore) -> None:
     block_id, data = _written(store, 1)
     _unmount(root, 5)
-    lost = r"shard-05 is not there: mount its disk, or run `nos-ec init`"
+    lost = r"shard-05 is not there: mount its disk, or run `nos-ec init --new-shard 5`"
     with pytest.raises(Transient, match=lost):
         store.create(new_block_id())
     with pytest.raises(Transient, match=lost):
