@@ -14,7 +14,7 @@ from nos_consumer.service import ConsumerOptions, ConsumerService
 from nos_consumer.unread import UnreadObjects
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.merge_list import merge_list
-from nos_ec.core.plan import MergeList
+from nos_ec.core.plan import Linger, MergeList
 from nos_ec.engine.lanes import Lanes
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, lease_samples
@@ -35,9 +35,11 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
     settings = system.settings.consumer
     member = system.member_name("consumer")
     rng = random.Random(member)
+    fill_bytes_min = int(settings.linger_fill_min * system.geometry.stripe_size)
+    linger = Linger(settings.linger_ms, settings.linger_max_ms, fill_bytes_min)
 
     def new_merge_list() -> MergeList:
-        return merge_list(settings.policy, system.geometry, settings.window_objects, settings.linger_ms, rng)
+        return merge_list(settings.policy, system.geometry, settings.window_objects, linger, rng)
 
     options = ConsumerOptions(
         poll_messages_max=settings.poll_messages_max,

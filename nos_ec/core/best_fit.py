@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packer import NAME_RECORD_MAX, Bin, GroupLayout, check_candidate, size_max
-from nos_ec.core.plan import Candidate, GroupPlan
+from nos_ec.core.plan import Candidate, GroupPlan, Linger, lingering
 from nos_ec.core.size_classes import SizeClasses
 
 GROUP_STRIPES = 4
@@ -56,17 +56,22 @@ FULL_FRACTION = 1 / 512
 class BestFitMergeList:
     """MergeList of policy "best".
 
-    window: objects that wait outside of the open group, at most. linger_ms: longest wait when events are
+    window: objects that wait outside of the open group, at most. linger: longest wait when events are
     rare. group_stripes: stripes a group aims for, None for the default. names: whether groups reserve room for names
     (only figures are ever made without).
     """
 
     def __init__(
-        self, geometry: Geometry, window: int, linger_ms: int, group_stripes: int | None = None, names: bool = True
+        self,
+        geometry: Geometry,
+        window: int,
+        linger: Linger | int,
+        group_stripes: int | None = None,
+        names: bool = True,
     ) -> None:
         self._geometry = geometry
         self._window = window
-        self._linger_ms = linger_ms
+        self._linger = lingering(linger)
         self._stripes_aim = min(group_stripes or GROUP_STRIPES, geometry.stripes_per_group_max)
         self._names = names
         self._chunk = geometry.chunk_size
@@ -110,7 +115,7 @@ class BestFitMergeList:
     def next_deadline_ms(self) -> int | None:
         """See MergeList."""
         oldest = self._oldest if self._group is not None else next(iter(self._oldest_first()), None)
-        return None if oldest is None else oldest.arrived_ms + self._linger_ms
+        return None if oldest is None else oldest.arrived_ms + self._linger.limit_ms(self.waiting_bytes)
 
     def __len__(self) -> int:
         return len(self._waiting) + (0 if self._group is None else self._group.count)
@@ -154,8 +159,9 @@ class BestFitMergeList:
         """The waiting objects past their deadline, oldest first, as far as they may fit in one group."""
         overdue: list[Candidate] = []
         room = self._stripes_aim * self._geometry.stripe_size
+        limit_ms = self._linger.limit_ms(self.waiting_bytes)
         for candidate in self._waiting.by_arrival():
-            if room <= 0 or candidate.arrived_ms + self._linger_ms > now_ms:
+            if room <= 0 or candidate.arrived_ms + limit_ms > now_ms:
                 break
             overdue.append(candidate)
             room -= candidate.size

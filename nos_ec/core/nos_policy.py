@@ -17,7 +17,7 @@ from collections import deque
 
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packer import GroupLayout, check_candidate, size_max
-from nos_ec.core.plan import Candidate, GroupPlan
+from nos_ec.core.plan import Candidate, GroupPlan, Linger, lingering
 
 CLASSES_PER_CHUNK = 8
 FILLED_MIN = 0.8
@@ -27,10 +27,12 @@ FILLED_MIN = 0.8
 class NosMergeList:
     """MergeList of policy "nos". `rng` draws the classes: the same seed gives the same plans."""
 
-    def __init__(self, geometry: Geometry, window: int, linger_ms: int, rng: random.Random, names: bool = True) -> None:
+    def __init__(
+        self, geometry: Geometry, window: int, linger: Linger | int, rng: random.Random, names: bool = True
+    ) -> None:
         self._geometry = geometry
         self._window = window
-        self._linger_ms = linger_ms
+        self._linger = lingering(linger)
         self._rng = rng
         self._names = names
         self._size_max = size_max(geometry)
@@ -56,7 +58,7 @@ class NosMergeList:
         oldest = self._oldest()
         if oldest is None:
             return None
-        needed = flush or oldest.arrived_ms + self._linger_ms <= now_ms
+        needed = flush or oldest.arrived_ms + self._linger.limit_ms(self._bytes) <= now_ms
         if not needed and (self._count < self._window or self._count == self._count_put_back):
             return None
         layout = self._lay_out(oldest if needed else self._draw_first())
@@ -70,7 +72,7 @@ class NosMergeList:
     def next_deadline_ms(self) -> int | None:
         """See MergeList."""
         oldest = self._oldest()
-        return None if oldest is None else oldest.arrived_ms + self._linger_ms
+        return None if oldest is None else oldest.arrived_ms + self._linger.limit_ms(self._bytes)
 
     def __len__(self) -> int:
         return self._count

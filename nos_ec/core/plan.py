@@ -8,6 +8,7 @@ Layout of a planned group (offsets from its start, in bytes):
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
@@ -53,6 +54,28 @@ class GroupPlan(NamedTuple):
     names_room: int
     placements: tuple[Placement, ...]
     data_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Linger:
+    """How long an object waits for company before its group is planned even if it is not full.
+
+    wait_ms: while at least fill_bytes_min wait together. wait_ms_max: while fewer do. A stripe that is written nearly
+    empty costs as much as a full one until GC merges it with others; an object that waits is safe in the landing store.
+    """
+
+    wait_ms: int
+    wait_ms_max: int
+    fill_bytes_min: int
+
+    def limit_ms(self, waiting_bytes: int) -> int:
+        """The longest wait of the oldest object while `waiting_bytes` wait in all."""
+        return self.wait_ms if waiting_bytes >= self.fill_bytes_min else max(self.wait_ms, self.wait_ms_max)
+
+
+def lingering(limit: Linger | int) -> Linger:
+    """`limit`, or the one that holds for so many milliseconds however little waits."""
+    return Linger(limit, limit, 0) if isinstance(limit, int) else limit
 
 
 class MergeList(Protocol):

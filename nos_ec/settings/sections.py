@@ -281,6 +281,19 @@ class ConsumerSettings(_Section):
         le=_DAY,
         description="Milliseconds an object waits for company, at most; then its stripe is written even if not full.",
     )
+    linger_max_ms: Count = Field(
+        default=_HOUR,
+        ge=0,
+        le=_DAY,
+        description="Milliseconds an object waits instead of linger_ms while so few wait that their stripe would stay"
+        " below linger_fill_min. It is safe in the landing store meanwhile. Less than linger_ms counts as linger_ms.",
+    )
+    linger_fill_min: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Share of a stripe that objects must fill to be written after linger_ms. 0: however little waits.",
+    )
     lanes: Count = Field(
         default=1, ge=1, le=64, description="Stripe groups written at the same time, each lane into a block of its own."
     )

@@ -19,14 +19,14 @@ ROUNDS_MAX = 4
 
 
 class LaterClock:
-    """The system's time, and some more. Nobody waits longer: only what is asked for the time learns of it."""
+    """The system's time, and `ahead_ms` more. Nobody waits longer: only what is asked for the time learns of it."""
 
     def __init__(self, ahead_ms: int) -> None:
-        self._ahead_ms = ahead_ms
+        self.ahead_ms = ahead_ms
 
     def now_ms(self) -> int:
         """See Clock."""
-        return time.time_ns() // 1_000_000 + self._ahead_ms
+        return time.time_ns() // 1_000_000 + self.ahead_ms
 
     def wait(self, stop: Event, wait_ms: int) -> bool:
         """See Clock."""

@@ -71,6 +71,7 @@ idle_wait_ms = 100
 [consumer]
 window_objects = 100
 linger_ms = 1000
+linger_max_ms = 1000
 lease_ttl_ms = {lease_ms}
 idle_wait_ms = 100
 [reaper]

@@ -47,7 +47,7 @@ class CephStore:
 store = {{ backend = "ceph", root = "{folder / "store"}" }}
 log = {{ partitions = 2 }}
 producer = {{ republish_ms = 5000, idle_wait_ms = 100 }}
-consumer = {{ linger_ms = 200, lanes = 2 }}
+consumer = {{ linger_ms = 200, linger_max_ms = 200, lanes = 2 }}
 reaper = {{ landing_grace_ms = 0, wait_ms = 500 }}
 gc = {{ reserve_bytes = 0 }}
 geometry = {{ stripes_per_block = 2, stripes_per_group_max = 1 }}

@@ -282,7 +282,7 @@ def flow(tmp_path: Path, ceph: CephCluster, kafka: DevServer, mysql_server: DevS
 store = {{ backend = "ceph", metadata_url = "{url}" }}
 log = {{ backend = "kafka", partitions = 4, session_ms = 6000 }}
 producer = {{ republish_ms = 5000, idle_wait_ms = 100, lease_ttl_ms = 5000 }}
-consumer = {{ linger_ms = 500, lanes = 2, lease_ttl_ms = 600000 }}
+consumer = {{ linger_ms = 500, linger_max_ms = 500, lanes = 2, lease_ttl_ms = 600000 }}
 reaper = {{ landing_grace_ms = 0, wait_ms = 1000 }}
 [geometry]
 stripes_per_block = 4

@@ -521,7 +521,9 @@ def test_a_run_once_can_be_ended_early(bench: Bench, system: System, number: sig
 def test_daemon_packs_what_arrives(bench: Bench, system: System) -> None:
     """Producer and consumer as daemons, a client beside them; the rest is packed by the deadline."""
     bench.config.write_text(
-        bench.config.read_text().replace("window_objects = 50", "window_objects = 50\nlinger_ms = 300")
+        bench.config.read_text().replace(
+            "window_objects = 50", "window_objects = 50\nlinger_ms = 300\nlinger_max_ms = 300"
+        )
     )
     commands = [
         [sys.executable, "-m", "nos_ec", "--config", str(bench.config), name] for name in ("producer", "consumer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from msgspec.structs import asdict, replace
 from structlog.testing import capture_logs
 
 from nos_consumer.assemble import consumer_service, housekeeping_thread
+from nos_consumer.service import ConsumerService
 from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound, Transient
 from nos_ec.core.header import decode_names
@@ -561,10 +562,9 @@ def test_the_blocks_alone_tell_what_they_hold(bench: Bench, system: System) -> N
     assert whole_sizes == {key: len(data) for key, data in bench.acknowledged.items()}
 
 
-def test_a_linger_deadline_packs_rare_events(bench: Bench) -> None:
-    bench.config.write_text(
-        bench.config.read_text().replace("window_objects = 50", "window_objects = 50\nlinger_ms = 200")
-    )
+@pytest.mark.parametrize("linger", ["linger_ms = 1\nlinger_max_ms = 300", "linger_ms = 200\nlinger_fill_min = 0"])
+def test_a_linger_deadline_packs_rare_events(bench: Bench, linger: str) -> None:
+    bench.config.write_text(bench.config.read_text().replace("window_objects = 50", f"window_objects = 50\n{linger}"))
     with bench.open() as system:
         key = bench.put(system, "rare", bench.data(5))
         bench.produce(system)
@@ -579,6 +579,31 @@ def test_a_linger_deadline_packs_rare_events(bench: Bench) -> None:
             thread.join()
         assert system.store().head(key).state is ObjectState.PACKED
         bench.assert_readable(system)
+
+
+def test_a_trickle_costs_no_stripe_an_object(bench: Bench) -> None:
+    """Objects that arrive one after the other, each later than the first limit, share a stripe by the second one."""
+    setting = "window_objects = 50\nlinger_ms = 1\nlinger_max_ms = 3000000"
+    bench.config.write_text(bench.config.read_text().replace("window_objects = 50", setting))
+    with bench.open() as system:
+        system.clock = clock = LaterClock(0)
+        with consumer_service(system) as consumer:
+            for number in range(20):
+                bench.put(system, f"rare-{number}", bench.data(1000))
+                bench.produce(system)
+                _turns_until(consumer, lambda number=number: consumer.waiting_objects == number + 1)  # type: ignore[misc]
+            assert system.metadata.totals().stripes == 0
+            clock.ahead_ms = HOUR_MS
+            _turns_until(consumer, lambda: consumer.counters.packed == 20)
+        assert system.metadata.totals().stripes == 1
+        bench.assert_readable(system)
+
+
+def _turns_until(consumer: ConsumerService, reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not reached():
+        assert time.monotonic() < deadline
+        consumer.turn(flush=False)
 
 
 def test_a_read_of_an_object_that_vanishes_says_not_found(bench: Bench, system: System) -> None:

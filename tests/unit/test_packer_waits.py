@@ -11,7 +11,7 @@ from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.header import names_size_max
 from nos_ec.core.merge_list import POLICIES, BestFitMergeList, merge_list
 from nos_ec.core.packer import NAME_RECORD_MAX
-from nos_ec.core.plan import Candidate, MergeList
+from nos_ec.core.plan import Candidate, Linger, MergeList
 from nos_ec.core.workloads import sizes
 
 KIB = 1024
@@ -196,3 +196,41 @@ def test_no_object_starves(policy: str, fraction_large: float) -> None:
         while (plan := merge.plan(arrivals)) is not None:
             wait_max = max(wait_max, *(arrivals - c.seq for c, _ in plan.placements))
     assert wait_max <= 2.5 * window
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_group_below_the_fill_limit_waits_for_the_longer_one(policy: str) -> None:
+    half = GEOMETRY.stripe_size // 2
+    merge = merge_list(policy, GEOMETRY, 1000, Linger(500, 9000, half), random.Random(0))
+    for arrived_ms in (0, 100):
+        merge.add(Candidate(1000, 20, None, arrived_ms))
+    assert merge.next_deadline_ms() == 9000
+    assert merge.plan(8999) is None
+    plan = merge.plan(9000)
+    assert plan is not None
+    assert len(plan.placements) == 2, "what has waited for less goes along: the stripe is written anyway"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_group_above_the_fill_limit_waits_for_the_shorter_one(policy: str) -> None:
+    size = GEOMETRY.chunk_size // 2
+    merge = merge_list(policy, GEOMETRY, 1000, Linger(500, 9000, GEOMETRY.stripe_size // 2), random.Random(0))
+    for _ in range(GEOMETRY.k - 1):
+        merge.add(Candidate(size, 20, None, 0))
+    assert merge.plan(500) is None
+    merge.add(Candidate(size, 20, None, 400))
+    assert merge.next_deadline_ms() == 500
+    plan = merge.plan(500)
+    assert plan is not None
+    assert len(plan.placements) == GEOMETRY.k
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_flush_knows_no_fill_limit(policy: str) -> None:
+    merge = merge_list(policy, GEOMETRY, 1000, Linger(500, 9000, GEOMETRY.stripe_size), random.Random(0))
+    merge.add(Candidate(1000, 20, None, 0))
+    assert merge.plan(1, flush=True) is not None
+
+
+def test_the_longer_limit_is_never_the_shorter_one() -> None:
+    assert Linger(500, 100, 1000).limit_ms(0) == 500
