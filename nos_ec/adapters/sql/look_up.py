@@ -5,7 +5,7 @@ SQLAlchemy adds as much again for running a statement, and half of that for hand
 as one column of text, asked for with the driver's own cursor, on a connection that is kept from the pool for the next
 look-up. Microseconds between two reads of an OSD, lower quartiles on a busy machine: 250 for a bare look-up of three
 columns, 290 for this, 320 when the pool hands the connection out each time, 470 for `objects.find`. The same column
-says whether the server takes writes (nos_ec.adapters.sql.primary).
+says whether the server takes writes (nos_ec.adapters.sql.primary), for 20 more; asking apart costs 250.
 
 Kept here:
   a  the row is the one that `objects.find` gives: the contract suite compares them
