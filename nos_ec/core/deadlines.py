@@ -1,7 +1,7 @@
 """How far ahead deadlines that are stored may lie. Settings have these as their upper limits.
 
 A clock that jumped forward and back leaves deadlines that lie further ahead than anybody can have meant. The rule is
-that of waits in memory (`nos_ec.ports.clock.waits`): a deadline further ahead than its maximum is over (docs/adr/0014).
+that of waits in memory (`nos_ec.ports.clock.waits`): a deadline further ahead than its maximum is over (docs/adr/0015).
 """
 
 from __future__ import annotations
