@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import structlog
 
+from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import waits
 from nos_ec.ports.metadata import Metadata
 
 _log = structlog.get_logger(__name__)
@@ -41,4 +43,8 @@ def _is_collected(metadata: Metadata, block_id: BlockId, now_ms: int) -> bool:
         row = metadata.block(block_id)
     except NotFound:
         return True
-    return row.state is BlockState.CONDEMNED and row.delete_after_ms is not None and row.delete_after_ms <= now_ms
+    return (
+        row.state is BlockState.CONDEMNED
+        and row.delete_after_ms is not None
+        and not waits(row.delete_after_ms, now_ms, WAIT_MS_MAX)
+    )

@@ -271,7 +271,8 @@ class Metadata(Protocol):
 
     # --- producer ---------------------------------------------------------------------------------
     def due_objects(self, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
-        """LANDED and QUEUED rows of these slots whose due time has come, longest due first, with their `due_ms`.
+        """LANDED and QUEUED rows of these slots whose due time has come, longest due first, with their `due_ms`; then
+        those due later than WAIT_MS_MAX from now, which only a clock that was wrong can have set.
 
         A row's slot is that of its bucket (`core.slots.bucket_slot`). A slot where more than its part of `limit` waits
         leaves room for the others, even if its rows are due longer. What it costs depends on `limit` and the number
@@ -416,7 +417,7 @@ class Metadata(Protocol):
         ...
 
     def condemned_blocks(self, now_ms: int, limit: int) -> list[BlockRow]:
-        """CONDEMNED blocks whose grace is over."""
+        """CONDEMNED blocks whose grace is over, or ends later than WAIT_MS_MAX from now (as for `due_objects`)."""
         ...
 
     def forget_block(self, block_id: BlockId) -> None:
@@ -425,7 +426,8 @@ class Metadata(Protocol):
 
     # --- landing copies ---------------------------------------------------------------------------
     def due_deletions(self, now_ms: int, limit: int) -> list[LandingDeletion]:
-        """Queue entries whose time has come, with the row they belong to, longest due first."""
+        """Queue entries whose time has come, with the row they belong to, longest due first; then those whose time is
+        more than WAIT_MS_MAX from now (as for `due_objects`)."""
         ...
 
     def queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> LandingId | None:

@@ -195,7 +195,7 @@ class PutSettings(_Section):
     min_age_ms: Count = Field(
         default=0,
         ge=0,
-        le=365 * _DAY,
+        le=30 * _DAY,
         description="Milliseconds an object rests in the landing store before it is packed. 0 packs at once and keeps"
         " the landing store smallest; where many objects are deleted or overwritten soon, an hour"
         " (3600000) saves packing them at all. Safety does not depend on it.",

@@ -1,10 +1,10 @@
-"""A clock that jumped forward and back leaves leases whose time lies far ahead. They are over."""
+"""A clock that jumped forward and back leaves deadlines that lie far ahead. They are over."""
 
 from __future__ import annotations
 
 import pytest
 
-from nos_ec.core.deadlines import LEASE_MS_MAX
+from nos_ec.core.deadlines import LEASE_MS_MAX, WAIT_MS_MAX
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.testing.clock import SetClock
 from nos_ec.wiring import System
@@ -36,6 +36,42 @@ def test_leases_taken_after_a_jump_are_fenced_when_the_clock_is_right_again(benc
     totals = system.metadata.totals()
     assert totals.packed_objects == len(keys)
     bench.assert_readable(system)
+
+
+def test_what_is_due_after_a_jump_is_done_when_the_clock_is_right_again(bench: Bench, system: System) -> None:
+    """Objects due in a year, deletions of their copies in a year, blocks whose grace ends in a year: all of it goes its
+    way with the clock that is right again."""
+    ahead = SetClock(system.clock.now_ms() + YEAR_MS)
+    with bench.open() as jumped:
+        jumped.clock = ahead
+        keys = bench.put_some(jumped, 20)
+    assert bench.produce(system) == 20
+    bench.produce(system)
+
+    with bench.open() as jumped:
+        jumped.clock = ahead
+        bench.consume(jumped)
+    assert system.metadata.totals().packed_objects == 20
+    assert system.metadata.totals().landing_deletions == 20
+    system.housekeeping().run_once()
+    assert system.metadata.totals().landing_deletions == 0
+    assert list(system.landing.list_ids()) == []
+
+    for key in keys:
+        bench.delete(system, key)
+    for block in system.metadata.list_blocks(None, 9):
+        assert system.metadata.condemn_block(block.block_id, ahead.now_ms())
+    gc_service(system).run_once()
+    assert system.metadata.list_blocks(None, 9) == []
+    bench.assert_at_rest(system)
+
+
+def test_a_deadline_within_the_maximum_counts(bench: Bench, system: System) -> None:
+    soon = SetClock(system.clock.now_ms() + WAIT_MS_MAX - YEAR_MS // 365)
+    with bench.open() as jumped:
+        jumped.clock = soon
+        bench.put_some(jumped, 3)
+    assert bench.produce(system) == 0
 
 
 def test_a_lease_of_the_longest_length_counts_until_it_is_over(system: System) -> None:

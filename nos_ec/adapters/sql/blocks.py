@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Float, and_, bindparam, delete, exists, insert, or_, select, union_all, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Float,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    insert,
+    or_,
+    select,
+    union_all,
+    update,
+)
 
 from nos_ec.adapters.sql import leases
 from nos_ec.adapters.sql.json_rows import looked_up
 from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, by_index, by_primary, id_rows
 from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, SEGMENTS
+from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
@@ -49,12 +64,19 @@ CANDIDATES = (
     .order_by(_B.waste_ppm.desc())
     .limit(bindparam("rows_max"))
 )
-CONDEMNED = (
-    by_index(select(*BLOCK_COLUMNS), BLOCKS, "blocks_by_grace")
-    .where(_B.state == BlockState.CONDEMNED, _B.delete_after_ms <= bindparam("now_ms"))
-    .order_by(_B.delete_after_ms)
-    .limit(bindparam("rows_max"))
-)
+
+
+def _condemned(until: ColumnElement[bool]) -> Select[Any]:
+    return (
+        by_index(select(*BLOCK_COLUMNS), BLOCKS, "blocks_by_grace")
+        .where(_B.state == BlockState.CONDEMNED, until)
+        .order_by(_B.delete_after_ms)
+        .limit(bindparam("rows_max"))
+    )
+
+
+CONDEMNED = _condemned(_B.delete_after_ms <= bindparam("now_ms"))
+FAR_CONDEMNED = _condemned(_B.delete_after_ms > bindparam("far_ms"))
 PLACED = union_all(
     select(_O.object_id, _O.bucket, _O.name, _O.version, _O.block_offset, _O.size.label("length"), _O.crc32c).where(
         _O.block_id == bindparam("block_id")
@@ -245,7 +267,11 @@ def condemn(connection: Connection, block_id: BlockId, delete_after_ms: int) -> 
 
 def condemned(connection: Connection, now_ms: int, limit: int) -> list[BlockRow]:
     """See `Metadata.condemned_blocks`."""
-    return [block_row(row) for row in connection.execute(CONDEMNED, {"now_ms": now_ms, "rows_max": limit})]
+    rows = connection.execute(CONDEMNED, {"now_ms": now_ms, "rows_max": limit}).all()
+    if len(rows) < limit:
+        far = {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}
+        rows = [*rows, *connection.execute(FAR_CONDEMNED, far)]
+    return [block_row(row) for row in rows]
 
 
 def forget(connection: Connection, block_id: BlockId) -> None:

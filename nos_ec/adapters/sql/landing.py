@@ -10,7 +10,9 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
+    Select,
     and_,
     bindparam,
     exists,
@@ -28,6 +30,7 @@ from nos_ec.adapters.sql.puts import lock_entries
 from nos_ec.adapters.sql.release import Burial
 from nos_ec.adapters.sql.rows import IDS, OBJECT_COLUMNS, OBJECT_IDS, by_index, delete_listed, id_rows, object_row
 from nos_ec.adapters.sql.schema import LANDING_DELETIONS, OBJECTS
+from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
 from nos_ec.ports.metadata import LandingDeletion, ObjectRow
@@ -42,20 +45,29 @@ RESERVE = insert(LANDING_DELETIONS).from_select(
         ~exists(select(_D.landing_id).where(_D.landing_id == IDS["id"]))
     ),
 )
-# The entries are found first and their rows then: joined directly, MariaDB sorts the whole queue.
-_ENTRIES = (
-    by_index(select(_D.landing_id, _D.object_id, _D.version, _D.doomed, _D.not_before_ms), LANDING_DELETIONS, _BY_TIME)
-    .where(_D.not_before_ms <= bindparam("now_ms"))
-    .order_by(_D.not_before_ms, _D.landing_id)
-    .limit(bindparam("rows_max"))
-    .subquery("entries")
-)
-_E = _ENTRIES.c
-DUE_DELETIONS = (
-    select(_E.landing_id, _E.object_id, _E.version, _E.doomed, *OBJECT_COLUMNS)
-    .join_from(_ENTRIES, OBJECTS, and_(_O.object_id == _E.object_id, _O.version == _E.version), isouter=True)
-    .order_by(_E.not_before_ms, _E.landing_id)
-)
+
+
+def _deletions(whose: ColumnElement[bool]) -> Select[Any]:
+    """Entries and their rows. The entries are found first: joined directly, MariaDB sorts the whole queue."""
+    entries = (
+        by_index(
+            select(_D.landing_id, _D.object_id, _D.version, _D.doomed, _D.not_before_ms), LANDING_DELETIONS, _BY_TIME
+        )
+        .where(whose)
+        .order_by(_D.not_before_ms, _D.landing_id)
+        .limit(bindparam("rows_max"))
+        .subquery("entries")
+    )
+    one = entries.c
+    return (
+        select(one.landing_id, one.object_id, one.version, one.doomed, *OBJECT_COLUMNS)
+        .join_from(entries, OBJECTS, and_(_O.object_id == one.object_id, _O.version == one.version), isouter=True)
+        .order_by(one.not_before_ms, one.landing_id)
+    )
+
+
+DUE_DELETIONS = _deletions(_D.not_before_ms <= bindparam("now_ms"))
+FAR_DELETIONS = _deletions(_D.not_before_ms > bindparam("far_ms"))
 DOOM = UpdateListed(LANDING_DELETIONS).where(_D.landing_id == IDS["id"]).values(doomed=true())
 POSTPONE = (
     UpdateListed(LANDING_DELETIONS)
@@ -91,7 +103,11 @@ def reserve(connection: Connection, landing_ids: Sequence[LandingId], not_before
 
 def due(connection: Connection, now_ms: int, limit: int) -> list[LandingDeletion]:
     """See `Metadata.due_deletions`."""
-    return [_deletion(row) for row in connection.execute(DUE_DELETIONS, {"now_ms": now_ms, "rows_max": limit})]
+    rows = connection.execute(DUE_DELETIONS, {"now_ms": now_ms, "rows_max": limit}).all()
+    if len(rows) < limit:
+        far = {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}
+        rows = [*rows, *connection.execute(FAR_DELETIONS, far)]
+    return [_deletion(row) for row in rows]
 
 
 def _deletion(row: Sequence[Any]) -> LandingDeletion:

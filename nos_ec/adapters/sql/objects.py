@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -33,6 +33,7 @@ from nos_ec.adapters.sql.rows import (
     require_all,
 )
 from nos_ec.adapters.sql.schema import ID_BYTES, OBJECTS, SEGMENTS, utf8
+from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, object_sources
@@ -205,26 +206,38 @@ def due(connection: Connection, now_ms: int, limit: int, slots: Collection[int])
     if not slots:
         return []
     numbered = {f"slot_{i}": slot for i, slot in enumerate(sorted(set(slots)))}
-    asked = {"now_ms": now_ms, "rows_max": limit, **numbered}
+    rows = _walked(connection, numbered, {"now_ms": now_ms, "rows_max": limit}, far=False)
+    if len(rows) < limit:
+        rows += _walked(connection, numbered, {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}, far=True)
+    return rows
+
+
+def _walked(
+    connection: Connection, numbered: Mapping[str, int], bounds: Mapping[str, int], *, far: bool
+) -> list[ObjectRow]:
+    asked, limit = {**bounds, **numbered}, bounds["rows_max"]
     # When many wait everywhere, twice a slot's part of the batch is enough from each; when it is not, a second look
     # takes from a few slots what they have.
     part = 2 * limit // len(numbered) + 1
-    found = connection.execute(_due_in(len(numbered)), asked | {"walk_max": part}).all()
+    found = connection.execute(_due_in(len(numbered), far), asked | {"walk_max": part}).all()
     if len(found) < limit and part in Counter(row.slot for row in found).values():
-        found = connection.execute(_due_in(len(numbered)), asked | {"walk_max": limit}).all()
+        found = connection.execute(_due_in(len(numbered), far), asked | {"walk_max": limit}).all()
     return [object_row(row[:-2], row.due_ms) for row in found]
 
 
 @cache
-def _due_in(slots: int) -> Select[Any]:
-    """The due rows of that many slots, as OBJECT_COLUMNS, the due time and the slot.
+def _due_in(slots: int, far: bool) -> Select[Any]:
+    """The due rows of that many slots, or those so far ahead that they count as due.
 
-    For each slot a walk along the index from its first due row on, of at most `walk_max` rows, so that what waits
+    Columns: OBJECT_COLUMNS, the due time and the slot.
+
+    For each slot a walk along the index from its first such row on, of at most `walk_max` rows, so that what waits
     behind them costs nothing. The walks read the index alone; only the `rows_max` that are returned are looked up.
     """
+    due = _O.due_ms > bindparam("far_ms") if far else _O.due_ms <= bindparam("now_ms")
     walks = [
         by_index(select(_O.due_ms, _O.object_id), OBJECTS, "objects_due_by_slot")
-        .where(_O.slot == bindparam(f"slot_{i}"), _O.due_ms <= bindparam("now_ms"))
+        .where(_O.slot == bindparam(f"slot_{i}"), due)
         .order_by(_O.due_ms, _O.object_id)
         .limit(bindparam("walk_max"))
         .subquery(f"walk_{i}")
