@@ -12,7 +12,7 @@ from nos_ec.monitoring.exposition import Exposition, Sample
 from nos_ec.monitoring.health import Health
 from nos_ec.monitoring.metrics import INFO
 from nos_ec.monitoring.single_flight import SingleFlight
-from nos_ec.ports.clock import Clock
+from nos_ec.ports.clock import Clock, waits
 
 _T = TypeVar("_T")
 
@@ -43,21 +43,27 @@ class Cached(Generic[_T]):
         self._clock = clock
         self._age_ms_max = age_ms_max
         self._refresh = SingleFlight(self._made_anew)
+        self._good_for_ms = 0
         self._good_until_ms = -1
         self._made = False
         self._value: _T
 
     def __call__(self) -> _T:
         """The result. Raises what `make` raises."""
-        if self._made and (self._refresh.under_way or self._clock.now_ms() < self._good_until_ms):
+        if self._made and (self._refresh.under_way or self._is_good(self._clock.now_ms())):
             return self._value
         return self._refresh()
 
     def _made_anew(self) -> _T:
         started_ms = self._clock.now_ms()
-        if started_ms >= self._good_until_ms:
+        if not self._is_good(started_ms):
             self._value = self._make()
             self._made = True
             ended_ms = self._clock.now_ms()
-            self._good_until_ms = ended_ms + max(self._age_ms_max, COST_SHARE * (ended_ms - started_ms))
+            self._good_for_ms = max(self._age_ms_max, COST_SHARE * (ended_ms - started_ms))
+            self._good_until_ms = ended_ms + self._good_for_ms
         return self._value
+
+    def _is_good(self, now_ms: int) -> bool:
+        """Not for longer than was meant when the clock is set back."""
+        return waits(self._good_until_ms, now_ms, self._good_for_ms)

@@ -143,6 +143,20 @@ def test_a_cached_figure_is_made_again_when_it_is_old() -> None:
     assert cached() == 1
 
 
+def test_a_clock_that_is_set_back_keeps_no_figure_for_longer() -> None:
+    made: list[int] = []
+
+    def make() -> int:
+        made.append(len(made))
+        return made[-1]
+
+    cached = Cached(make, FakeClock(5_000_000), 1000)
+    assert cached() == 0
+    cached._clock = FakeClock(1_000_000)
+    assert cached() == 1
+    assert cached() == 1
+
+
 def test_what_takes_long_is_kept_longer() -> None:
     clock = FakeClock()
     made: list[int] = []
