@@ -295,6 +295,7 @@ class System:
         settings = self.settings.monitoring
         monitor = Monitor(service, CollectorRegistry(), self.clock, settings.stall_ms_max)
         monitor.health.require("metadata", lambda: self.metadata.expired_leases(0))
+        monitor.health.require("metadata locks", self.metadata.require_unblocked)
         monitor.health.require("message log", self.lag)
         if writes:
             monitor.health.require("block store", self.blocks.probe)

@@ -471,6 +471,12 @@ class Metadata(Protocol):
         """
         ...
 
+    # --- health -----------------------------------------------------------------------------------
+    def require_unblocked(self) -> None:
+        """Raises Transient, saying for how long, while work of this process waits for a lock that another session of
+        the database has held for seconds. Asks nobody."""
+        ...
+
     # --- figures ----------------------------------------------------------------------------------
     def totals(self) -> Totals:
         """Sums for status. Cost grows with the number of blocks and of objects still landed, not of objects."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -12,6 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
+from structlog.testing import capture_logs
 
 from nos_ec.adapters.sql import engine as engine_module
 from nos_ec.adapters.sql import transactions
@@ -122,7 +125,7 @@ def test_a_lock_that_is_never_given_up_is_transient(
     row = MetadataBench(store).put("n")
     quick = engine_module._MYSQL_SETUP.replace(f"= {engine_module.MYSQL_LOCK_WAIT_S}", "= 1", 1)
     monkeypatch.setattr(engine_module, "_MYSQL_SETUP", quick)
-    monkeypatch.setattr(transactions, "ATTEMPTS_MAX", 2)
+    monkeypatch.setattr(transactions, "LOCK_WAITS_MAX", 2)
     impatient = open_metadata(url)
     other = create_engine(url)
     with other.connect() as holder:
@@ -134,6 +137,44 @@ def test_a_lock_that_is_never_given_up_is_transient(
     assert impatient.delete(row.key, 5) == row
     impatient.close()
     other.dispose()
+
+
+def test_work_that_a_lock_of_another_session_holds_up_is_told(
+    url: str, monkeypatch: pytest.MonkeyPatch, store: SqlMetadata
+) -> None:
+    """In the log, once, and by the check of the process's health; it goes on when the lock is given up."""
+    row = MetadataBench(store).put("n")
+    quick = engine_module._MYSQL_SETUP.replace(f"= {engine_module.MYSQL_LOCK_WAIT_S}", "= 1", 1)
+    monkeypatch.setattr(engine_module, "_MYSQL_SETUP", quick)
+    waiting = open_metadata(url)
+    waiting.require_unblocked()
+    other = create_engine(url)
+    with other.connect() as holder, ThreadPoolExecutor(1) as pool, capture_logs() as logged:
+        holder.exec_driver_sql("SELECT * FROM objects FOR UPDATE")
+        deleting = pool.submit(waiting.delete, row.key, 5)
+        told = await_told(waiting)
+        assert "held up work" in told
+        assert "innodb_trx" in told
+        holder.rollback()
+        assert deleting.result(60) == row
+    waiting.require_unblocked()
+    assert [entry["event"] for entry in logged] == [
+        "metadata: held up by a lock of another session; trying on",
+        "metadata: no longer held up by a lock of another session",
+    ]
+    waiting.close()
+    other.dispose()
+
+
+def await_told(waiting: SqlMetadata) -> str:
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        try:
+            waiting.require_unblocked()
+        except Transient as error:
+            return str(error)
+        time.sleep(0.05)
+    raise AssertionError("nothing was told")
 
 
 def test_a_wrong_password_and_a_missing_database_are_configuration(url: str) -> None:

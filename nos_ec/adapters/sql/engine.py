@@ -27,7 +27,8 @@ from nos_ec.core.errors import ConfigError
 
 SQLITE_BUSY_MS = 10_000
 MYSQL_CONNECT_S = 5
-MYSQL_LOCK_WAIT_S = 10
+MYSQL_LOCK_WAIT_S = 5
+"""Longest wait for a lock before the work is run again, which says that it waits (lock_waits.py)."""
 MYSQL_READ_S = 60
 """Longer than any lock wait, so that a slow lock is told apart from a dead server."""
 MYSQL_RECYCLE_S = 1_800

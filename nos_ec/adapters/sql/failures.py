@@ -16,7 +16,8 @@ from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transien
 
 _SQLITE_FULL, _SQLITE_IOERR = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR
 
-_MYSQL_ROLLED_BACK = {1020, 1205, 1213}
+_MYSQL_LOCK_WAIT = 1205
+_MYSQL_ROLLED_BACK = {1020, _MYSQL_LOCK_WAIT, 1213}
 """Record changed, lock wait, deadlock: the server undid the transaction, even when COMMIT was what failed."""
 _MYSQL_DUPLICATE = 1062
 _MYSQL_REFUSED_CHECK = {3819, 4025}
@@ -39,12 +40,14 @@ _MYSQL_GOT_ERRNO = {3, 1026, 1030}
 @dataclass(frozen=True, slots=True)
 class Failure:
     """`error` is what to raise. `again`: the work may be run again if COMMIT was not sent. `undone`: even if it was.
-    `demoted`: this server takes no writes any more; another one may by now answer at its address."""
+    `demoted`: this server takes no writes any more; another one may by now answer at its address. `lock_wait`: a lock
+    was waited for in vain."""
 
     error: NosError
     again: bool = False
     undone: bool = False
     demoted: bool = False
+    lock_wait: bool = False
 
 
 class RefusedCheck(Exception):
@@ -110,7 +113,7 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
     code = cause.args[0] if cause.args and isinstance(cause.args[0], int) else None
     where = f"metadata at {place(url)}: {cause.args[-1] if cause.args else cause} (error {code})"
     if code in _MYSQL_ROLLED_BACK:
-        return Failure(Transient(where), again=True, undone=True)
+        return Failure(Transient(where), again=True, undone=True, lock_wait=code == _MYSQL_LOCK_WAIT)
     if code == _MYSQL_DUPLICATE:
         return Failure(Transient(where), again=True)
     if code in _MYSQL_FULL or (code in _MYSQL_GOT_ERRNO and _names_no_space(str(cause.args[-1]))):

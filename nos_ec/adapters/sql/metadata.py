@@ -267,6 +267,10 @@ class SqlMetadata:
         """See the port."""
         return self._read(landing.needed, landing_ids)
 
+    def require_unblocked(self) -> None:
+        """See the port."""
+        self._transactions.lock_waits.require_none()
+
     def totals(self) -> Totals:
         """See the port."""
         return self._read(figures.totals)

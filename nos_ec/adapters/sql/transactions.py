@@ -20,12 +20,15 @@ from sqlalchemy import Connection, Engine, Pool, Transaction, event
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from nos_ec.adapters.sql.engine import SQLITE_BUSY_MS, WRITES, reading_engine
+from nos_ec.adapters.sql.engine import MYSQL_LOCK_WAIT_S, SQLITE_BUSY_MS, WRITES, reading_engine
 from nos_ec.adapters.sql.failures import Failure, place, read_only, translate
+from nos_ec.adapters.sql.lock_waits import LockWaits
 from nos_ec.adapters.sql.primary import ReadOnlyServer, require_primary
 from nos_ec.core.errors import NosError, Transient
 
 ATTEMPTS_MAX = 5
+LOCK_WAITS_MAX = 10
+"""Waits for locks in vain, MYSQL_LOCK_WAIT_S each, after which work is given up: 50 s."""
 BACKOFF_FIRST_S = 0.02
 
 P = ParamSpec("P")
@@ -43,6 +46,7 @@ class Transactions:
         self._reading = reading_engine(engine)
         self._writing = engine.execution_options(**{WRITES: True})
         self._close_others: Callable[[], object] = lambda: None
+        self.lock_waits = LockWaits(place(engine.url))
         self._turn: threading.Lock | None = threading.Lock() if engine.dialect.name == "sqlite" else None
         if not self._believes_all:
             event.listen(engine, "after_cursor_execute", _note_writes)
@@ -91,14 +95,25 @@ class Transactions:
             self._turn.release()
 
     def _retried(self, engine: Engine, work: Callable[[Connection], T]) -> T:
-        for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            return self._run_again(engine, work)
+        finally:
+            self.lock_waits.settle()
+
+    def _run_again(self, engine: Engine, work: Callable[[Connection], T]) -> T:
+        attempts = lock_waits = 0
+        while True:
             outcome = self._attempt(engine, work)
             if not isinstance(outcome, _Failed):
                 return outcome
-            if not outcome.may_run_again or attempt == ATTEMPTS_MAX:
+            if outcome.failure.lock_wait:
+                self.lock_waits.note(MYSQL_LOCK_WAIT_S)
+                lock_waits += 1
+            else:
+                attempts += 1
+            if not outcome.may_run_again or attempts == ATTEMPTS_MAX or lock_waits == LOCK_WAITS_MAX:
                 raise outcome.failure.error from outcome.cause
-            time.sleep(random.uniform(0.5, 1.5) * BACKOFF_FIRST_S * 2 ** (attempt - 1))
-        raise AssertionError("the loop returns or raises")
+            time.sleep(random.uniform(0.5, 1.5) * BACKOFF_FIRST_S * 2 ** max(0, attempts - 1))
 
     def _attempt(self, engine: Engine, work: Callable[[Connection], T]) -> T | _Failed:
         committing = False

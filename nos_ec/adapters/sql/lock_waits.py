@@ -1,0 +1,64 @@
+"""Work that a lock of another session holds up: said in the log once, and told to checks of this process's health.
+
+A session that keeps a row locked, for example one that an operator forgot in a console, holds up every PUT and commit
+that needs the row. The server ends each wait after MYSQL_LOCK_WAIT_S, and the work is run again; so this is where a
+process learns that it waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import structlog
+
+from nos_ec.core.errors import Transient
+
+_log = structlog.get_logger(__name__)
+
+
+class LockWaits:
+    """Which threads are held up, and since when. Safe to share between threads.
+
+    where: the server, for messages.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._lock = threading.Lock()
+        self._since_s: dict[int, float] = {}
+        """By thread: when its work began to wait (time.monotonic)."""
+
+    def note(self, waited_s: float) -> None:
+        """The server ended a wait of this thread's work."""
+        now_s = time.monotonic()
+        with self._lock:
+            first = not self._since_s
+            self._since_s.setdefault(threading.get_ident(), now_s - waited_s)
+        if first:
+            _log.warning(
+                "metadata: held up by a lock of another session; trying on",
+                server=self._where,
+                waited_s=round(waited_s),
+            )
+
+    def settle(self) -> None:
+        """This thread's work has ended, well or not."""
+        if not self._since_s:
+            return
+        with self._lock:
+            since_s = self._since_s.pop(threading.get_ident(), None)
+            last = since_s is not None and not self._since_s
+        if since_s is not None and last:
+            waited_s = round(time.monotonic() - since_s)
+            _log.info("metadata: no longer held up by a lock of another session", server=self._where, waited_s=waited_s)
+
+    def require_none(self) -> None:
+        """Raises Transient while work is held up."""
+        with self._lock:
+            longest_s = max((time.monotonic() - since_s for since_s in self._since_s.values()), default=None)
+        if longest_s is not None:
+            raise Transient(
+                f"metadata at {self._where}: a lock of another session has held up work for {longest_s:.0f} s; find"
+                " that session in information_schema.innodb_trx, and end it"
+            )
