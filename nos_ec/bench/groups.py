@@ -9,6 +9,7 @@ from nos_ec.bench.figures import latency_ms
 from nos_ec.bench.landing import Objects
 from nos_ec.core.best_fit import BestFitMergeList
 from nos_ec.core.errors import Transient
+from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packer import size_max
 from nos_ec.core.plan import GroupPlan
@@ -19,8 +20,6 @@ from nos_ec.wiring import System
 
 WORKLOAD = "W3"
 """Objects of up to a chunk, so that a group may have any number of stripes."""
-OBJECTS_PER_STRIPE = 15
-"""Somewhat fewer than fit a stripe on average."""
 
 
 def group_latencies(
@@ -32,10 +31,9 @@ def group_latencies(
     with system.lease(system.member_name("bench"), system.settings.consumer.lease_ttl_ms) as held:
         writer = system.writer(held.lease, BlockKind.FRESH)
         for stripe_count in range(1, system.geometry.stripes_per_group_max + 1):
-            drawn = sizes(WORKLOAD, groups * stripe_count * OBJECTS_PER_STRIPE, rng, size_max(system.geometry))
-            plans = _plans(system, objects.land(list(drawn)), stripe_count)
+            plans = _plans(system, objects.land(_drawn(system.geometry, groups, stripe_count, rng)), stripe_count)
             seconds: list[float] = []
-            for plan in plans:
+            for plan in plans[:groups]:
                 started_s = timer()
                 result = writer.write(plan)
                 seconds.append(timer() - started_s)
@@ -44,6 +42,16 @@ def group_latencies(
             found[str(stripe_count)] = {"groups": len(seconds)} | latency_ms(seconds)
         writer.close()
     return found
+
+
+def _drawn(geometry: Geometry, groups: int, stripe_count: int, rng: random.Random) -> list[int]:
+    """Sizes that fill so many groups, and a further one: whatever is drawn, there are enough full ones."""
+    left_bytes = (groups + 1) * stripe_count * geometry.stripe_size
+    drawn: list[int] = []
+    while left_bytes > 0:
+        drawn += sizes(WORKLOAD, 1, rng, size_max(geometry))
+        left_bytes -= drawn[-1]
+    return drawn
 
 
 def _plans(system: System, rows: list[ObjectRow], stripe_count: int) -> list[GroupPlan]:

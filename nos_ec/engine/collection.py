@@ -156,12 +156,20 @@ class Collection:
             if self._writer is not None:
                 self._writer.close()
         self._delete_condemned()
-        if self._blocks.free_bytes() < self._options.short_bytes:
+        if self._is_space_short():
             self._cut_grace_short()
         failure = self._failure or self._delete_failure
         if failure is not None:
             raise failure
         return self._result
+
+    def _is_space_short(self) -> bool:
+        """False when nobody can tell, because a part of the store is away."""
+        try:
+            return self._blocks.free_bytes() < self._options.short_bytes
+        except Transient as error:
+            _log.warning("free space is not known, so condemned blocks keep their grace", error=str(error))
+            return False
 
     # --- what is empty ----------------------------------------------------------------------------
     def _condemn_empty(self) -> None:
@@ -226,7 +234,11 @@ class Collection:
     # --- rewriting --------------------------------------------------------------------------------
     def _rewrite(self, victims: list[tuple[BlockRow, float]]) -> None:
         while victims and self._failure is None and not self._stop.is_set():
-            batch = self._batch(victims)
+            try:
+                batch = self._batch(victims)
+            except Transient as error:
+                self._failure = error  # nobody can tell what is free
+                return
             if not batch:
                 return
             self._drain([block for block, _ in batch])

@@ -45,6 +45,7 @@ def test_demo_on_the_real_stack(
 ) -> None:
     source = _folder(tmp_path / "source", random.Random(1))
     before = _objects(ceph)
+    capfd.readouterr()  # what connecting logs
     arguments = ["demo", "--source", str(source), "--root", str(tmp_path / "demo"), "--json"]
     assert run(["--config", str(stack_config), *arguments]) == 0
     report = json.loads(capfd.readouterr().out)

@@ -59,7 +59,9 @@ class FreshMachines:
 
 @pytest.fixture
 def machines(tmp_path: Path) -> FreshMachines:
-    return FreshMachines(tmp_path)
+    found = FreshMachines(tmp_path)
+    assert found.run("true").returncode == 0  # the first one ever says that it installs the pristine system
+    return found
 
 
 def await_no_process(machines: FreshMachines) -> None:
