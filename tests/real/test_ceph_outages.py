@@ -172,8 +172,9 @@ def test_a_quota_on_objects_breeds_no_blocks(
     settings = store.initialise(blocks_pool=own_pool)
     with open_system(settings) as system, store.daemon("producer"), store.daemon("consumer") as consumer:
         ceph.admin.command("osd pool set-quota", pool=own_pool, field="max_objects", val=str(OBJECTS_MAX))
-        acknowledged = put_some(system, 2 * OBJECTS_MAX)
+        acknowledged = put_some(system, 2 * OBJECTS_MAX, "before")
         until(lambda: is_over_quota(ceph, own_pool), "the monitors notice it", consumer.log)
+        acknowledged |= put_some(system, OBJECTS_MAX, "over")  # the others may be packed by then
         complaints, fenced_max, end_s = len(complaints_of_blocks(consumer)), 0, time.monotonic() + QUOTA_S
         while time.monotonic() < end_s:
             fenced_max = max(fenced_max, len(system.metadata.fenced_blocks(1000)))
@@ -216,11 +217,11 @@ def is_over_quota(ceph: CephCluster, pool_name: str) -> bool:
     return any(pool["pool_name"] == pool_name and "full_quota" in pool["flags_names"] for pool in pools)
 
 
-def put_some(system: System, blocks: int) -> dict[ObjectKey, bytes]:
+def put_some(system: System, blocks: int, prefix: str) -> dict[ObjectKey, bytes]:
     """What fills so many blocks."""
     rng, size = random.Random(1), system.geometry.stripe_size // 2
     count = blocks * system.geometry.stripes_per_block * 2
-    acknowledged = {ObjectKey(f"bucket-{index % 4}", str(index)): rng.randbytes(size) for index in range(count)}
+    acknowledged = {ObjectKey(f"bucket-{i % 4}", f"{prefix}-{i}"): rng.randbytes(size) for i in range(count)}
     pairs = list(acknowledged.items())
     for first in range(0, count, 16):
         system.store().put_many(pairs[first : first + 16], system.pool)

@@ -10,6 +10,7 @@ from threading import Event
 
 import pytest
 
+from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.messages import decode_pack_request
@@ -212,7 +213,7 @@ def test_a_row_that_is_committed_late_is_published(team: Team, system: System) -
     team.rounds(members, 3)
     late = team.put(system, 30, "late")
     rows = [system.store().head(key) for key in late]
-    system.metadata.mark_published(rows, 2**60)  # out of sight, as if not committed
+    system.metadata.mark_published(rows, team.clock.now_ms() + WAIT_MS_MAX // 2)  # out of sight, as if not committed
     newer = team.put(system, 200, "newer")
     team.drain(members)
     assert Counter(team.published) == Counter(newer)

@@ -101,7 +101,7 @@ def test_every_problem_is_named_with_its_place(file: Path) -> None:
             f"{file}: gc.reserve_bytes: '12 MB' is not allowed; use a size from 0 to 1024TiB: bytes, or such as"
             ' "512MiB"',
             f"{file}: store.root: '' is not allowed; use a path",
-            "environment variable NOS_EC_PUT__MIN_AGE_MS: 'soon' is not allowed; use a whole number, 0 to 31536000000",
+            "environment variable NOS_EC_PUT__MIN_AGE_MS: 'soon' is not allowed; use a whole number, 0 to 2592000000",
             "environment variable NOS_EC_CONSUMER__LINGER_MS: '-1' is not allowed; use a whole number, 0 to 86400000",
         ]
     )
