@@ -21,6 +21,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import Settings, without_settings
 from nos_ec.testing.at_rest import left_over, settle
 from nos_ec.testing.audit import problems
+from nos_ec.testing.clock import FakeClock, SetClock
 from nos_ec.wiring import System, initialise, open_system
 from nos_producer.assemble import producer_service
 
@@ -212,3 +213,11 @@ def short_leases(bench: Bench) -> None:
 def system(bench: Bench) -> Iterator[System]:
     with bench.open() as opened:
         yield opened
+
+
+@pytest.fixture
+def clock(system: System) -> FakeClock:
+    """The system's clock from now on, which only the test advances."""
+    clock = SetClock(system.clock.now_ms())
+    system.clock = clock
+    return clock

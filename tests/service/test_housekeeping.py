@@ -13,19 +13,12 @@ from nos_ec.engine.housekeeping import RECOVERY_WAIT_MS, Housekeeping
 from nos_ec.engine.reaper import Reaper, ReapResult
 from nos_ec.engine.recovery import Recovery, RecoveryResult
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.testing.clock import FakeClock, SetClock
+from nos_ec.testing.clock import FakeClock
 from nos_ec.wiring import System
 
 from .conftest import Bench
 
 TTL_MS = 30_000
-
-
-@pytest.fixture
-def clock(system: System) -> FakeClock:
-    clock = SetClock(system.clock.now_ms())
-    system.clock = clock
-    return clock
 
 
 class SlowReaper(Reaper):

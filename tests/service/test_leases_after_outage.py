@@ -12,17 +12,10 @@ from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.engine.leases import RETRY_WAIT_MS
 from nos_ec.engine.recovery import RENEW_WAIT_MS, Recovery, RecoveryResult
 from nos_ec.ports.metadata import Metadata
-from nos_ec.testing.clock import FakeClock, SetClock
+from nos_ec.testing.clock import FakeClock
 from nos_ec.wiring import System
 
 TTL_MS = 30_000
-
-
-@pytest.fixture
-def clock(system: System) -> FakeClock:
-    clock = SetClock(system.clock.now_ms())
-    system.clock = clock
-    return clock
 
 
 class Away:
