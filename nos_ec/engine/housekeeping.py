@@ -56,7 +56,7 @@ class Housekeeping:
     @property
     def parkings(self) -> tuple[Parking[Any], ...]:
         """What housekeeping has parked, by kind; any thread may read their figures."""
-        return (self._recovery.parked,)
+        return (self._recovery.parked, self._reaper.parked)
 
     def run_once(self, beat: Beat = unwatched) -> HousekeepingResult:
         """Seal what dead writers left, then delete the landing copies that are due, and recover between the batches.

@@ -9,27 +9,33 @@ copy -> forget the entry. A crash anywhere in between is completed by the next r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import structlog
+from typing import NamedTuple
 
 from nos_ec.core.errors import Corrupt, NosError, NotFound, Transient
 from nos_ec.core.ids import BlockId, Extent, LandingId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.limited_log import LimitedLog
 from nos_ec.engine.packable import crc_checked
+from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import LandingDeletion, Metadata, ObjectRow
 
-_log = structlog.get_logger(__name__)
-
-RETRY_WAIT_MS = 60_000
-"""How long an entry rests that could not be settled: its row moved, or a store did not answer."""
+BACK_OFF = BackOff(first_ms=60_000, max_ms=600_000)
+"""Pauses of an entry that could not be settled. The first one, again and again, where nothing failed but the row moved
+on meanwhile."""
+PARKED_MAX = 10_000
 
 _EXTENTS_PER_READ_MAX = 64
+
+
+class _Copy(NamedTuple):
+    landing_id: LandingId
+    object: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,9 @@ class Reaper:
         self._blocks = blocks
         self._clock = clock
         self._batch_objects = batch_objects
+        self._errors = LimitedLog(__name__, clock)
+        self.parked: Parking[_Copy] = Parking("landing copy", _name, clock, BACK_OFF, PARKED_MAX)
+        """Entries that could not be settled for an error; any thread may read its figures."""
 
     def run_once(self, beat: Beat = unwatched) -> ReapResult:
         """Settle at most one batch. An empty result means that nothing is due. Raises Transient.
@@ -71,26 +80,38 @@ class Reaper:
         """
         now_ms = self._clock.now_ms()
         due = self._metadata.due_deletions(now_ms, self._batch_objects)
+        self._errors.report()
+        if len(due) < self._batch_objects:
+            self._release_settled_elsewhere(due)
         if not due:
             return ReapResult()
         unneeded = [deletion for deletion in due if deletion.doomed or deletion.row is None]
         packed = [d for d in due if not d.doomed and d.row is not None and d.row.state is ObjectState.PACKED]
         verified: dict[LandingId, BlockId | None] = {deletion.landing_id: None for deletion in unneeded}
-        reverted = 0
+        reverted: set[LandingId] = set()
+        failures: dict[LandingId, NosError] = {}
         verified_bytes = 0
         for deletion, row, outcome in self._verify(packed, beat):
             if outcome is None and row.extent is not None:
                 verified[deletion.landing_id] = row.extent.block_id
                 verified_bytes += row.size
             elif isinstance(outcome, Corrupt | NotFound):
-                reverted += self._revert(deletion, row, outcome, now_ms)
+                failure = self._copy_failure(deletion, row, outcome)
+                if failure is not None:
+                    failures[deletion.landing_id] = failure
+                elif self._revert(deletion, row, outcome, now_ms):
+                    reverted.add(deletion.landing_id)
+            elif outcome is not None:
+                failures[deletion.landing_id] = outcome
         doomed = self._metadata.doom_landing(verified)
-        deleted = self._delete(sorted(doomed), beat)
-        settled = len(deleted) + reverted
-        if settled < len(due):
-            left = [d.landing_id for d in due if d.landing_id not in deleted]
-            self._metadata.postpone_deletion(left, now_ms + RETRY_WAIT_MS)
-        return ReapResult(len(deleted), verified_bytes, reverted, len(due) - settled)
+        failures |= self._delete(sorted(doomed), beat)
+        settled = (doomed - failures.keys()) | reverted
+        self._put_off([deletion for deletion in due if deletion.landing_id not in settled], failures, now_ms)
+        if self.parked:
+            for deletion in due:
+                if deletion.landing_id in settled:
+                    self.parked.release(_copy(deletion))
+        return ReapResult(len(settled) - len(reverted), verified_bytes, len(reverted), len(due) - len(settled))
 
     def drain(self, watch: Callable[[ReapResult], object] = lambda _: None, beat: Beat = unwatched) -> ReapResult:
         """Run until nothing is due. `watch` sees the counts so far after every batch; `beat` as in `run_once`."""
@@ -100,38 +121,77 @@ class Reaper:
             watch(total)
         return total
 
-    def _delete(self, doomed: Sequence[LandingId], beat: Beat) -> frozenset[LandingId]:
+    def _put_off(
+        self, deletions: Sequence[LandingDeletion], failures: Mapping[LandingId, NosError], now_ms: int
+    ) -> None:
+        """Try them later. An entry that failed waits longer each time; one whose row moved on did not fail."""
+        by_wait_ms: dict[int, list[LandingId]] = {}
+        for deletion in deletions:
+            failure, wait_ms = failures.get(deletion.landing_id), BACK_OFF.first_ms
+            if failure is not None and self.parked.park(copy := _copy(deletion), failure):
+                wait_ms = BACK_OFF.wait_ms(self.parked.failures(copy))
+            by_wait_ms.setdefault(wait_ms, []).append(deletion.landing_id)
+        for wait_ms, landing_ids in by_wait_ms.items():
+            self._metadata.postpone_deletion(landing_ids, now_ms + wait_ms)
+
+    def _release_settled_elsewhere(self, due: Sequence[LandingDeletion]) -> None:
+        """`due` is all that is due: what is parked, should be due and is not among it was settled by another reaper."""
+        if not self.parked:
+            return
+        found = {_copy(deletion) for deletion in due}
+        for copy in self.parked.due(PARKED_MAX):
+            if copy not in found:
+                self.parked.release(copy)
+
+    def _delete(self, doomed: Sequence[LandingId], beat: Beat) -> Mapping[LandingId, NosError]:
+        """Delete doomed copies and forget them. Returns why some could not be deleted."""
         kill_point("reaper.doomed")
         failed = self._landing.delete_many(doomed, beat)
         kill_point("reaper.deleted")
-        if failed:
-            landing_id, error = next(iter(failed.items()))
-            _log.warning("landing copies not deleted", count=len(failed), first=landing_id.hex(), error=str(error))
         deleted = [landing_id for landing_id in doomed if landing_id not in failed]
         if deleted:
             self._metadata.forget_landing(deleted)
-        return frozenset(deleted)
+        return failed
 
-    def _revert(self, deletion: LandingDeletion, row: ObjectRow, damage: NosError, now_ms: int) -> bool:
-        """Go back to the landing copy of packed bytes that are lost or damaged, if the copy is good.
-
-        False when it is not, or when the row moved on: a block that is gone because its objects moved is no damage.
-        """
+    def _copy_failure(self, deletion: LandingDeletion, row: ObjectRow, damage: NosError) -> NosError | None:
+        """Why the landing copy of packed bytes that are lost or damaged cannot replace them now; None when it can, or
+        when another process has settled this entry meanwhile."""
         try:
             data = self._landing.read(deletion.landing_id)
             crc_checked(data, row.size, row.crc32c, f"landing copy of {row.key} v{row.version}")
+        except Transient as error:
+            return error
         except NosError as error:
-            _log.error(
-                "packed bytes and landing copy are lost or damaged",
-                object=f"{row.key} v{row.version}",
-                packed=str(damage),
-                landed=str(error),
-            )
+            if not self._is_current(deletion, row):
+                return None
+            if _copy(deletion) not in self.parked:
+                self._errors.error(
+                    "packed bytes and landing copy are lost or damaged",
+                    object=f"{row.key} v{row.version}",
+                    packed=str(damage),
+                    landed=str(error),
+                )
+            return Corrupt(f"packed bytes and landing copy are lost or damaged: {damage}; {error}")
+        return None
+
+    def _is_current(self, deletion: LandingDeletion, row: ObjectRow) -> bool:
+        """Whether the entry is still queued and the object still where it was. After a pause of this process others may
+        have deleted the copy, moved the object and deleted its block: that is no damage."""
+        try:
+            now = self._metadata.get(row.key)
+        except NotFound:
             return False
+        if (now.version, now.extent) != (row.version, row.extent):
+            return False
+        return self._metadata.queued_copy(row, deletion.landing_id, deletion.landing_id) is not None
+
+    def _revert(self, deletion: LandingDeletion, row: ObjectRow, damage: NosError, now_ms: int) -> bool:
+        """Go back to the landing copy of packed bytes that are lost or damaged. False when the row moved on: a block
+        that is gone because its objects moved is no damage."""
         reverted = self._metadata.revert_to_landing(deletion, now_ms)
         kill_point("reaper.reverted")
         if reverted:
-            _log.error(
+            self._errors.error(
                 "packed bytes are lost or damaged, going back to the landing copy",
                 object=f"{row.key} v{row.version}",
                 error=str(damage),
@@ -170,6 +230,15 @@ class Reaper:
                 return [error]
             return [self._verify_batch(block_id, [item], beat)[0] for item in items]
         return [_mismatch(row, data) for (row, _), data in zip(items, found, strict=True)]
+
+
+def _copy(deletion: LandingDeletion) -> _Copy:
+    row = deletion.row
+    return _Copy(deletion.landing_id, "no object" if row is None else f"{row.key} v{row.version}")
+
+
+def _name(copy: _Copy) -> str:
+    return f"{copy.landing_id.hex()} of {copy.object}"
 
 
 def _mismatch(row: ObjectRow, data: bytes) -> Corrupt | None:

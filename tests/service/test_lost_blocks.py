@@ -11,10 +11,13 @@ import pytest
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.engine.reaper import Reaper, ReapResult
+from nos_ec.engine.limited_log import LINES_MAX
+from nos_ec.engine.parking import NAMED_MAX
+from nos_ec.engine.reaper import BACK_OFF, Reaper, ReapResult
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.testing.at_rest import LaterClock, come_to_rest
 from nos_ec.testing.audit import all_blocks
+from nos_ec.testing.clock import FakeClock
 from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
 
@@ -110,20 +113,26 @@ def test_an_object_whose_copy_is_damaged_as_well_stays_where_it_is(
     bench.assert_readable(system)
 
 
+def _reaper(system: System, blocks: BlockStore | None = None) -> Reaper:
+    return Reaper(system.metadata, system.landing, blocks or system.blocks, system.clock, 1000)
+
+
 def _files(bench: Bench) -> list[Path]:
     return [path for path in (bench.folder / "store" / "blocks").glob("shard-*/?/*") if path.is_file()]
 
 
 class Collected:
-    """A block store whose blocks GC collects just before they are read."""
+    """A block store whose blocks GC collects just before they are read, and `also` happens then."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System, also: Callable[[], object] = lambda: None) -> None:
         self._system = system
+        self._also = also
 
     def read_many(self, block_id: BlockId, extents: list[tuple[int, int]]) -> list[bytes]:
         """See BlockStore."""
         for _ in range(2):  # blocks are deleted by the run after the one that emptied them
             gc_service(self._system).run_once()
+        self._also()
         return self._system.blocks.read_many(block_id, extents)
 
 
@@ -134,7 +143,7 @@ def test_a_block_that_gc_deleted_is_no_damage(
     for key in keys[6:]:
         bench.delete(system, key)
     before = {key: system.store().head(key).extent for key in keys[:6]}
-    reaper = Reaper(system.metadata, system.landing, cast(BlockStore, Collected(system)), system.clock, 1000)
+    reaper = _reaper(system, cast(BlockStore, Collected(system)))
     run_once = reaper.run_once
     monkeypatch.setattr(Reaper, "run_once", lambda *_: ReapResult())  # GC has a reaper of its own
     result = run_once()
@@ -143,3 +152,69 @@ def test_a_block_that_gc_deleted_is_no_damage(
     assert all(row.state is ObjectState.PACKED and row.extent != before[key] for key, row in after.items())
     assert "going back" not in "".join(capsys.readouterr())
     bench.assert_readable(system)
+
+
+def test_what_others_settled_while_this_process_was_paused_is_no_damage(
+    bench: Bench, system: System, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its list of due entries is old: their objects moved, their blocks and their landing copies were deleted."""
+    keys = _packed_with_copies(bench, system, 60)
+    for key in keys[6:]:
+        bench.delete(system, key)
+    others = system.housekeeping()
+    reaper = _reaper(system, cast(BlockStore, Collected(system, others.run_once)))
+    result = reaper.run_once()
+    assert (result.reverted, result.deleted) == (0, 0)
+    assert list(system.landing.list_ids()) == []
+    assert "lost or damaged" not in "".join(capsys.readouterr())
+    assert reaper.parked.figures().items == 0
+    bench.assert_readable(system)
+
+
+def test_entries_whose_packed_bytes_and_copy_are_lost_are_told_once_and_wait_longer_each_time(
+    bench: Bench, system: System, clock: FakeClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = _packed_with_copies(bench, system, 30)
+    _lose(bench, system)
+    copies = {path: path.read_bytes() for path in (bench.folder / "store" / "landing").glob("??/*")}
+    for path in copies:
+        path.write_bytes(b"x" * path.stat().st_size)
+    reaper = _reaper(system)
+    told = "packed bytes and landing copy are lost or damaged"
+    assert reaper.run_once().postponed == len(keys)
+    assert reaper.parked.figures().items == len(keys)
+    lines = "".join(capsys.readouterr()).splitlines()
+    assert sum(told in line and "parked" not in line for line in lines) == LINES_MAX
+    assert sum("landing copy parked" in line for line in lines) == NAMED_MAX
+    for wait_ms in (BACK_OFF.first_ms, 2 * BACK_OFF.first_ms, 4 * BACK_OFF.first_ms):
+        clock.advance(wait_ms - 10)
+        assert reaper.run_once() == ReapResult()
+        clock.advance(10)
+        assert reaper.run_once().postponed == len(keys)
+    assert told not in "".join(capsys.readouterr()).replace(f"{told}: more", "")
+    for path, data in copies.items():
+        path.write_bytes(data)
+    clock.advance(BACK_OFF.max_ms)
+    assert reaper.run_once().reverted == len(keys)
+    assert reaper.parked.figures().items == 0
+    bench.assert_readable(system)
+
+
+def test_a_parked_entry_that_another_reaper_settled_is_no_longer_counted(
+    bench: Bench, system: System, clock: FakeClock
+) -> None:
+    _packed_with_copies(bench, system, 3)
+    blocks = {path: path.read_bytes() for path in _files(bench)}
+    _lose(bench, system)
+    copies = list((bench.folder / "store" / "landing").glob("??/*"))
+    for path in copies:
+        path.write_bytes(b"x" * path.stat().st_size)
+    one, another = _reaper(system), _reaper(system)
+    assert one.run_once().postponed == 3
+    for path, data in blocks.items():
+        path.write_bytes(data)
+    clock.advance(BACK_OFF.first_ms)
+    assert another.run_once().deleted == 3
+    assert one.parked.figures().items == 3
+    assert one.run_once() == ReapResult()
+    assert one.parked.figures().items == 0
