@@ -5,9 +5,11 @@ The driver is scripted: a real broker does not do these things on demand.
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 
 import pytest
@@ -158,6 +160,9 @@ def test_a_look_up_of_offsets_that_the_driver_never_answers_ends(
         ) -> dict[TopicPartition, object]:
             return {place: Future[object]() for place in wanted}
 
+        def __exit__(self, *_error: object) -> None:
+            """Nothing is open."""
+
     monkeypatch.setattr(offset_look_up, "AdminClient", SilentAdmin)
     topic = KafkaTopic("broker:9092", "t", 4, request_timeout_ms=TIMEOUT_MS_MIN)
     silent = OffsetLookUp(topic, "m")
@@ -214,6 +219,68 @@ def test_a_member_that_cannot_look_where_to_begin_joins_anew(
     driver.steps = [message(2, 7)]
     assert taken(consumer) == []
     assert consumer.assignment() == frozenset()
+
+
+def test_a_client_that_is_given_up_is_closed_by_name_although_an_exception_keeps_it() -> None:
+    """The garbage collector would close it in any thread, and a client that lost its brokers may never close. With the
+    real driver, and nobody behind the address."""
+    topic = KafkaTopic("127.0.0.1:1", "t", 4, request_timeout_ms=TIMEOUT_MS_MIN, options={"log_level": 0})
+    gc.disable()
+    try:
+        with closing(KafkaConsumer(topic, group="g", member="m")) as consumer:
+            first, looks = consumer._consumer, consumer._look_up._client()
+            consumer._assigned(first, places(0))
+            while consumer._consumer is first:
+                with suppress(Transient):  # no broker answers
+                    consumer.poll(1, 0)
+            eventually(lambda: is_closed(first.memberid))
+            consumer._look_up.renew()
+            eventually(lambda: is_closed(partial(looks.list_topics, timeout=0.1)))
+    finally:
+        gc.enable()
+
+
+def is_closed(call: Callable[[], object]) -> bool:
+    """Whether the driver refuses a call because its client has been closed."""
+    try:
+        call()
+    except RuntimeError as error:
+        return "closed" in str(error)
+    except KafkaException:
+        return False
+    return False
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come true"
+        time.sleep(0.01)
+
+
+def test_a_client_that_was_given_up_is_not_heard_when_it_closes(
+    consumer: KafkaConsumer, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing calls back, on another thread, for partitions that the next client may have got again."""
+    configuration: dict[str, Callable[..., None]] = {}
+
+    def new_driver(settings: dict[str, Callable[..., None]]) -> ScriptedDriver:
+        configuration.update(settings)
+        return ScriptedDriver()
+
+    monkeypatch.setattr(consumer_module, "Consumer", new_driver)
+    before = consumer._heard_from(consumer._driver_number, consumer._lose)
+    consumer._anew_because = "a test"
+    consumer.poll(1, 0)
+    consumer._assigned(consumer._consumer, places(0, 1))
+    before(driver, places(0))
+    assert consumer.assignment() == {0, 1}
+    consumer._heard_from(consumer._driver_number, consumer._lose)(driver, places(0))
+    assert consumer.assignment() == {1}
+    configuration["error_cb"](KafkaError(KafkaError._AUTHENTICATION))
+    with pytest.raises(ConfigError):
+        consumer.poll(1, 0)
 
 
 @pytest.mark.parametrize(
@@ -380,6 +447,12 @@ class FailingProducer:
 
     def __len__(self) -> int:
         return self.queued
+
+    def purge(self) -> None:
+        self.queued = 0
+
+    def close(self) -> None:
+        assert self.queued == 0, "closing would go on sending them"
 
 
 def test_a_producer_with_a_fatal_error_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +14,7 @@ from nos_ec.core.errors import ConfigError, Conflict, NosError, TooLarge, Transi
 
 try:
     from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient
 except ImportError as missing:  # pragma: no cover - the requirements have it
     raise ConfigError(
         f"message log: the Kafka client cannot be loaded ({missing}); install confluent-kafka for this Python,"
@@ -241,14 +242,26 @@ def translated_errors(topic: KafkaTopic, doing: str) -> Iterator[None]:
         raise translate(cause, topic, doing) from error
 
 
-def let_go(client: list[object], wait_s: float) -> None:
-    """Empty a list that has the last reference to a client of the driver, which then drops its connections.
+def let_go(close: Callable[[], object], wait_s: float) -> None:
+    """Close a client of the driver on a thread of its own, and wait for at most wait_s.
 
-    On a thread, which is left to itself after wait_s: a client of librdkafka 2.16 that lost its brokers may never end.
+    A client of librdkafka 2.16 that lost its brokers may never close. It must not be closed by dropping the last
+    reference to it: an exception of a request keeps the client alive in a reference cycle, and the garbage collector
+    would close it in whatever thread happens to run it.
     """
-    thread = threading.Thread(target=client.clear, name="kafka-let-go", daemon=True)
+
+    def close_quietly() -> None:
+        with suppress(KafkaException, RuntimeError):  # nobody is left to be told; RuntimeError: it is closed already
+            close()
+
+    thread = threading.Thread(target=close_quietly, name="kafka-let-go", daemon=True)
     thread.start()
     thread.join(wait_s)
+
+
+def let_go_admin(client: AdminClient, wait_s: float) -> None:
+    """The same for a client for topics, which is closed by the end of its context."""
+    let_go(lambda: client.__exit__(None, None, None), wait_s)
 
 
 def urgency(error: BaseException) -> int:

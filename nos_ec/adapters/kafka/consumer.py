@@ -128,8 +128,6 @@ class KafkaConsumer:
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "allow.auto.create.topics": False,
-            "error_cb": self._driver_error,
-            "on_commit": self._commit_answered,
         }
         if instance:
             fixed["group.instance.id"] = instance
@@ -140,6 +138,8 @@ class KafkaConsumer:
             "max.partition.fetch.bytes": 1 << 20,
         }
         self._configuration = topic.configuration(member, defaults, fixed)
+        self._driver_number = 0
+        """Of the client that is used now; clients given up had lower ones."""
         self._consumer = self._new_driver()
         self._revoked: Callable[[frozenset[int]], None] = _ignore
         self._joined = False
@@ -289,8 +289,25 @@ class KafkaConsumer:
 
     # --- the driver's client ----------------------------------------------------------------------
     def _new_driver(self) -> Consumer:
+        number = self._driver_number + 1
+        callbacks = {
+            "error_cb": self._heard_from(number, self._driver_error),
+            "on_commit": self._heard_from(number, self._commit_answered),
+        }
         with translated_errors(self._topic, "connect"):
-            return Consumer(self._configuration)
+            made = Consumer(self._configuration | callbacks)
+        self._driver_number = number
+        return made
+
+    def _heard_from(self, number: int, callback: Callable[..., None]) -> Callable[..., None]:
+        """A callback for this client, which is not heard any more when there is another one: an abandoned client is
+        closed on a thread of its own, and calls back there."""
+
+        def heard(*told: object) -> None:
+            if number == self._driver_number:
+                callback(*told)
+
+        return heard
 
     def _leave(self) -> None:
         """On a thread, which is left to itself when it does not end: the driver waits for commits to be answered."""
@@ -366,8 +383,7 @@ class KafkaConsumer:
     def _start_anew(self) -> None:
         """Give up a client that does not get on any more (3 to 6). As when thrown out: the partitions are lost."""
         _log.warning(f"joining the group anew: {self._anew_because}", member=self._member, brokers=self._topic.servers)
-        abandoned: list[object] = [self._consumer]
-        self._consumer = self._new_driver()
+        abandoned, self._consumer = self._consumer, self._new_driver()
         self._joined = False
         self._member_id = None
         self._unanswered_count = 0
@@ -382,22 +398,24 @@ class KafkaConsumer:
         self._committed.clear()
         self._next.clear()
         self._topic_id = ""
-        let_go(abandoned, 0)
+        let_go(abandoned.close, 0)
         self._run_callback(lost)
 
     def _renew_onlookers(self) -> None:
         """Give up clients that only look at offsets, which may never get on again (3) and which no poll gives up."""
         self._look_up.renew()
         if not self._joined and not self._closed:
-            abandoned: list[object] = [self._consumer]
-            self._consumer = self._new_driver()
-            let_go(abandoned, 0)
+            abandoned, self._consumer = self._consumer, self._new_driver()
+            let_go(abandoned.close, 0)
 
     # --- polling ----------------------------------------------------------------------------------
     def _join(self) -> None:
         with translated_errors(self._topic, "join the group"):
             self._consumer.subscribe(
-                [self._topic.name], on_assign=self._assigned, on_revoke=self._give_up, on_lost=self._lose
+                [self._topic.name],
+                on_assign=self._heard_from(self._driver_number, self._assigned),
+                on_revoke=self._heard_from(self._driver_number, self._give_up),
+                on_lost=self._heard_from(self._driver_number, self._lose),
             )
         self._joined = True
 

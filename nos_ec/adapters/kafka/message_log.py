@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic, TopicMetadata  # type: ignore[attr-defined]
 
-from nos_ec.adapters.kafka.cluster import ConnectionNews, KafkaTopic, translate, translated_errors
+from nos_ec.adapters.kafka.cluster import ConnectionNews, KafkaTopic, let_go_admin, translate, translated_errors
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.dead_letters import DEAD_LETTER_BYTES_MAX, MESSAGE_BYTES_MAX
 from nos_ec.adapters.kafka.progress import KafkaGroupProgress
@@ -30,7 +31,8 @@ class KafkaMessageLog:
         """Raises ConfigError when a topic is missing or has another number of partitions, Transient."""
         self.topic = topic
         self.partitions = topic.partitions
-        found = _Admin(topic).partition_counts()
+        with closing(_Admin(topic)) as admin:
+            found = admin.partition_counts()
         for name in (topic.name, topic.dead_letters):
             if name not in found:
                 raise ConfigError(
@@ -62,12 +64,13 @@ class KafkaMessageLog:
         own = {"cleanup.policy": "delete", "min.insync.replicas": str(in_sync_min)}
         requests = {"retention.ms": str(retention_ms), "max.message.bytes": str(MESSAGE_BYTES_MAX)}
         letters = {"retention.ms": str(DEAD_LETTER_RETENTION_MS), "max.message.bytes": str(DEAD_LETTER_BYTES_MAX)}
-        _Admin(topic).create(
-            [
-                _new(topic.name, topic.partitions, replication, own | requests),
-                _new(topic.dead_letters, DEAD_LETTER_PARTITIONS, replication, own | letters),
-            ]
-        )
+        with closing(_Admin(topic)) as admin:
+            admin.create(
+                [
+                    _new(topic.name, topic.partitions, replication, own | requests),
+                    _new(topic.dead_letters, DEAD_LETTER_PARTITIONS, replication, own | letters),
+                ]
+            )
         return cls(topic)
 
     @classmethod
@@ -76,7 +79,8 @@ class KafkaMessageLog:
 
         Raises ConfigError, Transient.
         """
-        _Admin(topic).remove()
+        with closing(_Admin(topic)) as admin:
+            admin.remove()
 
     def publisher(self, *, client: str = "nos-ec-publisher", delivery_timeout_ms: int = 30_000) -> KafkaPublisher:
         """A publisher of its own connections."""
@@ -157,6 +161,10 @@ class _Admin:
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise translate(error.args[0], self._topic, f"remove topic {name}") from error
+
+    def close(self) -> None:
+        """Release the connections."""
+        let_go_admin(self._client, self._topic.timeout_s)
 
     def _await_topics(self) -> None:
         """Brokers hear of a new topic one after the other."""

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     TopicDescription,
 )
 
-from nos_ec.adapters.kafka.cluster import KafkaTopic, bare_error, let_go, translate, translated_errors
+from nos_ec.adapters.kafka.cluster import KafkaTopic, bare_error, let_go_admin, translate, translated_errors
 from nos_ec.core.errors import NosError, Transient
 
 _RETRY_S = 0.1
@@ -160,9 +160,9 @@ class OffsetLookUp:
 
     def close(self, wait_s: float) -> None:
         """Release the connections, waiting at most so long. Idempotent."""
-        admin: list[object] = [self._admin]
-        self._admin = None
-        let_go(admin, wait_s)
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            let_go_admin(admin, wait_s)
 
     def _ask(self, which: OffsetSpec) -> dict[int, Future[ListOffsetsResultInfo]]:
         """An answer for each partition, all of them there."""

@@ -98,6 +98,6 @@ class KafkaGroupProgress:
 
     def _renew(self, wait_s: float = 0) -> None:
         self._look_up.close(wait_s)
-        dropped: list[object] = [self._reader]
-        self._reader = None
-        let_go(dropped, wait_s)
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            let_go(reader.close, wait_s)

@@ -218,9 +218,15 @@ class KafkaPublisher:
         return True
 
     def _drop_producer(self) -> None:
-        dropped: list[object] = [self._producer]
-        self._producer = None
-        let_go(dropped, self._topic.timeout_s)
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+
+        def close() -> None:
+            producer.purge()  # or it would go on sending what was reported as failed
+            producer.close()
+
+        let_go(close, self._topic.timeout_s)
 
     def _new_producer(self) -> Producer:
         if time.monotonic() >= self._batch_bytes_until_s:
