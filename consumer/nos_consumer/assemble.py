@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from nos_consumer.counters import ConsumerCounters
-from nos_consumer.figures import consumer_samples
+from nos_consumer.samples import consumer_samples
 from nos_consumer.service import ConsumerOptions, ConsumerService
 from nos_consumer.unread import UnreadObjects
+from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.merge_list import merge_list
-from nos_ec.core.plan import Linger, MergeList
+from nos_ec.core.packing.merge_list import merge_list
+from nos_ec.core.packing.plan import Linger, MergeList
 from nos_ec.engine.lanes import Lanes
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, lease_samples
 from nos_ec.ports.clock import unwatched
-from nos_ec.wiring import System
 
 BACKLOG_WINDOWS = 4
 """The merge list takes this many windows before polling pauses: enough that lanes never wait for a poll."""

@@ -20,7 +20,7 @@ from nos_ec.core.ids import Extent
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.messages import PackRequest, decode_pack_request
 from nos_ec.core.offsets import OffsetTracker
-from nos_ec.core.plan import MergeList
+from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.lanes import Lanes
 from nos_ec.engine.limited_log import LimitedLog
 from nos_ec.engine.packable import Packable

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.merge_list import DENSITY, merge_list
-from nos_ec.core.plan import MergeList
+from nos_ec.core.packing.merge_list import DENSITY, merge_list
+from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.collection import CollectorOptions
 from nos_ec.engine.collector import Collector
 from nos_ec.engine.leases import HeldLease
@@ -15,8 +16,7 @@ from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, parking_samples
 from nos_ec.ports.metadata import Lease
-from nos_ec.wiring import System
-from nos_gc.figures import gc_samples
+from nos_gc.samples import gc_samples
 from nos_gc.service import GcService
 
 NO_DEADLINE_MS = 365 * 86_400_000

@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import count, islice
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.packer import size_max
+from nos_ec.core.packing.packer import size_max
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.wiring import System
 
 BUCKETS = 32
 """Enough that every partition of the log gets some."""

@@ -22,15 +22,15 @@ from nos_ec.bench.figures import Run, ratio, summary
 from nos_ec.bench.groups import group_latencies
 from nos_ec.bench.landing import Objects, key_of
 from nos_ec.bench.meter import Instruments, Meter
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import name_record_size
-from nos_ec.core.merge_list import merge_list
-from nos_ec.core.packer import size_max
-from nos_ec.core.plan import Candidate
+from nos_ec.core.packing.merge_list import merge_list
+from nos_ec.core.packing.packer import size_max
+from nos_ec.core.packing.plan import Candidate
 from nos_ec.core.workloads import sizes
 from nos_ec.settings.sections import ConsumerSettings
-from nos_ec.wiring import System
 from nos_producer.assemble import producer_service
 
 IDLE_TURNS_S_MAX = 60.0

@@ -16,13 +16,13 @@ from nos_ec.adapters.sql.engine import make_engine
 from nos_ec.bench.figures import latency_ms
 from nos_ec.bench.landing import Objects
 from nos_ec.bench.meter import Instruments
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.packer import size_max
+from nos_ec.core.packing.packer import size_max
 from nos_ec.core.workloads import sizes
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.wiring import System
 from nos_producer.assemble import producer_service
 
 WORKLOAD = "W2"

@@ -16,9 +16,9 @@ from nos_ec.adapters.sql.engine import make_engine
 from nos_ec.adapters.sql.schema import OBJECTS
 from nos_ec.bench.bare import Timer
 from nos_ec.bench.landing import key_of
+from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.slots import bucket_slot
-from nos_ec.wiring import System
 from nos_producer.assemble import producer_service
 
 SEED_ROWS = 10_000

@@ -15,10 +15,10 @@ from nos_ec.adapters.rados.cluster import RadosOptions
 from nos_ec.bench.cluster import BenchCluster
 from nos_ec.bench.meter import Instruments
 from nos_ec.bench.processes import Processes, listeners
+from nos_ec.composition.scratch import scratch_store
+from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import ConfigError
-from nos_ec.scratch import scratch_store
 from nos_ec.settings import Settings
-from nos_ec.wiring import System, open_system
 
 ADMIN_KEYRING = "admin.keyring"
 """Where the development cluster has its administrator's key: beside ceph.conf."""

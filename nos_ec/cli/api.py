@@ -7,8 +7,8 @@ import typer
 from nos_ec.cli.context import AsJson, context, log_for_daemons, stop_on_signals
 from nos_ec.cli.output import emit, out
 from nos_ec.cli.watching import pulse
+from nos_ec.composition.wiring import open_system
 from nos_ec.core.errors import Transient
-from nos_ec.wiring import open_system
 from nos_gc.assemble import gc_collector
 
 _TURN_MS = 500
@@ -22,10 +22,10 @@ def register(app: typer.Typer) -> None:
 def api(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Serve the read-only admin API over HTTP. Runs until SIGTERM. Needs a token (docs/API.md)."""
     # FastAPI takes half of the time that any command would need to start.
-    from nos_ec.admin.access import find_token
-    from nos_ec.admin.app import make_app
-    from nos_ec.admin.readings import Readings
-    from nos_ec.admin.server import Server
+    from nos_ec.api.access import find_token
+    from nos_ec.api.app import make_app
+    from nos_ec.api.readings import Readings
+    from nos_ec.api.server import Server
 
     settings = context(ctx).settings()
     log_for_daemons(settings)

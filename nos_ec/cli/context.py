@@ -14,10 +14,10 @@ from typing import Annotated
 import structlog
 import typer
 
+from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import Settings, load_settings
-from nos_ec.wiring import System, open_system
 
 CONFIG_VARIABLE = "NOS_EC_CONFIG"
 DEFAULT_CONFIG = Path("nos-ec.toml")

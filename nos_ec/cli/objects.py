@@ -14,12 +14,12 @@ import typer
 from nos_ec.cli.context import AsJson, context, parse_object
 from nos_ec.cli.output import count_text, emit, err, facts, out, printable, progress, size_text, stdout, time_text
 from nos_ec.cli.streams import Source
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
 from nos_ec.engine.tree import load_tree
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.wiring import System
 
 Object = Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="The name may contain slashes.")]
 

@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
+from nos_ec.bench.simulate import SimulationResult, read_sizes, simulate
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import count_text, emit, facts
 from nos_ec.core.errors import InvalidInput
-from nos_ec.core.packer import size_max
+from nos_ec.core.packing.packer import size_max
 from nos_ec.core.workloads import WORKLOADS, sizes
-from nos_ec.simulate import SimulationResult, read_sizes, simulate
 
 
 def register(app: typer.Typer) -> None:

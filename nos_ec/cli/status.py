@@ -8,9 +8,9 @@ import typer
 
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import count_text, emit, err, facts, size_text
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.ports.metadata import Totals
-from nos_ec.wiring import System
 
 
 def register(app: typer.Typer) -> None:

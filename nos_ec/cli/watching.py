@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 
 import structlog
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Blocklisted
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.systemd import Notifier, Pulse
-from nos_ec.wiring import System
 
 _log = structlog.get_logger(__name__)
 

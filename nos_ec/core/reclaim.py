@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from nos_ec.core.bounds import chunks_min, stripes_by_volume
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import GroupHeader
+from nos_ec.core.packing.bounds import chunks_min, stripes_by_volume
 
 _ROUNDING = 1e-6
 """Of a stripe: what the sum of many shares may be off."""

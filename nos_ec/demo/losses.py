@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from nos_ec.backends import admin_cluster
+from nos_ec.composition.backends import admin_cluster
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:

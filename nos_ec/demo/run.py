@@ -3,7 +3,7 @@
 PUT every file -> producer and consumer until drained -> read everything back from the stripes -> delete a share ->
 GC -> read every survivor -> lose shards -> read a sample. All bytes are compared to the files.
 
-The store is one of its own (nos_ec/scratch.py), so the demo never meets the data of the configured one.
+The store is one of its own (nos_ec/composition/scratch.py), so the demo never meets the data of the configured one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from typing import Any
 
 from nos_consumer.assemble import drain
 from nos_consumer.counters import ConsumerCounters
-from nos_ec.core.bounds import utilisation_max
+from nos_ec.composition.scratch import scratch_store
+from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import InvalidInput, NosError, NoSpace, Transient
 from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.merge_list import merge_list
-from nos_ec.core.plan import Candidate
+from nos_ec.core.packing.bounds import utilisation_max
+from nos_ec.core.packing.merge_list import merge_list
+from nos_ec.core.packing.plan import Candidate
 from nos_ec.demo.losses import shards_lost
 from nos_ec.demo.packing import pack_in_processes
 from nos_ec.demo.space import allocated_bytes
@@ -35,9 +37,7 @@ from nos_ec.engine.store import DELETE_BATCH_OBJECTS, Store
 from nos_ec.engine.tree import load_tree
 from nos_ec.ports.block_store import ReadCounters
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.scratch import scratch_store
 from nos_ec.settings import Settings, write_settings
-from nos_ec.wiring import System, open_system
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 

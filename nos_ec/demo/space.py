@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from nos_ec.backends import admin_cluster
+from nos_ec.composition.backends import admin_cluster
+from nos_ec.composition.wiring import System
 from nos_ec.settings import Settings
-from nos_ec.wiring import System
 
 REST_S, WAIT_S_MAX = 8, 60
 """Without an administrator's key, figures of a Ceph pool count when they have not changed for so long: OSDs report

@@ -21,7 +21,7 @@ import structlog
 from nos_ec.core.errors import NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.plan import MergeList
+from nos_ec.core.packing.plan import MergeList
 from nos_ec.core.reclaim import stripes_rewritten
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.parking import BackOff, Parking

@@ -9,7 +9,7 @@ import structlog
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
-from nos_ec.core.plan import MergeList
+from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.collection import Collection, CollectionResult, CollectorOptions, Watch
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.stripe_writer import StripeWriter

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from nos_ec.core.histogram import Histogram
-from nos_ec.core.plan import GroupPlan
+from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 
 WRITE_SECONDS_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

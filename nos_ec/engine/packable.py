@@ -9,7 +9,7 @@ import google_crc32c
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
-from nos_ec.core.plan import Candidate
+from nos_ec.core.packing.plan import Candidate
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from nos_ec.core.errors import Blocklisted, Conflict, Corrupt, LeaseLost, NosErr
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.plan import GroupPlan
+from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.group_bytes import GroupItem, GroupPlace, assemble
 from nos_ec.engine.late_blocks import remove_late_block
 from nos_ec.engine.packable import Packable

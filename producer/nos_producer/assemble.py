@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+from nos_ec.composition.wiring import System
 from nos_ec.monitoring.monitor import Monitor
-from nos_ec.wiring import System
-from nos_producer.figures import producer_samples
+from nos_producer.samples import producer_samples
 from nos_producer.service import ProducerOptions, ProducerService
 from nos_producer.slots import HeldSlots
 

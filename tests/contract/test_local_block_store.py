@@ -28,7 +28,7 @@ from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.testing.block_store_contract import BlockStoreContract, new_block_id
-from nos_ec.testing.small_disk import small_disk
+from tests.rig.small_disk import small_disk
 
 SMALL = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=8, stripes_per_group_max=4)
 DATA_AT = 2 * PAGE

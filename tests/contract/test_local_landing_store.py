@@ -16,7 +16,7 @@ from nos_ec.core.errors import ConfigError, Conflict, NoSpace, NotFound, Transie
 from nos_ec.core.ids import LandingId
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.testing.landing_store_contract import LandingStoreContract, new_landing_id
-from nos_ec.testing.small_disk import small_disk
+from tests.rig.small_disk import small_disk
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Power cuts at every step of the embedded stores (see nos_ec.testing.power_cut).
+"""Power cuts at every step of the embedded stores (see tests.rig.power_cut).
 
 Each case does some work on one store, then makes a folder of what the disk may hold after a power cut behind any of its
 steps, opens the store on it and checks: what was acknowledged is there, what was begun is there in whole or not at
@@ -28,9 +28,9 @@ from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.ports.message_log import Message
-from nos_ec.testing import sqlite_files
 from nos_ec.testing.clock import FakeClock
-from nos_ec.testing.power_cut import FATES, Operation, Recorder, Site, cuts, memory_folder, points
+from tests.rig import sqlite_files
+from tests.rig.power_cut import FATES, Operation, Recorder, Site, cuts, memory_folder, points
 
 SMALL = Geometry(k=2, m=1, chunk_size=16 * 1024, stripes_per_block=3, stripes_per_group_max=2)
 STRIPE = SMALL.stripe_size

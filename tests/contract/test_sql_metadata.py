@@ -13,8 +13,8 @@ from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.ports.metadata import Metadata
 from nos_ec.testing.metadata_contract import MetadataContract
 from nos_ec.testing.metadata_races import MetadataRaces
-from nos_ec.testing.sql_damage import SqlDamage
-from nos_ec.testing.sql_plans import SqlPlans
+from tests.rig.sql_damage import SqlDamage
+from tests.rig.sql_plans import SqlPlans
 
 
 @pytest.fixture(scope="session")
@@ -38,11 +38,11 @@ class TestSqliteRaces(MetadataRaces):
 
 
 class TestSqliteDamage(SqlDamage):
-    """See nos_ec/testing/sql_damage.py."""
+    """See tests/rig/sql_damage.py."""
 
 
 class TestSqlitePlans(SqlPlans):
-    """See nos_ec/testing/sql_plans.py."""
+    """See tests/rig/sql_plans.py."""
 
 
 class TestSqliteMetadata(MetadataContract):

@@ -17,7 +17,7 @@ from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.sql.schema import METADATA
 from nos_ec.core.errors import ConfigError, Corrupt, Transient
-from nos_ec.testing.sql_migrations import SqlMigrations
+from tests.rig.sql_migrations import SqlMigrations
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 class TestSqliteMigrations(SqlMigrations):
-    """See nos_ec/testing/sql_migrations.py."""
+    """See tests/rig/sql_migrations.py."""
 
 
 def _set_revision(url: str, revision: str) -> None:

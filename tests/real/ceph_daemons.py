@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nos_ec.composition.wiring import initialise
 from nos_ec.settings import Settings, load_settings, without_settings
-from nos_ec.testing.ceph_cluster import POOL_BLOCKS, CephCluster
-from nos_ec.testing.dev_servers import free_port
-from nos_ec.testing.patience import patient
-from nos_ec.wiring import initialise
+from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster
+from tests.rig.dev_servers import free_port
+from tests.rig.patience import patient
 
 WAIT_S_MAX = 120.0
 END_S_MAX = 60.0

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.testing.ceph_cluster import CephCluster
-from nos_ec.testing.dev_servers import MISSING, SCRIPTS, START_S_MAX, DevServer, ServerFailed, ServerMissing, free_port
-from nos_ec.testing.patience import PATIENCE_MS
+from tests.rig.ceph_cluster import CephCluster
+from tests.rig.dev_servers import MISSING, SCRIPTS, START_S_MAX, DevServer, ServerFailed, ServerMissing, free_port
+from tests.rig.patience import PATIENCE_MS
 
 
 def start(server: DevServer) -> None:

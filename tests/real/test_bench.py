@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from nos_ec.cli.app import run
-from nos_ec.testing.ceph_cluster import CephCluster
+from tests.rig.ceph_cluster import CephCluster
 
 pytestmark = pytest.mark.real
 

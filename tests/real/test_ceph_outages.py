@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from nos_ec.adapters.rados.block_store import RadosBlockStore
+from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.testing.ceph_cluster import POOL_BLOCKS, CephCluster
-from nos_ec.wiring import System, open_system
+from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster
 
 from .ceph_daemons import CephStore, Daemon, until
 from .write_flow import prepare

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.backends import remove_log, remove_objects
+from nos_ec.composition.backends import remove_log, remove_objects
 from nos_ec.settings import load_settings
-from nos_ec.testing.chaos import run_chaos
-from nos_ec.testing.chaos_strikes import Servers
-from nos_ec.testing.dev_servers import DevServer
+from tests.rig.chaos import run_chaos
+from tests.rig.chaos_strikes import Servers
+from tests.rig.dev_servers import DevServer
 
 pytestmark = pytest.mark.real
 

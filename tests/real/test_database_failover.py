@@ -18,10 +18,10 @@ from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.schema import METADATA
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.testing.dev_servers import DevServer
 from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
-from nos_ec.testing.sql_servers import empty_store
-from nos_ec.testing.switched_proxy import SwitchedProxy
+from tests.rig.dev_servers import DevServer
+from tests.rig.sql_servers import empty_store
+from tests.rig.switched_proxy import SwitchedProxy
 
 from .conftest import start
 

@@ -22,14 +22,14 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
+from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.settings import load_settings, without_settings
-from nos_ec.testing.ceph_cluster import POOL_BLOCKS, CephCluster, OwnBlockStore
-from nos_ec.testing.chaos_fleet import UNREACHED
-from nos_ec.testing.dev_servers import DevServer
-from nos_ec.testing.patience import patient
-from nos_ec.wiring import System, initialise, open_system
+from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster, OwnBlockStore
+from tests.rig.chaos_fleet import UNREACHED
+from tests.rig.dev_servers import DevServer
+from tests.rig.patience import patient
 
 pytestmark = [
     pytest.mark.real,

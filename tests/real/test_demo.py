@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 
 from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
 from nos_ec.cli.app import run
-from nos_ec.testing.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster
+from tests.rig.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster
 
 pytestmark = pytest.mark.real
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.testing.dev_servers import MISSING, SCRIPTS, START_S_MAX
+from tests.rig.dev_servers import MISSING, SCRIPTS, START_S_MAX
 
 pytestmark = pytest.mark.real
 

@@ -35,9 +35,9 @@ from nos_ec.adapters.kafka.progress import KafkaGroupProgress
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, Conflict, TooLarge, Transient
 from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, MessageConsumer, MessagePublisher
-from nos_ec.testing.dev_servers import DevServer
 from nos_ec.testing.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
-from nos_ec.testing.stalls import Stalls
+from tests.rig.dev_servers import DevServer
+from tests.rig.stalls import Stalls
 
 from .conftest import run
 

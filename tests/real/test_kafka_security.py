@@ -14,8 +14,8 @@ import pytest
 from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 from nos_ec.core.errors import ConfigError, NosError, Transient
-from nos_ec.testing.dev_servers import DevServer, free_port
 from nos_ec.testing.message_log_contract import ends, settle, take
+from tests.rig.dev_servers import DevServer, free_port
 
 from .conftest import run
 

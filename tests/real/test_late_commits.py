@@ -13,7 +13,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.slots import ALL_SLOTS, bucket_slot
 from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
-from nos_ec.testing.sql_servers import empty_store
+from tests.rig.sql_servers import empty_store
 
 pytestmark = pytest.mark.real
 

@@ -23,7 +23,7 @@ from nos_ec.adapters.sql.schema import METADATA
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.ports.metadata import ObjectRow
 from nos_ec.testing.metadata_bench import MetadataBench
-from nos_ec.testing.sql_servers import empty_store
+from tests.rig.sql_servers import empty_store
 
 pytestmark = pytest.mark.real
 

@@ -11,8 +11,8 @@ from sqlalchemy.pool import NullPool
 from nos_ec.adapters.sql.engine import make_engine
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.core.errors import ConfigError
-from nos_ec.testing.dev_servers import DevServer
-from nos_ec.testing.sql_servers import empty_store
+from tests.rig.dev_servers import DevServer
+from tests.rig.sql_servers import empty_store
 
 pytestmark = pytest.mark.real
 

@@ -9,12 +9,12 @@ import pytest
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.testing.metadata_contract import MetadataContract
 from nos_ec.testing.metadata_races import MetadataRaces
-from nos_ec.testing.sql_damage import SqlDamage
-from nos_ec.testing.sql_look_ups import SqlLookUps
-from nos_ec.testing.sql_migrations import SqlMigrations, drop_all
-from nos_ec.testing.sql_plans import SqlPlans
-from nos_ec.testing.sql_races import SqlRaces
-from nos_ec.testing.sql_servers import empty_store
+from tests.rig.sql_damage import SqlDamage
+from tests.rig.sql_look_ups import SqlLookUps
+from tests.rig.sql_migrations import SqlMigrations, drop_all
+from tests.rig.sql_plans import SqlPlans
+from tests.rig.sql_races import SqlRaces
+from tests.rig.sql_servers import empty_store
 
 pytestmark = pytest.mark.real
 
@@ -34,23 +34,23 @@ class TestMySQLRaces(MetadataRaces):
 
 
 class TestMySQLLocks(SqlRaces):
-    """See nos_ec/testing/sql_races.py."""
+    """See tests/rig/sql_races.py."""
 
 
 class TestMySQLDamage(SqlDamage):
-    """See nos_ec/testing/sql_damage.py."""
+    """See tests/rig/sql_damage.py."""
 
 
 class TestMySQLPlans(SqlPlans):
-    """See nos_ec/testing/sql_plans.py."""
+    """See tests/rig/sql_plans.py."""
 
 
 class TestMySQLLookUps(SqlLookUps):
-    """See nos_ec/testing/sql_look_ups.py."""
+    """See tests/rig/sql_look_ups.py."""
 
 
 class TestMySQLMigrations(SqlMigrations):
-    """See nos_ec/testing/sql_migrations.py."""
+    """See tests/rig/sql_migrations.py."""
 
     @pytest.fixture
     def url(self, mysql_url: str) -> Iterator[str]:

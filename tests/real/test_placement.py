@@ -17,14 +17,14 @@ from nos_ec.adapters.rados.cluster import RadosCluster
 from nos_ec.adapters.rados.cluster_view import ClusterView
 from nos_ec.adapters.rados.cluster_waits import await_clean
 from nos_ec.adapters.rados.placement import RadosPlacement
-from nos_ec.backends import remove_objects
+from nos_ec.composition.backends import remove_objects
+from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.ids import BlockId
 from nos_ec.core.object_hash import object_hash, placement_group
 from nos_ec.core.placement import ClusterMap, Condition, Fullness, Grade, condition
 from nos_ec.settings import Settings, load_settings
 from nos_ec.testing.audit import problems
-from nos_ec.testing.ceph_cluster import POOL_BLOCKS, CephCluster
-from nos_ec.wiring import System, initialise, open_system
+from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster
 
 from .write_flow import Work, WriteFlow, prepare
 

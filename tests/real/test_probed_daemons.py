@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from nos_ec.composition.wiring import initialise
 from nos_ec.settings import load_settings, without_settings
-from nos_ec.testing.chaos_fleet import UNREACHED
-from nos_ec.testing.dev_servers import DevServer, free_port
-from nos_ec.testing.patience import patient
-from nos_ec.testing.readiness import await_ready, readyz
-from nos_ec.wiring import initialise
+from tests.rig.chaos_fleet import UNREACHED
+from tests.rig.dev_servers import DevServer, free_port
+from tests.rig.patience import patient
+from tests.rig.readiness import await_ready, readyz
 
 pytestmark = pytest.mark.real
 

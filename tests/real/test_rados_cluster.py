@@ -11,8 +11,8 @@ from queue import Empty, Queue
 import pytest
 
 from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.testing.ceph_cluster import CephCluster
-from nos_ec.testing.dev_servers import DevServer
+from tests.rig.ceph_cluster import CephCluster
+from tests.rig.dev_servers import DevServer
 
 pytestmark = pytest.mark.real
 

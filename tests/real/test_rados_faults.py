@@ -25,7 +25,7 @@ from nos_ec.adapters.rados.pool import Pool
 from nos_ec.core.errors import Blocklisted, ConfigError, Conflict, Corrupt, NoSpace, Transient
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId, LandingId
-from nos_ec.testing.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster, OwnBlockStore, OwnLandingStore
+from tests.rig.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster, OwnBlockStore, OwnLandingStore
 
 pytestmark = pytest.mark.real
 

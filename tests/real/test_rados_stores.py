@@ -14,8 +14,8 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.testing.block_store_contract import BlockStoreContract
-from nos_ec.testing.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster, OwnBlockStore, OwnLandingStore
 from nos_ec.testing.landing_store_contract import LandingStoreContract
+from tests.rig.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster, OwnBlockStore, OwnLandingStore
 
 pytestmark = pytest.mark.real
 

@@ -15,12 +15,12 @@ import pytest
 
 from nos_consumer.assemble import consumer_service
 from nos_consumer.service import ConsumerService
+from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import load_settings
-from nos_ec.testing.ceph_cluster import POOL_LANDING, CephCluster
-from nos_ec.wiring import System, initialise, open_system
 from nos_producer.assemble import producer_service
+from tests.rig.ceph_cluster import POOL_LANDING, CephCluster
 
 pytestmark = [
     pytest.mark.real,

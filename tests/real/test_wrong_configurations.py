@@ -23,8 +23,8 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from nos_ec.testing.ceph_cluster import CephCluster
-from nos_ec.testing.dev_servers import DevServer, free_port
+from tests.rig.ceph_cluster import CephCluster
+from tests.rig.dev_servers import DevServer, free_port
 
 pytestmark = pytest.mark.real
 

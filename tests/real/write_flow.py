@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.merge_list import BestFitMergeList
-from nos_ec.core.plan import GroupPlan
+from nos_ec.core.packing.merge_list import BestFitMergeList
+from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.packable import Packable
-from nos_ec.wiring import System
 
 OBJECTS_PER_GROUP = 2
 OBJECT_BYTES_MAX = 3000

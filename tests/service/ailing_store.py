@@ -12,12 +12,12 @@ from io import BytesIO
 from pathlib import Path
 
 from nos_consumer.assemble import drain
+from nos_ec.composition.wiring import open_system
 from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.ports.placement import Placement
 from nos_ec.settings import load_settings
 from nos_ec.testing.faulty import Faults, faulty
-from nos_ec.wiring import open_system
 
 
 class Wearing:

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from nos_consumer.assemble import consumer_service, drain
+from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import Settings, without_settings
-from nos_ec.testing.at_rest import left_over, settle
 from nos_ec.testing.audit import problems
 from nos_ec.testing.clock import FakeClock, SetClock
-from nos_ec.wiring import System, initialise, open_system
 from nos_producer.assemble import producer_service
+from tests.rig.at_rest import left_over, settle
 
 WAIT_S_MAX = 120.0
 """More than a machine takes that is busy ten times over: what is waited for so long does not happen."""

@@ -33,22 +33,22 @@ from schemathesis.generation import GenerationMode
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from nos_ec.admin import models
-from nos_ec.admin.access import Token, find_token
-from nos_ec.admin.app import make_app
-from nos_ec.admin.readings import PAGE_MAX, Readings
-from nos_ec.admin.request_limit import REQUESTS_MAX
-from nos_ec.admin.server import Server
+from nos_ec.api import models
+from nos_ec.api.access import Token, find_token
+from nos_ec.api.app import make_app
+from nos_ec.api.readings import PAGE_MAX, Readings
+from nos_ec.api.request_limit import REQUESTS_MAX
+from nos_ec.api.server import Server
 from nos_ec.cli.app import run
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.monitoring.metrics import METRICS
 from nos_ec.ports.metadata import BlockRow
 from nos_ec.settings import ApiSettings, without_settings
-from nos_ec.testing.dev_servers import free_port
-from nos_ec.testing.notify_socket import NotifySocket
-from nos_ec.wiring import System
 from nos_gc.assemble import gc_collector, gc_service
+from tests.rig.dev_servers import free_port
+from tests.rig.notify_socket import NotifySocket
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 from .test_endpoints import until

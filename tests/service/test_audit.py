@@ -7,10 +7,10 @@ import time
 import pytest
 from sqlalchemy import create_engine, text
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.testing.audit import problems
-from nos_ec.wiring import System
 
 from .conftest import Bench
 

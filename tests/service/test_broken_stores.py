@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nos_ec.composition.wiring import initialise, open_system
 from nos_ec.core.errors import ConfigError, Corrupt
 from nos_ec.testing.audit import all_blocks
-from nos_ec.wiring import initialise, open_system
 
 from .conftest import Bench
 

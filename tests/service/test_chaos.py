@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.testing.at_rest import come_to_rest
-from nos_ec.testing.chaos_clients import Clients, Reader, Totals, Workload, Writer, judge
-from nos_ec.testing.chaos_fleet import CODES, Actor, Fleet
-from nos_ec.wiring import initialise
+from nos_ec.composition.wiring import initialise
+from tests.rig.at_rest import come_to_rest
+from tests.rig.chaos_clients import Clients, Reader, Totals, Workload, Writer, judge
+from tests.rig.chaos_fleet import CODES, Actor, Fleet
 
 from .conftest import CHUNK, CONFIG, SHORT, SHORT_MS, STRIPE, Bench
 

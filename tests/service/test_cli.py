@@ -17,6 +17,7 @@ import pytest
 
 from nos_ec.cli.app import run
 from nos_ec.cli.status import status_data
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
@@ -24,7 +25,6 @@ from nos_ec.demo.losses import _shards_to_lose
 from nos_ec.engine.store import Store
 from nos_ec.ports.metadata import Totals
 from nos_ec.settings import without_settings
-from nos_ec.wiring import System
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 

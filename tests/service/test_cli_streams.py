@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from nos_ec.wiring import System
+from nos_ec.composition.wiring import System
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 

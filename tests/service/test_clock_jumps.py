@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import LEASE_MS_MAX, WAIT_MS_MAX
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.testing.clock import SetClock
-from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
 from nos_gc.service import LEASE_NAME
 from nos_producer.assemble import producer_service

@@ -10,13 +10,13 @@ import pytest
 
 from nos_consumer.assemble import consumer_service
 from nos_consumer.service import ConsumerService
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.message_log import MessageConsumer
 from nos_ec.ports.metadata import Metadata
-from nos_ec.testing.at_rest import HOUR_MS, LaterClock
-from nos_ec.wiring import System
+from tests.rig.at_rest import HOUR_MS, LaterClock
 
 from .conftest import WAIT_S_MAX, Bench
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nos_ec.core.ids import ObjectKey
-from nos_ec.testing.at_rest import LaterClock
+from tests.rig.at_rest import LaterClock
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
 

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from nos_ec.composition.wiring import System
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.metrics import METRICS, Kind
 from nos_ec.settings import without_settings
-from nos_ec.testing.at_rest import LaterClock
-from nos_ec.testing.dev_servers import free_port
-from nos_ec.testing.notify_socket import NotifySocket
-from nos_ec.testing.readiness import await_ready
-from nos_ec.wiring import System
+from tests.rig.at_rest import LaterClock
+from tests.rig.dev_servers import free_port
+from tests.rig.notify_socket import NotifySocket
+from tests.rig.readiness import await_ready
 
 from .conftest import SHORT, SHORT_OVER_MS, STRIPE, WAIT_S_MAX, Bench
 

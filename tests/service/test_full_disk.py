@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from nos_consumer.assemble import consumer_service
+from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.errors import NoSpace
 from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.wiring import System, initialise
 from nos_gc.assemble import gc_service
 
 from .conftest import CHUNK, STRIPE, Bench

@@ -7,16 +7,16 @@ from typing import cast
 
 import pytest
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.core.plan import GroupPlan
+from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.collection import NAMED_MAX
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow
-from nos_ec.testing.at_rest import LaterClock
-from nos_ec.wiring import System
 from nos_gc.assemble import gc_collector, gc_service
+from tests.rig.at_rest import LaterClock
 
 from .conftest import CHUNK, Bench
 from .test_stuck_items import FailingFor

@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.engine.housekeeping import RECOVERY_WAIT_MS, Housekeeping
@@ -14,7 +15,6 @@ from nos_ec.engine.reaper import Reaper, ReapResult
 from nos_ec.engine.recovery import Recovery, RecoveryResult
 from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.testing.clock import FakeClock
-from nos_ec.wiring import System
 
 from .conftest import Bench
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.ports.metadata import Metadata
-from nos_ec.wiring import System, open_system
 
 from .conftest import Bench
 

@@ -16,12 +16,13 @@ from structlog.testing import capture_logs
 from nos_consumer.assemble import consumer_service, housekeeping_thread
 from nos_consumer.service import ConsumerService
 from nos_ec.adapters.local.message_log import LocalMessageLog
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound, Transient
 from nos_ec.core.header import decode_names
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.messages import PackRequest, encode_pack_request
-from nos_ec.core.packer import size_max
+from nos_ec.core.packing.packer import size_max
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.reaper import Reaper
@@ -30,14 +31,13 @@ from nos_ec.monitoring.health import Heart
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.testing.at_rest import HOUR_MS, LaterClock
 from nos_ec.testing.audit import all_blocks
 from nos_ec.testing.clock import FakeClock
 from nos_ec.testing.faulty import Faults, faulty
 from nos_ec.testing.metadata_bench import pack_request
-from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
 from nos_gc.service import LEASE_NAME
+from tests.rig.at_rest import HOUR_MS, LaterClock
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 

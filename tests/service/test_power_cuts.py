@@ -1,5 +1,5 @@
 """Power cuts at steps of a whole store: metadata, message log, blocks and landing copies lose together what was not
-synced (see nos_ec.testing.power_cut), and the services bring the rest to order as after any crash."""
+synced (see tests.rig.power_cut), and the services bring the rest to order as after any crash."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 
 from nos_consumer.assemble import drain
 from nos_ec.adapters.local import block_store, landing_store
+from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.settings import Settings, load_settings
-from nos_ec.testing import sqlite_files
-from nos_ec.testing.at_rest import LaterClock, settle
 from nos_ec.testing.audit import problems
-from nos_ec.testing.power_cut import MIXED, NOTHING, ZEROS, Operation, Recorder, cuts, memory_folder, points
-from nos_ec.wiring import System, initialise, open_system
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
+from tests.rig import sqlite_files
+from tests.rig.at_rest import LaterClock, settle
+from tests.rig.power_cut import MIXED, NOTHING, ZEROS, Operation, Recorder, cuts, memory_folder, points
 
 from .conftest import CHUNK, CONFIG, TTL_OVER_MS
 

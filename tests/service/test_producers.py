@@ -10,6 +10,7 @@ from threading import Event
 
 import pytest
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
@@ -18,7 +19,6 @@ from nos_ec.core.slots import LEASE_PREFIX, SLOTS, bucket_slot, is_member_lease,
 from nos_ec.engine.recovery import Recovery
 from nos_ec.ports.metadata import Metadata, ObjectRow
 from nos_ec.testing.clock import FakeClock
-from nos_ec.wiring import System
 from nos_producer.assemble import producer_service
 from nos_producer.service import ProducerOptions, ProducerService
 from nos_producer.slots import HeldSlots

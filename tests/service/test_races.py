@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import pytest
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError, Conflict, LeaseLost, NotFound, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import GroupCommit, Lease, Metadata
-from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
 
 from .conftest import CHUNK, SHORT_OVER_MS, STRIPE, WAIT_S_MAX, Bench

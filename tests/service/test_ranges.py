@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import ObjectKey
-from nos_ec.wiring import System
 
 from .conftest import CHUNK, Bench
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from nos_consumer.assemble import consumer_service
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.testing.at_rest import come_to_rest
 from nos_ec.testing.audit import all_blocks
 from nos_ec.testing.clock import FakeClock
-from nos_ec.wiring import System
+from tests.rig.at_rest import come_to_rest
 
 from .conftest import CHUNK, Bench
 

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import LeaseLost, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.testing.at_rest import left_over
 from nos_ec.testing.clock import SetClock
-from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
+from tests.rig.at_rest import left_over
 
 from .conftest import STRIPE, Bench
 

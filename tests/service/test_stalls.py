@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timed
 
 PROGRAM = """
 import sys, time
-from nos_ec.testing.stalls import Stalls
+from tests.rig.stalls import Stalls
 with Stalls() as stalls:
     for _ in sys.stdin:
         begun_s = time.monotonic()

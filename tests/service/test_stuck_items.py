@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind, BlockState
@@ -14,7 +15,6 @@ from nos_ec.engine import recovery
 from nos_ec.engine.recovery import Recovery
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.testing.clock import FakeClock
-from nos_ec.wiring import System
 
 from .conftest import Bench
 

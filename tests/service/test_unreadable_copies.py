@@ -14,15 +14,15 @@ from structlog.testing import capture_logs
 from nos_consumer import unread
 from nos_consumer.assemble import consumer_service
 from nos_consumer.service import BACK_OFF, ConsumerService
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.messages import encode_pack_request
 from nos_ec.engine.parking import NAMED_MAX
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.testing.at_rest import come_to_rest
 from nos_ec.testing.clock import FakeClock
-from nos_ec.wiring import System
+from tests.rig.at_rest import come_to_rest
 
 from .conftest import Bench
 

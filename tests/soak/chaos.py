@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from nos_ec.testing.chaos import Report, run_chaos
-from nos_ec.testing.chaos_strikes import Servers
-from nos_ec.testing.dev_servers import DevServer
+from tests.rig.chaos import Report, run_chaos
+from tests.rig.chaos_strikes import Servers
+from tests.rig.dev_servers import DevServer
 
 SECONDS_MIN = 60.0
 """A shorter run does not come to every kind of strike."""

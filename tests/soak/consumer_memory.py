@@ -24,9 +24,9 @@ from typing import Any
 
 from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.composition.wiring import initialise
 from nos_ec.settings import load_settings, without_settings
-from nos_ec.testing.backlog import Backlog
-from nos_ec.wiring import initialise
+from tests.rig.backlog import Backlog
 
 BOUND_MIB = 300
 SAMPLE_S = 0.1

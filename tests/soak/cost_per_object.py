@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nos_ec.composition.wiring import initialise
 from nos_ec.settings import Settings, load_settings, without_settings
-from nos_ec.testing.backlog import Backlog
-from nos_ec.wiring import initialise
+from tests.rig.backlog import Backlog
 
 UNIT_OBJECTS = 10_000
 PACKED_SIZE = 1000

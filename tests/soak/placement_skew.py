@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from statistics import fmean
 
-from nos_ec.testing.placement_skew import Disk, skew
+from tests.rig.placement_skew import Disk, skew
 
 GIB = 1 << 30
 BLOCKS = 2000

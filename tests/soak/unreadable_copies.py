@@ -21,12 +21,12 @@ from typing import Any, cast
 import structlog
 
 from nos_consumer.assemble import consumer_service
+from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import LandingId
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.settings import load_settings
-from nos_ec.testing.backlog import Backlog
-from nos_ec.wiring import System, initialise, open_system
+from tests.rig.backlog import Backlog
 
 CONFIG = """
 [store]

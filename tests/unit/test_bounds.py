@@ -7,11 +7,11 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nos_ec.core.bounds import bins_min, chunks_min, stripes_min, utilisation_max
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.merge_list import merge_list
-from nos_ec.core.packer import size_max
-from nos_ec.core.plan import Candidate
+from nos_ec.core.packing.bounds import bins_min, chunks_min, stripes_min, utilisation_max
+from nos_ec.core.packing.merge_list import merge_list
+from nos_ec.core.packing.packer import size_max
+from nos_ec.core.packing.plan import Candidate
 
 KIB = 1024
 

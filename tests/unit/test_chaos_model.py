@@ -10,9 +10,9 @@ from typing import Any, cast
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
-from nos_ec.testing.chaos_clients import History, judge, value_of
-from nos_ec.testing.chaos_strikes import KINDS, OSDS_DOWN_MAX, schedule
-from nos_ec.testing.dev_servers import beside, free_port
+from tests.rig.chaos_clients import History, judge, value_of
+from tests.rig.chaos_strikes import KINDS, OSDS_DOWN_MAX, schedule
+from tests.rig.dev_servers import beside, free_port
 
 KEY = ObjectKey("b", "o")
 

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.histogram import Histogram
-from nos_ec.core.plan import GroupPlan
+from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.lanes import WRITE_SECONDS_BOUNDS, Lanes
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 from nos_ec.monitoring import metrics
@@ -32,7 +32,7 @@ from nos_ec.monitoring.metrics import METRICS, Kind
 from nos_ec.monitoring.monitor import COST_SHARE, Cached, Monitor
 from nos_ec.monitoring.systemd import Notifier, Pulse
 from nos_ec.testing.clock import FakeClock
-from nos_ec.testing.notify_socket import NotifySocket
+from tests.rig.notify_socket import NotifySocket
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -1,4 +1,4 @@
-"""Invariants A to D of nos_ec/core/packer.py, for both policies, over sizes, names, windows and geometries."""
+"""Invariants A to D of nos_ec/core/packing/packer.py, for both policies, over sizes, names, windows and geometries."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.header import header_length, names_size_max
-from nos_ec.core.merge_list import POLICIES, merge_list
-from nos_ec.core.packer import NAME_RECORD_MAX, size_max
-from nos_ec.core.plan import Candidate, GroupPlan, MergeList
+from nos_ec.core.packing.merge_list import POLICIES, merge_list
+from nos_ec.core.packing.packer import NAME_RECORD_MAX, size_max
+from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
 
 KIB = 1024
 GEOMETRIES = (

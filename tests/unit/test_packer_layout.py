@@ -8,9 +8,9 @@ import pytest
 
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.header import header_length
-from nos_ec.core.merge_list import BestFitMergeList
-from nos_ec.core.packer import NAME_RECORD_MAX, Bin, GroupLayout
-from nos_ec.core.plan import Candidate, GroupPlan
+from nos_ec.core.packing.merge_list import BestFitMergeList
+from nos_ec.core.packing.packer import NAME_RECORD_MAX, Bin, GroupLayout
+from nos_ec.core.packing.plan import Candidate, GroupPlan
 
 CHUNK = 16 * 1024
 SMALL_CHUNKS = Geometry(k=4, m=2, chunk_size=CHUNK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nos_ec.testing.placement_skew import Disk, Skew, skew
+from tests.rig.placement_skew import Disk, Skew, skew
 
 GIB = 1 << 30
 

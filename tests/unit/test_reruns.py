@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.testing.reruns import AGAIN_MAX, FLAKY_MAX
+from tests.rig.reruns import AGAIN_MAX, FLAKY_MAX
 
 pytest_plugins = ["pytester"]
 
 CONFIGURATION = """
 [pytest]
-addopts = -ra --strict-markers --import-mode=importlib -p nos_ec.testing.reruns
+addopts = -ra --strict-markers --import-mode=importlib -p tests.rig.reruns
 markers =
     real: needs a server
     timed: in real time

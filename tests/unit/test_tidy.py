@@ -27,11 +27,11 @@ WORLD = re.compile(
 MAY_ASK_THE_WORLD = {
     "nos_ec/adapters/": "adapters are where the world begins",
     "nos_ec/testing/": "fakes and suites for tests",
-    "nos_ec/wiring.py": "makes the ids and names that everybody else is given",
+    "nos_ec/composition/wiring.py": "makes the ids and names that everybody else is given",
     "nos_ec/cli/": "the process itself: its environment, its waiting",
     "nos_ec/demo/": "a command",
     "nos_ec/bench/": "measures time and CPU time",
-    "nos_ec/scratch.py": "makes names that nobody used before",
+    "nos_ec/composition/scratch.py": "makes names that nobody used before",
     "nos_ec/core/killpoints.py": "reads one variable at import, to die in a crash test",
 }
 MAY_PRINT = {
@@ -146,6 +146,16 @@ def test_services_hold_one_package_each() -> None:
         assert [p.name for p in (ROOT / folder).iterdir() if p.is_dir() and (p / "__init__.py").exists()] == [
             f"nos_{folder}"
         ]
+
+
+def test_every_package_has_its_layer() -> None:
+    """In the contracts of import-linter, and in the list of ARCHITECTURE.md."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = {name.strip() for layer in settings["contracts"][0]["layers"] for name in layer.split("|")}
+    architecture = (ROOT / "docs/ARCHITECTURE.md").read_text()
+    packages = {path.name for path in (ROOT / "nos_ec").iterdir() if (path / "__init__.py").exists()}
+    assert {f"nos_ec.{name}" for name in packages} == {name for name in layers if "." in name} | {"nos_ec.testing"}
+    assert [name for name in packages if f"\nnos_ec/{name}/ " not in architecture] == []
 
 
 def test_modules_are_named_for_what_they_hold() -> None:

@@ -12,8 +12,8 @@ from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli import watching
 from nos_ec.cli.errors import exit_code
 from nos_ec.cli.watching import end_when_shut_out
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Blocklisted, NosError, Transient
-from nos_ec.wiring import System
 
 WAIT_S_MAX = 60.0
 

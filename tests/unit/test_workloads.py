@@ -9,7 +9,7 @@ import pytest
 
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.packer import size_max
+from nos_ec.core.packing.packer import size_max
 from nos_ec.core.workloads import WORKLOADS, sizes
 
 KIB = 1024

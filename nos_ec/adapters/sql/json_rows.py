@@ -10,7 +10,7 @@ to 32 bits, so integers are read as DECIMAL and cast. Each of these was seen on 
 
 A statement that locks goes from the JSON table to the rows, each by its key: `looked_up`, UpdateListed, DeleteListed
 say so to MySQL and MariaDB. Of a table with few rows, as far as they know, they would rather read all: it would wait
-for every row that another transaction has locked, and that one for it (nos_ec/testing/sql_races.py).
+for every row that another transaction has locked, and that one for it (tests/rig/sql_races.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
 What each transaction does is in the modules named after what it is about: objects, puts, commits, blocks, leases,
-landing, figures. Here is only which of them runs, and whether it writes.
+landing, store info. Here is only which of them runs, and whether it writes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, Engine
 
-from nos_ec.adapters.sql import blocks, commits, figures, landing, leases, objects, puts
+from nos_ec.adapters.sql import blocks, commits, landing, leases, objects, puts, store_info
 from nos_ec.adapters.sql.look_up import FAILURES, LookUps
 from nos_ec.adapters.sql.migrate import open_checked
 from nos_ec.adapters.sql.transactions import Transactions
@@ -61,20 +61,20 @@ class SqlMetadata:
 
     def bind_geometry(self, geometry: Geometry) -> None:
         """See the port."""
-        self._write(figures.bind_geometry, geometry)
+        self._write(store_info.bind_geometry, geometry)
         self._geometry = geometry
 
     def is_new(self) -> bool:
         """True while no geometry was recorded: nothing was ever stored through this metadata."""
-        return self._read(figures.find_geometry) is None
+        return self._read(store_info.find_geometry) is None
 
     def claim_store_id(self, store_id: str) -> str:
         """The id of this store; the one given becomes it, durably, if it has none yet. Raises Transient."""
-        return self._write(figures.claim_store_id, store_id)
+        return self._write(store_info.claim_store_id, store_id)
 
     def find_store_id(self) -> str | None:
         """The id of this store, if it was given one. Raises Transient."""
-        return self._read(figures.find_store_id)
+        return self._read(store_info.find_store_id)
 
     def reserve_landing(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
         """See the port."""
@@ -273,7 +273,7 @@ class SqlMetadata:
 
     def totals(self) -> Totals:
         """See the port."""
-        return self._read(figures.totals)
+        return self._read(store_info.totals)
 
     def close(self) -> None:
         """See the port."""
@@ -295,7 +295,7 @@ class SqlMetadata:
 
 
 def _require_geometry(connection: Connection) -> Geometry:
-    geometry = figures.find_geometry(connection)
+    geometry = store_info.find_geometry(connection)
     if geometry is None:
         raise ConfigError("this metadata store is not bound to a geometry yet; run `nos-ec init`")
     return geometry

@@ -15,7 +15,7 @@ from nos_ec.adapters.rados.cluster_waits import await_down, await_figures, await
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.rados.pool_checks import check_blocks_pool
 from nos_ec.core.geometry import PAGE, Geometry
-from nos_ec.testing.dev_servers import kill_process, stop_process
+from tests.rig.dev_servers import kill_process, stop_process
 
 POOL_BLOCKS = "nos-ec-blocks"
 POOL_LANDING = "nos-ec-landing"

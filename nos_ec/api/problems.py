@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from nos_ec.admin.models import Problem
+from nos_ec.api.models import Problem
 from nos_ec.core.errors import (
     ConfigError,
     Conflict,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from nos_ec.core.plan import Candidate
+from nos_ec.core.packing.plan import Candidate
 
 CLASSES_MAX = 2048
 """More classes waste fewer bytes at the end of a chunk (about one and a half grains) and make longer bitmaps."""

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.backends import (
+from nos_ec.composition.backends import (
     Log,
     initialise_log,
     initialise_objects,
@@ -33,7 +33,7 @@ from nos_ec.core.errors import Blocklisted, ConfigError, NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, timed_id
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.packer import size_max
+from nos_ec.core.packing.packer import size_max
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.large import LargeObjects
 from nos_ec.engine.leases import HeldLease, HeldLeases

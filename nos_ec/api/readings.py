@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import KeysView
 from dataclasses import asdict
 
-from nos_ec.admin import models
+from nos_ec.api import models
+from nos_ec.composition.wiring import System
 from nos_ec.core.header import GroupHeader
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
@@ -20,7 +21,6 @@ from nos_ec.engine.victims import BlockDecision
 from nos_ec.monitoring.monitor import Cached
 from nos_ec.monitoring.sources import StoreFigures
 from nos_ec.ports.metadata import BlockRow, ObjectRow, Placed
-from nos_ec.wiring import System
 
 PAGE_MAX = 1000
 """Entries of a list, at most; and rows that one request for a page examines."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nos_ec.testing.power_cut import Recorder
+from tests.rig.power_cut import Recorder
 
 _OK = 0
 _OPEN_CREATE = 0x4

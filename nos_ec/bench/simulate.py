@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from nos_ec.core.bounds import utilisation_max
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import NAME_RECORD_FIXED
-from nos_ec.core.merge_list import merge_list
-from nos_ec.core.plan import Candidate, GroupPlan, MergeList
+from nos_ec.core.packing.bounds import utilisation_max
+from nos_ec.core.packing.merge_list import merge_list
+from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
 
 KEY_BYTES = 40
 """Bytes of bucket and name of every simulated object: a short bucket name and a UUID. Names are counted at the room

@@ -24,9 +24,9 @@ few stripes as that takes. Nothing leaves but by whole groups, so the oldest obj
 from __future__ import annotations
 
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.packer import NAME_RECORD_MAX, Bin, GroupLayout, check_candidate, size_max
-from nos_ec.core.plan import Candidate, GroupPlan, Linger, lingering
-from nos_ec.core.size_classes import SizeClasses
+from nos_ec.core.packing.packer import NAME_RECORD_MAX, Bin, GroupLayout, check_candidate, size_max
+from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, lingering
+from nos_ec.core.packing.size_classes import SizeClasses
 
 GROUP_STRIPES = 4
 """Stripes a group aims for by default: fewer headers, and page roundings, than smaller groups have."""

@@ -6,8 +6,8 @@ import time
 from threading import Event
 
 from nos_consumer.assemble import drain
+from nos_ec.composition.wiring import System
 from nos_ec.testing.audit import problems
-from nos_ec.wiring import System
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nos_ec.settings import without_settings
-from nos_ec.testing.readiness import readyz
+from tests.rig.readiness import readyz
 
 START_S_MAX = 60.0
 STOP_S_MAX = 60.0

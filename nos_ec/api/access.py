@@ -11,7 +11,7 @@ import hashlib
 import hmac
 from pathlib import Path
 
-from nos_ec.admin.host_check import is_loopback
+from nos_ec.api.host_check import is_loopback
 from nos_ec.core.errors import ConfigError
 from nos_ec.settings import ApiSettings
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from nos_ec.core.best_fit import BestFitMergeList
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.nos_policy import NosMergeList
-from nos_ec.core.plan import Linger, MergeList, lingering
+from nos_ec.core.packing.best_fit import BestFitMergeList
+from nos_ec.core.packing.nos_policy import NosMergeList
+from nos_ec.core.packing.plan import Linger, MergeList, lingering
 
 POLICIES = ("best", "nos")
 """The default comes first."""

@@ -19,7 +19,7 @@ from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.testing.metadata_bench import MetadataBench
-from nos_ec.testing.sql_plans import scans
+from tests.rig.sql_plans import scans
 
 
 class SqlLookUps:

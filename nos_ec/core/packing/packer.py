@@ -35,7 +35,7 @@ from nos_ec.core.header import (
     names_size_max,
 )
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX
-from nos_ec.core.plan import Candidate, GroupPlan, Placement
+from nos_ec.core.packing.plan import Candidate, GroupPlan, Placement
 
 NAME_RECORD_MAX = NAME_RECORD_FIXED + BUCKET_BYTES_MAX + NAME_BYTES_MAX
 """Bytes of the largest name record before compression."""

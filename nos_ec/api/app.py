@@ -9,11 +9,11 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from nos_ec import __version__
-from nos_ec.admin import models, problems
-from nos_ec.admin.access import Token
-from nos_ec.admin.host_check import LoopbackHosts
-from nos_ec.admin.readings import PAGE_MAX, Readings
-from nos_ec.admin.request_limit import REQUESTS_MAX, RequestLimit
+from nos_ec.api import models, problems
+from nos_ec.api.access import Token
+from nos_ec.api.host_check import LoopbackHosts
+from nos_ec.api.readings import PAGE_MAX, Readings
+from nos_ec.api.request_limit import REQUESTS_MAX, RequestLimit
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.monitoring.exposition import CONTENT_TYPE

@@ -15,16 +15,16 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from nos_ec.adapters.sql.databases import create_database
+from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import load_settings
-from nos_ec.testing.at_rest import come_to_rest
-from nos_ec.testing.chaos_clients import Clients, History, Reader, Totals, Verdict, Workload, Writer, judge
-from nos_ec.testing.chaos_fleet import CODES, UNREACHED, Actor, Fleet
-from nos_ec.testing.chaos_strikes import DAEMONS, LEASE_S, WAIT_S, Servers, Striker, await_nothing, schedule
-from nos_ec.testing.dev_servers import free_port
-from nos_ec.testing.patience import patient
-from nos_ec.wiring import System, initialise, open_system
+from tests.rig.at_rest import come_to_rest
+from tests.rig.chaos_clients import Clients, History, Reader, Totals, Verdict, Workload, Writer, judge
+from tests.rig.chaos_fleet import CODES, UNREACHED, Actor, Fleet
+from tests.rig.chaos_strikes import DAEMONS, LEASE_S, WAIT_S, Servers, Striker, await_nothing, schedule
+from tests.rig.dev_servers import free_port
+from tests.rig.patience import patient
 
 RESTART_WAIT_S = 1.0
 """As systemd waits before it starts a daemon again."""

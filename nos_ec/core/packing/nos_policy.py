@@ -16,8 +16,8 @@ import random
 from collections import deque
 
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.packer import GroupLayout, check_candidate, size_max
-from nos_ec.core.plan import Candidate, GroupPlan, Linger, lingering
+from nos_ec.core.packing.packer import GroupLayout, check_candidate, size_max
+from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, lingering
 
 CLASSES_PER_CHUNK = 8
 FILLED_MIN = 0.8

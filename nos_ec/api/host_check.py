@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nos_ec.admin import problems
+from nos_ec.api import problems
 
 SPARED = frozenset({"/livez", "/readyz"})
 """Probes may call the machine what they like, and there is nothing secret in the answers."""

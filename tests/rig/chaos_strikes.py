@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from nos_ec.testing.chaos_fleet import Fleet
-from nos_ec.testing.dev_servers import WHOLE, DevServer
+from tests.rig.chaos_fleet import Fleet
+from tests.rig.dev_servers import WHOLE, DevServer
 
 KINDS = (
     "kill consumer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nos_ec.admin import problems
+from nos_ec.api import problems
 from nos_ec.core.errors import Transient
 
 REQUESTS_MAX = 64
