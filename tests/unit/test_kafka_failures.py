@@ -16,8 +16,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as DriverMessage
 
-from nos_ec.adapters.kafka import consumer as consumer_module
-from nos_ec.adapters.kafka import offset_look_up, topic_watch
+from nos_ec.adapters.kafka import member_client, offset_look_up, stall_watch, topic_watch
 from nos_ec.adapters.kafka import publisher as publisher_module
 from nos_ec.adapters.kafka.cluster import TIMEOUT_MS_MIN, KafkaTopic
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
@@ -72,11 +71,11 @@ def driver() -> ScriptedDriver:
 
 @pytest.fixture
 def consumer(driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[KafkaConsumer]:
-    monkeypatch.setattr(consumer_module, "Consumer", lambda _configuration: driver)
+    monkeypatch.setattr(member_client, "Consumer", lambda _configuration: driver)
     made = KafkaConsumer(KafkaTopic("broker:9092", "t", 4), group="g", member="m")
     monkeypatch.setattr(made._look_up, "topic_id", lambda: "one")
     made.poll(1, 0)
-    made._assigned(made._consumer, places(0, 1))
+    made._assigned(made._client.driver, places(0, 1))
     yield made
     made.close()
 
@@ -101,7 +100,7 @@ def test_messages_of_a_partition_revoked_in_the_same_poll_are_not_handed_out(
     consumer: KafkaConsumer, driver: ScriptedDriver
 ) -> None:
     """Invariant 5: their offsets could not be committed, and the next owner gets them."""
-    revoke = partial(consumer._give_up, consumer._consumer, places(0))
+    revoke = partial(consumer._give_up, consumer._client.driver, places(0))
     driver.steps = [message(0, 7), message(1, 3), revoke, message(1, 4)]
     assert taken(consumer) == [(1, 3), (1, 4)]
     assert consumer.assignment() == {1}
@@ -114,7 +113,7 @@ def test_what_the_callback_raises_does_not_take_messages_with_it(
         raise RuntimeError("the engine broke")
 
     consumer.on_revoke(fail)
-    driver.steps = [message(1, 3), partial(consumer._give_up, consumer._consumer, places(0)), message(1, 4)]
+    driver.steps = [message(1, 3), partial(consumer._give_up, consumer._client.driver, places(0)), message(1, 4)]
     assert taken(consumer) == [(1, 3), (1, 4)]
     with pytest.raises(RuntimeError, match="the engine broke"):
         consumer.poll(10, 0)
@@ -141,7 +140,7 @@ def test_a_member_that_was_silent_too_long_owns_nothing_at_once(
     assert taken(consumer) == []
     with pytest.raises(Conflict, match="no longer owns"):
         consumer.commit({0: 8})
-    driver.steps = [partial(consumer._lose, consumer._consumer, places(0, 1))]
+    driver.steps = [partial(consumer._lose, consumer._client.driver, places(0, 1))]
     assert taken(consumer) == []
     assert told == [{0, 1}]
 
@@ -168,7 +167,7 @@ def test_a_look_up_of_offsets_that_the_driver_never_answers_ends(
     silent = OffsetLookUp(topic, "m")
     monkeypatch.setattr(silent, "topic_id", lambda: "one")
     monkeypatch.setattr(consumer, "_look_up", silent)
-    monkeypatch.setattr(consumer, "_fetch_committed", lambda _partitions, _topic_id: {})
+    monkeypatch.setattr(consumer._commits, "committed", lambda _driver, _partitions, _topic_id: {})
     with pytest.raises(Transient, match="no answer"):
         consumer.lag()
 
@@ -183,7 +182,7 @@ def test_a_partition_whose_offsets_begin_again_is_joined_anew(consumer: KafkaCon
     assert taken(consumer) == []
     assert revoked == [{0, 1}]
     assert consumer.assignment() == frozenset()
-    consumer._assigned(consumer._consumer, places(0))
+    consumer._assigned(consumer._client.driver, places(0))
     driver.steps[:] = [message(0, 0), message(0, 1)]
     assert taken(consumer) == [(0, 0), (0, 1)]
 
@@ -191,9 +190,9 @@ def test_a_partition_whose_offsets_begin_again_is_joined_anew(consumer: KafkaCon
 def test_offsets_of_another_topic_are_not_begun_with(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
     """And do not hold commits back: they are not of this topic."""
     driver.stored = {2: (10_000, "topic-id=another"), 3: (7, "topic-id=one")}
-    consumer._assigned(consumer._consumer, places(2, 3))
+    consumer._assigned(consumer._client.driver, places(2, 3))
     assert driver.begins == {2: OFFSET_BEGINNING, 3: OFFSET_INVALID}
-    assert consumer._committed == {2: -1}
+    assert consumer._commits._known == {2: -1}
 
 
 @pytest.mark.parametrize(("end", "begins"), [(5, OFFSET_BEGINNING), (10, None)])
@@ -203,9 +202,9 @@ def test_offsets_without_an_id_are_believed_unless_they_are_behind_the_end(
     """As older versions committed them."""
     driver.stored = {2: (10, "")}
     monkeypatch.setattr(consumer._look_up, "offsets", lambda _which: dict.fromkeys(range(4), end))
-    consumer._assigned(consumer._consumer, places(2))
+    consumer._assigned(consumer._client.driver, places(2))
     assert driver.begins.get(2) == begins
-    assert consumer._committed == ({} if begins is None else {2: -1})
+    assert consumer._commits._known == ({} if begins is None else {2: -1})
 
 
 def test_a_member_that_cannot_look_where_to_begin_joins_anew(
@@ -215,7 +214,7 @@ def test_a_member_that_cannot_look_where_to_begin_joins_anew(
         raise Transient("no answer")
 
     monkeypatch.setattr(consumer._look_up, "topic_id", fail)
-    consumer._assigned(consumer._consumer, places(2))
+    consumer._assigned(consumer._client.driver, places(2))
     driver.steps = [message(2, 7)]
     assert taken(consumer) == []
     assert consumer.assignment() == frozenset()
@@ -228,9 +227,9 @@ def test_a_client_that_is_given_up_is_closed_by_name_although_an_exception_keeps
     gc.disable()
     try:
         with closing(KafkaConsumer(topic, group="g", member="m")) as consumer:
-            first, looks = consumer._consumer, consumer._look_up._client()
+            first, looks = consumer._client.driver, consumer._look_up._client()
             consumer._assigned(first, places(0))
-            while consumer._consumer is first:
+            while consumer._client.driver is first:
                 with suppress(Transient):  # no broker answers
                     consumer.poll(1, 0)
             eventually(lambda: is_closed(first.memberid))
@@ -269,14 +268,14 @@ def test_a_client_that_was_given_up_is_not_heard_when_it_closes(
         configuration.update(settings)
         return ScriptedDriver()
 
-    monkeypatch.setattr(consumer_module, "Consumer", new_driver)
-    before = consumer._heard_from(consumer._driver_number, consumer._lose)
+    monkeypatch.setattr(member_client, "Consumer", new_driver)
+    before = consumer._client.heard(consumer._lose)
     consumer._anew_because = "a test"
     consumer.poll(1, 0)
-    consumer._assigned(consumer._consumer, places(0, 1))
+    consumer._assigned(consumer._client.driver, places(0, 1))
     before(driver, places(0))
     assert consumer.assignment() == {0, 1}
-    consumer._heard_from(consumer._driver_number, consumer._lose)(driver, places(0))
+    consumer._client.heard(consumer._lose)(driver, places(0))
     assert consumer.assignment() == {1}
     configuration["error_cb"](KafkaError(KafkaError._AUTHENTICATION))
     with pytest.raises(ConfigError):
@@ -328,9 +327,9 @@ def test_a_member_that_is_not_handed_what_is_there_joins_anew(
     revoked: list[frozenset[int]],
 ) -> None:
     """As the driver does with a topic that was made anew: it asks in vain for ever, and does not tell."""
-    monkeypatch.setattr(consumer_module, "_STUCK_TIMEOUTS", 0)
+    monkeypatch.setattr(consumer._stalls, "patience_s", 0)
     monkeypatch.setattr(consumer._look_up, "offsets", lambda _which: {0: end, 1: 100})
-    monkeypatch.setattr(consumer, "_fetch_committed", lambda partitions, _id: dict.fromkeys(partitions, -1))
+    monkeypatch.setattr(consumer._commits, "committed", lambda _driver, partitions, _id: dict.fromkeys(partitions, -1))
     given_up: list[frozenset[int]] = []
     consumer.on_revoke(given_up.append)
     driver.steps += [message(0, 7)]
@@ -355,15 +354,17 @@ def test_a_member_that_is_handed_nothing_of_what_it_was_given_joins_anew(
     revoked: list[frozenset[int]],
 ) -> None:
     """As the driver does when it is told, as it asks where to begin, that the group's coordinator is another broker."""
-    monkeypatch.setattr(consumer_module, "_STUCK_TIMEOUTS", 0)
-    monkeypatch.setattr(consumer, "_fetch_committed", lambda partitions, _id: dict.fromkeys(partitions, committed))
+    monkeypatch.setattr(consumer._stalls, "patience_s", 0)
+    monkeypatch.setattr(
+        consumer._commits, "committed", lambda _driver, partitions, _id: dict.fromkeys(partitions, committed)
+    )
     monkeypatch.setattr(
         consumer._look_up, "offsets", lambda which: dict.fromkeys((0, 1), first if which is EARLIEST else end)
     )
     given_up: list[frozenset[int]] = []
     consumer.on_revoke(given_up.append)
     assert taken(consumer) == []
-    consumer._assigned(consumer._consumer, places(1))  # what has just come is not judged by what was there before
+    consumer._assigned(consumer._client.driver, places(1))  # what has just come is not judged by what was there before
     for _ in range(3):
         assert given_up == []
         assert taken(consumer) == []
@@ -387,12 +388,12 @@ def test_who_is_not_taken_into_the_group_tries_with_another_client(
         made[-1].member_id = member_id
         return made[-1]
 
-    monkeypatch.setattr(consumer_module, "_STUCK_TIMEOUTS", 0)
-    monkeypatch.setattr(consumer_module, "Consumer", new_driver)
+    monkeypatch.setattr(stall_watch, "_STUCK_TIMEOUTS", 0)
+    monkeypatch.setattr(member_client, "Consumer", new_driver)
     monkeypatch.setattr(KafkaConsumer, "_is_stuck", lambda _consumer: False)
     with closing(KafkaConsumer(KafkaTopic("broker:9092", "t", 4), group="g", member="m")) as consumer:
         monkeypatch.setattr(consumer, "_member_id", told)
-        monkeypatch.setattr(consumer, "_poll_interval_s_max", silent_s_max)
+        monkeypatch.setattr(consumer._stalls, "_poll_interval_s_max", silent_s_max)
         assert taken(consumer) == []
         assert len(made) == 1, "it may be on its way"
         for _ in range(4):
@@ -487,7 +488,7 @@ def test_a_consumer_that_only_looks_at_the_lag_looks_with_another_client_after_a
         made.append(BrokenDriver())
         return made[-1]
 
-    monkeypatch.setattr(consumer_module, "Consumer", new_driver)
+    monkeypatch.setattr(member_client, "Consumer", new_driver)
     monkeypatch.setattr(OffsetLookUp, "topic_id", lambda _look_up: "one")
     with closing(KafkaConsumer(KafkaTopic("broker:9092", "t", 4), group="g", member="m")) as consumer:
         for count in (2, 3):

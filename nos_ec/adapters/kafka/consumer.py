@@ -1,36 +1,25 @@
 """One member of a consumer group on Kafka: cooperative rebalancing, offsets committed by hand.
 
 Threads of librdkafka keep the session alive. `poll` proves that the work goes on: a member that does not poll for
-poll_interval_ms_max leaves the group by itself, and one whose process died is thrown out after session_ms.
+poll_interval_ms_max leaves the group by itself, and one whose process died is removed after session_ms.
 
-Kafka lets any member commit any partition of its topic, and it lets anybody commit for a group that is empty. So
-ownership is checked here before anything is sent; the generation, which the broker checks, covers what this member
-has not heard of yet.
+Kafka lets any member commit any partition of its topic, and anybody commit for a group that is empty. So ownership is
+checked here before anything is sent; the generation, which the broker checks, covers what this member has not yet
+heard of.
 
-Every call ends within a few request time-outs, also while no broker answers:
+Every call ends within a few request time-outs, also while no broker answers (1 and 2: commits.py; 3, 5 and 6:
+stall_watch.py). A client that does not get on is given up, and the member joins again with another one.
 
-1  a commit is sent without waiting for its answer, which the driver gives in a later poll; asking the group for its
-   offsets tells whether it is done, and that takes a time limit. The driver's own waiting commit has none, and no
-   other thread may use the client while a callback runs
-2  after a commit whose end is not known no other one is sent before it was answered, or an old one could come last
-3  a client that does not get on is given up, and the member joins anew with another one. librdkafka 2.16 forgets every
-   broker when one that slept answers that there is none: it may stay without any then, and wait for ever
-4  a topic that was made anew, or lost its end, begins again with offsets that were handed out: they are other messages.
-   Then, too, the member joins anew, and forgets what was done and committed. It tells by offsets that come again and by
-   the topic's id, and begins with the first message where what the group committed is of another topic
-5  librdkafka 2.16 believes no leader epoch that is lower than one before, which a topic that was made anew has: it asks
-   for messages in vain for ever, and does not tell. So a member that gets nothing looks where the topic ends
-6  librdkafka 2.16 does not ask again where to begin with partitions when it was told that the broker is no longer the
-   group's coordinator: it keeps them, and asks for no messages. Nor does it always join after it waited for metadata
+4  a topic that was recreated, or lost its end, begins again with offsets that were handed out already: they are other
+   messages. Then, too, the member joins again and forgets what was done and committed. It notices by offsets that
+   come again and by the topic's id, and begins with the first message where the group's offset is of another topic
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from itertools import count
 
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
@@ -38,25 +27,25 @@ from confluent_kafka import Message as DriverMessage
 
 from nos_ec.adapters.kafka.cluster import (
     KafkaTopic,
-    bare_error,
     cause_of,
     is_fatal,
-    let_go,
     require_ms,
     translate,
     translated_errors,
     urgency,
 )
+from nos_ec.adapters.kafka.commits import GroupCommits
 from nos_ec.adapters.kafka.dead_letters import DeadLetters
+from nos_ec.adapters.kafka.member_client import MemberClient
 from nos_ec.adapters.kafka.offset_look_up import (
     EARLIEST,
     LATEST,
     OffsetLookUp,
-    commit_places,
     fetch_committed,
     next_offset,
     places,
 )
+from nos_ec.adapters.kafka.stall_watch import StallWatch
 from nos_ec.adapters.kafka.topic_watch import TopicWatch
 from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
 from nos_ec.ports.message_log import Message
@@ -70,12 +59,6 @@ _HEARTBEATS_PER_SESSION = 10
 """How often a member asks whether the group rebalances: this decides how fast it settles."""
 _HEARTBEAT_MS_MAX = 3000
 
-_REBALANCE_S_MAX = 2.0
-_COMMIT_RETRY_S = 0.1
-"""A group that rebalances takes no commits until its leader has shared out the partitions."""
-_STUCK_TIMEOUTS = 3
-"""Request time-outs after which a client that waits for brokers or for an answer is taken for one that got stuck."""
-_PROBE_S = 1.0
 _WAIT_S_MIN = 0.001
 
 _NEWS = {
@@ -137,10 +120,8 @@ class KafkaConsumer:
             "fetch.max.bytes": max(prefetch_kbytes << 10, 1_000_000),
             "max.partition.fetch.bytes": 1 << 20,
         }
-        self._configuration = topic.configuration(member, defaults, fixed)
-        self._driver_number = 0
-        """Of the client that is used now; clients given up had lower ones."""
-        self._consumer = self._new_driver()
+        callbacks: dict[str, Callable[..., None]] = {"error_cb": self._driver_error, "on_commit": self._commit_answered}
+        self._client = MemberClient(topic, member, topic.configuration(member, defaults, fixed), callbacks)
         self._revoked: Callable[[frozenset[int]], None] = _ignore
         self._joined = False
         self._closed = False
@@ -148,30 +129,14 @@ class KafkaConsumer:
         self._member_id: str | None = None
         self._owned: set[int] = set()
         self._paused: set[int] = set()
-        self._committed: dict[int, int] = {}
-        """What is known to be committed of the partitions owned: offsets never move backwards."""
-        self._unanswered_count = 0
-        """Commits sent that the driver has not told the end of."""
-        self._doubtful_s: float | None = None
-        """Since when an unanswered commit may still move the group's offsets (2)."""
-        self._down_s: float | None = None
-        """Since when the driver has no broker, as far as it has told."""
-        self._next: dict[int, int] = {}
-        """Of the partitions owned, the offset after the last message taken."""
+        self._commits = GroupCommits(topic)
+        self._stalls = StallWatch(topic, self._poll_interval_s_max)
         self._anew_because = ""
-        """Why the next poll has to join anew: an offset came that was taken before (4), or nothing comes (5)."""
-        self._looked_s = time.monotonic()
-        """When the last message was taken, partitions came, or the ends were looked up."""
-        self._ends: dict[int, int] = {}
-        """The topic's ends when they were looked up, if nothing was taken or resumed and no partitions came since."""
-        self._left_out_s: float | None = None
-        """Since when the group does not take this member in, as far as it has looked."""
+        """Why the next poll has to join again with another client."""
         self._batch: list[Message] = []
         self._errors: list[BaseException] = []
         self._look_up = OffsetLookUp(topic, f"{member}-lag")
         self._watch = TopicWatch(self._look_up)
-        self._topic_id = ""
-        """Of the topic that the partitions owned are of, as far as it is known."""
         self._dead_letters = DeadLetters(topic, member)
 
     # --- the port ---------------------------------------------------------------------------------
@@ -214,18 +179,7 @@ class KafkaConsumer:
         if not offsets:
             return
         self._require_ownership(offsets.keys())
-        if self._doubtful_s is not None:
-            raise Transient(
-                f"message log: commit: an earlier one has no answer; check the brokers {self._topic.servers}"
-            )
-        if unknown := offsets.keys() - self._committed.keys():
-            self._committed |= self._fetch_committed(unknown, self._topic_id)
-        ahead = {partition: offset for partition, offset in offsets.items() if offset > self._committed[partition]}
-        if not ahead:
-            return
-        self._send_commit(ahead)
-        # A rebalance in between may have taken a partition away: then there is nothing to remember of it.
-        self._committed.update((p, offset) for p, offset in ahead.items() if p in self._owned)
+        self._commits.commit(self._client.driver, offsets, self._owned, self._require_ownership)
 
     def set_aside(self, message: Message, reason: str) -> None:
         """See MessageConsumer.set_aside, and DeadLetters."""
@@ -241,7 +195,7 @@ class KafkaConsumer:
         new = (self._owned & set(partitions)) - self._paused
         if new:
             with translated_errors(self._topic, "pause"):
-                self._consumer.pause(self._places(new))
+                self._client.driver.pause(self._places(new))
             self._paused |= new
 
     def resume(self, partitions: Iterable[int]) -> None:
@@ -249,9 +203,9 @@ class KafkaConsumer:
         paused = self._paused & set(partitions)
         if paused:
             with translated_errors(self._topic, "resume"):
-                self._consumer.resume(self._places(paused))
+                self._client.driver.resume(self._places(paused))
             self._paused -= paused
-            self._ends = {}
+            self._stalls.resumed()
 
     def on_revoke(self, callback: Callable[[frozenset[int]], None]) -> None:
         """See MessageConsumer.on_revoke. When it raises, the partitions are given up all the same."""
@@ -264,7 +218,8 @@ class KafkaConsumer:
         Raises ConfigError, Transient.
         """
         try:
-            committed = self._fetch_committed(range(self._topic.partitions), self._look_up.topic_id())
+            driver, topic_id = self._client.driver, self._look_up.topic_id()
+            committed = self._commits.committed(driver, range(self._topic.partitions), topic_id)
             first = self._look_up.offsets(EARLIEST)
             end = self._look_up.offsets(LATEST)
         except Transient:
@@ -284,139 +239,58 @@ class KafkaConsumer:
         with ExitStack() as stack:
             stack.callback(self._dead_letters.close)
             stack.callback(self._forget, frozenset(self._owned))
-            self._leave()
+            self._client.leave()
         self._look_up.close(self._topic.timeout_s)
 
-    # --- the driver's client ----------------------------------------------------------------------
-    def _new_driver(self) -> Consumer:
-        number = self._driver_number + 1
-        callbacks = {
-            "error_cb": self._heard_from(number, self._driver_error),
-            "on_commit": self._heard_from(number, self._commit_answered),
-        }
-        with translated_errors(self._topic, "connect"):
-            made = Consumer(self._configuration | callbacks)
-        self._driver_number = number
-        return made
-
-    def _heard_from(self, number: int, callback: Callable[..., None]) -> Callable[..., None]:
-        """A callback for this client, which is not heard any more when there is another one: an abandoned client is
-        closed on a thread of its own, and calls back there."""
-
-        def heard(*told: object) -> None:
-            if number == self._driver_number:
-                callback(*told)
-
-        return heard
-
-    def _leave(self) -> None:
-        """On a thread, which is left to itself when it does not end: the driver waits for commits to be answered."""
-        errors: list[BaseException] = []
-
-        def leave() -> None:
-            try:
-                with translated_errors(self._topic, "leave the group"):
-                    self._consumer.close()
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=leave, name=f"{self._member}-leave", daemon=True)
-        thread.start()
-        thread.join(self._topic.timeout_s)
-        if thread.is_alive():
-            _log.warning("left the group without farewell: no answer", member=self._member, brokers=self._topic.servers)
-        if errors:
-            raise errors[0]
-
+    # --- clients that do not get on -----------------------------------------------------------------
     def _is_stuck(self) -> bool:
-        now_s, patience_s = time.monotonic(), _STUCK_TIMEOUTS * self._topic.timeout_s
-        if self._doubtful_s is not None and now_s - self._doubtful_s > patience_s:
+        if self._commits.doubtful_for_s() > self._stalls.patience_s:
             return True
-        if self._down_s is None or now_s - self._down_s <= patience_s:
-            return False
-        # It tells when it loses the last broker, and not when it has one again.
-        self._down_s = None
-        try:
-            return not self._consumer.list_topics(self._topic.name, timeout=_PROBE_S).brokers
-        except KafkaException:
-            return True
+        return self._stalls.is_cut_off(self._client.driver)
 
     def _look_for_more(self) -> None:
-        """From time to time while nothing comes: something did not come that had been there the last time (5, 6)."""
-        now_s = time.monotonic()
-        if self._down_s is not None or now_s - self._looked_s < _STUCK_TIMEOUTS * self._topic.timeout_s:
+        """From time to time while nothing comes."""
+        if not self._stalls.may_look():
             return
-        self._looked_s = now_s
-        if self._is_left_out(now_s):
+        member_id = self._client.driver.memberid()
+        if self._stalls.is_left_out(owns=bool(self._owned), member_id=member_id, known_id=self._member_id):
             self._anew_because = "the group does not take this member in"
-        earlier, self._ends = self._ends, {}
-        places: dict[int, int] = {}
         try:
-            if wanted := self._owned - self._paused:
-                places = {p: offset for p, offset in self._next.items() if p in wanted}
-                if unknown := wanted - places.keys():
-                    places |= self._beginnings(unknown)
-                self._ends = self._look_up.offsets(LATEST)
+            wanted = self._owned - self._paused
+            if self._stalls.misses_messages(wanted, self._beginnings, lambda: self._look_up.offsets(LATEST)):
+                self._anew_because = "nothing comes, though the topic does not end where this member is"
         except NosError:
             self._renew_onlookers()
-        if any(place not in (earlier.get(p, place), self._ends.get(p, place)) for p, place in places.items()):
-            self._anew_because = "nothing comes, though the topic does not end where this member is"
-
-    def _is_left_out(self, now_s: float) -> bool:
-        """It owns nothing, and was not told so under the id that it has: longer than a rebalance may take, or since the
-        last look without having an id, and so without having been heard by the group (6)."""
-        member_id = self._consumer.memberid()
-        if self._owned or (member_id and member_id == self._member_id):
-            self._left_out_s = None
-            return False
-        if self._left_out_s is None:
-            self._left_out_s = now_s
-            return False
-        return not member_id or now_s - self._left_out_s > self._poll_interval_s_max
 
     def _beginnings(self, partitions: Iterable[int]) -> dict[int, int]:
         """{partition: offset of the first message to be handed out} of those that nothing was taken from."""
         first = self._look_up.offsets(EARLIEST)
-        committed = self._fetch_committed(partitions, self._topic_id)
+        committed = self._commits.committed(self._client.driver, partitions, self._commits.topic_id)
         return {p: max(offset, first.get(p, 0)) for p, offset in committed.items()}
 
     def _start_anew(self) -> None:
         """Give up a client that does not get on any more (3 to 6). As when thrown out: the partitions are lost."""
         _log.warning(f"joining the group anew: {self._anew_because}", member=self._member, brokers=self._topic.servers)
-        abandoned, self._consumer = self._consumer, self._new_driver()
+        self._client.replace()
         self._joined = False
         self._member_id = None
-        self._unanswered_count = 0
-        self._doubtful_s = None
-        self._down_s = time.monotonic()
         self._anew_because = ""
-        self._ends = {}
-        self._left_out_s = None
         lost = frozenset(self._owned)
         self._owned -= lost
         self._paused -= lost
-        self._committed.clear()
-        self._next.clear()
-        self._topic_id = ""
-        let_go(abandoned.close, 0)
+        self._commits.reset()
+        self._stalls.reset()
         self._run_callback(lost)
 
     def _renew_onlookers(self) -> None:
         """Give up clients that only look at offsets, which may never get on again (3) and which no poll gives up."""
         self._look_up.renew()
         if not self._joined and not self._closed:
-            abandoned, self._consumer = self._consumer, self._new_driver()
-            let_go(abandoned.close, 0)
+            self._client.replace()
 
     # --- polling ----------------------------------------------------------------------------------
     def _join(self) -> None:
-        with translated_errors(self._topic, "join the group"):
-            self._consumer.subscribe(
-                [self._topic.name],
-                on_assign=self._heard_from(self._driver_number, self._assigned),
-                on_revoke=self._heard_from(self._driver_number, self._give_up),
-                on_lost=self._heard_from(self._driver_number, self._lose),
-            )
+        self._client.subscribe(on_assign=self._assigned, on_revoke=self._give_up, on_lost=self._lose)
         self._joined = True
 
     def _fill_batch(self, messages_max: int, wait_s: float) -> None:
@@ -426,7 +300,7 @@ class KafkaConsumer:
             # The driver cuts a wait to whole milliseconds: less than one would be none, again and again.
             left_s = 0.0 if self._batch or not wait_s else max(_WAIT_S_MIN, deadline - time.monotonic())
             try:
-                message = self._consumer.poll(left_s)
+                message = self._client.driver.poll(left_s)
             except (KafkaException, SystemError) as error:
                 # The driver will not hand out again what was taken already: it must not go with the error.
                 cause = cause_of(error)
@@ -446,11 +320,9 @@ class KafkaConsumer:
         assert offset is not None
         if partition not in self._owned:
             return  # fetched ahead, before this member was thrown out: the new owner gets it
-        if offset < self._next.get(partition, 0):
+        if not self._stalls.took(partition, offset):
             self._anew_because = "its offsets begin again: the topic was made anew, or lost messages"
             return
-        self._next[partition] = offset + 1
-        self._looked_s, self._ends = time.monotonic(), {}
         # A null key or value is not ours; as empty bytes it reaches the decoder, which refuses it.
         self._batch.append(Message(partition, offset, message.key() or b"", message.value() or b""))
 
@@ -459,14 +331,14 @@ class KafkaConsumer:
         if error.code() == KafkaError._MAX_POLL_EXCEEDED:
             # The driver's own word that they are lost comes some heartbeats later: too late for what is handed out.
             _log.warning("thrown out of the group: too long between polls", member=self._member, error=error.str())
-            self._lose(self._consumer, self._places(self._owned))
+            self._lose(self._client.driver, self._places(self._owned))
             return
         self._errors.append(self._translate(error))
 
     def _driver_error(self, error: KafkaError) -> None:
         """Something about connections."""
-        if error.code() == KafkaError._ALL_BROKERS_DOWN and self._down_s is None:
-            self._down_s = time.monotonic()
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._stalls.lost_brokers()
         if is_fatal(error) or error.code() in _NEWS:
             self._errors.append(self._translate(error))
 
@@ -492,7 +364,7 @@ class KafkaConsumer:
     def _assigned(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:
         new = {place.partition for place in places}
         self._owned |= new
-        self._looked_s, self._ends, self._left_out_s = time.monotonic(), {}, None
+        self._stalls.assigned()
         self._member_id = consumer.memberid()
         if new:
             self._begin(consumer, places)
@@ -508,10 +380,10 @@ class KafkaConsumer:
     def _begin(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:
         """Let the driver begin with the first message where the group's offset is of another topic (4)."""
         try:
-            self._topic_id = self._look_up.topic_id()
-            self._watch.begin(self._topic_id)
+            topic_id = self._commits.topic_id = self._look_up.topic_id()
+            self._watch.begin(topic_id)
             committed = fetch_committed(consumer, self._topic, (place.partition for place in places))
-            valid = {partition: found.of(self._topic_id) for partition, found in committed.items()}
+            valid = {partition: found.of(topic_id) for partition, found in committed.items()}
             if any(found.offset > 0 and not found.topic_id for found in committed.values()):
                 end = self._look_up.offsets(LATEST)
                 valid = {partition: offset if offset <= end[partition] else -1 for partition, offset in valid.items()}
@@ -521,7 +393,7 @@ class KafkaConsumer:
             return
         if stale := sorted(partition for partition, found in committed.items() if found.offset > valid[partition]):
             _log.warning("offsets of another topic: beginning with the first message", partitions=stale)
-            self._committed |= dict.fromkeys(stale, -1)
+            self._commits.none_counts(stale)
             for place in places:
                 if place.partition in stale:
                     place.offset = OFFSET_BEGINNING
@@ -557,9 +429,8 @@ class KafkaConsumer:
                 self.resume(partitions)
         self._owned -= partitions
         self._paused -= partitions
-        for partition in partitions:
-            self._committed.pop(partition, None)
-            self._next.pop(partition, None)
+        self._commits.forget(partitions)
+        self._stalls.forget(partitions)
 
     # --- offsets ----------------------------------------------------------------------------------
     def _require_ownership(self, partitions: Iterable[int]) -> None:
@@ -569,45 +440,12 @@ class KafkaConsumer:
         silent_s = time.monotonic() - self._polled_s
         if self._polled_s and silent_s >= self._poll_interval_s_max:
             raise Conflict(f"message log: member {self._member!r} did not poll for {silent_s:.1f} s and is out")
-        if self._consumer.memberid() != self._member_id:
+        if self._client.driver.memberid() != self._member_id:
             raise Conflict(f"message log: member {self._member!r} was thrown out of its group")
 
-    def _fetch_committed(self, partitions: Iterable[int], topic_id: str) -> dict[int, int]:
-        """{partition: committed offset}, -1 where the group has none of the topic with this id."""
-        found = fetch_committed(self._consumer, self._topic, partitions)
-        return {partition: committed.of(topic_id) for partition, committed in found.items()}
-
-    def _send_commit(self, offsets: Mapping[int, int]) -> None:
-        """Send it, and again while the group takes none, until the group's offsets show it (1)."""
-        places = commit_places(self._topic, offsets, self._topic_id)
-        deadline = time.monotonic() + _REBALANCE_S_MAX
-        for sent_count in count(1):
-            with translated_errors(self._topic, "commit"):
-                self._consumer.commit(offsets=places, asynchronous=True)
-            self._unanswered_count += 1
-            if self._doubtful_s is None:
-                self._doubtful_s = time.monotonic()
-            committed = fetch_committed(self._consumer, self._topic, offsets)
-            if all(found.topic_id == self._topic_id and found.offset >= offsets[p] for p, found in committed.items()):
-                if sent_count == 1:
-                    self._doubtful_s = None
-                return
-            self._require_ownership(offsets)
-            if time.monotonic() >= deadline:
-                raise Transient(f"message log: commit: the group took none for {_REBALANCE_S_MAX:.0f} s; it rebalances")
-            time.sleep(_COMMIT_RETRY_S)
-
     def _commit_answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
-        """The end of a commit, told inside a poll. Whether it moved the offsets was seen when it was sent."""
-        self._unanswered_count -= 1
-        if self._unanswered_count <= 0:
-            self._doubtful_s = None
-        for refused in (error, *(place.error for place in places)):
-            if refused is not None and isinstance(
-                translated := translate(bare_error(refused), self._topic, "commit"), ConfigError
-            ):
-                self._errors.append(translated)
-                return
+        if (lasting := self._commits.answered(error, places)) is not None:
+            self._errors.append(lasting)
 
     def _places(self, partitions: Iterable[int]) -> list[TopicPartition]:
         return places(self._topic, partitions)

@@ -1,0 +1,126 @@
+"""Committing a member's offsets, so that every call ends and no old commit is applied last.
+
+1  a commit is sent without waiting for its answer, which the driver delivers in a later poll. Asking the group for
+   its offsets shows whether it was applied, and that request has a time limit. The driver's own waiting commit has
+   none, and no other thread may use the client while a callback runs
+2  after a commit with an unknown outcome no other one is sent until it is answered; otherwise the older one could be
+   applied last
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from itertools import count
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from nos_ec.adapters.kafka.cluster import KafkaTopic, bare_error, translate, translated_errors
+from nos_ec.adapters.kafka.offset_look_up import commit_places, fetch_committed
+from nos_ec.core.errors import ConfigError, Transient
+
+_REBALANCE_S_MAX = 2.0
+_RETRY_S = 0.1
+"""A group that rebalances accepts no commits until its leader has assigned the partitions."""
+
+
+class GroupCommits:
+    """Commits for one member. Not thread-safe.
+
+    `topic_id`: of the topic whose offsets are committed; "" while it is not known.
+    """
+
+    def __init__(self, topic: KafkaTopic) -> None:
+        self._topic = topic
+        self.topic_id = ""
+        self._known: dict[int, int] = {}
+        """What is known to be committed of the partitions owned: offsets never move backwards."""
+        self._unanswered_count = 0
+        """Commits sent whose end the driver has not reported."""
+        self._doubtful_s: float | None = None
+        """Since when an unanswered commit may still move the group's offsets (2)."""
+
+    def reset(self) -> None:
+        """There is another client: it has sent nothing, and owns nothing."""
+        self.topic_id = ""
+        self._known.clear()
+        self._unanswered_count = 0
+        self._doubtful_s = None
+
+    def forget(self, partitions: Iterable[int]) -> None:
+        """These are not owned any more."""
+        for partition in partitions:
+            self._known.pop(partition, None)
+
+    def none_counts(self, partitions: Iterable[int]) -> None:
+        """What the group has committed of these is of another topic."""
+        self._known |= dict.fromkeys(partitions, -1)
+
+    def doubtful_for_s(self) -> float:
+        """For how many seconds a commit has had no answer; 0 when there is none."""
+        return 0.0 if self._doubtful_s is None else time.monotonic() - self._doubtful_s
+
+    def committed(self, driver: Consumer, partitions: Iterable[int], topic_id: str) -> dict[int, int]:
+        """{partition: committed offset}, -1 where the group has none of the topic with this id."""
+        found = fetch_committed(driver, self._topic, partitions)
+        return {partition: committed.of(topic_id) for partition, committed in found.items()}
+
+    def commit(
+        self,
+        driver: Consumer,
+        offsets: Mapping[int, int],
+        owned: Set[int],
+        require_ownership: Callable[[Iterable[int]], None],
+    ) -> None:
+        """See KafkaConsumer.commit. `owned` may change meanwhile; `require_ownership` raises Conflict."""
+        if self._doubtful_s is not None:
+            raise Transient(
+                f"message log: commit: an earlier one has no answer; check the brokers {self._topic.servers}"
+            )
+        if unknown := offsets.keys() - self._known.keys():
+            self._known |= self.committed(driver, unknown, self.topic_id)
+        ahead = {partition: offset for partition, offset in offsets.items() if offset > self._known[partition]}
+        if not ahead:
+            return
+        self._send(driver, ahead, require_ownership)
+        # A rebalance in between may have taken a partition away: then there is nothing to remember of it.
+        self._known.update((p, offset) for p, offset in ahead.items() if p in owned)
+
+    def answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> ConfigError | None:
+        """The driver reports the end of a commit. Whether it moved the offsets was seen when it was sent.
+
+        Returns what only new settings can cure.
+        """
+        self._unanswered_count -= 1
+        if self._unanswered_count <= 0:
+            self._doubtful_s = None
+        for refused in (error, *(place.error for place in places)):
+            if refused is not None:
+                translated = translate(bare_error(refused), self._topic, "commit")
+                if isinstance(translated, ConfigError):
+                    return translated
+        return None
+
+    def _send(
+        self, driver: Consumer, offsets: Mapping[int, int], require_ownership: Callable[[Iterable[int]], None]
+    ) -> None:
+        """Send it, and again while the group accepts none, until the group's offsets show it (1)."""
+        places = commit_places(self._topic, offsets, self.topic_id)
+        deadline = time.monotonic() + _REBALANCE_S_MAX
+        for sent_count in count(1):
+            with translated_errors(self._topic, "commit"):
+                driver.commit(offsets=places, asynchronous=True)
+            self._unanswered_count += 1
+            if self._doubtful_s is None:
+                self._doubtful_s = time.monotonic()
+            committed = fetch_committed(driver, self._topic, offsets)
+            if all(found.topic_id == self.topic_id and found.offset >= offsets[p] for p, found in committed.items()):
+                if sent_count == 1:
+                    self._doubtful_s = None
+                return
+            require_ownership(offsets)
+            if time.monotonic() >= deadline:
+                raise Transient(
+                    f"message log: commit: the group accepted none for {_REBALANCE_S_MAX:.0f} s; it rebalances"
+                )
+            time.sleep(_RETRY_S)

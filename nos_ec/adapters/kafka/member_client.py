@@ -1,0 +1,87 @@
+"""The driver's client of a group member, which is given up and replaced when it does not get on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+from confluent_kafka import Consumer
+
+from nos_ec.adapters.kafka.cluster import KafkaTopic, let_go, translated_errors
+
+_log = structlog.get_logger(__name__)
+
+
+class MemberClient:
+    """Owns the client. `driver` is the current one; callbacks of earlier ones are ignored.
+
+    `callbacks` are settings of the driver, such as error_cb. Raises ConfigError for settings that it refuses.
+    """
+
+    def __init__(
+        self,
+        topic: KafkaTopic,
+        member: str,
+        configuration: Mapping[str, Any],
+        callbacks: Mapping[str, Callable[..., None]],
+    ) -> None:
+        self._topic = topic
+        self._member = member
+        self._configuration = configuration
+        self._callbacks = callbacks
+        self._number = 0
+        """Of the current client; those given up had lower ones."""
+        self.driver: Consumer = self._new()
+
+    def subscribe(self, **callbacks: Callable[..., None]) -> None:
+        """Join the group. The callbacks are on_assign, on_revoke and on_lost. Raises ConfigError, Transient."""
+        with translated_errors(self._topic, "join the group"):
+            heard = {name: self.heard(callback) for name, callback in callbacks.items()}
+            self.driver.subscribe([self._topic.name], **heard)
+
+    def replace(self) -> None:
+        """Give the client up. The group is told by the abandoned client, or finds out when its session ends."""
+        abandoned, self.driver = self.driver, self._new()
+        let_go(abandoned.close, 0)
+
+    def leave(self) -> None:
+        """Leave the group. Waits at most one request time-out: the driver waits for commits to be answered."""
+        errors: list[BaseException] = []
+
+        def leave() -> None:
+            try:
+                with translated_errors(self._topic, "leave the group"):
+                    self.driver.close()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=leave, name=f"{self._member}-leave", daemon=True)
+        thread.start()
+        thread.join(self._topic.timeout_s)
+        if thread.is_alive():
+            _log.warning("left the group without farewell: no answer", member=self._member, brokers=self._topic.servers)
+        if errors:
+            raise errors[0]
+
+    def heard(self, callback: Callable[..., None], number: int | None = None) -> Callable[..., None]:
+        """A callback of this client (default: the current one) that is ignored once there is another client.
+
+        An abandoned client is closed on a thread of its own and calls back there.
+        """
+        number = self._number if number is None else number
+
+        def call(*told: object) -> None:
+            if number == self._number:
+                callback(*told)
+
+        return call
+
+    def _new(self) -> Consumer:
+        number = self._number + 1
+        callbacks = {name: self.heard(callback, number) for name, callback in self._callbacks.items()}
+        with translated_errors(self._topic, "connect"):
+            made = Consumer({**self._configuration, **callbacks})
+        self._number = number
+        return made

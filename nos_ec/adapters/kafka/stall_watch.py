@@ -1,0 +1,126 @@
+"""Notices that a member's client of librdkafka 2.16 has stopped working without reporting it.
+
+3  when a broker that slept answers that there is no broker, the client forgets every broker and may wait for ever
+5  it rejects a leader epoch that is lower than an earlier one, which a recreated topic has, and fetches in vain for
+   ever. So a member that gets nothing looks where the topic ends
+6  when it is told that a broker is no longer the group's coordinator, it does not ask again where to begin: it keeps
+   its partitions and fetches nothing. Nor does it always join after it waited for metadata
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Set
+
+from confluent_kafka import Consumer, KafkaException
+
+from nos_ec.adapters.kafka.cluster import KafkaTopic
+
+_STUCK_TIMEOUTS = 3
+"""Request time-outs after which a client that waits for brokers or for an answer counts as stuck."""
+_PROBE_S = 1.0
+
+
+class StallWatch:
+    """What one member has taken, and since when nothing has come. Not thread-safe."""
+
+    def __init__(self, topic: KafkaTopic, poll_interval_s_max: float) -> None:
+        self._topic = topic
+        self._poll_interval_s_max = poll_interval_s_max
+        self.patience_s = _STUCK_TIMEOUTS * topic.timeout_s
+        """How long a client may wait for brokers or for an answer."""
+        self._down_s: float | None = None
+        """Since when the driver has had no broker, as far as it has reported."""
+        self._looked_s = time.monotonic()
+        """When the last message was taken, partitions came, or the ends were looked up."""
+        self._next: dict[int, int] = {}
+        """Of the partitions owned, the offset after the last message taken."""
+        self._ends: dict[int, int] = {}
+        """The topic's ends at the last look-up, if nothing was taken or resumed and no partitions came since."""
+        self._left_out_s: float | None = None
+        """Since when the group has not taken this member in, as far as it has looked."""
+
+    # --- what happens -------------------------------------------------------------------------------
+    def took(self, partition: int, offset: int) -> bool:
+        """A message came. False when its offset was taken before: then the topic is another one."""
+        if offset < self._next.get(partition, 0):
+            return False
+        self._next[partition] = offset + 1
+        self._looked_s, self._ends = time.monotonic(), {}
+        return True
+
+    def assigned(self) -> None:
+        """Partitions came."""
+        self._looked_s, self._ends, self._left_out_s = time.monotonic(), {}, None
+
+    def resumed(self) -> None:
+        """Partitions that were paused go on."""
+        self._ends = {}
+
+    def forget(self, partitions: Iterable[int]) -> None:
+        """These are not owned any more."""
+        for partition in partitions:
+            self._next.pop(partition, None)
+
+    def lost_brokers(self) -> None:
+        """The driver has no broker now. It does not report when it has one again."""
+        if self._down_s is None:
+            self._down_s = time.monotonic()
+
+    def reset(self) -> None:
+        """There is another client, which has no broker yet."""
+        self._down_s = time.monotonic()
+        self._next.clear()
+        self._ends = {}
+        self._left_out_s = None
+
+    # --- what it means ------------------------------------------------------------------------------
+    def is_cut_off(self, driver: Consumer) -> bool:
+        """Whether the driver has had no broker for too long, and still has none (3). May take a second."""
+        if self._down_s is None or time.monotonic() - self._down_s <= self.patience_s:
+            return False
+        self._down_s = None
+        try:
+            return not driver.list_topics(self._topic.name, timeout=_PROBE_S).brokers
+        except KafkaException:
+            return True
+
+    def may_look(self) -> bool:
+        """Whether nothing has come for so long that it is time to look why. True once in a while."""
+        now_s = time.monotonic()
+        if self._down_s is not None or now_s - self._looked_s < self.patience_s:
+            return False
+        self._looked_s = now_s
+        return True
+
+    def is_left_out(self, *, owns: bool, member_id: str | None, known_id: str | None) -> bool:
+        """Whether the group does not take the member in: it owns nothing, and was not told so under its present id, for
+        longer than a rebalance may take; or since the last look it had no id, so the group has not heard of it (6)."""
+        if owns or (member_id and member_id == known_id):
+            self._left_out_s = None
+            return False
+        now_s = time.monotonic()
+        if self._left_out_s is None:
+            self._left_out_s = now_s
+            return False
+        return not member_id or now_s - self._left_out_s > self._poll_interval_s_max
+
+    def misses_messages(
+        self,
+        wanted: Set[int],
+        beginnings: Callable[[Set[int]], Mapping[int, int]],
+        ends: Callable[[], Mapping[int, int]],
+    ) -> bool:
+        """Whether a message of the partitions `wanted` does not come, though it was there at the last look (5).
+
+        `beginnings` looks up where partitions begin from which nothing was taken, `ends` where the topic ends. What
+        they raise passes through; the next look then starts from the beginning.
+        """
+        earlier, self._ends = self._ends, {}
+        if not wanted:
+            return False
+        places = {p: offset for p, offset in self._next.items() if p in wanted}
+        if unknown := wanted - places.keys():
+            places |= beginnings(unknown)
+        self._ends = dict(ends())
+        return any(place not in (earlier.get(p, place), self._ends.get(p, place)) for p, place in places.items())
