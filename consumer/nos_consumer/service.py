@@ -64,7 +64,7 @@ class ConsumerService:
 
     def __init__(
         self,
-        log: MessageConsumer,
+        messages: MessageConsumer,
         metadata: Metadata,
         lanes: Lanes,
         new_merge_list: Callable[[], MergeList],
@@ -74,7 +74,7 @@ class ConsumerService:
         unread: UnreadObjects,
     ) -> None:
         """`require_lease` raises LeaseLost when the lanes' lease was fenced. `unread` is this service's to close."""
-        self._log = log
+        self._messages = messages
         self._metadata = metadata
         self._lanes = lanes
         self._new_merge_list = new_merge_list
@@ -97,7 +97,7 @@ class ConsumerService:
         self._last_cause: NosError | None = None
         self._paused = False
         self.counters = ConsumerCounters()
-        log.on_revoke(self._revoked)
+        messages.on_revoke(self._revoked)
 
     # --- running ----------------------------------------------------------------------------------
     @property
@@ -135,7 +135,7 @@ class ConsumerService:
             except Transient as error:
                 _log.warning("trying again", error=str(error))
                 self._clock.wait(stop, TURN_WAIT_MS)
-            diary.turn(self._clock.now_ms(), self._log.assignment(), self.counters, self.waiting_objects)
+            diary.turn(self._clock.now_ms(), self._messages.assignment(), self.counters, self.waiting_objects)
         diary.report(self.counters, self.waiting_objects)
 
     def drain(
@@ -160,7 +160,7 @@ class ConsumerService:
                 self._failures_in_row = self._pause_until_ms = 0
             if len(self._known) > len(self._unread):
                 continue
-            if self._log.lag() == 0 or self._clock.now_ms() - idle_since_ms >= self._options.drain_idle_ms:
+            if self._messages.lag() == 0 or self._clock.now_ms() - idle_since_ms >= self._options.drain_idle_ms:
                 self._require_all_read()
                 return
 
@@ -179,7 +179,7 @@ class ConsumerService:
             self._try_to_commit_offsets()
         finally:
             self._errors.report(closing=True)
-            self._log.close()
+            self._messages.close()
             self._unread.close()
 
     def turn(self, *, flush: bool) -> bool:
@@ -209,11 +209,11 @@ class ConsumerService:
         )
         if full:
             # At every poll: a rebalance may have brought partitions that are not paused yet.
-            self._log.pause(self._log.assignment())
+            self._messages.pause(self._messages.assignment())
         elif self._paused:
-            self._log.resume(self._log.assignment())
+            self._messages.resume(self._messages.assignment())
         self._paused = full
-        return self._log.poll(self._options.poll_messages_max, self._poll_wait_ms())
+        return self._messages.poll(self._options.poll_messages_max, self._poll_wait_ms())
 
     def _poll_wait_ms(self) -> int:
         if self._paused:
@@ -271,7 +271,7 @@ class ConsumerService:
     def _set_aside(self, message: Message, reason: str) -> None:
         """A dead letter is for the operator: packing goes on without it when it cannot be kept."""
         try:
-            self._log.set_aside(message, reason)
+            self._messages.set_aside(message, reason)
         except NosError as error:
             self._errors.error(
                 "message not set aside", partition=message.partition, offset=message.offset, error=str(error)
@@ -446,7 +446,7 @@ class ConsumerService:
             return
         kill_point("consumer.before_offsets")
         try:
-            self._log.commit(offsets)
+            self._messages.commit(offsets)
         except Conflict as error:
             # Thrown out of the group: the partitions' new owner delivers these again, and moves nothing twice.
             _log.warning("offsets not committed", error=str(error))

@@ -228,12 +228,12 @@ class Readings:
         )
 
     def _identities(self, header: GroupHeader) -> list[_Identity]:
-        start = header.group_index * self._system.geometry.stripe_size
+        start = header.first_stripe * self._system.geometry.stripe_size
         return [(entry.key_md5, entry.object_version, start + entry.offset, entry.length) for entry in header.entries]
 
     def _group(self, header: GroupHeader, live: KeysView[_Identity]) -> models.Group:
         return models.Group(
-            stripe=header.group_index,
+            stripe=header.first_stripe,
             stripe_count=header.stripe_count,
             header_bytes=header.header_length,
             names_bytes=header.names_length,

@@ -197,7 +197,7 @@ def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[tup
 
     def take(flush: bool) -> None:
         while (plan := packer.plan(0, flush=flush)) is not None:
-            placed = [copies[cast(int, placement.candidate.payload)] for placement in plan.placements]
+            placed = [copies[cast(int, one.candidate.payload)] for one in plan.placed]
             groups.append(BareGroup(placed, plan.stripe_count))
 
     for index, (_, size) in enumerate(copies):

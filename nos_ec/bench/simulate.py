@@ -184,7 +184,7 @@ class _Figures:
         self.stripes += plan.stripe_count
         self.user_bytes += plan.data_length
         self.header_bytes += plan.header_length
-        for candidate, offset in plan.placements:
+        for candidate, offset in plan.placed:
             self.sizes.append(candidate.size)
             self.hold_max = max(self.hold_max, arrivals - 1 - candidate.seq)
             if candidate.size <= geometry.chunk_size:

@@ -88,8 +88,8 @@ def get(
     if output != Path("-"):
         _refuse_folder(output)
     with context(ctx).system() as system:
-        row, pieces = _open_object(system.store(), key, byte_range)
-        written = _write_out(output, pieces)
+        row, segments = _open_object(system.store(), key, byte_range)
+        written = _write_out(output, segments)
     if output != Path("-"):
         data = {**_row_data(row), "bytes_written": written, "output": str(output)}
         emit(data, as_json, lambda: err.print(f"{size_text(written)} written to {output}", markup=False))
@@ -231,24 +231,24 @@ def _refuse_folder(output: Path) -> None:
         raise InvalidInput(f"{str(output)!r} is a folder: give the name of a file in it")
 
 
-def _write_out(output: Path, pieces: Iterable[bytes]) -> int:
+def _write_out(output: Path, segments: Iterable[bytes]) -> int:
     """Write to stdout, or to a file that appears only when it is complete. Devices and pipes are written to as such."""
     if output == Path("-"):
-        return sum(stdout.write_bytes(piece) for piece in pieces)
+        return sum(stdout.write_bytes(segment) for segment in segments)
     try:
         if output.exists() and not output.is_file():
             with output.open("wb") as device:
-                return sum(device.write(piece) for piece in pieces)
-        return _write_file(output.resolve(), pieces)
+                return sum(device.write(segment) for segment in segments)
+        return _write_file(output.resolve(), segments)
     except OSError as error:
         raise InvalidInput(f"{output} cannot be written: {error.strerror}") from error
 
 
-def _write_file(output: Path, pieces: Iterable[bytes]) -> int:
+def _write_file(output: Path, segments: Iterable[bytes]) -> int:
     draft = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
         with draft.open("wb") as file:
-            written = sum(file.write(piece) for piece in pieces)
+            written = sum(file.write(segment) for segment in segments)
         draft.replace(output)
     finally:
         with suppress(OSError):

@@ -125,21 +125,21 @@ class LogOnDemand:
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
-        self._log: Log | None = None
+        self._messages: Log | None = None
 
     def get(self) -> Log:
         """The open log. Raises ConfigError, Corrupt, Transient; the next call then tries again."""
         with self._lock:
-            if self._log is None:
-                self._log = open_log(self._settings, self._clock)
-            return self._log
+            if self._messages is None:
+                self._messages = open_log(self._settings, self._clock)
+            return self._messages
 
 
 class LagProbe:
     """Asks for the lag of the group without joining it. Safe to call from several threads; connects when asked."""
 
     def __init__(self, log: LogOnDemand) -> None:
-        self._log = log
+        self._messages = log
         self._lock = threading.Lock()
         self._consumer: MessageConsumer | None = None
         self._closed = False
@@ -150,7 +150,7 @@ class LagProbe:
             if self._closed:
                 raise Transient("message log: the process ends")
             if self._consumer is None:
-                self._consumer = self._log.get().consumer("lag", "")
+                self._consumer = self._messages.get().consumer("lag", "")
             return self._consumer.lag()
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class System:
     placement: Placement
     read_threads: ReadThreads
     _locations: LocationCache
-    _log: LogOnDemand
+    _messages: LogOnDemand
     _lag: LagProbe
     _pool: ThreadPoolExecutor
     _stack: ExitStack
@@ -213,7 +213,7 @@ class System:
         space is asked for so that a figure is known before a monitor may hang.
         Raises ConfigError, Transient (no message log).
         """
-        self._log.get()
+        self._messages.get()
         if not writes:
             return
         with settings_named("ceph.user", "ceph.keyring_file"), suppress(Transient):
@@ -271,15 +271,15 @@ class System:
     # --- the message log --------------------------------------------------------------------------
     def publisher(self) -> MessagePublisher:
         """The producing side of the message log."""
-        return self._log.get().publisher()
+        return self._messages.get().publisher()
 
     def log_consumer(self, member: str) -> MessageConsumer:
         """A member of the configured group."""
-        return self._log.get().consumer(member, self.settings.kafka.instance or "")
+        return self._messages.get().consumer(member, self.settings.kafka.instance or "")
 
     def group_progress(self, name: str) -> GroupProgress:
         """How far the configured group has come; `name` is for operators."""
-        return self._log.get().progress(f"{name}-progress")
+        return self._messages.get().progress(f"{name}-progress")
 
     def lag(self) -> int:
         """Messages that the configured group has not committed yet, asked from outside the group. Raises Transient."""

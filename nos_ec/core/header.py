@@ -12,7 +12,7 @@ A header is the preamble, the entries, then zeros up to a multiple of PAGE. Inte
         20     4  data_length, bytes: the sum of the entries' lengths
         24    12  names_offset (from the group's start), names_length, names_crc32c; zero when there are none
         36    16  block_id [1]
-        52     4  group_index: number of the group's first stripe in its block
+        52     4  first_stripe: number of the group's first stripe in its block
         56     8  writer_epoch
         64     8  written_at_ms, Unix time
         72     8  chunk_size (u32), k (u16), m (u16)
@@ -29,13 +29,13 @@ A header is the preamble, the entries, then zeros up to a multiple of PAGE. Inte
     offset  size  name record; the names are the zlib stream of one record per entry, in the entries' order
          0     1  bytes of the bucket's name
          1     2  bytes of the object's name
-         3     1  kind: 0 a whole object, 1 a part of a large one
-         4    16  for a part only: its offset in the object (u64), size of the object (u64) [3]
+         3     1  kind: 0 a whole object, 1 a segment of a large one
+         4    16  for a segment only: its offset in the object (u64), size of the object (u64) [3]
                   then bucket and name, UTF-8
 
-[1] With group_index it makes bytes copied from elsewhere, or user data that imitates a header, fail.
+[1] With first_stripe it makes bytes copied from elsewhere, or user data that imitates a header, fail.
 [2] The first and the last 8 bytes of the digest, each read as a big-endian number and stored little-endian.
-[3] 0 in all parts but the last: a stream's size is known at its end only.
+[3] 0 in all segments but the last: a stream's size is known at its end only.
 
 Invariants kept here (numbers of docs/INVARIANTS.md):
   7  what `encode_header` and `encode_names` accept, the decoders give back equal; whatever else they are
@@ -64,8 +64,8 @@ PREAMBLE_SIZE = 96
 ENTRY_SIZE = 36
 NAME_RECORD_FIXED = 4
 """Bytes of a name record beside the bucket's and the name's own bytes."""
-PART_RECORD_FIXED = 20
-"""The same for a part of a large object."""
+SEGMENT_RECORD_FIXED = 20
+"""The same for a segment of a large object."""
 
 STRIPE_COUNT_MAX = 1024
 GROUP_SIZE_MAX = 1 << 30
@@ -73,7 +73,7 @@ GROUP_SIZE_MAX = 1 << 30
 
 _FLAG_NAMES = 1
 _KIND_WHOLE = 0
-_KIND_PART = 1
+_KIND_SEGMENT = 1
 _NO_CRC = bytes(4)
 
 _PREAMBLE = struct.Struct("<4sHHIIIIIII16sIQQIHH12sI")
@@ -82,12 +82,12 @@ _MD5_HALVES = struct.Struct(">QQ")
 _CRC = struct.Struct("<I")
 _CRC_OFFSET = PREAMBLE_SIZE - _CRC.size
 _NAME = struct.Struct("<BHB")
-_PART = struct.Struct("<QQ")
+_SEGMENT = struct.Struct("<QQ")
 
 assert _PREAMBLE.size == PREAMBLE_SIZE
 assert _ENTRY.size == ENTRY_SIZE
 assert _NAME.size == NAME_RECORD_FIXED
-assert _NAME.size + _PART.size == PART_RECORD_FIXED
+assert _NAME.size + _SEGMENT.size == SEGMENT_RECORD_FIXED
 assert BUCKET_BYTES_MAX < 1 << 8
 assert NAME_BYTES_MAX < 1 << 16
 
@@ -110,7 +110,7 @@ class GroupHeader:
     """
 
     block_id: BlockId
-    group_index: int
+    first_stripe: int
     stripe_count: int
     writer_epoch: int
     written_at_ms: int
@@ -135,12 +135,12 @@ class GroupHeader:
 
 
 class NameRecord(NamedTuple):
-    """The name of one entry. `part` is (offset of this part in the object, size of the whole object), in bytes,
-    for a part of a large object (size 0 in all parts but the last); None for a whole one."""
+    """The name of one entry. `segment` is (offset of this segment in the object, size of the whole object), in bytes,
+    for a segment of a large object (size 0 in all segments but the last); None for a whole one."""
 
     bucket: str
     name: str
-    part: tuple[int, int] | None = None
+    segment: tuple[int, int] | None = None
 
 
 def header_length(entry_count: int) -> int:
@@ -161,26 +161,26 @@ def encode_header(header: GroupHeader) -> bytes:
     """`header.header_length` bytes. Raises ValueError for a header that `decode_header` would refuse."""
     reason = _defect(header)
     if reason:
-        raise ValueError(f"header of group {header.group_index}: {reason}")
+        raise ValueError(f"header of group {header.first_stripe}: {reason}")
     try:
         encoded = bytearray(_pack_preamble(header))
         for key_md5, version, offset, length, crc32c in header.entries:
             high, low = _MD5_HALVES.unpack(key_md5)
             encoded += _ENTRY.pack(high, low, version, offset, length, crc32c)
     except struct.error as error:
-        raise ValueError(f"header of group {header.group_index}: a field does not fit its bytes ({error})") from error
+        raise ValueError(f"header of group {header.first_stripe}: a field does not fit its bytes ({error})") from error
     encoded.extend(bytes(header.header_length - len(encoded)))
     _CRC.pack_into(encoded, _CRC_OFFSET, google_crc32c.value(bytes(encoded)))
     return bytes(encoded)
 
 
-def decode_header(data: bytes, block_id: BlockId, group_index: int) -> GroupHeader:
+def decode_header(data: bytes, block_id: BlockId, first_stripe: int) -> GroupHeader:
     """The header that `data` starts with; bytes behind the header are ignored.
 
-    `block_id` and `group_index` (stripe number in the block) say where the bytes were found. Raises Corrupt,
+    `block_id` and `first_stripe` (stripe number in the block) say where the bytes were found. Raises Corrupt,
     and nothing else, whatever the bytes are.
     """
-    length = peek_length(data, block_id, group_index)
+    length = peek_length(data, block_id, first_stripe)
     if len(data) < length:
         raise Corrupt(f"header cut short: {len(data)} bytes of {length}")
     data = bytes(data[:length])
@@ -197,7 +197,7 @@ def decode_header(data: bytes, block_id: BlockId, group_index: int) -> GroupHead
     return header
 
 
-def peek_length(first_page: bytes, block_id: BlockId, group_index: int) -> int:
+def peek_length(first_page: bytes, block_id: BlockId, first_stripe: int) -> int:
     """Bytes of the whole header, from its first PAGE bytes, so that a reader knows how much more to read.
 
     Checks all of the preamble but its CRC, which covers bytes not read yet. Raises Corrupt.
@@ -206,7 +206,7 @@ def peek_length(first_page: bytes, block_id: BlockId, group_index: int) -> int:
         raise Corrupt(f"header cut short: {len(first_page)} bytes, the least is {PAGE}")
     fields = _PREAMBLE.unpack_from(first_page)
     entry_count = fields[5]
-    reason = _foreign(fields, block_id, group_index) or _preamble_defect(_build(fields, b""), entry_count)
+    reason = _foreign(fields, block_id, first_stripe) or _preamble_defect(_build(fields, b""), entry_count)
     if reason:
         raise Corrupt(f"header: {reason}")
     return header_length(entry_count)
@@ -225,7 +225,7 @@ def _pack_preamble(header: GroupHeader) -> bytes:
         header.names_length,
         header.names_crc32c,
         header.block_id,
-        header.group_index,
+        header.first_stripe,
         header.writer_epoch,
         header.written_at_ms,
         header.chunk_size,
@@ -239,11 +239,11 @@ def _pack_preamble(header: GroupHeader) -> bytes:
 def _build(fields: tuple[Any, ...], entries: bytes) -> GroupHeader:
     """A header from unpacked preamble fields and the bytes of its entries, unchecked."""
     _, _, _, _, stripe_count, _, data_length, names_offset, names_length, names_crc32c, *rest = fields
-    block_id, group_index, writer_epoch, written_at_ms, chunk_size, k, m, _, _ = rest
+    block_id, first_stripe, writer_epoch, written_at_ms, chunk_size, k, m, _, _ = rest
     join = _MD5_HALVES.pack
     return GroupHeader(
         block_id=BlockId(bytes(block_id)),
-        group_index=group_index,
+        first_stripe=first_stripe,
         stripe_count=stripe_count,
         writer_epoch=writer_epoch,
         written_at_ms=written_at_ms,
@@ -261,7 +261,7 @@ def _build(fields: tuple[Any, ...], entries: bytes) -> GroupHeader:
     )
 
 
-def _foreign(fields: tuple[Any, ...], block_id: BlockId, group_index: int) -> str | None:
+def _foreign(fields: tuple[Any, ...], block_id: BlockId, first_stripe: int) -> str | None:
     """Why these preamble fields are not of version 1, or not of this place."""
     magic, version, flags, length, _, entry_count, _, _, names_length, _, found_id, found_index, *_, reserved, _ = (
         fields
@@ -276,8 +276,8 @@ def _foreign(fields: tuple[Any, ...], block_id: BlockId, group_index: int) -> st
         return "reserved bytes are not zero"
     if found_id != block_id:
         return f"it is of block {found_id.hex()}"
-    if found_index != group_index:
-        return f"it is of stripe {found_index}, not {group_index}"
+    if found_index != first_stripe:
+        return f"it is of stripe {found_index}, not {first_stripe}"
     if length != header_length(entry_count):
         return f"length {length} is not that of {entry_count} entries"
     return None
@@ -296,8 +296,8 @@ def _preamble_defect(header: GroupHeader, entry_count: int) -> str | None:
         return f"geometry {header.k}+{header.m} is out of bounds"
     if not 4 * PAGE <= header.chunk_size <= 4 << 20 or header.chunk_size % PAGE:
         return f"chunk size {header.chunk_size} is out of bounds"
-    if not (header.stripe_count >= 1 and 0 <= header.group_index <= STRIPE_COUNT_MAX - header.stripe_count):
-        return f"{header.stripe_count} stripes at stripe {header.group_index} are out of bounds"
+    if not (header.stripe_count >= 1 and 0 <= header.first_stripe <= STRIPE_COUNT_MAX - header.stripe_count):
+        return f"{header.stripe_count} stripes at stripe {header.first_stripe} are out of bounds"
     if header.group_size > GROUP_SIZE_MAX:
         return f"group of {header.group_size} bytes is too large"
     if header_length(entry_count) > header.group_size:
@@ -328,9 +328,9 @@ def _entries_defect(header: GroupHeader) -> str | None:
 # --- the names ----------------------------------------------------------------------------------------
 
 
-def name_record_size(bucket: str, name: str, part: tuple[int, int] | None = None) -> int:
+def name_record_size(bucket: str, name: str, segment: tuple[int, int] | None = None) -> int:
     """Bytes of one name record before compression."""
-    fixed = NAME_RECORD_FIXED if part is None else PART_RECORD_FIXED
+    fixed = NAME_RECORD_FIXED if segment is None else SEGMENT_RECORD_FIXED
     return fixed + len(bucket.encode()) + len(name.encode())
 
 
@@ -352,7 +352,7 @@ def decode_names(data: bytes, crc32c: int, entry_count: int) -> list[NameRecord]
     if google_crc32c.value(data) != crc32c:
         raise Corrupt("names: checksum does not match")
     records = []
-    raw = _decompress(data, entry_count * (PART_RECORD_FIXED + BUCKET_BYTES_MAX + NAME_BYTES_MAX))
+    raw = _decompress(data, entry_count * (SEGMENT_RECORD_FIXED + BUCKET_BYTES_MAX + NAME_BYTES_MAX))
     position = 0
     for _ in range(entry_count):
         record, position = _decode_name(raw, position)
@@ -366,12 +366,12 @@ def _encode_name(record: NameRecord) -> bytes:
     bucket, name = record.bucket.encode(), record.name.encode()
     if not (1 <= len(bucket) <= BUCKET_BYTES_MAX and 1 <= len(name) <= NAME_BYTES_MAX):
         raise ValueError(f"name record: bucket of {len(bucket)} bytes or name of {len(name)} bytes is out of bounds")
-    if record.part is None:
+    if record.segment is None:
         return _NAME.pack(len(bucket), len(name), _KIND_WHOLE) + bucket + name
-    offset, object_size = record.part
+    offset, object_size = record.segment
     if not (0 <= offset < 1 << 64 and (object_size == 0 or offset < object_size < 1 << 64)):
-        raise ValueError(f"name record: no part at {offset} of an object of {object_size} bytes")
-    return _NAME.pack(len(bucket), len(name), _KIND_PART) + _PART.pack(offset, object_size) + bucket + name
+        raise ValueError(f"name record: no segment at {offset} of an object of {object_size} bytes")
+    return _NAME.pack(len(bucket), len(name), _KIND_SEGMENT) + _SEGMENT.pack(offset, object_size) + bucket + name
 
 
 def _decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
@@ -379,19 +379,19 @@ def _decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
     try:
         bucket_length, name_length, kind = _NAME.unpack_from(raw, position)
         position += _NAME.size
-        part = None
-        if kind == _KIND_PART:
-            part = _PART.unpack_from(raw, position)
-            position += _PART.size
+        segment = None
+        if kind == _KIND_SEGMENT:
+            segment = _SEGMENT.unpack_from(raw, position)
+            position += _SEGMENT.size
     except struct.error as error:
         raise Corrupt("names: record cut short") from error
-    if kind not in (_KIND_WHOLE, _KIND_PART) or (part and 0 < part[1] <= part[0]):
-        raise Corrupt(f"names: no such kind of record or part of an object (kind {kind})")
+    if kind not in (_KIND_WHOLE, _KIND_SEGMENT) or (segment and 0 < segment[1] <= segment[0]):
+        raise Corrupt(f"names: no such kind of record or segment of an object (kind {kind})")
     middle, end = position + bucket_length, position + bucket_length + name_length
     if not (bucket_length and 1 <= name_length <= NAME_BYTES_MAX and end <= len(raw)):
         raise Corrupt("names: record with an impossible length")
     try:
-        return NameRecord(raw[position:middle].decode(), raw[middle:end].decode(), part), end
+        return NameRecord(raw[position:middle].decode(), raw[middle:end].decode(), segment), end
     except UnicodeDecodeError as error:
         raise Corrupt("names: not UTF-8") from error
 

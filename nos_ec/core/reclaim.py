@@ -55,7 +55,7 @@ def account_block(
     live_bytes = sum(entry.length for entry in live)
     data_bytes = sum(header.data_length for header in headers)
     confirmed = {
-        (entry.key_md5, entry.object_version, header.group_index * geometry.stripe_size + entry.offset, entry.length)
+        (entry.key_md5, entry.object_version, header.first_stripe * geometry.stripe_size + entry.offset, entry.length)
         for header in headers
         for entry in header.entries
     }

@@ -414,8 +414,8 @@ def _difference(store: Store, file: SourceFile) -> str | None:
     the store gave no answer."""
     try:
         with file.path.open("rb") as stream:
-            row, pieces = store.open(file.key)
-            same = all(piece == stream.read(len(piece)) for piece in pieces) and not stream.read(1)
+            row, segments = store.open(file.key)
+            same = all(segment == stream.read(len(segment)) for segment in segments) and not stream.read(1)
         if same:
             return None
         return "bytes differ" if _md5(file.path) == row.md5 else "changed"

@@ -14,15 +14,15 @@ from nos_ec.core.ids import BlockId, ObjectKey
 
 @dataclass(frozen=True, slots=True)
 class GroupItem:
-    """One object (or part of a large one) to lay into a group, at `offset` bytes from its start."""
+    """One object (or segment of a large one) to lay into a group, at `offset` bytes from its start."""
 
     key: ObjectKey
     version: int
     offset: int
     data: bytes | memoryview
     crc32c: int
-    part: tuple[int, int] | None = None
-    """(offset in the object, size of the object) for a part of a large object."""
+    segment: tuple[int, int] | None = None
+    """(offset in the object, size of the object) for a segment of a large object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) 
     """The group's bytes: stripe_count x stripe_size of them, copied once. ValueError when the items overlap the front
     or each other, or do not fit the group (our bug)."""
     front = header_length(len(items))
-    names = encode_names([NameRecord(item.key.bucket, item.key.name, item.part) for item in items])
+    names = encode_names([NameRecord(item.key.bucket, item.key.name, item.segment) for item in items])
     if items and front + len(names) > min(item.offset for item in items):
         raise ValueError(f"header and names take {front + len(names)} bytes, over the first object")
     header = GroupHeader(
         block_id=place.block_id,
-        group_index=place.at_stripe,
+        first_stripe=place.at_stripe,
         stripe_count=place.stripe_count,
         writer_epoch=place.writer_epoch,
         written_at_ms=place.written_at_ms,
@@ -58,13 +58,13 @@ def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) 
         names_length=len(names),
         names_crc32c=google_crc32c.value(names),
     )
-    parts: list[bytes | memoryview] = [encode_header(header), names]
+    buffers: list[bytes | memoryview] = [encode_header(header), names]
     end = front + len(names)
     for item in sorted(items, key=lambda item: item.offset):
-        parts += (_padding(end, item.offset), item.data)
+        buffers += (_padding(end, item.offset), item.data)
         end = item.offset + len(item.data)
-    parts.append(_padding(end, place.stripe_count * geometry.stripe_size))
-    return b"".join(parts)
+    buffers.append(_padding(end, place.stripe_count * geometry.stripe_size))
+    return b"".join(buffers)
 
 
 def _padding(start: int, end: int) -> bytes:

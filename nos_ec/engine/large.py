@@ -89,31 +89,31 @@ class LargeObjects:
     def _write(
         self, key: ObjectKey, version: int, head: bytes, rest: ByteStream, lease: Lease, made: list[BlockId]
     ) -> NewLargeObject:
-        """Write all parts. `made` is given the ids of the blocks as they are allocated, also when this fails."""
+        """Write all segments. `made` is given the ids of the blocks as they are allocated, also when this fails."""
         md5 = hashlib.md5(usedforsecurity=False)
         crc32c = 0
         size = 0
         segments: list[Segment] = []
         block_stripes: list[int] = []
-        for piece, last in self._pieces(key, head, rest):
-            md5.update(piece)
-            crc32c = google_crc32c.extend(crc32c, piece)
-            # A stream's size is known at its end only: the last part carries it, the others say 0.
-            part = (size, size + len(piece) if last else 0)
-            segment, stripes = self._write_block(key, version, piece, part, lease, made)
-            size += len(piece)
+        for data, last in self._cut(key, head, rest):
+            md5.update(data)
+            crc32c = google_crc32c.extend(crc32c, data)
+            # A stream's size is known at its end only: the last segment carries it, the others say 0.
+            span = (size, size + len(data) if last else 0)
+            segment, stripes = self._write_block(key, version, data, span, lease, made)
+            size += len(data)
             segments.append(segment)
             block_stripes.append(stripes)
         return NewLargeObject(key, version, size, crc32c, md5.digest(), segments, block_stripes)
 
     def _front(self, key: ObjectKey) -> int:
-        record_size = name_record_size(key.bucket, key.name, part=(0, 0))
+        record_size = name_record_size(key.bucket, key.name, segment=(0, 0))
         return header_length(1) + names_size_max(record_size)
 
-    def _pieces(self, key: ObjectKey, head: bytes, rest: ByteStream) -> Iterator[tuple[bytes, bool]]:
-        """The stream cut to what one block holds behind its header and name; and whether a piece is the last.
+    def _cut(self, key: ObjectKey, head: bytes, rest: ByteStream) -> Iterator[tuple[bytes, bool]]:
+        """The stream cut to what one block holds behind its header and name; and whether it is the last.
 
-        One byte is read ahead: only so can a piece that fills its block know that nothing follows.
+        One byte is read ahead: only so can a segment that fills its block know that nothing follows.
         """
         capacity = self._blocks.geometry.block_size - self._front(key)
         while True:
@@ -128,17 +128,17 @@ class LargeObjects:
         self,
         key: ObjectKey,
         version: int,
-        piece: bytes,
-        part: tuple[int, int],
+        data: bytes,
+        span: tuple[int, int],
         lease: Lease,
         made: list[BlockId],
     ) -> tuple[Segment, int]:
         geometry = self._blocks.geometry
         front = self._front(key)
-        stripes = geometry.stripes_for(front + len(piece))
+        stripes = geometry.stripes_for(front + len(data))
         require_room(self._blocks, stripes * geometry.stripe_size, self._reserve_bytes)
-        crc32c = google_crc32c.value(piece)
-        item = GroupItem(key, version, front, piece, crc32c, part=part)
+        crc32c = google_crc32c.value(data)
+        item = GroupItem(key, version, front, data, crc32c, segment=span)
         for tries_left in reversed(range(APPEND_TRIES)):
             block_id = self._placement.new_block_id()
             self._metadata.allocate_block(lease, block_id, BlockKind.LARGE, self._clock.now_ms())
@@ -146,12 +146,12 @@ class LargeObjects:
             kill_point("large.allocated")
             try:
                 self._fill(block_id, stripes, item, lease)
-                return Segment(Extent(block_id, front, len(piece)), crc32c), stripes
+                return Segment(Extent(block_id, front, len(data)), crc32c), stripes
             except NosError as error:
                 # The block stays this lease's; giving the lease up at the end of the PUT leaves it to recovery.
                 if not tries_left or not another_place_may_do(self._placement, error):
                     raise
-                _log.warning("part is written again, to another block", error=str(error), tries_left=tries_left)
+                _log.warning("segment is written again, to another block", error=str(error), tries_left=tries_left)
         raise AssertionError("unreachable")
 
     def _fill(self, block_id: BlockId, stripes: int, item: GroupItem, lease: Lease) -> None:

@@ -65,8 +65,8 @@ class SourceReader:
             else:
                 by_block.setdefault(block_id, []).append(index)
         for block_id, indexes in by_block.items():
-            pieces = _sliced(indexes, _EXTENTS_PER_READ_MAX)
-            units.extend(Unit(partial(self._read_extents, packables, block_id, piece), 0, None) for piece in pieces)
+            slices = _sliced(indexes, _EXTENTS_PER_READ_MAX)
+            units.extend(Unit(partial(self._read_extents, packables, block_id, some), 0, None) for some in slices)
         return units
 
     def _read_landed(self, packable: Packable, index: int) -> tuple[_Outcomes, bool]:
@@ -102,5 +102,5 @@ def _checked(packable: Packable, data: bytes) -> bytes | NosError:
 
 def _sliced(indexes: Iterable[int], count: int) -> Iterable[list[int]]:
     iterator = iter(indexes)
-    while piece := list(islice(iterator, count)):
-        yield piece
+    while some := list(islice(iterator, count)):
+        yield some

@@ -158,17 +158,17 @@ class Store:
         """A whole object in memory; for objects that may be large use `open`. Raises NotFound, Corrupt, Transient."""
         for _ in range(READ_TRIES):
             try:
-                _, pieces = self.open(key)
-                return b"".join(pieces)
+                _, segments = self.open(key)
+                return b"".join(segments)
             except Conflict:
                 continue  # a large one was overwritten or deleted halfway: begin again with what there is now
         raise _too_restless(key)
 
     def open(self, key: ObjectKey) -> tuple[ObjectRow, Iterator[bytes]]:
-        """The current version and its bytes, in pieces of at most a block, each checked against its CRC32C.
+        """The current version and its bytes, in segments of at most a block, each checked against its CRC32C.
 
-        Small objects, and the first piece of large ones, have been read and checked when this returns; further
-        pieces are read as they are asked for, and asking raises Conflict when the version was deleted or overwritten
+        Small objects, and the first segment of large ones, have been read and checked when this returns; further
+        segments are read as they are asked for, and asking raises Conflict when the version was deleted or overwritten
         meanwhile, so that its blocks are gone. Raises NotFound, Corrupt, Transient.
         """
         return self._read(self._locations.find(key, self._metadata.get), 0, None)
@@ -242,7 +242,7 @@ class Store:
         moved (invariant 4), or been remembered for too long. If not, the landing copy serves while it is there."""
         for _ in range(READ_TRIES):
             try:
-                return row, self._pieces(row, offset, length)
+                return row, self._segments(row, offset, length)
             except (Corrupt, NotFound) as error:
                 seen, row = row, self._locations.look_up(row.key, self._metadata.get)
                 if row != seen:
@@ -256,15 +256,15 @@ class Store:
                 raise Corrupt(f"{row.key} v{row.version}: its {row.state.value} bytes are missing") from None
         raise _too_restless(row.key)
 
-    def _pieces(self, row: ObjectRow, offset: int, length: int | None) -> Iterator[bytes]:
+    def _segments(self, row: ObjectRow, offset: int, length: int | None) -> Iterator[bytes]:
         """The range, whose start may lie past the end of a version that came later than the caller's look."""
         if row.state is not ObjectState.LARGE:
             data = self._read_small(row, offset, length)
             return iter([data] if data else [])
         rest = row.size - offset
-        pieces = self._large.read(row, offset, max(0, rest if length is None else min(length, rest)))
-        first = next(pieces, b"")
-        return self._continued(row, first, pieces) if first else iter([])
+        segments = self._large.read(row, offset, max(0, rest if length is None else min(length, rest)))
+        first = next(segments, b"")
+        return self._continued(row, first, segments) if first else iter([])
 
     def _continued(self, row: ObjectRow, first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
         yield first
@@ -274,7 +274,7 @@ class Store:
             raise _named(row, error) from error
         except NotFound as error:
             if self._is_current(row):
-                raise Corrupt(f"{row.key} v{row.version}: a part of it is missing: {error}") from error
+                raise Corrupt(f"{row.key} v{row.version}: a segment of it is missing: {error}") from error
             raise Conflict(
                 f"{row.key} v{row.version}: deleted or overwritten while it was being read; read it again"
             ) from error

@@ -15,9 +15,9 @@ class ByteStream(Protocol):
 
 def read_up_to(stream: ByteStream, size: int) -> bytes:
     """`size` bytes of the stream, fewer only at its end, however short its single reads are."""
-    pieces = []
+    buffers = []
     left = size
-    while left and (piece := stream.read(left)):
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
+    while left and (buffer := stream.read(left)):
+        buffers.append(buffer)
+        left -= len(buffer)
+    return b"".join(buffers)

@@ -126,7 +126,7 @@ class StripeWriter:
         Raises LeaseLost when this writer was fenced: nothing it does can commit any more. Every other failure is
         told in the result.
         """
-        packables = [_packable(placement.candidate.payload) for placement in plan.placements]
+        packables = [_packable(placed.candidate.payload) for placed in plan.placed]
         items, failed, unread = self._read_sources(plan, packables)
         bytes_left = sum(len(item.data) for _, item in items)
         if not items or bytes_left < PAYS_RATIO_MIN * plan.data_length:
@@ -168,9 +168,9 @@ class StripeWriter:
         failed: list[Failure] = []
         unread: list[Failure] = []
         outcomes = self._sources.read(packables)
-        for placement, packable, outcome in zip(plan.placements, packables, outcomes, strict=True):
+        for placed, packable, outcome in zip(plan.placed, packables, outcomes, strict=True):
             if isinstance(outcome, bytes):
-                item = GroupItem(packable.key, packable.version, placement.offset, outcome, packable.crc32c)
+                item = GroupItem(packable.key, packable.version, placed.offset, outcome, packable.crc32c)
                 items.append((packable, item))
             elif isinstance(outcome, Transient):
                 unread.append(Failure(packable, outcome))

@@ -95,7 +95,7 @@ def decide(metadata: Metadata, blocks: BlockStore, block: BlockRow) -> tuple[Blo
     extent. A row that no header confirms counts as live all the same, and is said aloud. Raises Transient.
     """
     if block.kind is BlockKind.LARGE:
-        # It holds one part of one object and is all live or all dead: its row says which.
+        # It holds one segment of one object and is all live or all dead: its row says which.
         placed = metadata.placed_in(block.block_id)
         return BlockDecision(block, len(placed), 0, 0), placed
     scan = _scan(metadata, blocks, block)

@@ -95,8 +95,8 @@ def test_what_another_process_changes_is_seen_late_and_whole(bench: Bench, gatew
         bench.put(other, "n", b"newer and longer")
         assert gateway.store().get(key) == b"old"
         assert gateway.store().head(key).size == len(b"newer and longer")
-        row, pieces = gateway.store().open_range(key, 6, 100)
-        assert (b"".join(pieces), row.size) == (b"and longer", 16), "a range past the old end is looked up"
+        row, segments = gateway.store().open_range(key, 6, 100)
+        assert (b"".join(segments), row.size) == (b"and longer", 16), "a range past the old end is looked up"
         bench.put(other, "n", b"third")
         bench.settle(other)
         assert gateway.store().get(key) == b"third", "the second one's landing copy is gone"

@@ -75,8 +75,8 @@ def test_lost_bytes_are_read_from_the_landing_copy(
     for key in keys:
         size = len(bench.acknowledged[key])
         for offset, length in ((0, size), (size // 3, size // 3), (size, 5), (size // 2, size)):
-            row, pieces = system.store().open_range(key, offset, length)
-            assert b"".join(pieces) == bench.acknowledged[key][offset : offset + length]
+            row, segments = system.store().open_range(key, offset, length)
+            assert b"".join(segments) == bench.acknowledged[key][offset : offset + length]
             assert row.state is ObjectState.PACKED
 
 

@@ -546,7 +546,7 @@ def test_the_blocks_alone_tell_what_they_hold(bench: Bench, system: System) -> N
         scan = scan_headers(system.blocks, block_id, system.blocks.stripes(block_id))
         assert scan.damaged_stripes == ()
         for header in scan.headers:
-            start = header.group_index * system.geometry.stripe_size
+            start = header.first_stripe * system.geometry.stripe_size
             packed = system.blocks.read(block_id, start + header.names_offset, header.names_length)
             names = decode_names(packed, header.names_crc32c, len(header.entries))
             for entry, record in zip(header.entries, names, strict=True):
@@ -554,7 +554,7 @@ def test_the_blocks_alone_tell_what_they_hold(bench: Bench, system: System) -> N
                 data = system.blocks.read(block_id, start + entry.offset, entry.length)
                 assert (entry.key_md5, entry.crc32c) == (key.md5, google_crc32c.value(data))
                 assert entry.object_version == system.store().head(key).version
-                at, size = record.part or (0, entry.length)
+                at, size = record.segment or (0, entry.length)
                 pieces.setdefault(key, {})[at] = data
                 whole_sizes[key] = max(whole_sizes.get(key, 0), size)
     rebuilt = {key: b"".join(data for _, data in sorted(parts.items())) for key, parts in pieces.items()}

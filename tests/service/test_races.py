@@ -118,13 +118,13 @@ def test_an_object_overwritten_under_a_reader_is_read_again(bench: Bench, system
 def test_a_large_object_overwritten_halfway_through_a_read(bench: Bench, system: System) -> None:
     """What was handed out cannot be taken back: `open` says so, `get` begins again."""
     key = bench.put(system, "o", bench.data(20 * STRIPE))
-    _, pieces = system.store().open(key)
-    first = next(pieces)
+    _, segments = system.store().open(key)
+    first = next(segments)
     assert bench.acknowledged[key].startswith(first)
     bench.put(system, "o", bench.data(20 * STRIPE))
     bench.settle(system)
     with pytest.raises(Conflict, match="read it again"):
-        next(pieces)
+        next(segments)
     assert system.store().get(key) == bench.acknowledged[key]
 
 

@@ -68,7 +68,7 @@ class Writer:
             merge_list.add(packable.candidate(0))
         plan = merge_list.plan(0, flush=True)
         assert plan is not None
-        assert len(plan.placements) == count
+        assert len(plan.placed) == count
         return plan
 
     def release(self) -> None:

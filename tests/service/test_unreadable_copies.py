@@ -251,10 +251,10 @@ def test_partitions_that_are_given_up_take_their_parked_objects_along(
     bench.produce(system)
     _turn_until(service, lambda: service.counters.packed == 400 and len(service.unread) == 40)
     second = system.log_consumer("second")
-    while len(service._log.assignment()) == system.settings.log.partitions:
+    while len(service._messages.assignment()) == system.settings.log.partitions:
         second.poll(1, 0)
         service.turn(flush=True)
-    kept = service._log.assignment()
+    kept = service._messages.assignment()
     assert {partition for packable, _ in service.unread.parking for partition, _ in packable.tickets} <= kept
     assert len(service.unread) == len(service.unread.parking) == len(service._known)
     assert 0 < len(service.unread) < 40

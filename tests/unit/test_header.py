@@ -41,7 +41,7 @@ def _md5(text: str) -> bytes:
 # A codec that no longer gives these bytes has changed the format of blocks that exist: add a version instead.
 HEADER = GroupHeader(
     block_id=BLOCK,
-    group_index=5,
+    first_stripe=5,
     stripe_count=2,
     writer_epoch=77,
     written_at_ms=1_700_000_000_123,
@@ -60,7 +60,7 @@ HEADER = GroupHeader(
 )
 TWO_PAGES = GroupHeader(
     block_id=OTHER_BLOCK,
-    group_index=0,
+    first_stripe=0,
     stripe_count=1,
     writer_epoch=1,
     written_at_ms=1,
@@ -137,7 +137,7 @@ def headers(draw: st.DrawFn) -> GroupHeader:
     )
     return GroupHeader(
         block_id=BlockId(draw(st.binary(min_size=16, max_size=16))),
-        group_index=draw(st.integers(0, 1024 - stripe_count)),
+        first_stripe=draw(st.integers(0, 1024 - stripe_count)),
         stripe_count=stripe_count,
         writer_epoch=draw(u64),
         written_at_ms=draw(u64),
@@ -157,14 +157,14 @@ def headers(draw: st.DrawFn) -> GroupHeader:
 def test_round_trip(header: GroupHeader) -> None:
     encoded = encode_header(header)
     assert len(encoded) == header.header_length == header_length(len(header.entries))
-    assert decode_header(encoded, header.block_id, header.group_index) == header
-    assert peek_length(encoded[:PAGE], header.block_id, header.group_index) == len(encoded)
+    assert decode_header(encoded, header.block_id, header.first_stripe) == header
+    assert peek_length(encoded[:PAGE], header.block_id, header.first_stripe) == len(encoded)
 
 
 @settings(deadline=None)
 @given(headers(), st.binary(max_size=100))
 def test_bytes_behind_the_header_are_ignored(header: GroupHeader, rest: bytes) -> None:
-    assert decode_header(encode_header(header) + rest, header.block_id, header.group_index) == header
+    assert decode_header(encode_header(header) + rest, header.block_id, header.first_stripe) == header
 
 
 def test_a_large_objects_group_of_a_whole_block() -> None:
@@ -195,7 +195,7 @@ BAD_FIELDS = [
     ("names on an entry", 24, (8190).to_bytes(4, "little")),
     ("names past the end", 24, (2 << 20).to_bytes(4, "little")),
     ("block_id", 36, OTHER_BLOCK),
-    ("group_index", 52, (6).to_bytes(4, "little")),
+    ("first_stripe", 52, (6).to_bytes(4, "little")),
     ("chunk_size 0", 72, bytes(4)),
     ("chunk_size odd", 72, (131_073).to_bytes(4, "little")),
     ("chunk_size huge", 72, (8 << 20).to_bytes(4, "little")),
@@ -251,7 +251,7 @@ def test_a_header_cut_short_is_refused(length: int) -> None:
         {"block_id": b"short"},
         {"stripe_count": 0},
         {"stripe_count": 1020},
-        {"group_index": -1},
+        {"first_stripe": -1},
         {"data_length": 1},
         {"names_length": 0},
         {"names_offset": 0},
@@ -273,7 +273,7 @@ def test_the_encoder_refuses_what_the_decoder_would(change: dict[str, object]) -
 
 def _decoded(data: bytes, header: GroupHeader) -> GroupHeader | None:
     try:
-        return decode_header(data, header.block_id, header.group_index)
+        return decode_header(data, header.block_id, header.first_stripe)
     except Corrupt:
         return None
 

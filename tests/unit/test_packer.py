@@ -30,7 +30,7 @@ GEOMETRIES = (
 
 def check_plan(plan: GroupPlan, geometry: Geometry, names: bool = True) -> None:
     """Assert everything that a stripe writer relies on."""
-    candidates = [candidate for candidate, _ in plan.placements]
+    candidates = [candidate for candidate, _ in plan.placed]
     assert candidates
     assert plan.header_length == header_length(len(candidates))
     names_needed = names_size_max(sum(c.name_size for c in candidates)) if names else 0
@@ -38,7 +38,7 @@ def check_plan(plan: GroupPlan, geometry: Geometry, names: bool = True) -> None:
     assert plan.data_length == sum(c.size for c in candidates)
     assert 1 <= plan.stripe_count <= geometry.stripes_per_group_max
     end = plan.header_length + plan.names_room
-    for candidate, offset in plan.placements:
+    for candidate, offset in plan.placed:
         assert offset >= end, "invariants B and C"
         end = offset + candidate.size
         fewest = -(-candidate.size // geometry.chunk_size)
@@ -49,7 +49,7 @@ def check_plan(plan: GroupPlan, geometry: Geometry, names: bool = True) -> None:
 def drain(merge: MergeList, now_ms: int = 0) -> list[GroupPlan]:
     plans = []
     while (plan := merge.plan(now_ms, flush=True)) is not None:
-        assert plan.placements, "every plan makes progress"
+        assert plan.placed, "every plan makes progress"
         plans.append(plan)
     return plans
 
@@ -103,7 +103,7 @@ def test_everything_is_planned_exactly_once_in_valid_groups(
     plans += drain(merge, len(objects))
     for plan in plans:
         check_plan(plan, geometry, names)
-    packed = sorted((c.payload, c.size, c.name_size) for plan in plans for c, _ in plan.placements)
+    packed = sorted((c.payload, c.size, c.name_size) for plan in plans for c, _ in plan.placed)
     assert packed == [(i, size, name_size) for i, (size, name_size) in enumerate(objects)]
     assert len(merge) == merge.waiting_bytes == 0
     assert merge.next_deadline_ms() is None
@@ -136,7 +136,7 @@ def test_sizes_at_boundaries_together(geometry: Geometry, policy: str) -> None:
         plans = drain(merge)
         for plan in plans:
             check_plan(plan, geometry)
-        assert sorted(c.size for plan in plans for c, _ in plan.placements) == sorted(sizes)
+        assert sorted(c.size for plan in plans for c, _ in plan.placed) == sorted(sizes)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -151,7 +151,7 @@ def test_front_that_outgrows_chunks(geometry: Geometry, policy: str) -> None:
     plans = drain(merge)
     for plan in plans:
         check_plan(plan, geometry)
-    assert sum(len(plan.placements) for plan in plans) == count + 1
+    assert sum(len(plan.placed) for plan in plans) == count + 1
     assert max(plan.header_length + plan.names_room for plan in plans) > 2 * geometry.chunk_size
 
 
@@ -188,7 +188,7 @@ def test_a_candidate_may_come_back_after_its_plan_was_dropped(policy: str) -> No
         merge.add(candidate)
     (plan,) = drain(merge)
     check_plan(plan, Geometry())
-    assert sorted(c.payload for c, _ in plan.placements) == [0, 1, 2, 3, 4]  # type: ignore[type-var]
+    assert sorted(c.payload for c, _ in plan.placed) == [0, 1, 2, 3, 4]  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -198,7 +198,7 @@ def test_same_input_same_plans(policy: str) -> None:
         merge = merge_list(policy, Geometry(), 50, 100, random.Random(9))
         for i in range(400):
             merge.add(Candidate(rng.randint(1, 300_000), 44, i, i))
-        return [[(c.payload, offset) for c, offset in plan.placements] for plan in drain(merge)]
+        return [[(c.payload, offset) for c, offset in plan.placed] for plan in drain(merge)]
 
     assert run() == run()
 

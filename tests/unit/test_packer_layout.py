@@ -18,8 +18,8 @@ SMALL_CHUNKS = Geometry(k=4, m=2, chunk_size=CHUNK)
 
 def check_layout(plan: GroupPlan, geometry: Geometry) -> None:
     end = plan.header_length + plan.names_room
-    assert plan.header_length == header_length(len(plan.placements))
-    for candidate, offset in plan.placements:
+    assert plan.header_length == header_length(len(plan.placed))
+    for candidate, offset in plan.placed:
         assert offset >= end, "invariants B and C"
         end = offset + candidate.size
         assert geometry.chunks_touched(offset, candidate.size) == -(-candidate.size // geometry.chunk_size)
@@ -87,7 +87,7 @@ def test_front_pushes_the_bin_that_it_reaches(size: int) -> None:
     assert not layout.open(Candidate(CHUNK, 0, None, 0))
     plan = layout.seal()
     check_layout(plan, SMALL_CHUNKS)
-    assert plan.placements[0].offset == plan.header_length
+    assert plan.placed[0].offset == plan.header_length
     assert plan.header_length + plan.data_length + PAGE > SMALL_CHUNKS.stripe_size
 
 
@@ -99,7 +99,7 @@ def test_large_object_right_behind_the_front() -> None:
     assert layout.allowance(into).room == CHUNK - PAGE - 100
     layout.extend(into, [Candidate(CHUNK - PAGE - 100, 0, None, 0)], CHUNK - PAGE - 100, 0)
     plan = layout.seal()
-    assert [offset for _, offset in plan.placements] == [PAGE, PAGE + 3 * CHUNK + 100]
+    assert [offset for _, offset in plan.placed] == [PAGE, PAGE + 3 * CHUNK + 100]
     check_layout(plan, SMALL_CHUNKS)
 
 
@@ -112,7 +112,7 @@ def test_chained_large_objects_share_a_chunk() -> None:
     plan = layout.seal()
     check_layout(plan, SMALL_CHUNKS)
     assert plan.stripe_count == 2
-    assert len({offset // CHUNK for _, offset in plan.placements}) == 2
+    assert len({offset // CHUNK for _, offset in plan.placed}) == 2
 
 
 def test_stripes_without_data_are_left_out() -> None:
@@ -147,7 +147,7 @@ def test_front_lies_in_the_emptiest_bin() -> None:
     layout.extend(last, [Candidate(7, 0, None, 0)], 7, 0)
     plan = layout.seal()
     check_layout(plan, SMALL_CHUNKS)
-    assert plan.placements[0].candidate.size == CHUNK - PAGE
+    assert plan.placed[0].candidate.size == CHUNK - PAGE
     assert plan.header_length + plan.data_length == SMALL_CHUNKS.stripe_size
 
 
@@ -174,7 +174,7 @@ def test_long_waits_with_all_kinds_of_names(window: int) -> None:
         merge.add(Candidate(size, rng.choice([5, 44, 300, NAME_RECORD_MAX]), None, i))
         while (plan := merge.plan(i)) is not None:
             check_layout(plan, SMALL_CHUNKS)
-            packed += len(plan.placements)
+            packed += len(plan.placed)
     assert packed + len(merge) == 6000
     assert packed > 5000
 
@@ -189,6 +189,6 @@ def test_an_overdue_object_behind_another_of_its_class() -> None:
     plan = merge.plan(10)
     assert plan is not None
     check_layout(plan, geometry)
-    chunk_of = {c.size: offset // geometry.chunk_size for c, offset in plan.placements}
+    chunk_of = {c.size: offset // geometry.chunk_size for c, offset in plan.placed}
     assert chunk_of[sizes[0]] == chunk_of[sizes[2]] != chunk_of[sizes[1]]
     assert len(merge) == 0

@@ -34,7 +34,7 @@ def test_nothing_is_planned_before_the_deadline_of_a_short_list(policy: str) -> 
     assert merge.plan(506) is None
     plan = merge.plan(507)
     assert plan is not None
-    assert len(plan.placements) == 2, "what is not overdue fills up"
+    assert len(plan.placed) == 2, "what is not overdue fills up"
     assert len(merge) == 0
 
 
@@ -48,7 +48,7 @@ def test_deadline_group_takes_overdue_objects_before_better_fits() -> None:
     plan = merge.plan(500)
     assert plan is not None
     assert plan.stripe_count == 1
-    assert {id(c) for c in overdue} <= {id(c) for c, _ in plan.placements}
+    assert {id(c) for c in overdue} <= {id(c) for c, _ in plan.placed}
     assert plan.data_length > sum(c.size for c in overdue), "then it is filled"
     assert merge.plan(500) is None, "the others are not overdue"
 
@@ -62,7 +62,7 @@ def test_deadline_drains_several_groups(policy: str) -> None:
     groups = 0
     while (plan := merge.plan(500)) is not None:
         groups += 1
-        assert plan.placements
+        assert plan.placed
     assert groups >= 2
     assert len(merge) <= 1, "all that was overdue is gone"
 
@@ -75,7 +75,7 @@ def test_needed_groups_use_few_stripes(size: int, count: int, stripes: int) -> N
     plan = merge.plan(500)
     assert plan is not None
     assert plan.stripe_count == stripes
-    assert len(plan.placements) == count
+    assert len(plan.placed) == count
 
 
 def test_full_backlog_makes_full_groups_without_a_deadline() -> None:
@@ -87,7 +87,7 @@ def test_full_backlog_makes_full_groups_without_a_deadline() -> None:
     while (plan := merge.plan(0)) is None:
         waiting.append(add(merge, 300 * KIB, now_ms=0))
     assert plan.stripe_count == GEOMETRY.stripes_per_group_max
-    assert len(merge) == len(waiting) - len(plan.placements)
+    assert len(merge) == len(waiting) - len(plan.placed)
 
 
 def test_the_open_group_counts_until_it_is_handed_out() -> None:
@@ -104,7 +104,7 @@ def test_the_open_group_counts_until_it_is_handed_out() -> None:
     assert merge.plan(499) is None
     plan = merge.plan(500)
     assert plan is not None
-    assert (plan.stripe_count, len(plan.placements)) == (1, 100), "what waited has joined"
+    assert (plan.stripe_count, len(plan.placed)) == (1, 100), "what waited has joined"
     assert (len(merge), merge.waiting_bytes, merge.next_deadline_ms()) == (0, 0, None)
 
 
@@ -115,7 +115,7 @@ def test_a_window_of_objects_ends_the_group_with_its_stripe() -> None:
         add(merge, 4000, now_ms=0)
         while (plan := merge.plan(0)) is not None:
             assert plan.stripe_count == 1
-            assert len(plan.placements) > 240
+            assert len(plan.placed) > 240
         assert len(merge) <= min(count, 2 * 100 + GEOMETRY.stripe_size // 4000)
 
 
@@ -135,7 +135,7 @@ def test_flush_closes_the_open_group_with_all_that_fits() -> None:
     assert merge.plan(0) is None
     plan = merge.plan(0, flush=True)
     assert plan is not None
-    assert (plan.stripe_count, len(plan.placements)) == (2, 32)
+    assert (plan.stripe_count, len(plan.placed)) == (2, 32)
 
 
 def test_deadline_of_an_object_in_the_open_group_adds_no_stripe() -> None:
@@ -146,7 +146,7 @@ def test_deadline_of_an_object_in_the_open_group_adds_no_stripe() -> None:
     assert merge.plan(400) is None
     plan = merge.plan(500)
     assert plan is not None
-    assert (plan.stripe_count, len(plan.placements)) == (1, 8)
+    assert (plan.stripe_count, len(plan.placed)) == (1, 8)
     assert merge.plan(500) is None
     assert merge.next_deadline_ms() == 900
 
@@ -173,8 +173,8 @@ def test_a_group_of_one_stripe_takes_what_needs_more(names: bool) -> None:
     for _ in range(300):
         add(merge, rng.choice([3_900_000, 2_000_000, 140_000, 70_000, 900]), now_ms=0)
         while (plan := merge.plan(0)) is not None:
-            packed += len(plan.placements)
-            assert plan.stripe_count == 1 or plan.stripe_count == -(-max(c.size for c, _ in plan.placements) // 2**20)
+            packed += len(plan.placed)
+            assert plan.stripe_count == 1 or plan.stripe_count == -(-max(c.size for c, _ in plan.placed) // 2**20)
     assert packed + len(merge) == 300
 
 
@@ -194,7 +194,7 @@ def test_no_object_starves(policy: str, fraction_large: float) -> None:
         )
         arrivals += 1
         while (plan := merge.plan(arrivals)) is not None:
-            wait_max = max(wait_max, *(arrivals - c.seq for c, _ in plan.placements))
+            wait_max = max(wait_max, *(arrivals - c.seq for c, _ in plan.placed))
     assert wait_max <= 2.5 * window
 
 
@@ -208,7 +208,7 @@ def test_a_group_below_the_fill_limit_waits_for_the_longer_one(policy: str) -> N
     assert merge.plan(8999) is None
     plan = merge.plan(9000)
     assert plan is not None
-    assert len(plan.placements) == 2, "what has waited for less goes along: the stripe is written anyway"
+    assert len(plan.placed) == 2, "what has waited for less goes along: the stripe is written anyway"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -222,7 +222,7 @@ def test_a_group_above_the_fill_limit_waits_for_the_shorter_one(policy: str) -> 
     assert merge.next_deadline_ms() == 500
     plan = merge.plan(500)
     assert plan is not None
-    assert len(plan.placements) == GEOMETRY.k
+    assert len(plan.placed) == GEOMETRY.k
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -14,15 +14,15 @@ GEOMETRY = Geometry()
 STRIPE = GEOMETRY.stripe_size
 
 
-def _header(group_index: int, stripe_count: int, lengths: list[int]) -> GroupHeader:
+def _header(first_stripe: int, stripe_count: int, lengths: list[int]) -> GroupHeader:
     offset = 4096
     entries = []
     for number, length in enumerate(lengths):
-        entries.append(Entry(bytes([group_index, number] * 8), 1, offset, length, 0))
+        entries.append(Entry(bytes([first_stripe, number] * 8), 1, offset, length, 0))
         offset += length
     return GroupHeader(
         BlockId(bytes(16)),
-        group_index,
+        first_stripe,
         stripe_count,
         1,
         0,
@@ -39,7 +39,7 @@ def _header(group_index: int, stripe_count: int, lengths: list[int]) -> GroupHea
 
 def _live(header: GroupHeader, number: int) -> LiveEntry:
     entry = header.entries[number]
-    return LiveEntry(entry.key_md5, 1, header.group_index * STRIPE + entry.offset, entry.length)
+    return LiveEntry(entry.key_md5, 1, header.first_stripe * STRIPE + entry.offset, entry.length)
 
 
 def test_rows_decide_what_lives_and_headers_what_was_written() -> None:

@@ -35,7 +35,7 @@ from nos_ec.core.header import (
     names_size_max,
 )
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX
-from nos_ec.core.packing.plan import Candidate, GroupPlan, Placement
+from nos_ec.core.packing.plan import Candidate, GroupPlan, PlacedObject
 
 NAME_RECORD_MAX = NAME_RECORD_FIXED + BUCKET_BYTES_MAX + NAME_BYTES_MAX
 """Bytes of the largest name record before compression."""
@@ -220,18 +220,18 @@ class GroupLayout:
         # The emptiest bin is next to the front, which takes what room it has left.
         first = max(0, -(-(end - self._room_apart_from(None)) // self._chunk))
         assert first <= self.chunks_free, "a group is longer than its stripes"
-        placements: list[Placement] = []
+        placed: list[PlacedObject] = []
         for row in sorted(self.bins, key=attrgetter("rests")):
             objects = row.large + row.small
-            start = first * self._chunk if placements else max(first * self._chunk, end)
+            start = first * self._chunk if placed else max(first * self._chunk, end)
             offsets = list(accumulate(map(_size_of, objects), initial=start))
             assert start >= end, "two bins overlap, or the front reaches a bin"
             end = offsets[-1]
-            placements += map(Placement, objects, offsets)
+            placed += map(PlacedObject, objects, offsets)
             first += row.full + 1
             assert end <= first * self._chunk, "a bin is longer than its chunks"
         stripe_count = self._geometry.stripes_for(first * self._chunk)
-        return GroupPlan(stripe_count, header, names_room, tuple(placements), self.data_length)
+        return GroupPlan(stripe_count, header, names_room, tuple(placed), self.data_length)
 
     def candidates(self) -> list[Candidate]:
         """The objects planned so far."""

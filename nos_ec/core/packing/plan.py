@@ -35,7 +35,7 @@ class Candidate:
         return f"Candidate(size={self.size}, name_size={self.name_size}, seq={self.seq}, waiting={self.waiting})"
 
 
-class Placement(NamedTuple):
+class PlacedObject(NamedTuple):
     """One object of a plan, at `offset` bytes from the start of the group."""
 
     candidate: Candidate
@@ -43,7 +43,7 @@ class Placement(NamedTuple):
 
 
 class GroupPlan(NamedTuple):
-    """A planned stripe group. Placements are in order of offset and never overlap the header, names or each other.
+    """A planned stripe group. Its objects are in order of offset and never overlap the header, names or each other.
 
     names_room: bytes reserved for the compressed names, right behind the header; they always fit.
     data_length: bytes of the objects placed.
@@ -52,7 +52,7 @@ class GroupPlan(NamedTuple):
     stripe_count: int
     header_length: int
     names_room: int
-    placements: tuple[Placement, ...]
+    placed: tuple[PlacedObject, ...]
     data_length: int
 
 
