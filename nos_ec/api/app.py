@@ -138,7 +138,7 @@ def _add_store(app: FastAPI, readings: Readings, token: Token | None) -> None:
 
     @app.get("/v1/gc/plan", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
     def gc_plan(limit: Limit = 100) -> models.GcPlan:
-        """What a GC run would do now; decided from headers."""
+        """What a GC run would do now, decided from rows and headers."""
         return readings.gc_plan(limit)
 
     @app.get("/v1/object", tags=["store"], dependencies=guard, responses=_responses(token, 400, 404, 422, 503))

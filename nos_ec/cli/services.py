@@ -26,7 +26,7 @@ from nos_producer.assemble import producer_service
 
 Once = Annotated[bool, typer.Option("--once", help="Do all there is to do, then exit.")]
 
-gc_app = typer.Typer(help="Reclaim blocks that are mostly holes.", no_args_is_help=True, rich_markup_mode=None)
+gc_app = typer.Typer(help="Reclaim blocks that are mostly waste.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
@@ -147,7 +147,7 @@ def _consume(system: System, stop: Event) -> ConsumerCounters:
 
 
 def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Show which blocks a run would collect and what it would rewrite. Reads headers only; changes nothing."""
+    """Show which blocks a run would collect and rewrite. Reads rows and headers, no objects; changes nothing."""
     with context(ctx).system() as system:
         plan = gc_service(system).plan()
     _show_plan(plan, as_json)
@@ -159,7 +159,7 @@ def gc_run(
     once: Annotated[bool, typer.Option("--once/--loop", help="One run (for cron), or a run every gc.wait_ms.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite what lives in blocks that are mostly holes, then delete those blocks after their grace."""
+    """Rewrite what lives in blocks that are mostly waste. Emptied blocks are deleted after their grace period."""
     if not apply:
         gc_plan(ctx, as_json)
         if not as_json:

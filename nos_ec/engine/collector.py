@@ -1,4 +1,4 @@
-"""GC: decide from headers, rewrite what lives, delete what does not. `victims` decides, a `Collection` is one run."""
+"""GC: decide from rows and headers, rewrite what lives, delete what does not. `victims` decides, a `Collection` is one run."""
 
 from __future__ import annotations
 

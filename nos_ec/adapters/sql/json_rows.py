@@ -1,7 +1,7 @@
 """A table made of one JSON parameter, to join with: what makes a statement's count independent of its rows.
 
 `JsonRows` describes the columns; `dump` makes the parameter. It is `JSON_TABLE` on MySQL 8 and MariaDB 10.6+ and
-`json_each` on SQLite. Ids travel as hexadecimal text. See docs/adr/0005.
+`json_each` on SQLite. Ids travel as hexadecimal text. See docs/adr/0016.
 
 A SELECT that locks names the table it locks (`with_for_update(of=...)`): MySQL 8.0.12 refuses to lock a JSON_TABLE,
 and MariaDB, which has no OF and does not mind, is spared it by SQLAlchemy. The same MySQL turns a JSON null into the
