@@ -1,4 +1,4 @@
-"""GC: decide from rows and headers, rewrite what lives, delete what does not. `victims` decides, a `Collection` is one run."""
+"""GC: decides from rows and headers, rewrites what lives. `victims` decides; a `Collection` is one run."""
 
 from __future__ import annotations
 
