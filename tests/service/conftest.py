@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from nos_consumer.assemble import consumer_service, drain
+from nos_consumer.service import ConsumerService
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import ObjectKey
+from nos_ec.ports.clock import Clock
 from nos_ec.settings import Settings, without_settings
 from nos_ec.testing.audit import problems
 from nos_ec.testing.clock import FakeClock, SetClock
@@ -207,6 +209,12 @@ def bench(tmp_path: Path, new_store: Path) -> Bench:
 def short_leases(bench: Bench) -> None:
     """For writers in this process that fall asleep: their leases, reservations and sessions end SHORT_MS later."""
     bench.config.write_text(bench.config.read_text().replace("= 30000\n", f"= {SHORT_MS}\n"))
+
+
+def set_clock(service: ConsumerService, clock: Clock) -> None:
+    """Give a running consumer another clock; its lease and its lanes keep theirs."""
+    for part in (service, service._backlog, service._offsets, service._pause, service.unread.parking):
+        part._clock = clock
 
 
 @pytest.fixture

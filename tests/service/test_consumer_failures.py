@@ -18,7 +18,7 @@ from nos_ec.ports.message_log import MessageConsumer
 from nos_ec.ports.metadata import Metadata
 from tests.rig.at_rest import HOUR_MS, LaterClock
 
-from .conftest import WAIT_S_MAX, Bench
+from .conftest import WAIT_S_MAX, Bench, set_clock
 
 
 class FailsFirst:
@@ -129,7 +129,7 @@ def test_a_pause_after_a_failure_ends_when_the_clock_is_set_back(bench: Bench, s
     with consumer_service(system) as service:
         while not service.counters.retried:
             service.turn(flush=True)
-        service._clock = LaterClock(-HOUR_MS)
+        set_clock(service, LaterClock(-HOUR_MS))
         while service.waiting_objects or service.lanes.pending:
             assert service.turn(flush=True) or service.lanes.pending, "it waits until the clock is where it was"
         assert service.counters.packed == 30
@@ -149,7 +149,7 @@ def test_only_a_copy_that_should_be_there_counts_as_lost(bench: Bench, system: S
         assert landing_id is not None
         system.landing.delete(landing_id)
         failing = FailsFirst(system.metadata, "still_landed", failures)
-        service._metadata = cast(Metadata, failing)
+        service._backlog._metadata = cast(Metadata, failing)
         while service.waiting_objects or service.lanes.pending:
             service.turn(flush=True)
         assert failing.left == 0

@@ -19,7 +19,7 @@ from nos_ec.testing.audit import all_blocks
 from nos_ec.testing.clock import FakeClock
 from tests.rig.at_rest import come_to_rest
 
-from .conftest import CHUNK, Bench
+from .conftest import CHUNK, Bench, set_clock
 
 SHARD = "blocks/shard-05"
 
@@ -61,7 +61,7 @@ def test_a_consumer_backs_off(bench: Bench, disk: ShardDisk, system: System) -> 
     bench.produce(system)
     clock = FakeClock(system.clock.now_ms())
     with consumer_service(system) as service:
-        service._clock = clock
+        set_clock(service, clock)
         disk.remount("ro")
         for _ in range(100):
             service.turn(flush=True)

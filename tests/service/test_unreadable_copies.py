@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 
 from nos_consumer import unread
 from nos_consumer.assemble import consumer_service
-from nos_consumer.service import BACK_OFF, ConsumerService
+from nos_consumer.pause import BACK_OFF
+from nos_consumer.service import ConsumerService
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import LandingId, ObjectKey
@@ -24,7 +25,7 @@ from nos_ec.ports.landing_store import LandingStore
 from nos_ec.testing.clock import FakeClock
 from tests.rig.at_rest import come_to_rest
 
-from .conftest import Bench
+from .conftest import Bench, set_clock
 
 STILL_TURNS = 300
 """Turns without any news, 20 ms or more each, after which none will come by itself: the clock of the tests stands."""
@@ -78,8 +79,7 @@ def clock(system: System) -> FakeClock:
 def service(system: System, copies: Copies, clock: FakeClock) -> Iterator[ConsumerService]:
     """A consumer for which time stands still."""
     with consumer_service(system) as made:
-        made._clock = clock
-        made.unread.parking._clock = clock
+        set_clock(made, clock)
         yield made
         copies.answer.set()
 
@@ -256,7 +256,7 @@ def test_partitions_that_are_given_up_take_their_parked_objects_along(
         service.turn(flush=True)
     kept = service._messages.assignment()
     assert {partition for packable, _ in service.unread.parking for partition, _ in packable.tickets} <= kept
-    assert len(service.unread) == len(service.unread.parking) == len(service._known)
+    assert len(service.unread) == len(service.unread.parking) == len(service._backlog)
     assert 0 < len(service.unread) < 40
     second.close()
     copies.stuck.clear()
