@@ -1,0 +1,44 @@
+"""The metadata store, in four parts: objects, writer leases, blocks, and the deletion queue of landing copies.
+
+Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
+is all of them and what concerns the store as a whole. A user asks for the parts that it needs.
+
+Every method is one transaction: all of it is durable on return, or nothing of it happened. Every method may
+raise Transient (lost connection, deadlock, lock wait). The outcome is then unknown, and calling it again with the
+same arguments is safe, because every change is a compare-and-set or idempotent by its ids.
+
+Invariants kept here (numbers of docs/INVARIANTS.md):
+  2  a landing copy is doomed only through `doom_landing`, which checks the row it was verified for
+  3  an extent is only written by `commit_group` and `record_large`, with the CRC of the row
+  4  a block is condemned only when no row points into it
+  5  a move that matches no row is counted as dead and is no error
+  6  live + dead + overhead = stripes x stripe_size after every method
+  8  a commit checks the lease epoch and the block's state in its own transaction
+"""
+
+from __future__ import annotations
+
+from nos_ec.ports.metadata.blocks import BlockRow, Blocks, GroupCommit, Move, Placed
+from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
+from nos_ec.ports.metadata.leases import Lease, Leases
+from nos_ec.ports.metadata.objects import NewLargeObject, NewObject, ObjectRow, Objects, Segment
+from nos_ec.ports.metadata.whole_store import Metadata, Totals
+
+__all__ = [
+    "BlockRow",
+    "Blocks",
+    "GroupCommit",
+    "LandingDeletion",
+    "LandingQueue",
+    "Lease",
+    "Leases",
+    "Metadata",
+    "Move",
+    "NewLargeObject",
+    "NewObject",
+    "ObjectRow",
+    "Objects",
+    "Placed",
+    "Segment",
+    "Totals",
+]

@@ -1,0 +1,184 @@
+"""Blocks: what their writers, recovery and GC ask, and the commit of stripe groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nos_ec.core.ids import BlockId, Extent, ObjectKey
+from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.ports.metadata.leases import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRow:
+    """One block. Sizes in bytes; live + dead + overhead = stripes x stripe_size (invariant 6)."""
+
+    block_id: BlockId
+    kind: BlockKind
+    state: BlockState
+    writer: str
+    epoch: int
+    stripes: int
+    live_bytes: int
+    dead_bytes: int
+    overhead_bytes: int
+    live_objects: int
+    created_ms: int
+    delete_after_ms: int | None
+    gc_failures: int = 0
+    """How many times `cool_down_block` was called for it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its stripes."""
+        return self.live_bytes + self.dead_bytes + self.overhead_bytes
+
+    @property
+    def hole_ratio(self) -> float:
+        """dead / (live + dead); 1.0 for a block without data, which holds nothing worth keeping."""
+        data = self.live_bytes + self.dead_bytes
+        return self.dead_bytes / data if data else 1.0
+
+    @property
+    def waste_ratio(self) -> float:
+        """(dead + overhead) / size: the share of its stripes that no object uses; 1.0 for a block without stripes."""
+        return (self.dead_bytes + self.overhead_bytes) / self.size_bytes if self.size_bytes else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One object of a group: it moves from the place in its row to `offset` in the group's block.
+
+    `from_block` is None when it comes from its landing copy, else the block it is in now. `offset` is from the
+    start of the block. The row is matched on (object_id, version, current location).
+    """
+
+    object_id: int
+    version: int
+    from_block: BlockId | None
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommit:
+    """A stripe group that the block store has acknowledged."""
+
+    lease: Lease
+    block_id: BlockId
+    at_stripe: int
+    stripe_count: int
+    moves: Sequence[Move]
+    landing_not_before_ms: int
+    """Landing copies of the winners may be deleted from this time on."""
+    written_ms: int
+    """When it was written. If it fills the block, the block is sealed as of this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What is at one extent of a block according to the rows: a packed object or a segment of a large one."""
+
+    object_id: int
+    key: ObjectKey
+    version: int
+    extent: Extent
+    crc32c: int
+
+
+class Blocks(Protocol):
+    """Rows of blocks. See the package docstring. Safe to call from several threads."""
+
+    # --- look-ups ---------------------------------------------------------------------------------
+    def block(self, block_id: BlockId) -> BlockRow:
+        """One block. Raises NotFound."""
+        ...
+
+    def list_blocks(self, after: BlockId | None, limit: int) -> list[BlockRow]:
+        """All blocks in order of id: pages for status, checks and listings."""
+        ...
+
+    def placed_in(self, block_id: BlockId) -> list[Placed]:
+        """What is in the block according to rows and segments, ordered by offset."""
+        ...
+
+    # --- writers ----------------------------------------------------------------------------------
+    def allocate_block(self, lease: Lease, block_id: BlockId, kind: BlockKind, now_ms: int) -> None:
+        """Record an OPEN, empty block of this writer, before it is created in the block store. Raises LeaseLost."""
+        ...
+
+    def commit_group(self, commit: GroupCommit) -> frozenset[int]:
+        """Commit one stripe group, in O(1) statements whatever the number of moves. Returns the object ids that won.
+
+        It checks that the lease is held and that the block is OPEN, belongs to this lease, and ends at `at_stripe`.
+        It moves each row that still matches: these objects are the winners, now PACKED at their new extent. It adds
+        the winners' bytes to live, the others' to dead, and the rest of the group to overhead. It releases the
+        winners' old places: landing copies are queued for deletion, live bytes of old blocks become dead. The group
+        that fills the block up to stripes_per_block turns it SEALED, which it then is in the block store too.
+
+        Raises LeaseLost (lease or block was fenced), Conflict (the block does not end at `at_stripe`). Committing the
+        same group again after a Transient raises Conflict if the first try had succeeded;
+        `block(block_id).stripes` then shows whether it had.
+        """
+        ...
+
+    def seal_block(self, lease: Lease, block_id: BlockId, now_ms: int) -> None:
+        """OPEN -> SEALED by its own writer, when every append so far was committed. Idempotent. Raises LeaseLost."""
+        ...
+
+    def fence_block(self, lease: Lease, block_id: BlockId) -> None:
+        """OPEN -> FENCED by its own writer, after a failed append: recovery reconciles it. Idempotent."""
+        ...
+
+    def forget_unwritten(self, lease: Lease, block_id: BlockId) -> bool:
+        """Remove the row of an OPEN block of this writer into which nothing was committed, after the block store
+        refused to create it. False, and nothing changed, when there is no such row: the block was fenced, or an
+        earlier call removed the row. Idempotent."""
+        ...
+
+    # --- recovery ---------------------------------------------------------------------------------
+    def fenced_blocks(self, limit: int) -> list[BlockRow]:
+        """Blocks that wait for recovery."""
+        ...
+
+    def seal_reconciled(
+        self, block_id: BlockId, stripes: int, live_bytes: int, dead_bytes: int, live_objects: int, now_ms: int
+    ) -> bool:
+        """FENCED -> SEALED with what recovery found in headers and rows; overhead is what remains.
+
+        False, and nothing changed, when the block is no longer FENCED or the live bytes of its row are no longer
+        `live_bytes` (an object was deleted meanwhile): read its rows again.
+        """
+        ...
+
+    # --- GC ---------------------------------------------------------------------------------------
+    def empty_blocks(self, limit: int) -> list[BlockRow]:
+        """SEALED blocks without a live object, in any order: they can be condemned without writing anything."""
+        ...
+
+    def gc_candidates(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int, limit: int) -> list[BlockRow]:
+        """SEALED blocks of that waste ratio or more that hold live objects, most wasteful first.
+
+        Left out are blocks of large objects, which are all live or all dead, and blocks whose cool-down is not over.
+        A cool-down that ends more than `cool_down_ms_max` from now was set by a wrong clock and counts as over.
+        """
+        ...
+
+    def cool_down_block(self, block_id: BlockId, not_before_ms: int) -> None:
+        """Leave a SEALED block out of the candidates until `not_before_ms`, and add 1 to its `gc_failures`."""
+        ...
+
+    def condemn_block(self, block_id: BlockId, delete_after_ms: int) -> bool:
+        """SEALED -> CONDEMNED. False when a row or segment still points into it, or it is not SEALED."""
+        ...
+
+    def condemned_blocks(self, now_ms: int, limit: int) -> list[BlockRow]:
+        """CONDEMNED blocks whose grace period is over, then those whose grace period ends later than WAIT_MS_MAX from
+        now (as for `Objects.due_objects`)."""
+        ...
+
+    def forget_block(self, block_id: BlockId) -> None:
+        """Remove the row of a CONDEMNED block after its data was deleted. Idempotent."""
+        ...

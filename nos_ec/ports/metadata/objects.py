@@ -1,0 +1,150 @@
+"""Objects: what PUT, GET, DELETE and LIST ask of the metadata, and what the producer asks before it publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nos_ec.core.ids import Extent, LandingId, ObjectKey
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.messages import PackRequest
+from nos_ec.ports.metadata.leases import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRow:
+    """The current version of one object. `landing_id` is set when state.in_landing, `extent` when PACKED.
+
+    `due_ms`: when the producer should publish it; set only in the rows that `due_objects` returns.
+    """
+
+    object_id: int
+    key: ObjectKey
+    version: int
+    size: int
+    crc32c: int
+    md5: bytes
+    state: ObjectState
+    landing_id: LandingId | None
+    extent: Extent | None
+    created_ms: int
+    due_ms: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NewObject:
+    """An object to record: one whose bytes have landed, or an empty one (landing_id None, size 0)."""
+
+    key: ObjectKey
+    size: int
+    crc32c: int
+    md5: bytes
+    landing_id: LandingId | None
+    due_ms: int
+    """When the producer should publish it (creation time plus min_age)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One part of a large object: `extent` holds its bytes, `crc32c` is their CRC. Parts are in order."""
+
+    extent: Extent
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewLargeObject:
+    """A large object whose blocks have been written and acknowledged.
+
+    `block_stripes` gives the stripes of each block, in part order (one segment per block).
+    """
+
+    key: ObjectKey
+    version: int
+    size: int
+    crc32c: int
+    md5: bytes
+    segments: Sequence[Segment]
+    block_stripes: Sequence[int]
+
+
+class Objects(Protocol):
+    """Rows of objects and segments of large ones. See the package docstring. Safe to call from several threads."""
+
+    # --- PUT --------------------------------------------------------------------------------------
+    def record_puts(self, objects: Sequence[NewObject], now_ms: int) -> list[ObjectRow]:
+        """Make landed or empty objects the current versions of their keys, and release what they overwrite.
+
+        Removes their landing ids from the deletion queue. The version is max(previous version + 1,
+        now_ms * 1000). An overwritten landing copy is queued for deletion with `now_ms` as its time; an
+        overwritten extent becomes dead bytes. Raises Transient when one of the ids has been doomed meanwhile (the
+        PUT took longer than its reservation); nothing is recorded then.
+        """
+        ...
+
+    def next_version(self, key: ObjectKey, now_ms: int) -> int:
+        """A version for a large PUT that starts now: max(current version + 1, now_ms * 1000)."""
+        ...
+
+    def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:
+        """Make a large object the current version of its key, seal its blocks, release what it overwrites.
+
+        Returns False when a version that is at least as new has been recorded meanwhile: the two PUTs were
+        concurrent, this one counts as the first, and its blocks are sealed as dead. Raises LeaseLost.
+        """
+        ...
+
+    # --- GET, DELETE, LIST ------------------------------------------------------------------------
+    def get(self, key: ObjectKey) -> ObjectRow:
+        """The current version. Raises NotFound."""
+        ...
+
+    def segments(self, object_id: int, version: int) -> list[Segment]:
+        """Segments of a large object in part order; an empty list when that version no longer exists."""
+        ...
+
+    def delete(self, key: ObjectKey, now_ms: int) -> ObjectRow:
+        """Remove the object and release its bytes as `record_puts` does. Raises NotFound."""
+        ...
+
+    def delete_many(self, keys: Sequence[ObjectKey], now_ms: int) -> list[ObjectRow]:
+        """Remove several objects as `delete` does, all in one transaction of O(1) statements.
+
+        Returns the rows that existed, in the order of `keys`. A key without an object is no error, and a key that
+        is listed twice counts once. Called again after a Transient, it returns only the rows that still existed.
+        """
+        ...
+
+    def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
+        """Objects of a bucket whose name starts with `prefix` and is greater than `after`, by UTF-8 byte order."""
+        ...
+
+    def list_buckets(self, after: str, limit: int) -> list[str]:
+        """Names of buckets that hold an object, greater than `after`, by UTF-8 byte order."""
+        ...
+
+    # --- producer and consumer --------------------------------------------------------------------
+    def due_objects(self, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
+        """LANDED and QUEUED rows of these slots whose due time has come, longest due first, with their `due_ms`. After
+        them come rows that are due later than WAIT_MS_MAX from now: only a wrong clock can have set such a time.
+
+        A row's slot is that of its bucket (`core.slots.bucket_slot`). A slot with more waiting rows than its share of
+        `limit` leaves room for the other slots, even if its rows have been due for longer. The cost depends on `limit`
+        and the number of slots, not on the number of rows that wait.
+        """
+        ...
+
+    def mark_published(self, rows: Sequence[ObjectRow], due_ms: int) -> int:
+        """Set rows QUEUED, and due again at `due_ms` in case the event is lost. Changes only rows that still have that
+        version and are in the landing store; returns how many."""
+        ...
+
+    def still_landed(self, requests: Sequence[PackRequest]) -> frozenset[PackRequest]:
+        """The requests that are true: a row has the same value in every field, and its bytes are in the landing store.
+
+        One statement, whatever their number. The answer may be out of date at once: it saves work, and the commit
+        decides. That id, version and key belong together stays true forever, so headers name what rows name
+        (invariant 7).
+        """
+        ...

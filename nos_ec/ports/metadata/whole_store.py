@@ -1,0 +1,61 @@
+"""The metadata store as a whole: all of its parts, the store's identity, its health and its totals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.ports.metadata.blocks import Blocks
+from nos_ec.ports.metadata.landing_queue import LandingQueue
+from nos_ec.ports.metadata.leases import Leases
+from nos_ec.ports.metadata.objects import Objects
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over block rows, and over the rows still in the landing store. Sizes in bytes."""
+
+    blocks: Mapping[tuple[BlockKind, BlockState], int]
+    stripes: int
+    live_bytes: int
+    dead_bytes: int
+    overhead_bytes: int
+    packed_objects: int
+    """Objects that share stripes with others. Large objects have blocks of their own and are not counted here."""
+    large_objects: int
+    large_bytes: int
+    """Part of live_bytes."""
+    landed_objects: int
+    landed_bytes: int
+    queued_objects: int
+    queued_bytes: int
+    landing_deletions: int
+    leases: int
+    """Leases of writers. Those of producers guard no blocks and are not counted."""
+
+
+class Metadata(Objects, Leases, Blocks, LandingQueue, Protocol):
+    """All parts of the metadata store. See the package docstring. Safe to call from several threads."""
+
+    # --- identity ---------------------------------------------------------------------------------
+    def bind_geometry(self, geometry: Geometry) -> None:
+        """Record the geometry on first use; afterwards raise ConfigError when it differs from the record."""
+        ...
+
+    # --- health -----------------------------------------------------------------------------------
+    def require_unblocked(self) -> None:
+        """Raises Transient, with the time waited so far, while work of this process waits for a lock that another
+        session of the database has held for seconds. Does not ask the database."""
+        ...
+
+    # --- totals -----------------------------------------------------------------------------------
+    def totals(self) -> Totals:
+        """Sums for status. The cost grows with the number of blocks and of objects still landed, not of all objects."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held open."""
+        ...
