@@ -1,7 +1,11 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
-What each transaction does is in the modules named after what it is about: objects, puts, commits, blocks, leases,
-landing, store info. Here is only which of them runs, and whether it writes.
+What each transaction does is in the modules named after their subjects: objects, puts, commits, blocks, leases,
+landing, store_info. This module only says which function a method runs, and whether it writes.
+
+Each part of the port has a class here, to be read beside its protocol. `SqlMetadata` inherits them all, because the
+parts share one `Transactions` (connections and retries) and one geometry, and because users that need several parts
+get one object. With delegation, every method would be listed twice.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from nos_ec.ports.metadata import (
 def open_metadata(url: str, *, replica: bool = False) -> SqlMetadata:
     """Open the store at `url`: sqlite:////path/meta.db or mysql+pymysql://user:password@host:port/database.
 
-    A server that is read-only is not read, because what it has may be old, unless `replica` asks for that.
+    A read-only server is not read, because its data may be old, unless `replica` allows it.
 
     Raises ConfigError (bad URL, no store there, another schema version; the message names the command to run),
     Transient (unreachable server, with host and port), Corrupt (not a SQLite file).
@@ -45,8 +49,8 @@ def open_metadata(url: str, *, replica: bool = False) -> SqlMetadata:
     return SqlMetadata(open_checked(url), replica=replica)
 
 
-class SqlMetadata:
-    """`Metadata` on an engine whose tables exist. Safe to call from several threads and several processes."""
+class _SqlPart:
+    """What all parts share: the transactions, the fast way to look up one object, and the geometry."""
 
     def __init__(self, engine: Engine, *, replica: bool = False) -> None:
         self._engine = engine
@@ -59,26 +63,15 @@ class SqlMetadata:
         self._write = self._transactions.write
         self._geometry: Geometry | None = None
 
-    def bind_geometry(self, geometry: Geometry) -> None:
-        """See the port."""
-        self._write(store_info.bind_geometry, geometry)
-        self._geometry = geometry
+    def _bound(self) -> Geometry:
+        """The store's geometry: the books need the size of a stripe."""
+        if self._geometry is None:
+            self._geometry = self._read(_require_geometry)
+        return self._geometry
 
-    def is_new(self) -> bool:
-        """True while no geometry was recorded: nothing was ever stored through this metadata."""
-        return self._read(store_info.find_geometry) is None
 
-    def claim_store_id(self, store_id: str) -> str:
-        """The id of this store; the one given becomes it, durably, if it has none yet. Raises Transient."""
-        return self._write(store_info.claim_store_id, store_id)
-
-    def find_store_id(self) -> str | None:
-        """The id of this store, if it was given one. Raises Transient."""
-        return self._read(store_info.find_store_id)
-
-    def reserve_landing(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
-        """See the port."""
-        self._write(landing.reserve, landing_ids, not_before_ms)
+class _SqlObjects(_SqlPart):
+    """`Objects` of the port."""
 
     def record_puts(self, objects: Sequence[NewObject], now_ms: int) -> list[ObjectRow]:
         """See the port."""
@@ -131,6 +124,18 @@ class SqlMetadata:
         """See the port."""
         return self._read(objects.still_landed, requests)
 
+    def _find(self, key: ObjectKey) -> ObjectRow | None:
+        if self._look_ups is not None:
+            try:
+                return self._look_ups.find(key)
+            except FAILURES:
+                pass  # the ordinary way overcomes the failure, or reports it
+        return self._read(objects.find, key)
+
+
+class _SqlLeases(_SqlPart):
+    """`Leases` of the port."""
+
     def acquire_lease(self, name: str, now_ms: int, ttl_ms: int, holder: str = "") -> Lease:
         """See the port."""
         return self._write(leases.acquire, name, now_ms, ttl_ms, holder)
@@ -168,6 +173,22 @@ class SqlMetadata:
         """See the port."""
         return self._write(leases.fence, lease, now_ms)
 
+
+class _SqlBlocks(_SqlPart):
+    """`Blocks` of the port."""
+
+    def block(self, block_id: BlockId) -> BlockRow:
+        """See the port."""
+        return self._read(blocks.get, block_id)
+
+    def list_blocks(self, after: BlockId | None, limit: int) -> list[BlockRow]:
+        """See the port."""
+        return self._read(blocks.page, after, limit)
+
+    def placed_in(self, block_id: BlockId) -> list[Placed]:
+        """See the port."""
+        return self._read(blocks.placed_in, block_id)
+
     def allocate_block(self, lease: Lease, block_id: BlockId, kind: BlockKind, now_ms: int) -> None:
         """See the port."""
         self._write(blocks.allocate, lease, block_id, kind, now_ms)
@@ -199,18 +220,6 @@ class SqlMetadata:
         found = (stripes, live_bytes, dead_bytes, live_objects)
         return self._write(blocks.seal_reconciled, self._bound(), block_id, *found, now_ms)
 
-    def block(self, block_id: BlockId) -> BlockRow:
-        """See the port."""
-        return self._read(blocks.get, block_id)
-
-    def list_blocks(self, after: BlockId | None, limit: int) -> list[BlockRow]:
-        """See the port."""
-        return self._read(blocks.page, after, limit)
-
-    def placed_in(self, block_id: BlockId) -> list[Placed]:
-        """See the port."""
-        return self._read(blocks.placed_in, block_id)
-
     def empty_blocks(self, limit: int) -> list[BlockRow]:
         """See the port."""
         return self._read(blocks.empty, limit)
@@ -235,6 +244,14 @@ class SqlMetadata:
         """See the port."""
         self._write(blocks.forget, block_id)
 
+
+class _SqlLandingQueue(_SqlPart):
+    """`LandingQueue` of the port."""
+
+    def reserve_landing(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
+        """See the port."""
+        self._write(landing.reserve, landing_ids, not_before_ms)
+
     def due_deletions(self, now_ms: int, limit: int) -> list[LandingDeletion]:
         """See the port."""
         return self._read(landing.due, now_ms, limit)
@@ -255,17 +272,38 @@ class SqlMetadata:
         """See the port."""
         self._write(landing.forget, landing_ids)
 
-    def landing_known(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
-        """See the port."""
-        return self._read(landing.known, landing_ids)
-
     def queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> LandingId | None:
         """See the port."""
         return self._read(landing.queued_copy, row, first, last)
 
+    def landing_known(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+        """See the port."""
+        return self._read(landing.known, landing_ids)
+
     def landing_needed(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
         """See the port."""
         return self._read(landing.needed, landing_ids)
+
+
+class SqlMetadata(_SqlObjects, _SqlLeases, _SqlBlocks, _SqlLandingQueue):
+    """`Metadata` on an engine whose tables exist. Safe to call from several threads and several processes."""
+
+    def bind_geometry(self, geometry: Geometry) -> None:
+        """See the port."""
+        self._write(store_info.bind_geometry, geometry)
+        self._geometry = geometry
+
+    def is_new(self) -> bool:
+        """True while no geometry was recorded: nothing was ever stored through this metadata."""
+        return self._read(store_info.find_geometry) is None
+
+    def claim_store_id(self, store_id: str) -> str:
+        """The id of this store; the one given becomes it, durably, if it has none yet. Raises Transient."""
+        return self._write(store_info.claim_store_id, store_id)
+
+    def find_store_id(self) -> str | None:
+        """The id of this store, if it was given one. Raises Transient."""
+        return self._read(store_info.find_store_id)
 
     def require_unblocked(self) -> None:
         """See the port."""
@@ -279,20 +317,6 @@ class SqlMetadata:
         """See the port."""
         self._transactions.close()
 
-    def _find(self, key: ObjectKey) -> ObjectRow | None:
-        if self._look_ups is not None:
-            try:
-                return self._look_ups.find(key)
-            except FAILURES:
-                pass  # the ordinary way tells what it was, or gets over it
-        return self._read(objects.find, key)
-
-    def _bound(self) -> Geometry:
-        """The store's geometry; the books need the size of a stripe."""
-        if self._geometry is None:
-            self._geometry = self._read(_require_geometry)
-        return self._geometry
-
 
 def _require_geometry(connection: Connection) -> Geometry:
     geometry = store_info.find_geometry(connection)
@@ -302,5 +326,5 @@ def _require_geometry(connection: Connection) -> Geometry:
 
 
 def _fits_the_port(store: SqlMetadata) -> Metadata:
-    """Checked by mypy alone: a signature that drifts from the port's does not pass."""
+    """For mypy alone: it fails when a signature here no longer fits the port."""
     return store
