@@ -15,7 +15,7 @@ from typing import Self
 
 from prometheus_client import CollectorRegistry
 
-from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
+from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.composition.backends import (
@@ -81,14 +81,14 @@ def initialise(settings: Settings, new_shards: Collection[int] = ()) -> None:
     initialise_log(settings)
 
 
-def _initialise_new(settings: Settings, metadata: SqlMetadata, new_shards: Collection[int]) -> None:
+def _initialise_new(settings: Settings, metadata: Metadata, new_shards: Collection[int]) -> None:
     """The metadata counts as initialised only when its geometry is bound: a crash before is made good by a repeat."""
     initialise_objects(settings, new_shards)
     _refuse_data_without_metadata(settings)
     mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), anew=True)
 
 
-def _complete(settings: Settings, metadata: SqlMetadata, new_shards: Collection[int]) -> None:
+def _complete(settings: Settings, metadata: Metadata, new_shards: Collection[int]) -> None:
     """Never makes a second, empty place for objects that the metadata knows in another."""
     metadata.bind_geometry(settings.geometry.value())
     known = metadata.find_store_id()

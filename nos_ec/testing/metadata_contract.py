@@ -41,8 +41,8 @@ class MetadataSuite:
         return MetadataBench(store)
 
 
-class GeometryContract:
-    """The store itself."""
+class IdentityContract:
+    """bind_geometry, is_new, claim_store_id, find_store_id."""
 
     def test_geometry_is_bound_once(self, bench: MetadataBench) -> None:
         bench.store.bind_geometry(GEOMETRY)
@@ -52,6 +52,19 @@ class GeometryContract:
     def test_books_cannot_be_kept_before_the_geometry_is_bound(self, store: Metadata) -> None:
         with pytest.raises(ConfigError, match="nos-ec init"):
             store.seal_reconciled(new_block_id(), 0, 0, 0, 0, 1)
+
+    def test_a_store_is_new_until_its_geometry_is_bound(self, store: Metadata) -> None:
+        assert store.is_new()
+        store.claim_store_id("an id")
+        assert store.is_new(), "`nos-ec init` died between the two: its next run must treat it as new"
+        store.bind_geometry(GEOMETRY)
+        assert not store.is_new()
+
+    def test_the_first_id_that_is_claimed_stays(self, store: Metadata) -> None:
+        assert store.find_store_id() is None
+        assert store.claim_store_id("first") == "first"
+        assert store.claim_store_id("second") == "first"
+        assert store.find_store_id() == "first"
 
 
 class PutContract:
@@ -895,7 +908,7 @@ class FiguresContract:
 
 class MetadataContract(
     MetadataSuite,
-    GeometryContract,
+    IdentityContract,
     PutContract,
     LargeContract,
     LookUpContract,

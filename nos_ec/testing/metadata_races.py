@@ -204,6 +204,10 @@ class MetadataRaces(MetadataSuite):
             outcomes = race(*[partial(bench.lease, f"w{i}")] * 2)
             assert sum(isinstance(outcome, Conflict) for outcome in outcomes) == 1
 
+    def test_two_claims_of_the_store_id(self, bench: MetadataBench) -> None:
+        claimed = race(*(partial(bench.store.claim_store_id, store_id) for store_id in ("one", "other")))
+        assert claimed == [bench.store.find_store_id()] * 2
+
     def test_many_threads_keep_the_books_6(self, bench: MetadataBench) -> None:
         names = [f"n{i}" for i in range(8)]
 

@@ -294,15 +294,15 @@ class SqlMetadata(_SqlObjects, _SqlLeases, _SqlBlocks, _SqlLandingQueue):
         self._geometry = geometry
 
     def is_new(self) -> bool:
-        """True while no geometry was recorded: nothing was ever stored through this metadata."""
+        """See the port."""
         return self._read(store_info.find_geometry) is None
 
     def claim_store_id(self, store_id: str) -> str:
-        """The id of this store; the one given becomes it, durably, if it has none yet. Raises Transient."""
+        """See the port."""
         return self._write(store_info.claim_store_id, store_id)
 
     def find_store_id(self) -> str | None:
-        """The id of this store, if it was given one. Raises Transient."""
+        """See the port."""
         return self._read(store_info.find_store_id)
 
     def require_unblocked(self) -> None:

@@ -45,6 +45,19 @@ class Metadata(Objects, Leases, Blocks, LandingQueue, Protocol):
         """Record the geometry on first use; afterwards raise ConfigError when it differs from the record."""
         ...
 
+    def is_new(self) -> bool:
+        """True until a geometry is recorded: nothing can have been stored with this metadata, even if it has an id."""
+        ...
+
+    def claim_store_id(self, store_id: str) -> str:
+        """Make `store_id` the id of this store if it has none yet. Returns the id that the store has now. When two
+        processes claim at once, both get the same id."""
+        ...
+
+    def find_store_id(self) -> str | None:
+        """The id of this store; None when it has none yet."""
+        ...
+
     # --- health -----------------------------------------------------------------------------------
     def require_unblocked(self) -> None:
         """Raises Transient, with the time waited so far, while work of this process waits for a lock that another
