@@ -15,12 +15,12 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import waits
-from nos_ec.ports.metadata import Metadata
+from nos_ec.ports.metadata import Blocks
 
 _log = structlog.get_logger(__name__)
 
 
-def remove_late_block(metadata: Metadata, blocks: BlockStore, block_id: BlockId, now_ms: int) -> None:
+def remove_late_block(metadata: Blocks, blocks: BlockStore, block_id: BlockId, now_ms: int) -> None:
     """Delete a block of this writer if GC has deleted it before it was made, and will not again: its row is gone, or
     is about to go, being condemned with its grace over.
 
@@ -38,7 +38,7 @@ def remove_late_block(metadata: Metadata, blocks: BlockStore, block_id: BlockId,
         _log.error("late block not deleted", block=block_id.hex(), error=str(error))
 
 
-def _is_collected(metadata: Metadata, block_id: BlockId, now_ms: int) -> bool:
+def _is_collected(metadata: Blocks, block_id: BlockId, now_ms: int) -> bool:
     try:
         row = metadata.block(block_id)
     except NotFound:

@@ -15,7 +15,7 @@ import structlog
 
 from nos_ec.core.errors import LeaseLost, NosError
 from nos_ec.ports.clock import Clock, waits
-from nos_ec.ports.metadata import Lease, Metadata
+from nos_ec.ports.metadata import Lease, Leases
 
 _log = structlog.get_logger(__name__)
 
@@ -53,7 +53,7 @@ class HeldLease:
 
     def __init__(
         self,
-        metadata: Metadata,
+        metadata: Leases,
         clock: Clock,
         name: str,
         ttl_ms: int,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from nos_ec.core.errors import Corrupt, NosError, NotFound, Transient
 from nos_ec.core.ids import BlockId, Extent, LandingId
@@ -23,7 +23,7 @@ from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import LandingDeletion, Metadata, ObjectRow
+from nos_ec.ports.metadata import LandingDeletion, LandingQueue, ObjectRow, Objects
 
 BACK_OFF = BackOff(first_ms=60_000, max_ms=600_000)
 """Pauses of an entry that could not be settled. The first one, again and again, where nothing failed but the row moved
@@ -57,12 +57,16 @@ class ReapResult:
         )
 
 
+class ReaperMetadata(LandingQueue, Objects, Protocol):
+    """The parts of the metadata that the reaper uses."""
+
+
 class Reaper:
     """Settles due entries of the landing-copy deletion queue. Several may run at once; they share the work badly
     but do no harm."""
 
     def __init__(
-        self, metadata: Metadata, landing: LandingStore, blocks: BlockStore, clock: Clock, batch_objects: int
+        self, metadata: ReaperMetadata, landing: LandingStore, blocks: BlockStore, clock: Clock, batch_objects: int
     ) -> None:
         self._metadata = metadata
         self._landing = landing

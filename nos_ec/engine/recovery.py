@@ -10,6 +10,7 @@ process by recovery itself, those of others by their holders, who are given RENE
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -24,7 +25,7 @@ from nos_ec.engine.leases import RETRY_WAIT_MS, HeldLeases
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
-from nos_ec.ports.metadata import BlockRow, Lease, Metadata, Placed
+from nos_ec.ports.metadata import BlockRow, Blocks, Lease, Leases, Placed
 
 _log = structlog.get_logger(__name__)
 
@@ -52,10 +53,16 @@ class RecoveryResult:
         return RecoveryResult(self.leases_fenced + other.leases_fenced, self.blocks_sealed + other.blocks_sealed)
 
 
+class RecoveryMetadata(Leases, Blocks, Protocol):
+    """The parts of the metadata that recovery uses."""
+
+
 class Recovery:
     """Run it at the start of every service and from time to time. Several may run at once."""
 
-    def __init__(self, metadata: Metadata, blocks: BlockStore, clock: Clock, held: HeldLeases | None = None) -> None:
+    def __init__(
+        self, metadata: RecoveryMetadata, blocks: BlockStore, clock: Clock, held: HeldLeases | None = None
+    ) -> None:
         """`held`: the leases of this process."""
         self._metadata = metadata
         self._blocks = blocks

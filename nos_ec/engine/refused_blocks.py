@@ -11,12 +11,12 @@ import structlog
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
-from nos_ec.ports.metadata import Lease, Metadata
+from nos_ec.ports.metadata import Blocks, Lease
 
 _log = structlog.get_logger(__name__)
 
 
-def forget_refused_block(metadata: Metadata, lease: Lease, block_id: BlockId) -> None:
+def forget_refused_block(metadata: Blocks, lease: Lease, block_id: BlockId) -> None:
     """Remove the row of a block whose `create` raised NoSpace. Never raises: the failure that led here is the one to be
     told. A row that stays is OPEN under `lease`; giving the lease up, or losing it, leaves it to recovery."""
     try:

@@ -6,7 +6,7 @@ from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import LandingId, timed_ids_between
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import Metadata, ObjectRow
+from nos_ec.ports.metadata import LandingQueue, ObjectRow
 
 _PUT_MS_USUAL = 2_000
 """Nearly every PUT is recorded so soon after its landing id was made."""
@@ -16,7 +16,7 @@ class SecondCopies:
     """Finds and reads them. A row does not say which copy it came from; but ids begin with their time, which lies
     before the row's by as much as the PUT took. put_ms_max: the longest that a PUT may take."""
 
-    def __init__(self, metadata: Metadata, landing: LandingStore, put_ms_max: int) -> None:
+    def __init__(self, metadata: LandingQueue, landing: LandingStore, put_ms_max: int) -> None:
         self._metadata = metadata
         self._landing = landing
         self._spans_ms = (_PUT_MS_USUAL, max(_PUT_MS_USUAL, put_ms_max))

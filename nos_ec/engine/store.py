@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import google_crc32c
 import structlog
@@ -27,7 +28,7 @@ from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import Metadata, NewObject, ObjectRow
+from nos_ec.ports.metadata import LandingQueue, NewObject, ObjectRow, Objects
 
 DELETE_BATCH_OBJECTS = 1000
 """Objects deleted by one transaction: one sync for all of them, and no transaction that others wait for long."""
@@ -50,12 +51,16 @@ class PutOptions:
     reserve_bytes: int
 
 
+class StoreMetadata(Objects, LandingQueue, Protocol):
+    """The parts of the metadata that the store uses."""
+
+
 class Store:
     """The object store over its ports. Safe to call from several threads."""
 
     def __init__(
         self,
-        metadata: Metadata,
+        metadata: StoreMetadata,
         landing: LandingStore,
         blocks: BlockStore,
         large: LargeObjects,

@@ -33,7 +33,7 @@ from nos_ec.engine.room import require_room
 from nos_ec.engine.source_reader import SourceReader
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import GroupCommit, Lease, Metadata, Move
+from nos_ec.ports.metadata import Blocks, GroupCommit, Lease, Move
 from nos_ec.ports.placement import Placement
 
 _log = structlog.get_logger(__name__)
@@ -102,7 +102,7 @@ class StripeWriter:
 
     def __init__(
         self,
-        metadata: Metadata,
+        metadata: Blocks,
         blocks: BlockStore,
         sources: SourceReader,
         clock: Clock,

@@ -18,7 +18,7 @@ from nos_ec.core.reclaim import Victim, account_block, pays, stripes_needed
 from nos_ec.engine.header_scan import HeaderScan, scan_headers
 from nos_ec.engine.recovery import live_entries
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.metadata import BlockRow, Metadata, Placed
+from nos_ec.ports.metadata import BlockRow, Blocks, Placed
 
 _log = structlog.get_logger(__name__)
 
@@ -59,7 +59,7 @@ class Choice:
 
 
 def choose(
-    metadata: Metadata, blocks: BlockStore, candidates: Sequence[BlockRow], waste_ratio_min: float, density: float
+    metadata: Blocks, blocks: BlockStore, candidates: Sequence[BlockRow], waste_ratio_min: float, density: float
 ) -> Choice:
     """Choose among candidates. The rows of a block are read when its dead bytes alone do not make it a victim.
 
@@ -88,7 +88,7 @@ def _needs(blocks: BlockStore, placed: Sequence[Placed]) -> float:
     return stripes_needed(blocks.geometry, [one.extent.length for one in placed], names_bytes)
 
 
-def decide(metadata: Metadata, blocks: BlockStore, block: BlockRow) -> tuple[BlockDecision, list[Placed]]:
+def decide(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> tuple[BlockDecision, list[Placed]]:
     """What lives in a block, which must not be a live one of a large object.
 
     Headers name what was written, rows say what of it lives: an entry lives only when a row has its key, version and
@@ -110,7 +110,7 @@ def decide(metadata: Metadata, blocks: BlockStore, block: BlockRow) -> tuple[Blo
     return BlockDecision(block, len(placed), len(account.unconfirmed), scan.bytes_read), placed
 
 
-def _scan(metadata: Metadata, blocks: BlockStore, block: BlockRow) -> HeaderScan:
+def _scan(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> HeaderScan:
     """The headers; none at all for a block that the store lost, which the reads of its live objects then tell."""
     try:
         return scan_headers(blocks, block.block_id, block.stripes)
@@ -122,7 +122,7 @@ def _scan(metadata: Metadata, blocks: BlockStore, block: BlockRow) -> HeaderScan
         return HeaderScan((), tuple(range(block.stripes)), 0)
 
 
-def is_sealed(metadata: Metadata, block_id: BlockId) -> bool:
+def is_sealed(metadata: Blocks, block_id: BlockId) -> bool:
     """Whether the block is still one that GC may collect. Raises Transient."""
     try:
         return metadata.block(block_id).state is BlockState.SEALED

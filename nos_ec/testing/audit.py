@@ -11,10 +11,10 @@ from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.recovery import live_entries
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import BlockRow, Metadata
+from nos_ec.ports.metadata import BlockRow, Blocks, Metadata
 
 
-def all_blocks(metadata: Metadata) -> Iterator[BlockRow]:
+def all_blocks(metadata: Blocks) -> Iterator[BlockRow]:
     """Every block row."""
     after: BlockId | None = None
     while page := metadata.list_blocks(after, 500):
@@ -39,7 +39,7 @@ def problems(metadata: Metadata, blocks: BlockStore, landing: LandingStore) -> l
     return found
 
 
-def _block_problems(metadata: Metadata, blocks: BlockStore, row: BlockRow, stored: bool) -> Iterator[str]:
+def _block_problems(metadata: Blocks, blocks: BlockStore, row: BlockRow, stored: bool) -> Iterator[str]:
     name = f"block {row.block_id.hex()} ({row.kind.value}, {row.state.value})"
     geometry = blocks.geometry
     size = row.stripes * geometry.stripe_size

@@ -24,7 +24,7 @@ from nos_ec.core.slots import SLOTS
 from nos_ec.engine.parking import Parking
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.message_log import GroupProgress, MessagePublisher
-from nos_ec.ports.metadata import Metadata, ObjectRow
+from nos_ec.ports.metadata import ObjectRow, Objects
 from nos_producer.refused import Refused
 from nos_producer.repeats import Repeats
 from nos_producer.slots import HeldSlots
@@ -62,7 +62,7 @@ class ProducerService:
 
     def __init__(
         self,
-        metadata: Metadata,
+        metadata: Objects,
         publisher: MessagePublisher,
         progress: GroupProgress,
         clock: Clock,

@@ -28,7 +28,7 @@ from nos_ec.core.slots import (
     slot_lease,
 )
 from nos_ec.ports.clock import Clock, waits
-from nos_ec.ports.metadata import Lease, Metadata
+from nos_ec.ports.metadata import Lease, Leases
 
 _log = structlog.get_logger(__name__)
 
@@ -42,7 +42,7 @@ class HeldSlots:
     Without a `member` name it takes every slot that is free and no part in the sharing: for a run that ends soon.
     """
 
-    def __init__(self, metadata: Metadata, clock: Clock, ttl_ms: int, member: str | None) -> None:
+    def __init__(self, metadata: Leases, clock: Clock, ttl_ms: int, member: str | None) -> None:
         self._metadata = metadata
         self._clock = clock
         self._ttl_ms = ttl_ms

@@ -9,12 +9,12 @@ import pytest
 
 from nos_ec.core.errors import LeaseLost, Transient
 from nos_ec.engine.leases import HeldLease
-from nos_ec.ports.metadata import Lease, Metadata
+from nos_ec.ports.metadata import Lease, Leases
 from nos_ec.testing.clock import FakeClock
 
 
 class FailingRenewals:
-    """Stands in for Metadata: each renewal raises the next of `errors`."""
+    """Stands in for Leases: each renewal raises the next of `errors`."""
 
     def __init__(self, errors: list[Exception]) -> None:
         self._errors = errors
@@ -36,7 +36,7 @@ class FailingRenewals:
 def test_renewals_go_on_after_an_error_that_is_a_bug() -> None:
     """Else nobody would be told that the lease was fenced: an idle consumer would stay and never be ready again."""
     metadata = FailingRenewals([Transient("no answer"), AttributeError("of a driver"), LeaseLost("fenced")])
-    with HeldLease(cast(Metadata, metadata), FakeClock(), "one", 30_000) as held:
+    with HeldLease(cast(Leases, metadata), FakeClock(), "one", 30_000) as held:
         assert metadata.all_raised.wait(10)
     assert held.lost
     with pytest.raises(LeaseLost, match="start it again"):
