@@ -1,8 +1,8 @@
 """Holding a lease: taken on entry, renewed in the background, released on exit.
 
-A lease is never checked against a clock by its holder: every commit checks it in its own transaction
-(invariant 8). Renewal only keeps the others from fencing a writer that is alive. So a lease that has expired and was
-not fenced may be renewed: it is the holder's until its row is gone, and the row goes with its writer's open blocks.
+The holder does not rely on a clock: every commit checks the lease in its own transaction (invariant 8). Renewal only
+keeps other processes from fencing a writer that is alive. So a lease that has expired but was not fenced may be
+renewed: it belongs to the holder until its row is removed, which also fences the writer's open blocks.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from nos_ec.ports.metadata import Lease, Leases
 _log = structlog.get_logger(__name__)
 
 RETRY_WAIT_MS = 1_000
-"""Between renewals that fail: when the metadata store is back, holders renew before others fence (recovery waits for
-them)."""
+"""Wait after a renewal that failed: when the metadata store is back, holders renew before other processes fence
+(recovery gives them time)."""
 
 
 class HeldLeases:
-    """The leases that this process holds. Its own recovery renews them and never fences them. Any thread may use it."""
+    """The leases that this process holds. Its own recovery renews them and never fences them. Thread-safe."""
 
     def __init__(self) -> None:
         self._held: dict[int, HeldLease] = {}
-        """By epoch, which belongs to one lease for ever."""
+        """By epoch, which belongs to one lease forever."""
 
     def add(self, held: HeldLease) -> None:
-        """This process holds it from now."""
+        """This process holds it from now on."""
         self._held[held.lease.epoch] = held
 
     def remove(self, held: HeldLease) -> None:
-        """It is about to be given up."""
+        """This process is about to give it up."""
         self._held.pop(held.lease.epoch, None)
 
     def renew(self, lease: Lease) -> bool:
-        """Renew the lease if this process holds it. False when somebody else does, or it was lost."""
+        """Renew the lease if this process holds it. False when another process holds it, or it was lost."""
         held = self._held.get(lease.epoch)
         return held is not None and held.renew()
 
 
 class HeldLease:
-    """A context manager around one lease. `lost` tells that it has been fenced: stop writing, nothing can commit.
+    """A context manager around one lease. `lost` means that it was fenced: stop writing, nothing can commit.
 
-    `holder` tells others who want it meanwhile which process has it. It is one of `among` while it is held.
+    `holder` names this process in the error that others who want the lease get. `among` lists the lease while it is
+    held.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class HeldLease:
         self.lost = False
 
     def __enter__(self) -> Self:
-        """Take the lease. Raises Conflict when somebody holds it."""
+        """Take the lease. Raises Conflict when another holder has it."""
         now_ms = self._clock.now_ms()
         self.lease: Lease = self._metadata.acquire_lease(self._name, now_ms, self._ttl_ms, self._holder)
         self._expires_ms = self.lease.expires_ms
@@ -85,29 +86,29 @@ class HeldLease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop renewing and give the lease up; blocks still open are left to recovery."""
+        """Stop renewing and release the lease; blocks still open are left to recovery."""
         self._stop.set()
         self._thread.join()
         self._among.remove(self)
         try:
             self._metadata.release_lease(self.lease)
         except NosError as failure:
-            # It expires by itself; not worth hiding the error that may be on its way up.
+            # It expires by itself. Raising here would hide the error that may have ended the `with` block.
             _log.warning("lease not released", lease=self._name, error=str(failure))
 
     def left_ms(self) -> int:
         """Milliseconds until the lease expires if it is not renewed again; 0 when it is not held. After the clock was
-        set back others may take it for over, so it counts as not held until it is renewed."""
+        set back, other processes may count it as expired, so it counts as not held until it is renewed."""
         now_ms, expires_ms = self._clock.now_ms(), self._expires_ms
         return 0 if self.lost or not waits(expires_ms, now_ms, self._ttl_ms) else expires_ms - now_ms
 
     def require(self) -> None:
-        """Raises LeaseLost when the lease is lost, or has run out and could not be renewed yet: not ready to write."""
+        """Raises LeaseLost when the lease is lost, or has expired and is not renewed yet: not ready to write."""
         if self.left_ms() == 0:
-            raise LeaseLost(f"lease {self._name} is not held any more")
+            raise LeaseLost(f"lease {self._name} is no longer held")
 
     def require_not_lost(self) -> None:
-        """Raises LeaseLost when it was fenced, which is for good. For holders that have nothing to commit."""
+        """Raises LeaseLost when it was fenced, which is final. For holders that have nothing to commit."""
         if self.lost:
             raise LeaseLost(
                 f"lease {self._name} was fenced, as it had not been renewed for {self._ttl_ms} ms: this process, or the"
@@ -115,8 +116,7 @@ class HeldLease:
             )
 
     def renew(self) -> bool:
-        """Renew it now. False when it is lost for good; a renewal that fails for another reason is logged. Any thread
-        may call it."""
+        """Renew it now. False when it is lost; a renewal that fails for another reason is logged. Thread-safe."""
         try:
             renewed = self._metadata.renew_lease(self.lease, self._clock.now_ms(), self._ttl_ms)
             self._expires_ms = renewed.expires_ms
@@ -129,7 +129,7 @@ class HeldLease:
             self._failed = True
             _log.warning("lease not renewed, trying again", lease=self._name, error=str(failure))
         except Exception:
-            # A bug in one renewal must not end them all: nobody would be told when the lease is fenced.
+            # A bug in one renewal must not end the thread: the holder would never learn that the lease was fenced.
             self._failed = True
             _log.exception("lease not renewed, trying again", lease=self._name)
         return not self.lost

@@ -1,10 +1,10 @@
 """Cleaning up after writers that died: fence their leases, reconcile and seal their blocks.
 
-When the metadata store was away, leases of healthy writers expired as well. They are renewed first: those of this
-process by recovery itself, those of others by their holders, who are given RENEW_WAIT_MS for it.
+While the metadata store was away, leases of healthy writers expired as well. They are renewed first: those of this
+process by recovery itself, those of other processes by their holders, which have RENEW_WAIT_MS for it.
 
-6  the books of a fenced block are made anew, from its headers and the rows
-8  nobody appends to another writer's block: it is sealed in the store first, then read
+6  the books of a fenced block are computed again, from its headers and the rows
+8  no process appends to another writer's block: it is sealed in the store first, then read
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _log = structlog.get_logger(__name__)
 BLOCKS_PER_PAGE = 100
 BLOCKS_PARKED_MAX = 10_000
 BLOCK_BACK_OFF = BackOff(first_ms=10_000, max_ms=600_000)
-"""A block whose placement group is away is no reason to ask for it in every round."""
+"""A block whose placement group is away need not be tried in every round."""
 RENEW_WAIT_MS = 5 * RETRY_WAIT_MS
-"""After the metadata store was away, no lease of another process is fenced for so long: its holder may not have been
+"""For this long after the metadata store was away, no lease of another process is fenced: its holder may not have been
 able to renew it."""
 FENCE_WAIT_MS = 1_000
 """How often expired leases are looked for while blocks are sealed."""
 RECONCILE_TRIES = 10
-"""Deletes may change a block's books while it is reconciled; each try reads only its rows again."""
+"""Deletes may change a block's books while it is reconciled. Only the rows are read again for each try."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryResult:
-    """Leases of writers fenced and blocks sealed by one run. A producer's leases guard no blocks and do not count."""
+    """Leases of writers fenced and blocks sealed by one run. Leases of producers guard no blocks and do not count."""
 
     leases_fenced: int = 0
     blocks_sealed: int = 0
@@ -58,7 +58,7 @@ class RecoveryMetadata(Leases, Blocks, Protocol):
 
 
 class Recovery:
-    """Run it at the start of every service and from time to time. Several may run at once."""
+    """Run it at the start of every service and periodically. Several may run at once."""
 
     def __init__(
         self, metadata: RecoveryMetadata, blocks: BlockStore, clock: Clock, held: HeldLeases | None = None
@@ -72,12 +72,12 @@ class Recovery:
         self._others_ms = 0
         """When leases of other processes may be fenced again, after the metadata store was away."""
         self.parked: Parking[BlockId] = Parking("fenced block", bytes.hex, clock, BLOCK_BACK_OFF, BLOCKS_PARKED_MAX)
-        """Blocks that could not be sealed, until their next try. Each has its own; the others do not wait for it."""
+        """Blocks that could not be sealed, until their next try. Each has its own wait and holds up no other block."""
 
     def run_once(self, beat: Beat = unwatched) -> RecoveryResult:
-        """Fence expired leases, then seal every fenced block. Raises Transient; the next run goes on from there.
+        """Fence expired leases, then seal every fenced block. Raises Transient; the next run continues from there.
 
-        `beat` hears of every block: each may take as long as the block store's time limit.
+        `beat` is called for every block: each may take as long as the block store's time limit.
         """
         fenced = self._fence_expired()
         fence_ms = self._clock.now_ms() + FENCE_WAIT_MS
@@ -91,11 +91,12 @@ class Recovery:
                     fence_ms = self._clock.now_ms() + FENCE_WAIT_MS
             sealed += done
             if not done and not any(self.parked.waits(block.block_id) for block in blocks):
-                break  # the same page would come again
+                break  # the query would return the same page again
         return RecoveryResult(fenced, sealed)
 
     def _fence_expired(self) -> int:
-        """Fence the expired leases of other processes, and renew our own. How many of them were writers'."""
+        """Fence the expired leases of other processes, and renew those of this one. Returns how many leases of writers
+        were fenced."""
         fenced = 0
         for lease in self._expired():
             now_ms = self._clock.now_ms()
@@ -119,7 +120,8 @@ class Recovery:
         return expired
 
     def _fenced_blocks(self) -> list[BlockRow]:
-        """A page of those that are not parked. The query finds the parked ones as well, in the same order each time."""
+        """A page of those that are not parked. The query returns the parked ones as well, in the same order each
+        time."""
         limit = BLOCKS_PER_PAGE + len(self.parked)
         found = self._metadata.fenced_blocks(limit)
         if len(found) < limit:
@@ -130,12 +132,13 @@ class Recovery:
         return [block for block in found if not self.parked.waits(block.block_id)]
 
     def _reconcile(self, block: BlockRow, beat: Beat) -> bool:
-        """Seal one block with its true books. False when it has to wait for the next run, or was somebody else's."""
+        """Seal one block with its true books. False when it has to wait for the next run, or another process sealed
+        it."""
         beat(0)
         try:
             held = self._seal(block.block_id)
             # Stripes that were acknowledged and are lost stay in the books, as damaged ones: rows may point there, and
-            # the reaper turns those to their landing copies once the block is sealed.
+            # once the block is sealed the reaper reverts those rows to their landing copies.
             stripes = max(held, block.stripes)
             scan = scan_headers(self._blocks, block.block_id, stripes)
         except Transient as error:
@@ -165,14 +168,15 @@ class Recovery:
         return False
 
     def _seal(self, block_id: BlockId) -> int:
-        """Seal it in the store. Raises NotFound when it is gone because others reconciled and collected it."""
+        """Seal it in the store. Returns its stripes. Raises NotFound when other processes have reconciled and collected
+        it."""
         try:
             return self._blocks.seal(block_id)
         except NotFound:
             if self._state(block_id) is not BlockState.FENCED:
                 raise
-        # Its writer died, or is about to come back, between the row and the block. Taking the name for good keeps a
-        # block from appearing that no row refers to.
+        # Its writer stopped after it had recorded the row and before it created the block; it may be dead or about to
+        # resume. Creating the block here takes its id for good, so that no block appears later without a row.
         try:
             self._blocks.create(block_id)
         except Conflict:
@@ -180,7 +184,7 @@ class Recovery:
             return self._blocks.seal(block_id)
         stripes = self._blocks.seal(block_id)
         if self._state(block_id) not in (BlockState.FENCED, BlockState.SEALED):
-            # Others did all that, and GC deleted the block, before it was made here: nobody would delete it again.
+            # Others reconciled it and GC deleted it before it was created here: no process would delete it again.
             self._blocks.delete(block_id)
             raise NotFound(f"block {block_id.hex()} was collected")
         return stripes
@@ -208,5 +212,5 @@ class Recovery:
 
 
 def live_entries(placed: list[Placed]) -> list[LiveEntry]:
-    """Rows of a block as the books need them."""
+    """Rows of a block in the form that the books need."""
     return [LiveEntry(p.key.md5, p.version, p.extent.offset, p.extent.length) for p in placed]
