@@ -45,9 +45,22 @@ def group_of(nodeid: str) -> str:
     return next((group for group, modules in GROUPS.items() if module in modules), "ceph")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--invariant", type=int, help="run only the tests that try to break this invariant")
+
+
+def numbers_of(item: pytest.Item) -> set[int]:
+    """The invariants that a test tries to break."""
+    return {number for mark in item.iter_markers("invariant") for number in mark.args}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests on real servers last: others fail sooner. With several processes they come first, and the others beside
     them, for they mostly wait."""
+    if (wanted := config.getoption("--invariant")) is not None:
+        left_out = [item for item in items if wanted not in numbers_of(item)]
+        items[:] = [item for item in items if wanted in numbers_of(item)]
+        config.hook.pytest_deselected(items=left_out)
     if hasattr(config, "workerinput"):
         order = [*GROUPS]
         items.sort(key=lambda item: order.index(group) if (group := group_of(item.nodeid)) in order else len(order))

@@ -80,7 +80,8 @@ class BlockContract:
         assert left == {fenced, sealed, written}
         bench.check_books()
 
-    def test_reconciling_6(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(6)
+    def test_reconciling(self, bench: MetadataBench) -> None:
         rows = [bench.put(name, 100) for name in "abc"]
         block_id = bench.pack(rows, seal=False)
         bench.store.fence_block(self._writer_of(bench, block_id), block_id)
@@ -186,7 +187,8 @@ class BlockContract:
         bench.store.cool_down_block(block_id, bench.now_ms + 365 * 86_400_000)
         assert [block.block_id for block in _candidates(bench, 0.5)] == [block_id]
 
-    def test_waste_keeps_in_step_with_every_change_6(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(6)
+    def test_waste_keeps_in_step_with_every_change(self, bench: MetadataBench) -> None:
         # Each kind of change, and after each the index must find the block at exactly its ratio and not above.
         first, second = bench.put("a", SIZE // 4), bench.put("b", SIZE // 2)
         block_id = bench.pack([first, second])
@@ -203,7 +205,8 @@ class BlockContract:
         assert block_id in [block.block_id for block in _candidates(bench, ratio)]
         assert block_id not in [block.block_id for block in _candidates(bench, ratio + 0.001)]
 
-    def test_only_a_sealed_block_nobody_points_into_is_condemned_4(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(4)
+    def test_only_a_sealed_block_nobody_points_into_is_condemned(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         row = bench.put("n")
         block_id = bench.pack([row])
@@ -225,7 +228,8 @@ class BlockContract:
         assert _candidates(bench, 0.0) == []
         assert bench.store.empty_blocks(9) == []
 
-    def test_only_a_condemned_block_is_forgotten_4(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(4)
+    def test_only_a_condemned_block_is_forgotten(self, bench: MetadataBench) -> None:
         block_id = bench.pack([bench.put("n")])
         with pytest.raises(Conflict, match="condemned"):
             bench.store.forget_block(block_id)

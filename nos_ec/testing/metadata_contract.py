@@ -123,7 +123,8 @@ class PutContract:
             LandingDeletion(old.landing_id, old.object_id, old.version, False, None)
         ]
 
-    def test_an_overwritten_extent_is_dead_6(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(6)
+    def test_an_overwritten_extent_is_dead(self, bench: MetadataBench) -> None:
         old = bench.packed("n", 700)
         bench.put("n", 800)
         assert old.extent is not None
@@ -144,7 +145,8 @@ class PutContract:
         assert (rows[1].size, rows[1].version) == (20, rows[0].version + 1)
         assert list(bench.deletions()) == [first.landing_id]
 
-    def test_a_doomed_reservation_records_nothing_2(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(2)
+    def test_a_doomed_reservation_records_nothing(self, bench: MetadataBench) -> None:
         late, fine = bench.new("late"), bench.new("fine")
         assert late.landing_id is not None
         assert bench.store.doom_landing({late.landing_id: None}) == {late.landing_id}
@@ -157,7 +159,8 @@ class PutContract:
         assert bench.store.list_objects("bucket", "", "", 10) == []
         assert bench.store.record_puts([fine], bench.now_ms)[0].landing_id == fine.landing_id
 
-    def test_recording_again_changes_nothing_5(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(5)
+    def test_recording_again_changes_nothing(self, bench: MetadataBench) -> None:
         new = bench.new("n")
         first = bench.store.record_puts([new], bench.now_ms)
         assert bench.store.record_puts([new], bench.now_ms + 5) == first
@@ -166,7 +169,8 @@ class PutContract:
         assert again == bench.get("n")
         assert again.state is ObjectState.PACKED
 
-    def test_recording_again_does_not_bring_back_what_is_gone_5(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(5)
+    def test_recording_again_does_not_bring_back_what_is_gone(self, bench: MetadataBench) -> None:
         new = bench.new("n")
         (first,) = bench.store.record_puts([new], bench.now_ms)
         newer = bench.put("n")
@@ -239,7 +243,8 @@ class LargeContract:
         assert bench.store.block(large.segments[0].extent.block_id).hole_ratio == 1.0
         bench.check_books()
 
-    def test_a_writer_that_lost_its_lease_records_nothing_8(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(8)
+    def test_a_writer_that_lost_its_lease_records_nothing(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         new = bench.large("big", lease)
         bench.store.fence_lease(lease, lease.expires_ms)
@@ -289,7 +294,8 @@ class LookUpContract:
         with pytest.raises(NotFound):
             bench.get("p")
 
-    def test_deleting_many_does_what_deleting_each_does_6(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(6)
+    def test_deleting_many_does_what_deleting_each_does(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         landed, packed, empty = bench.put("n"), bench.packed("p"), bench.put("e", 0)
         bench.store.record_large(bench.large("l", lease), lease, bench.now_ms)
@@ -305,7 +311,8 @@ class LookUpContract:
         assert bench.store.delete_many(keys, bench.now_ms) == [], "again, as after a Transient"
         assert bench.store.delete_many([], bench.now_ms) == []
 
-    def test_a_thousand_objects_of_many_blocks_go_at_once_6(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(6)
+    def test_a_thousand_objects_of_many_blocks_go_at_once(self, bench: MetadataBench) -> None:
         rows = bench.put_all([f"{i:04}" for i in range(1000)], 10)
         for first in range(0, 900, 100):
             bench.pack(rows[first : first + 100])
@@ -580,7 +587,8 @@ class CommitContract:
         expected = LandingDeletion(row.landing_id, row.object_id, row.version, False, bench.get("n"))
         assert bench.store.due_deletions(bench.now_ms + 5, 10) == [expected]
 
-    def test_losers_are_dead_bytes_and_no_error_5(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(5)
+    def test_losers_are_dead_bytes_and_no_error(self, bench: MetadataBench) -> None:
         rows = [bench.put(name, 300) for name in "wodp"]
         lease = bench.lease()
         block_id = bench.block(lease)
@@ -593,7 +601,8 @@ class CommitContract:
         assert (block.live_bytes, block.dead_bytes, block.live_objects) == (300, 900, 1)
         bench.check_books()
 
-    def test_a_repeated_event_moves_nothing_twice_5(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(5)
+    def test_a_repeated_event_moves_nothing_twice(self, bench: MetadataBench) -> None:
         row = bench.put("n", 300)
         lease = bench.lease()
         block_id = bench.block(lease)
@@ -607,7 +616,8 @@ class CommitContract:
         assert bench.store.block(block_id).dead_bytes == 600
         bench.check_books()
 
-    def test_of_two_versions_in_a_group_the_current_one_wins_5(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(5)
+    def test_of_two_versions_in_a_group_the_current_one_wins(self, bench: MetadataBench) -> None:
         old, new = bench.put("n", 300), bench.put("n", 400)
         lease = bench.lease()
         for order in ([old, new], [new, old]):
@@ -619,7 +629,8 @@ class CommitContract:
             assert (block.live_bytes, block.dead_bytes) == (400, 300)
         bench.check_books()
 
-    def test_gc_moves_from_block_to_block_6(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(6)
+    def test_gc_moves_from_block_to_block(self, bench: MetadataBench) -> None:
         rows = [bench.put(name, 400) for name in "abcd"]
         first, second = bench.pack(rows[:2]), bench.pack(rows[2:])
         packed = [bench.get(name) for name in "abcd"]
@@ -633,7 +644,8 @@ class CommitContract:
         assert len(bench.deletions()) == 4, "a move between blocks queues no landing copy"
         bench.check_books()
 
-    def test_a_move_matches_only_the_place_it_names_5(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(5)
+    def test_a_move_matches_only_the_place_it_names(self, bench: MetadataBench) -> None:
         row = bench.packed("n", 400)
         lease = bench.lease()
         block_id = bench.block(lease)
@@ -649,7 +661,8 @@ class CommitContract:
         assert bench.store.block(block_id).dead_bytes == 1200
         bench.check_books()
 
-    def test_landing_copies_and_packed_objects_in_one_group_5(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(5)
+    def test_landing_copies_and_packed_objects_in_one_group(self, bench: MetadataBench) -> None:
         landed, lost, packed = bench.put("landed", 400), bench.put("lost", 300), bench.packed("packed", 200)
         lease = bench.lease()
         block_id = bench.block(lease)
@@ -694,7 +707,8 @@ class CommitContract:
         assert bench.get("m").state is ObjectState.LANDED
 
     @pytest.mark.parametrize("how", ["lease fenced", "lease released", "block fenced", "another epoch"])
-    def test_a_fenced_writer_commits_nothing_8(self, bench: MetadataBench, how: str) -> None:
+    @pytest.mark.invariant(8)
+    def test_a_fenced_writer_commits_nothing(self, bench: MetadataBench, how: str) -> None:
         row = bench.put("n")
         lease = bench.lease("w")
         block_id = bench.block(lease)
@@ -730,7 +744,8 @@ class CommitContract:
         with pytest.raises(ValueError, match="do not lie in a block"):
             bench.store.commit_group(GroupCommit(lease, block_id, 7, 2, [], 5, 4))
 
-    def test_a_move_of_another_size_than_the_row_is_a_bug_3(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(3)
+    def test_a_move_of_another_size_than_the_row_is_a_bug(self, bench: MetadataBench) -> None:
         row = bench.put("n", 100)
         lease = bench.lease()
         block_id = bench.block(lease)
@@ -770,7 +785,8 @@ class LandingContract:
         bench.put("n")
         assert bench.deletions()[row.landing_id].row is None
 
-    def test_a_copy_goes_only_if_its_version_is_packed_where_it_was_verified_2(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(2)
+    def test_a_copy_goes_only_if_its_version_is_packed_where_it_was_verified(self, bench: MetadataBench) -> None:
         row = bench.put("n")
         block_id = bench.pack([row])
         assert row.landing_id is not None
@@ -782,7 +798,8 @@ class LandingContract:
         assert bench.deletions()[row.landing_id].doomed
         assert bench.store.doom_landing({row.landing_id: None}) == {row.landing_id}, "it already is"
 
-    def test_a_copy_verified_in_a_block_gc_has_left_stays_2(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(2)
+    def test_a_copy_verified_in_a_block_gc_has_left_stays(self, bench: MetadataBench) -> None:
         row = bench.put("n")
         first = bench.pack([row])
         second = bench.pack([bench.get("n")])
@@ -790,7 +807,8 @@ class LandingContract:
         assert bench.store.doom_landing({row.landing_id: first}) == frozenset()
         assert bench.store.doom_landing({row.landing_id: second}) == {row.landing_id}
 
-    def test_a_copy_nobody_needs_goes_2(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(2)
+    def test_a_copy_nobody_needs_goes(self, bench: MetadataBench) -> None:
         reserved = new_landing_id()
         bench.store.reserve_landing([reserved], 5)
         deleted, overwritten = bench.put("d"), bench.put("o")
@@ -802,7 +820,8 @@ class LandingContract:
         assert bench.store.doom_landing({**dict.fromkeys(ids), new_landing_id(): None}) == ids
         assert bench.store.doom_landing({}) == frozenset()
 
-    def test_a_copy_a_row_still_needs_never_goes_2(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(2)
+    def test_a_copy_a_row_still_needs_never_goes(self, bench: MetadataBench) -> None:
         row = bench.put("n")
         assert row.landing_id is not None
         bench.store.reserve_landing([row.landing_id], 5)

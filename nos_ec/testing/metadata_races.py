@@ -49,7 +49,8 @@ class MetadataRaces(MetadataSuite):
     """Races by two threads; and many threads at once."""
 
     @pytest.mark.parametrize("source", ["landing", "block"])
-    def test_delete_against_commit_5_6(self, bench: MetadataBench, source: str) -> None:
+    @pytest.mark.invariant(5, 6)
+    def test_delete_against_commit(self, bench: MetadataBench, source: str) -> None:
         lease = bench.lease()
         for i in range(ROUNDS):
             row = bench.put(f"n{i}") if source == "landing" else bench.packed(f"n{i}")
@@ -65,7 +66,8 @@ class MetadataRaces(MetadataSuite):
         assert len(bench.deletions()) == ROUNDS, "each landing copy is queued once, whoever won"
         bench.check_books()
 
-    def test_deleting_many_against_commit_and_delete_5_6(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(5, 6)
+    def test_deleting_many_against_commit_and_delete(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         for i in range(ROUNDS):
             rows = bench.put_all([f"n{i}-{j}" for j in range(50)], 10)
@@ -84,7 +86,8 @@ class MetadataRaces(MetadataSuite):
         assert len(bench.deletions()) == 50 * ROUNDS, "each landing copy is queued once, whoever won"
         bench.check_books()
 
-    def test_overwrite_against_commit_5_6(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(5, 6)
+    def test_overwrite_against_commit(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         for i in range(ROUNDS):
             row = bench.put(f"n{i}")
@@ -100,7 +103,8 @@ class MetadataRaces(MetadataSuite):
             assert row.landing_id in bench.deletions()
         bench.check_books()
 
-    def test_a_lease_goes_to_one_of_those_who_want_it_8(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(8)
+    def test_a_lease_goes_to_one_of_those_who_want_it(self, bench: MetadataBench) -> None:
         wanted = [["a", "b", "c"], ["c", "b", "d"], ["d", "a", "c"]]
         for _ in range(ROUNDS):
             taken = race(*(partial(bench.store.acquire_leases, names, bench.now_ms, 50) for names in wanted))
@@ -110,7 +114,8 @@ class MetadataRaces(MetadataSuite):
             race(*(partial(bench.store.release_leases, mine) for mine in taken))
             assert bench.store.list_leases("") == []
 
-    def test_renewing_against_fencing_8(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(8)
+    def test_renewing_against_fencing(self, bench: MetadataBench) -> None:
         for _ in range(ROUNDS):
             held = bench.store.acquire_leases(["a", "b"], 100, 50)
             renewed, fenced = race(
@@ -121,7 +126,8 @@ class MetadataRaces(MetadataSuite):
             assert bench.store.list_leases("") == renewed
             bench.store.release_leases(renewed)
 
-    def test_fence_against_commit_8(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(8)
+    def test_fence_against_commit(self, bench: MetadataBench) -> None:
         for i in range(ROUNDS):
             row = bench.put(f"n{i}")
             lease = bench.lease()
@@ -141,7 +147,8 @@ class MetadataRaces(MetadataSuite):
                 assert (block.stripes, bench.get(f"n{i}").state) == (1, ObjectState.PACKED)
         bench.check_books()
 
-    def test_doom_against_record_puts_2(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(2)
+    def test_doom_against_record_puts(self, bench: MetadataBench) -> None:
         for i in range(ROUNDS):
             new = bench.new(f"n{i}")
             landing_id = new.landing_id
@@ -158,7 +165,8 @@ class MetadataRaces(MetadataSuite):
                 assert recorded == [bench.get(f"n{i}")]
                 assert landing_id not in bench.deletions()
 
-    def test_doom_against_revert_2(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(2)
+    def test_doom_against_revert(self, bench: MetadataBench) -> None:
         for i in range(ROUNDS):
             row = bench.put(f"n{i}")
             block_id = bench.pack([row])
@@ -172,7 +180,8 @@ class MetadataRaces(MetadataSuite):
             assert bench.get(f"n{i}").state is (ObjectState.LANDED if reverted else ObjectState.PACKED)
         bench.check_books()
 
-    def test_two_commits_of_one_object_5(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(5)
+    def test_two_commits_of_one_object(self, bench: MetadataBench) -> None:
         leases = [bench.lease(), bench.lease()]
         for i in range(ROUNDS):
             row = bench.put(f"n{i}")
@@ -208,7 +217,8 @@ class MetadataRaces(MetadataSuite):
         claimed = race(*(partial(bench.store.claim_store_id, store_id) for store_id in ("one", "other")))
         assert claimed == [bench.store.find_store_id()] * 2
 
-    def test_many_threads_keep_the_books_6(self, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(6)
+    def test_many_threads_keep_the_books(self, bench: MetadataBench) -> None:
         names = [f"n{i}" for i in range(8)]
 
         def work(seed: int) -> None:

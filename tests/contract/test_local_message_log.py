@@ -482,8 +482,9 @@ STEPS = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, max_size=60))
+@pytest.mark.invariant(5)
 def test_in_any_order_of_events_a_partition_has_one_owner_and_nothing_is_lost(steps: list[tuple[str, int]]) -> None:
-    """Invariant 5: joins, leaves, deaths, silences, publishing and commits in any order."""
+    """Joins, leaves, deaths, silences, publishing and commits in any order."""
     with tempfile.TemporaryDirectory() as folder:
         harness = LocalHarness(Path(folder) / "log.sqlite")
         try:

@@ -32,6 +32,8 @@ from nos_ec.testing.clock import FakeClock
 from tests.rig import sqlite_files
 from tests.rig.power_cut import FATES, Operation, Recorder, Site, cuts, memory_folder, points
 
+pytestmark = pytest.mark.invariant(1)
+
 SMALL = Geometry(k=2, m=1, chunk_size=16 * 1024, stripes_per_block=3, stripes_per_group_max=2)
 STRIPE = SMALL.stripe_size
 FOLDERS = 8

@@ -300,7 +300,8 @@ for i in range(15):
 """
 
 
-def test_several_processes_keep_the_books_6(url: str, store: SqlMetadata) -> None:
+@pytest.mark.invariant(6)
+def test_several_processes_keep_the_books(url: str, store: SqlMetadata) -> None:
     """Where syncing takes 60 ms, one of three gets no turn for longer than SQLite waits: each tries again, as told."""
     bench = MetadataBench(store)
     writers = [subprocess.Popen([sys.executable, "-c", _WRITER, url, f"w{i}"]) for i in range(3)]

@@ -18,7 +18,7 @@ from tests.rig.chaos import run_chaos
 from tests.rig.chaos_strikes import Servers
 from tests.rig.dev_servers import DevServer
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.invariant(1)]
 
 SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SECONDS = 90.0

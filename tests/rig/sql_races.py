@@ -39,7 +39,8 @@ class SqlRaces:
         return MetadataBench(store)
 
     @pytest.mark.parametrize("way", ["fence_lease", "release_lease", "release_leases"])
-    def test_all_open_blocks_are_fenced_whatever_commits_into_them_8(
+    @pytest.mark.invariant(8)
+    def test_all_open_blocks_are_fenced_whatever_commits_into_them(
         self, store: SqlMetadata, bench: MetadataBench, way: str
     ) -> None:
         """The first group of a block takes it from a million parts of holes to none."""
@@ -116,7 +117,8 @@ class SqlRaces:
         assert (gone.result().object_id, commit.result()) == (packed.object_id, frozenset({row.object_id}))
         bench.check_books()
 
-    def test_a_landing_copy_that_changes_places_is_known_2(self, store: SqlMetadata, bench: MetadataBench) -> None:
+    @pytest.mark.invariant(2)
+    def test_a_landing_copy_that_changes_places_is_known(self, store: SqlMetadata, bench: MetadataBench) -> None:
         """A PUT is recorded by a COMMIT whose answer was lost, and packed, as its writer asks if the copy may go."""
         new = bench.new("n")
         assert new.landing_id is not None

@@ -23,7 +23,7 @@ from tests.rig.chaos_fleet import CODES, Actor, Fleet
 
 from .conftest import CHUNK, CONFIG, SHORT, SHORT_MS, STRIPE, Bench
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
 
 SECONDS = float(os.environ.get("NOS_EC_DEV_CHAOS_S", "45"))
 SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)

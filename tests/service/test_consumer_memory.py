@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.invariant(9)]
 
 SCRIPT = Path(__file__).parents[1] / "soak" / "consumer_memory.py"
 
 
-def test_a_backlog_of_20000_events_stays_below_the_bound_9(tmp_path: Path) -> None:
+@pytest.mark.invariant(9)
+def test_a_backlog_of_20000_events_stays_below_the_bound(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--events", "20000", "--lanes", "4", "--folder", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, timeout=1200, check=False)
     assert done.returncode == 0, f"{done.stdout.decode()} {done.stderr.decode()}"

@@ -19,7 +19,7 @@ from tests.rig.at_rest import LaterClock
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
 
 CONSUMER_POINTS = [
     "writer.allocated",

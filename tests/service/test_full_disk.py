@@ -138,8 +138,9 @@ def test_without_any_room_objects_are_still_read_and_the_rest_says_so(full_bench
         bench.assert_at_rest(system)
 
 
+@pytest.mark.invariant(10)
 def test_gc_makes_room_from_its_reserve(full_bench: Bench, disk: SmallDisk) -> None:
-    """Invariant 10: packing stops above the reserve, and GC, which may use it, frees the rest."""
+    """Packing stops above the reserve, and GC, which may use it, frees the rest."""
     bench = full_bench
     with bench.open() as system:
         keys = bench.put_some(system, 900)

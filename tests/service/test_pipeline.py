@@ -158,8 +158,8 @@ def test_a_small_get_reads_one_shard(bench: Bench, system: System) -> None:
     assert after.degraded_reads == before.degraded_reads
 
 
+@pytest.mark.invariant(5)
 def test_events_delivered_twice_and_stale_events_move_nothing(bench: Bench, system: System) -> None:
-    """Invariant 5."""
     keys = bench.put_some(system, 100)
     bench.produce(system)
     rows = [system.store().head(key) for key in keys]
@@ -175,8 +175,9 @@ def test_events_delivered_twice_and_stale_events_move_nothing(bench: Bench, syst
     bench.assert_at_rest(system)
 
 
+@pytest.mark.invariant(7)
 def test_events_that_disagree_with_their_rows_are_passed_over(bench: Bench, system: System) -> None:
-    """Invariant 7: an object is packed under the name that its row has, whatever the log says."""
+    """An object is packed under the name that its row has, whatever the log says."""
     one, other = bench.put_some(system, 2)
     request = pack_request(system.store().head(one))
     for lie in (
@@ -282,8 +283,9 @@ def test_a_plan_that_lost_most_of_its_bytes_is_made_again(bench: Bench, system: 
     bench.assert_balanced(system)
 
 
+@pytest.mark.invariant(2)
 def test_packed_bytes_that_fail_verification_go_back_to_the_landing_copy(bench: Bench, system: System) -> None:
-    """Invariant 2: the reaper reads back before it deletes; what does not match is packed again."""
+    """The reaper reads back before it deletes; what does not match is packed again."""
     keys = bench.put_some(system, 60)
     bench.produce(system)
     bench.consume(system)
@@ -421,8 +423,9 @@ def test_survivors_are_kept_apart(bench: Bench, system: System) -> None:
     bench.assert_readable(system)
 
 
+@pytest.mark.invariant(10)
 def test_an_unreadable_live_object_keeps_its_block(bench: Bench, system: System) -> None:
-    """Invariant 10: unreadable is never dead."""
+    """Unreadable is never dead."""
     keys = bench.put_some(system, 200, size_max=CHUNK)
     bench.pack(system)
     victim = system.store().head(keys[3])
@@ -506,8 +509,9 @@ def test_one_gc_at_a_time(system: System) -> None:
         gc_service(system).run_once()
 
 
+@pytest.mark.invariant(1, 4)
 def test_readers_during_everything(bench: Bench, system: System) -> None:
-    """Invariants 1 and 4: gets never fail and never lie while objects are packed, reaped, moved and deleted."""
+    """Gets never fail and never lie while objects are packed, reaped, moved and deleted."""
     keys = bench.put_some(system, 300)
     stable = keys[::10]
     stop = threading.Event()
@@ -535,8 +539,9 @@ def test_readers_during_everything(bench: Bench, system: System) -> None:
     bench.assert_readable(system)
 
 
+@pytest.mark.invariant(7)
 def test_the_blocks_alone_tell_what_they_hold(bench: Bench, system: System) -> None:
-    """Invariant 7: names, versions, sizes, CRCs and bytes of every object, large ones too, without any row."""
+    """Names, versions, sizes, CRCs and bytes of every object, large ones too, without any row."""
     bench.put_some(system, 80)
     bench.put(system, "large", bench.data(20 * STRIPE + 3))
     bench.pack(system)

@@ -26,6 +26,8 @@ from tests.rig.power_cut import MIXED, NOTHING, ZEROS, Operation, Recorder, cuts
 
 from .conftest import CHUNK, CONFIG, TTL_OVER_MS
 
+pytestmark = pytest.mark.invariant(1)
+
 CUTS = 40
 FOLDERS = 8
 """Folders of landing copies, and locks of blocks, instead of hundreds that are all alike."""

@@ -208,8 +208,9 @@ def test_where_all_blocks_lie_in_the_same_place_no_second_one_is_tried(writer: W
     _finish(writer)
 
 
+@pytest.mark.invariant(8)
 def test_a_writer_fenced_while_it_writes_again_stops(writer: Writer) -> None:
-    """Invariant 8: another place does not help who has lost the lease."""
+    """Another place does not help who has lost the lease."""
     plan = writer.plan(10)
     writer.blocks.before["create"] = [Transient("time-out")]
 
@@ -300,8 +301,9 @@ def test_read_back_that_differs_commits_nothing(writer: Writer) -> None:
     _finish(writer)
 
 
+@pytest.mark.invariant(8)
 def test_a_fenced_writer_commits_nothing(writer: Writer) -> None:
-    """Invariant 8: a zombie that wakes up after its lease was revoked."""
+    """A zombie that wakes up after its lease was revoked."""
     assert len(writer.writer.write(writer.plan(10, "first")).packed) == 10
     plan = writer.plan(10, "second")
     assert writer.system.metadata.fence_lease(writer.lease, writer.lease.expires_ms + 1)
@@ -331,8 +333,9 @@ def test_a_writer_fenced_between_append_and_commit(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("change", ["delete", "overwrite"])
+@pytest.mark.invariant(5)
 def test_objects_that_change_while_they_are_packed(writer: Writer, change: str) -> None:
-    """Invariant 5: the compare-and-set loses, which leaves a hole and is no error."""
+    """The compare-and-set loses, which leaves a hole and is no error."""
     plan = writer.plan(10)
     victim = sorted(writer.bench.acknowledged)[0]
 

@@ -158,10 +158,11 @@ def test_a_copy_that_is_slow_is_packed_in_the_end(
     _turn_until(service, lambda: service.counters.packed == 21)
 
 
+@pytest.mark.invariant(5)
 def test_an_event_whose_copy_is_never_read_does_not_hold_up_its_partition(
     bench: Bench, system: System, copies: Copies, clock: FakeClock, service: ConsumerService
 ) -> None:
-    """Invariant 5: the event is given up after some minutes; the row stays queued, and the object parked."""
+    """The event is given up after some minutes; the row stays queued, and the object parked."""
     (key,) = _few_with_stuck_ones(bench, system, copies, 1)
     bench.produce(system)
     _turn_until(service, lambda: service.counters.packed == 20)
@@ -216,10 +217,10 @@ def test_when_no_copy_can_be_read_packing_pauses_longer_and_longer(
     assert len(service.unread.parking) == 0, "what is parked is tried as soon as anything can be read"
 
 
+@pytest.mark.invariant(9)
 def test_more_than_can_be_parked_are_given_up_or_wait(
     bench: Bench, system: System, copies: Copies, clock: FakeClock, service: ConsumerService
 ) -> None:
-    """Invariant 9."""
     service.unread.parking._items_max = 5
     _few_with_stuck_ones(bench, system, copies, 9, readable=60)
     bench.produce(system)

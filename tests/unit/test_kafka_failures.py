@@ -96,10 +96,11 @@ def taken(consumer: KafkaConsumer) -> list[tuple[int, int]]:
     return [(m.partition, m.offset) for m in consumer.poll(10, 0)]
 
 
+@pytest.mark.invariant(5)
 def test_messages_of_a_partition_revoked_in_the_same_poll_are_not_handed_out(
     consumer: KafkaConsumer, driver: ScriptedDriver
 ) -> None:
-    """Invariant 5: their offsets could not be committed, and the next owner gets them."""
+    """Their offsets could not be committed, and the next owner gets them."""
     revoke = partial(consumer._give_up, consumer._client.driver, places(0))
     driver.steps = [message(0, 7), message(1, 3), revoke, message(1, 4)]
     assert taken(consumer) == [(1, 3), (1, 4)]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nos_ec.core.offsets import OffsetTracker
+
+pytestmark = pytest.mark.invariant(5)
 
 
 class Model:

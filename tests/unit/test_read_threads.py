@@ -129,7 +129,8 @@ def test_a_slow_store_gets_more_time(threads: ReadThreads, timer: Timer) -> None
     assert threads.patience_s() == read_threads.MEAN_FACTOR * 1.0
 
 
-def test_no_more_are_left_behind_than_the_limits_allow_9(threads: ReadThreads) -> None:
+@pytest.mark.invariant(9)
+def test_no_more_are_left_behind_than_the_limits_allow(threads: ReadThreads) -> None:
     for _ in range(LEFT_MAX):
         assert threads.leave(1)
     assert not threads.leave(1)

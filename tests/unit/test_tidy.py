@@ -158,6 +158,19 @@ def test_every_package_has_its_layer() -> None:
     assert [name for name in packages if f"\nnos_ec/{name}/ " not in architecture] == []
 
 
+def test_every_invariant_has_a_test() -> None:
+    """INVARIANTS.md numbers them from 1."""
+    numbered = {int(n) for n in re.findall(r"^(\d+)\. \*\*", (ROOT / "docs/INVARIANTS.md").read_text(), re.MULTILINE)}
+    marked = {
+        int(number)
+        for path in modules("tests", "nos_ec/testing")
+        for numbers in re.findall(r"mark\.invariant\(([\d, ]+)\)", path.read_text())
+        for number in numbers.split(",")
+    }
+    assert numbered == set(range(1, 11))
+    assert marked == numbered
+
+
 def test_modules_are_named_for_what_they_hold() -> None:
     assert [name_of(path) for path in modules(*PACKAGES, "tests") if path.stem in MEANINGLESS_NAMES] == []
 
