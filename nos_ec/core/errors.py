@@ -3,13 +3,13 @@
 InvalidInput   the request itself is wrong; nothing was changed; do not retry
 ConfigError    the configuration does not fit (itself or the existing store); fix it, then start again
 NotFound       what was asked for does not exist
-Conflict       somebody else changed it first; look again
+Conflict       another writer changed it first; look again
 LeaseLost      this writer was fenced; stop writing
 Corrupt        bytes are not what their checksum says, or not of a known format
 Transient      may work later; retrying is safe unless the method's docstring says otherwise
-NoSpace        a Transient one: out of space until the operator or GC makes room
-Blocklisted    a Transient one: the storage cluster shut this process out; end it, a new process works
-TooLarge       a Transient one: the message log takes no message of this size until its limit is raised
+NoSpace        a Transient error: out of space until the operator or GC makes room
+Blocklisted    a Transient error: the storage cluster shut this process out; end it, a new process will work
+TooLarge       a Transient error: the message log accepts no message of this size until its limit is raised
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class NosError(Exception):
 
 
 class InvalidInput(NosError):
-    """The caller's input is refused at the edge; the message names what to do."""
+    """The caller's input is refused at the edge; the message says what to do."""
 
 
 class ConfigError(NosError):
@@ -36,7 +36,7 @@ class Conflict(NosError):
 
 
 class LeaseLost(Conflict):
-    """The lease this writer held was revoked or has been taken over; it must stop writing."""
+    """This writer's lease was revoked or taken over; it must stop writing."""
 
 
 class Corrupt(NosError):
@@ -48,12 +48,12 @@ class Transient(NosError):
 
 
 class NoSpace(Transient):
-    """The store is out of space (or would dip into the reserve GC holds)."""
+    """The store is out of space, or the write would use the reserve that is kept for GC."""
 
 
 class Blocklisted(Transient):
-    """The storage cluster refuses this process whatever it asks; one that is started anew has another address."""
+    """The storage cluster refuses every request of this process; a restarted process has a new address."""
 
 
 class TooLarge(Transient):
-    """The message log takes no message of this size, until an operator raises its limit."""
+    """The message log accepts no message of this size until an operator raises its limit."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from nos_ec.core.errors import ConfigError
 
 PAGE = 4096
-"""Bytes. Headers are a multiple of it, and so is a chunk; the allocation unit of BlueStore."""
+"""Bytes. The sizes of headers and chunks are multiples of it. It is the allocation unit of BlueStore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Geometry:
         return (self.k + self.m) / self.k
 
     def raw_bytes(self, stripes: int) -> int:
-        """Bytes of so many stripes on all shards: k + m chunks each."""
+        """Bytes that `stripes` stripes take on all shards: k + m chunks each."""
         return stripes * (self.k + self.m) * self.chunk_size
 
     def stripes_for(self, size_bytes: int) -> int:
@@ -76,7 +76,7 @@ class Geometry:
         return -(-size_bytes // self.stripe_size)
 
     def chunks_touched(self, offset: int, length: int) -> int:
-        """Chunks that the range [offset, offset + length) of a block lies in."""
+        """Number of chunks that the range [offset, offset + length) of a block overlaps."""
         if length == 0:
             return 0
         return (offset + length - 1) // self.chunk_size - offset // self.chunk_size + 1

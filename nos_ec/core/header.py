@@ -33,13 +33,13 @@ A header is the preamble, the entries, then zeros up to a multiple of PAGE. Inte
          4    16  for a segment only: its offset in the object (u64), size of the object (u64) [3]
                   then bucket and name, UTF-8
 
-[1] With first_stripe it makes bytes copied from elsewhere, or user data that imitates a header, fail.
+[1] Together with first_stripe it exposes bytes copied from elsewhere and user data that imitates a header.
 [2] The first and the last 8 bytes of the digest, each read as a big-endian number and stored little-endian.
-[3] 0 in all segments but the last: a stream's size is known at its end only.
+[3] 0 in all segments but the last: a stream's size is known only at its end.
 
 Invariants kept here (numbers of docs/INVARIANTS.md):
-  7  what `encode_header` and `encode_names` accept, the decoders give back equal; whatever else they are
-     given, they raise Corrupt. One function, `_defect`, says for both sides what a sane header is.
+  7  whatever `encode_header` and `encode_names` accept, the decoders return unchanged; for any other input
+     they raise Corrupt. Encoder and decoder share one definition of a sane header: `_defect`.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ VERSION = 1
 PREAMBLE_SIZE = 96
 ENTRY_SIZE = 36
 NAME_RECORD_FIXED = 4
-"""Bytes of a name record beside the bucket's and the name's own bytes."""
+"""Bytes of a name record besides the bucket's and the name's own bytes."""
 SEGMENT_RECORD_FIXED = 20
 """The same for a segment of a large object."""
 
 STRIPE_COUNT_MAX = 1024
 GROUP_SIZE_MAX = 1 << 30
-"""Bytes. No block is larger (see Geometry), so no group is; keeps every offset well inside 32 bits."""
+"""Bytes. No block is larger (see Geometry), so no group is. Keeps every offset well within 32 bits."""
 
 _FLAG_NAMES = 1
 _KIND_WHOLE = 0
@@ -104,9 +104,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupHeader:
-    """What a group says of itself. Sizes and offsets in bytes, offsets from the group's start.
+    """What a group's header says about the group. Sizes and offsets in bytes, offsets from the group's start.
 
-    A group without names has names_offset, names_length and names_crc32c 0.
+    In a group without names, names_offset, names_length and names_crc32c are 0.
     """
 
     block_id: BlockId
@@ -135,8 +135,8 @@ class GroupHeader:
 
 
 class NameRecord(NamedTuple):
-    """The name of one entry. `segment` is (offset of this segment in the object, size of the whole object), in bytes,
-    for a segment of a large object (size 0 in all segments but the last); None for a whole one."""
+    """The name of one entry. For a segment of a large object, `segment` is (offset of this segment in the object, size
+    of the whole object), in bytes, with size 0 in all segments but the last. For a whole object it is None."""
 
     bucket: str
     name: str
@@ -149,7 +149,7 @@ def header_length(entry_count: int) -> int:
 
 
 def names_size_max(name_records_size: int) -> int:
-    """Most bytes that zlib makes of that many bytes of name records (zlib's own compressBound)."""
+    """The most bytes that zlib makes of that many bytes of name records (zlib's own compressBound)."""
     n = name_records_size
     return n + (n >> 12) + (n >> 14) + (n >> 25) + 13
 
@@ -158,7 +158,7 @@ def names_size_max(name_records_size: int) -> int:
 
 
 def encode_header(header: GroupHeader) -> bytes:
-    """`header.header_length` bytes. Raises ValueError for a header that `decode_header` would refuse."""
+    """Encode to `header.header_length` bytes. Raises ValueError for a header that `decode_header` would refuse."""
     reason = _defect(header)
     if reason:
         raise ValueError(f"header of group {header.first_stripe}: {reason}")
@@ -175,7 +175,7 @@ def encode_header(header: GroupHeader) -> bytes:
 
 
 def decode_header(data: bytes, block_id: BlockId, first_stripe: int) -> GroupHeader:
-    """The header that `data` starts with; bytes behind the header are ignored.
+    """The header that `data` starts with; bytes after the header are ignored.
 
     `block_id` and `first_stripe` (stripe number in the block) say where the bytes were found. Raises Corrupt,
     and nothing else, whatever the bytes are.
@@ -198,12 +198,12 @@ def decode_header(data: bytes, block_id: BlockId, first_stripe: int) -> GroupHea
 
 
 def peek_length(first_page: bytes, block_id: BlockId, first_stripe: int) -> int:
-    """Bytes of the whole header, from its first PAGE bytes, so that a reader knows how much more to read.
+    """Length of the whole header, taken from its first PAGE bytes, so that a reader knows how much more to read.
 
-    Checks all of the preamble but its CRC, which covers bytes not read yet. Raises Corrupt.
+    Checks the preamble except its CRC, which covers bytes not read yet. Raises Corrupt.
     """
     if len(first_page) < PAGE:
-        raise Corrupt(f"header cut short: {len(first_page)} bytes, the least is {PAGE}")
+        raise Corrupt(f"header cut short: {len(first_page)} bytes; the minimum is {PAGE}")
     fields = _PREAMBLE.unpack_from(first_page)
     entry_count = fields[5]
     reason = _foreign(fields, block_id, first_stripe) or _preamble_defect(_build(fields, b""), entry_count)
@@ -262,7 +262,7 @@ def _build(fields: tuple[Any, ...], entries: bytes) -> GroupHeader:
 
 
 def _foreign(fields: tuple[Any, ...], block_id: BlockId, first_stripe: int) -> str | None:
-    """Why these preamble fields are not of version 1, or not of this place."""
+    """Why these preamble fields are not of version 1, or belong to another place."""
     magic, version, flags, length, _, entry_count, _, _, names_length, _, found_id, found_index, *_, reserved, _ = (
         fields
     )
@@ -275,21 +275,21 @@ def _foreign(fields: tuple[Any, ...], block_id: BlockId, first_stripe: int) -> s
     if any(reserved):
         return "reserved bytes are not zero"
     if found_id != block_id:
-        return f"it is of block {found_id.hex()}"
+        return f"it belongs to block {found_id.hex()}"
     if found_index != first_stripe:
-        return f"it is of stripe {found_index}, not {first_stripe}"
+        return f"it belongs to stripe {found_index}, not {first_stripe}"
     if length != header_length(entry_count):
-        return f"length {length} is not that of {entry_count} entries"
+        return f"length {length} does not match {entry_count} entries"
     return None
 
 
 def _defect(header: GroupHeader) -> str | None:
-    """Why no group can have this header; None when it is sane. Both encoder and decoder go by it."""
+    """Why no group can have this header; None when it is sane. Used by both the encoder and the decoder."""
     return _preamble_defect(header, len(header.entries)) or _entries_defect(header)
 
 
 def _preamble_defect(header: GroupHeader, entry_count: int) -> str | None:
-    """The part of `_defect` that can be told without the entries."""
+    """The part of `_defect` that needs no entries."""
     if len(header.block_id) != 16:
         return f"block id is {len(header.block_id)} bytes, not 16"
     if not (1 <= header.k <= 32 and 1 <= header.m <= 8):
@@ -310,7 +310,7 @@ def _preamble_defect(header: GroupHeader, entry_count: int) -> str | None:
 
 
 def _entries_defect(header: GroupHeader) -> str | None:
-    """What is wrong with where the entries and the names lie, in whatever order they are."""
+    """What is wrong with the positions of the entries and the names. The entries may be in any order."""
     spans = sorted([(offset, offset + length) for _, _, offset, length, _ in header.entries])
     if sum([end - start for start, end in spans]) != header.data_length:
         return f"data length {header.data_length} is not the sum of the entries"
@@ -345,8 +345,8 @@ def encode_names(records: Sequence[NameRecord]) -> bytes:
 def decode_names(data: bytes, crc32c: int, entry_count: int) -> list[NameRecord]:
     """The records that `encode_names` took. `crc32c` and `entry_count` are the header's.
 
-    Raises Corrupt, and nothing else, whatever the bytes are. Says that the bytes are a bucket and a name, not
-    that today's rules would still accept such names: the format outlives the rules.
+    Raises Corrupt, and nothing else, whatever the bytes are. Does not check today's rules for buckets and names,
+    because the format outlives the rules.
     """
     data = bytes(data)
     if google_crc32c.value(data) != crc32c:
@@ -358,7 +358,7 @@ def decode_names(data: bytes, crc32c: int, entry_count: int) -> list[NameRecord]
         record, position = _decode_name(raw, position)
         records.append(record)
     if position != len(raw):
-        raise Corrupt(f"names: {len(raw) - position} bytes behind the last of {entry_count} records")
+        raise Corrupt(f"names: {len(raw) - position} bytes after the last of {entry_count} records")
     return records
 
 
@@ -370,12 +370,12 @@ def _encode_name(record: NameRecord) -> bytes:
         return _NAME.pack(len(bucket), len(name), _KIND_WHOLE) + bucket + name
     offset, object_size = record.segment
     if not (0 <= offset < 1 << 64 and (object_size == 0 or offset < object_size < 1 << 64)):
-        raise ValueError(f"name record: no segment at {offset} of an object of {object_size} bytes")
+        raise ValueError(f"name record: an object of {object_size} bytes has no segment at {offset}")
     return _NAME.pack(len(bucket), len(name), _KIND_SEGMENT) + _SEGMENT.pack(offset, object_size) + bucket + name
 
 
 def _decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
-    """The record at `position` and the position behind it."""
+    """The record at `position`, and the position after it."""
     try:
         bucket_length, name_length, kind = _NAME.unpack_from(raw, position)
         position += _NAME.size
@@ -386,7 +386,7 @@ def _decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
     except struct.error as error:
         raise Corrupt("names: record cut short") from error
     if kind not in (_KIND_WHOLE, _KIND_SEGMENT) or (segment and 0 < segment[1] <= segment[0]):
-        raise Corrupt(f"names: no such kind of record or segment of an object (kind {kind})")
+        raise Corrupt(f"names: unknown kind of record, or impossible segment (kind {kind})")
     middle, end = position + bucket_length, position + bucket_length + name_length
     if not (bucket_length and 1 <= name_length <= NAME_BYTES_MAX and end <= len(raw)):
         raise Corrupt("names: record with an impossible length")
@@ -397,12 +397,12 @@ def _decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
 
 
 def _decompress(data: bytes, size_max: int) -> bytes:
-    """Bounded: a stream that would grow over `size_max` bytes is refused before it does."""
+    """Bounded: a stream that would expand to more than `size_max` bytes is refused before it does."""
     stream = zlib.decompressobj()
     try:
         raw = stream.decompress(data, size_max + 1)
     except zlib.error as error:
         raise Corrupt(f"names: {error}") from error
     if len(raw) > size_max or not stream.eof or stream.unused_data:
-        raise Corrupt("names: compressed stream is cut short, too large or has bytes behind it")
+        raise Corrupt("names: compressed stream is cut short, too large or followed by other bytes")
     return raw

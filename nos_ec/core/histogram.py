@@ -1,4 +1,4 @@
-"""Counting values by size, for figures that a mean would hide."""
+"""Counts values by size, to show what a mean would hide."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from itertools import accumulate, pairwise
 class Histogram:
     """How many values were at most each bound, and their sum.
 
-    One thread adds; others may read at any time and see, at worst, a sum that is one value ahead of the counts.
+    One thread adds. Others may read at any time; at worst they see a sum that is one value ahead of the counts.
     """
 
     __slots__ = ("_counts", "bounds", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` are inclusive upper bounds in rising order; above the last one there is one bucket more.
+        """`bounds` are inclusive upper bounds in rising order. One more bucket counts the values above the last.
 
-        Raises ValueError when they do not rise.
+        Raises ValueError when the bounds do not rise.
         """
         if not bounds or any(low >= high for low, high in pairwise(bounds)):
             raise ValueError(f"bounds {list(bounds)}: give at least one, in rising order")
@@ -33,9 +33,9 @@ class Histogram:
 
     @property
     def counts(self) -> list[int]:
-        """Values in each bucket: one per bound, and last those above all bounds."""
+        """Values in each bucket: one bucket per bound, then one for the values above all bounds."""
         return list(self._counts)
 
     def cumulative(self) -> list[int]:
-        """Values up to each bound, and last all of them."""
+        """Number of values up to each bound, then the number of all values."""
         return list(accumulate(self._counts))

@@ -13,10 +13,10 @@ NAME_BYTES_MAX = 1024
 """Bytes of UTF-8; the same limit as an S3 object key."""
 
 BlockId = NewType("BlockId", bytes)
-"""16 bytes, unique for ever; blocks are never renamed and an id is never used again."""
+"""16 bytes, unique forever; blocks are never renamed and ids never reused."""
 
 LandingId = NewType("LandingId", bytes)
-"""16 bytes, unique for ever; names one landing copy."""
+"""16 bytes, unique forever; names one landing copy."""
 
 
 _TIME_BYTES = 6
@@ -24,7 +24,7 @@ _ID_BYTES = 16
 
 
 def timed_id(now_ms: int, rest: bytes) -> bytes:
-    """An id that begins with its time, so that ids of one time lie together in an index (the layout of a ULID).
+    """An id that begins with its time, so that ids of about the same time lie together in an index (as in a ULID).
 
     now_ms: Unix milliseconds. rest: 10 random bytes.
     """
@@ -39,10 +39,10 @@ def timed_ids_between(first_ms: int, last_ms: int) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectKey:
-    """Bucket and name of an object. Raises InvalidInput for a name no client can use safely.
+    """Bucket and name of an object. Raises InvalidInput for names that clients cannot use safely.
 
-    A bucket has no '/', so `bucket/name` is unambiguous. A name may contain '/', but no empty-string, '.'
-    or '..' tricks: clients that map names to paths would normalise those to another object.
+    A bucket has no '/', so `bucket/name` is unambiguous. A name may contain '/', but no path segment '.' or '..':
+    clients that map names to paths would turn it into the name of another object.
     """
 
     bucket: str
@@ -77,7 +77,7 @@ def _utf8(what: str, text: str, bytes_max: int) -> bytes:
     if not encoded:
         raise InvalidInput(f"{what} is empty; give it at least one character")
     if len(encoded) > bytes_max:
-        raise InvalidInput(f"{what} is {len(encoded)} bytes of UTF-8; the most is {bytes_max}")
+        raise InvalidInput(f"{what} is {len(encoded)} bytes of UTF-8; the maximum is {bytes_max}")
     if b"\0" in encoded:
         raise InvalidInput(f"{what} {text!r} contains a NUL character; remove it")
     return encoded
@@ -85,7 +85,7 @@ def _utf8(what: str, text: str, bytes_max: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Extent:
-    """Where an object's bytes are: `length` bytes at `offset` (both in bytes) of a block."""
+    """Where an object's bytes are: `length` bytes from `offset` on in a block (both in bytes)."""
 
     block_id: BlockId
     offset: int

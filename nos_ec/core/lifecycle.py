@@ -1,11 +1,11 @@
-"""States of objects and blocks, and the only transitions there are. All changes go through `advance_*`.
+"""States of objects and blocks, and the only legal transitions. All changes go through `advance_*`.
 
 Objects:
 
     (new) --LAND--> LANDED --PUBLISH--> QUEUED --PACK--> PACKED --PACK--> PACKED (GC moved it)
                       |  ^                 |                |
                       |  +---- REVERT -----|----------------+   the packed bytes failed verification
-                      +------- PACK -------+--> PACKED          (an event can outrun its mark)
+                      +------- PACK -------+--> PACKED          (an event can be consumed before the row is marked)
     (new) --STORE--> LARGE        (new) --KEEP--> EMPTY
 
 A delete or an overwrite is legal in every state and removes the version; it never waits for packing or GC.
@@ -30,7 +30,7 @@ class ObjectState(StrEnum):
     LANDED = "landed"
     """In the landing store, not yet published (or to be published again)."""
     QUEUED = "queued"
-    """In the landing store, its event is in the message log."""
+    """In the landing store; its event is in the message log."""
     PACKED = "packed"
     """In a stripe, at the row's extent."""
     LARGE = "large"
@@ -56,13 +56,13 @@ class BlockState(StrEnum):
     """Life of a block."""
 
     OPEN = "open"
-    """Being appended to by the one writer that allocated it."""
+    """The one writer that allocated it appends to it."""
     FENCED = "fenced"
-    """Taken from a dead writer; recovery is reconciling it with the rows. No commit can succeed in it."""
+    """Taken from a dead writer; recovery reconciles it with the rows. No commit into it can succeed."""
     SEALED = "sealed"
     """Never written again; the only state GC considers."""
     CONDEMNED = "condemned"
-    """No row points into it; it is deleted once its grace is over."""
+    """No row points into it; it is deleted after its grace period."""
 
 
 class BlockEvent(StrEnum):
@@ -116,10 +116,10 @@ def advance_block(state: BlockState, event: BlockEvent) -> BlockState:
 
 
 def object_sources(event: ObjectEvent) -> frozenset[ObjectState]:
-    """The states in which `event` is legal: what a compare-and-set puts in its WHERE."""
+    """The states in which `event` is legal: a compare-and-set has them in its WHERE clause."""
     return frozenset(state for state, legal in _OBJECT_TABLE if legal is event)
 
 
 def block_sources(event: BlockEvent) -> frozenset[BlockState]:
-    """The states in which `event` is legal: what a compare-and-set puts in its WHERE."""
+    """The states in which `event` is legal: a compare-and-set has them in its WHERE clause."""
     return frozenset(state for state, legal in _BLOCK_TABLE if legal is event)

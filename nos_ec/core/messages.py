@@ -1,13 +1,13 @@
 """Event payloads, versioned, and the partition an event belongs to.
 
-A pack request says: this version of this object lies in the landing store and waits to be packed. It is JSON,
-because the first question of an operator is what lies in the log:
+A pack request says: this version of this object is in the landing store and waits to be packed. It is JSON, so that
+an operator can read what is in the log:
 
     {"v":1,"object_id":7,"bucket":"photos","name":"a.jpg","version":3,"size":512,"crc32c":99,"landing_id":"<32 hex>"}
 
-An event is a hint, never a fact: the commit decides by compare-and-set on the row (invariant 5), so a field that
-is stale does no harm. A field that is *impossible* is Corrupt: it means the log holds something else.
-Every field belongs to version 1; one more or one fewer makes a new version, and an unknown version is refused.
+An event is a hint, never a fact: the commit decides by compare-and-set on the row (invariant 5), so a stale field
+does no harm. An *impossible* field is Corrupt: it means that the log holds something else.
+Version 1 has exactly these fields. Adding or removing one makes a new version; unknown versions are refused.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class _PackRequestV1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _AnyVersion(msgspec.Struct):
-    """What every version must have in common, to tell an unknown version from rubbish."""
+    """What every version must have in common, to distinguish an unknown version from garbage."""
 
     v: int
 
 
 _WHY_CHARS_MAX = 500
-"""An error quotes what it found, which may be the whole message."""
+"""An error quotes what it found; without a limit that may be the whole message."""
 
 _encoder = msgspec.json.Encoder()
 _decoder_v1 = msgspec.json.Decoder(_PackRequestV1)
@@ -73,7 +73,7 @@ def encode_pack_request(
 ) -> bytes:
     """The event for one row, as UTF-8 JSON. Plain fields, so that this package needs no row class of a port.
 
-    The arguments are our own books': nothing is checked here, and `decode_pack_request` checks everything.
+    The arguments come from our own rows: nothing is checked here, and `decode_pack_request` checks everything.
     """
     return _encoder.encode(
         _PackRequestV1(
@@ -117,8 +117,8 @@ def partition_for_key(key: bytes, partitions: int) -> int:
     """The partition of a message key, as Kafka's default partitioner chooses it.
 
     The rule is `toPositive(murmur2(keyBytes)) % numPartitions` of org.apache.kafka.clients.producer, where
-    toPositive clears the sign bit. Every adapter follows it, so that the embedded log and Kafka agree.
-    (librdkafka's own default is CRC32; it follows this rule with partitioner=murmur2_random.)
+    toPositive clears the sign bit. Every adapter follows this rule, so that the embedded log and Kafka agree.
+    (librdkafka's own default is CRC32; with partitioner=murmur2_random it follows this rule.)
     """
     if partitions < 1:
         raise ValueError(f"{partitions} partitions; there must be at least 1")

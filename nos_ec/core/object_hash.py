@@ -1,18 +1,18 @@
-"""Which placement group of a Ceph pool an object belongs to. Every client computes it; nobody has to be asked.
+"""Which placement group of a Ceph pool an object belongs to. Every client computes it, without asking a server.
 
     hash   Bob Jenkins' 32-bit hash of 1996 (public domain, "evahash") of the name, or of
            namespace 0x1f name in a namespace; pools call it `object_hash` 2, "rjenkins"
-    group  hash stable_mod pg_num: as many low bits as pg_num - 1 has; if that is no group yet, one bit less. So a pool
-           that grows from 2^n groups splits each into two, one after another
+    group  hash stable_mod pg_num: as many low bits as pg_num - 1 has, or one bit fewer if that group does not exist
+           yet. So a pool that grows from 2^n groups splits them into two each, one after another
 
-Source: Ceph's documentation ("Object locator to PG", "stable_mod") and the article cited above. A real test compares
-with what `ceph osd map` says.
+Source: Ceph's documentation ("Object locator to PG", "stable_mod") and the article cited above. A test on a real
+cluster compares the results with `ceph osd map`.
 """
 
 from __future__ import annotations
 
 RJENKINS = 2
-"""The `object_hash` of a pool for which this is right; it is Ceph's only choice since 2010."""
+"""The `object_hash` of the pools that this module is right for; Ceph's only choice since 2010."""
 
 _GOLDEN = 0x9E3779B9
 _WORD = 0xFFFFFFFF
@@ -33,14 +33,14 @@ def object_hash(name: str, namespace: str = "") -> int:
 
 
 def stable_mod(value: int, count: int) -> int:
-    """`value` modulo `count`, such that few values move when count grows by one."""
+    """`value` modulo `count`, in such a way that few values move when `count` grows by one."""
     mask = (1 << (count - 1).bit_length()) - 1
     found = value & mask
     return found if found < count else value & (mask >> 1)
 
 
 def _rjenkins(data: bytes) -> int:
-    """Twelve bytes a round, as three little-endian words; the last round takes the length, too."""
+    """Each round takes twelve bytes as three little-endian words; the last round also takes the length."""
     a = b = _GOLDEN
     c = 0
     whole = len(data) - len(data) % 12
@@ -52,7 +52,7 @@ def _rjenkins(data: bytes) -> int:
     tail = data[whole:]
     a += int.from_bytes(tail[:4], "little")
     b += int.from_bytes(tail[4:8], "little")
-    # The lowest byte of c is the length's: of a tail of 11 bytes the last three come above it.
+    # The lowest byte of c holds the length; the last three bytes of a tail of 11 go above it.
     c += len(data) + (int.from_bytes(tail[8:], "little") << 8)
     return _mix(a, b, c)[2]
 

@@ -1,8 +1,8 @@
 """Which offsets a group member may commit.
 
-Objects leave the merge list in another order than they arrived, so messages get done out of order. What may be
-committed of a partition is the first offset that is not done: whatever follows it is delivered again after a
-crash, which moves nothing twice (invariant 5), and nothing before it is ever lost.
+Objects leave the merge list in another order than they arrived in, so messages are done out of order. A partition's
+first offset that is not done is the one to commit. After a crash everything from there on is delivered again, which
+moves nothing twice (invariant 5); everything before it is done, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 class OffsetTracker:
     """Offsets taken and done, per partition. Amortised O(1) per message. Not thread-safe.
 
-    A log hands out a partition in offset order (gaps are allowed), so an offset that is not above the highest
-    one taken is known already: in flight or done. Memory is that of the offsets from the first one in flight up.
+    A log delivers a partition in offset order (gaps are allowed), so an offset that is not above the highest one
+    taken is already known: in flight or done. Memory holds the offsets from the first one in flight upwards.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class OffsetTracker:
         self._in_flight = 0
 
     def taken(self, partition: int, offset: int) -> bool:
-        """Note that a message was taken from the log. False when it is known already: the caller can skip it."""
+        """Note that a message was taken from the log. False when it is already known: the caller can skip it."""
         books = self._partitions.get(partition)
         if books is None:
             books = self._partitions[partition] = _Partition(offset)
@@ -36,7 +36,7 @@ class OffsetTracker:
     def done(self, partition: int, offset: int) -> None:
         """Note that nothing is left to do for a message.
 
-        Ignored when it is not in flight: done before, or its partition was dropped while it was being worked on.
+        Ignored when the message is not in flight: it was done before, or its partition was dropped in the meantime.
         If the partition came back and the message was taken again, the first `done` counts: the work is done.
         """
         books = self._partitions.get(partition)
@@ -44,7 +44,7 @@ class OffsetTracker:
             self._in_flight -= 1
 
     def committable(self) -> dict[int, int]:
-        """{partition: first offset not done}, for the partitions where it moved on since `committed`."""
+        """{partition: first offset not done}, for the partitions where it advanced since `committed`."""
         return {
             partition: books.first_not_done
             for partition, books in self._partitions.items()
@@ -52,8 +52,8 @@ class OffsetTracker:
         }
 
     def committed(self, offsets: Mapping[int, int]) -> int:
-        """Note what the log acknowledged. Partitions dropped meanwhile are ignored. Returns by how many offsets the
-        others moved on."""
+        """Note what the log acknowledged. Partitions dropped in the meantime are ignored. Returns by how many offsets
+        the others advanced in all."""
         moved = 0
         for partition, offset in offsets.items():
             books = self._partitions.get(partition)
@@ -63,7 +63,7 @@ class OffsetTracker:
         return moved
 
     def drop(self, partitions: Iterable[int]) -> None:
-        """Forget partitions that were given up. When one comes back, it starts anew."""
+        """Forget partitions that were given up. A partition that comes back starts from scratch."""
         for partition in partitions:
             books = self._partitions.pop(partition, None)
             if books is not None:
@@ -78,7 +78,7 @@ class OffsetTracker:
 class _Partition:
     """Books of one partition.
 
-    taken_offsets: in order, from the first one in flight up. open_offsets: those of them that are not done.
+    taken_offsets: in order, from the first one in flight upwards. open_offsets: those of them that are not done.
     """
 
     __slots__ = ("committed_offset", "next_offset", "open_offsets", "taken_offsets")

@@ -1,18 +1,18 @@
-"""Which place the next block gets: the decision, given what is known of the cluster.
+"""Chooses the place of the next block from what is known about the cluster.
 
-A block lies in one placement group of its pool, which its id decides (object_hash.py); a group lies on k + m OSDs. So a
-place is chosen by drawing a few ids and keeping the best: no directory, no coordination, and two writers that know
-different things at worst choose less well.
+A block's id decides in which placement group of the pool it lies (object_hash.py); a group lies on k + m OSDs. So a
+writer chooses a place by drawing a few ids and keeping the best. This needs no directory and no coordination; writers
+that know different things at worst choose less well.
 
 The order, best first:
   CLEAN     active and clean, every OSD of it up, none nearly full
   DEGRADED  takes writes, but OSDs are missing, data moves, or an OSD is nearly full: fewest missing first
   FULL      an OSD is full: Ceph refuses writes there
   INACTIVE  operations would wait until OSDs come back
-and within CLEAN and DEGRADED that whose fullest OSD is least full; of those with the same fullest OSD, which in a small
-cluster are most, the next fullest decides.
+Among equals within CLEAN and DEGRADED, the group whose fullest OSD is least full is best. If groups share their fullest
+OSD, as most groups of a small cluster do, the next fullest decides.
 
-What the map does not know counts as DEGRADED: it may work, but what is known to work is better.
+A group that the map does not know counts as DEGRADED: it may work, but a group known to work is better.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from enum import IntEnum
 from nos_ec.core.ids import BlockId
 
 CANDIDATES = 8
-"""Ids to draw for a block. Eight meet a group of the best fifth 5 times in 6, and more would make the filling hardly
-more even (docs/MEASUREMENTS.md)."""
+"""Ids to draw for a block. Eight include a group of the best fifth 5 times in 6. More would hardly fill the OSDs more
+evenly (docs/MEASUREMENTS.md)."""
 
 NO_OSD = 0x7FFFFFFF
-"""What Ceph writes in the place of an OSD that an erasure-coded group lacks."""
+"""What Ceph reports in place of an OSD that an erasure-coded group lacks."""
 
 _WRITABLE = "active"
 _CLEAN = "clean"
 _STALE = "stale"
-"""A group whose OSDs have not reported for a while: its other words are old."""
+"""The OSDs of the group have not reported for a while, so the other words of its state are out of date."""
 
 
 class Fullness(IntEnum):
@@ -41,7 +41,7 @@ class Fullness(IntEnum):
 
     ROOMY = 0
     NEARLY = 1
-    """nearfull or backfillfull: takes writes, and an operator should act."""
+    """nearfull or backfillfull: takes writes, but an operator should act."""
     FULL = 2
 
 
@@ -65,10 +65,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMap:
-    """What is known of a pool: its groups by number and the OSDs they lie on.
+    """What is known about a pool: its groups by number, and the OSDs they lie on.
 
-    group_count: groups that object names are spread over (`pg_num`). writable_min: OSDs of a group that must be up
-    for it to take writes (`min_size`).
+    group_count: groups that object names are spread over (`pg_num`). writable_min: how many OSDs of a group must be
+    up for it to take writes (`min_size`).
     """
 
     group_count: int
@@ -86,7 +86,7 @@ class Place:
 
 
 class Grade(IntEnum):
-    """How good a place is; the lower the better."""
+    """How good a place is; lower is better."""
 
     CLEAN = 0
     DEGRADED = 1
@@ -96,7 +96,7 @@ class Grade(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Condition:
-    """How a place is: comparable, the smaller the better. missing: OSDs it should have and has not."""
+    """The condition of a place. Comparable; smaller is better. missing: OSDs that it should have but lacks."""
 
     grade: Grade
     missing: int
@@ -104,7 +104,7 @@ class Condition:
     """Fill ratios of its OSDs that are up, the fullest first."""
 
     def worse_than(self, earlier: Condition) -> bool:
-        """Whether something broke since. Filling up by itself is no reason to leave a place, nor is what is mended."""
+        """Whether something broke since. A place that only became fuller, or was repaired, is no reason to leave it."""
         return (self.grade, self.missing) > (earlier.grade, earlier.missing)
 
 
@@ -112,7 +112,7 @@ UNKNOWN = Condition(Grade.DEGRADED, 0, ())
 
 
 def condition(cluster: ClusterMap, group: int) -> Condition:
-    """How a group is. What the OSDs say goes before what the group says: a dead one is known first."""
+    """The condition of a group. OSD states take precedence over the group's own words: a dead OSD is known earlier."""
     found = cluster.groups.get(group)
     if found is None:
         return UNKNOWN
@@ -136,9 +136,9 @@ def _grade(words: frozenset[str], osds: Sequence[Osd], missing: int, writable_mi
 
 
 def choose(cluster: ClusterMap, candidates: Sequence[Place]) -> Place | None:
-    """The best of the candidates, the first of equals; None when all of them are known to be inactive.
+    """The best candidate, or the first of several equals. None when all of them are known to be inactive.
 
-    Draw candidates at random: equals are then taken in random order. ValueError without any (our bug).
+    Draw the candidates at random, so that equals are chosen at random. ValueError without candidates (our bug).
     """
     if not candidates:
         raise ValueError("no candidates to choose from")

@@ -1,7 +1,7 @@
 """Which bytes of a block are live, dead or overhead, and which blocks are worth collecting. Pure.
 
  6  live + dead + overhead = size, computed from headers and rows alone
-10  what cannot be read is never treated as dead while a row says it is live
+10  bytes that cannot be read are never treated as dead while a row says that they are live
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from nos_ec.core.header import GroupHeader
 from nos_ec.core.packing.bounds import chunks_min, stripes_by_volume
 
 _ROUNDING = 1e-6
-"""Of a stripe: what the sum of many shares may be off."""
+"""In stripes: how far off the sum of many fractions may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveEntry:
-    """What a row says lies in a block: the key's MD5, the version, the range (from the start of the block)."""
+    """An object that lies in a block according to its row: key's MD5, version, range (from the start of the block)."""
 
     key_md5: bytes
     version: int
@@ -30,7 +30,7 @@ class LiveEntry:
 
 @dataclass(frozen=True, slots=True)
 class BlockAccount:
-    """The books of one block, in bytes. `unconfirmed` are live rows that no readable header confirms."""
+    """The account of one block, in bytes. `unconfirmed`: live rows that no readable header confirms."""
 
     live_bytes: int
     dead_bytes: int
@@ -46,11 +46,11 @@ def account_block(
     damaged_stripes: Iterable[int],
     live: Sequence[LiveEntry],
 ) -> BlockAccount:
-    """Count a block of `stripes` stripes.
+    """Account for a block of `stripes` stripes.
 
-    Rows decide what is live, headers what was written: the data of a group that no row points to is dead, what
-    is neither is overhead. A stripe without a readable header holds nothing that anybody could name: whatever
-    of it no row points to counts as dead, so that GC will come for it.
+    Rows decide what is live, and headers what was written. Data of a group that no row points to is dead; what is
+    neither live nor dead is overhead. In a stripe without a readable header, everything that no row points to counts
+    as dead, because nothing else says what it is; so GC will collect it.
     """
     live_bytes = sum(entry.length for entry in live)
     data_bytes = sum(header.data_length for header in headers)
@@ -70,7 +70,7 @@ def account_block(
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A block GC may collect: its size, and what rewriting its live objects takes, in stripes."""
+    """A block that GC may collect: its size and what rewriting its live objects takes, both in stripes."""
 
     stripes: int
     needs: float
@@ -79,8 +79,8 @@ class Victim:
 def stripes_needed(geometry: Geometry, sizes: Sequence[int], names_bytes: int) -> float:
     """Stripes that objects of these sizes take when they are packed together with others; not rounded up.
 
-    names_bytes: bytes of their name records. A lower bound that the default policy comes close to. The last chunk is
-    not counted as a whole one: others may use the rest of it.
+    names_bytes: bytes of their name records. The result is a lower bound that the default policy comes close to. It
+    does not count the last chunk as a whole one, because other objects may use the rest of that chunk.
     """
     if not sizes:
         return 0.0
@@ -89,14 +89,14 @@ def stripes_needed(geometry: Geometry, sizes: Sequence[int], names_bytes: int) -
 
 
 def stripes_rewritten(needs: float) -> int:
-    """Whole stripes that survivors of so many stripes are taken to fill."""
+    """Whole stripes that survivors are expected to fill when they need `needs` stripes."""
     return ceil(needs - _ROUNDING)
 
 
 def pays(victims: Sequence[Victim]) -> bool:
     """True when rewriting what lives in the victims takes fewer stripes than deleting them gives back.
 
-    So each collection leaves fewer stripes than it found. Without this a lone stripe with one live object would be
-    copied for ever, each time for nothing.
+    So each collection leaves fewer stripes than it found. Without this rule a lone stripe with one live object would
+    be copied again and again for nothing.
     """
     return stripes_rewritten(sum(victim.needs for victim in victims)) < sum(victim.stripes for victim in victims)

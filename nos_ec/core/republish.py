@@ -1,19 +1,20 @@
-"""When a published object is due again, and when it was published: both in the one due time that its row keeps.
+"""When a published object is due again, and when it was published. The one due time of its row encodes both.
 
-A row that was published and is not packed comes due every `republish_ms`, in case its event was lost. It is published
-again only when the consumer group has passed the event, or the log no longer has it: otherwise an outage of all
-consumers would put the whole backlog into the log once per `republish_ms`. To decide that, the producer must know when
-the row was published. Rows have no column for it, so the due time holds both:
+A row that was published but is not packed yet comes due every `republish_ms`, in case its event was lost. It is
+published again only when the consumer group has passed the event, or the log no longer has it. Otherwise an outage of
+all consumers would put the whole backlog into the log once per `republish_ms`. To decide that, the producer must know
+when the row was published. Rows have no column for this, so the due time holds both:
 
     due_ms = published_ms + n x step_ms + n        with 1 <= n < grain_ms
 
 published_ms and step_ms are multiples of grain_ms (a power of two, about a 200th of republish_ms), so the remainder of
-due_ms by grain_ms is n: how often the row has come due since it was published. Remainder 0 says that the row has no
-event in the log. n has a maximum: then the row is published again whatever the group has done (after 28 days with the
-default of 10 minutes).
+due_ms by grain_ms is n: how often the row has come due since it was published. Remainder 0 means that the row has no
+event in the log. n has a maximum; once it is reached, the row is published again whatever the group has done (after 28
+days with the default of 10 minutes).
 
-A due time that was written under another republish_ms, or by a program that did not know this rule, gives a wrong time.
-It is never later than the due time, so that at worst the row is published once too often or `republish_ms` too late.
+A due time that was written under another republish_ms, or by a program that did not know this rule, yields a wrong
+time of publishing. It is never later than the due time, so at worst the row is published once too often or
+`republish_ms` too late.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _GRAINS_PER_WAIT = 128
 
 
 class Republishing:
-    """The rule for one `republish_ms`. Due times are at most republish_ms ahead of the time they are made at."""
+    """The rule for one `republish_ms`. Due times are at most republish_ms ahead of the time when they are set."""
 
     def __init__(self, republish_ms: int) -> None:
         """Raises ValueError for less than 2 x 128 ms."""
@@ -36,8 +37,8 @@ class Republishing:
         return self._floor(published_ms) + self.step_ms + 1
 
     def later_due_ms(self, due_ms: int, now_ms: int) -> int | None:
-        """When a row whose event still waits is due again, after `now_ms`. None: it has come due so often that it is
-        published again in any case."""
+        """The next due time, after `now_ms`, of a row whose event still waits in the log. None when the row has come
+        due so often that it is published again in any case."""
         published_ms = self._decoded(due_ms)
         count = max(due_ms % self.grain_ms + 1, (now_ms - published_ms) // (self.step_ms + 1) + 1)
         return published_ms + count * (self.step_ms + 1) if count < self.grain_ms else None
@@ -47,8 +48,8 @@ class Republishing:
         return self._floor(retry_ms + self.grain_ms - 1)
 
     def published_until_ms(self, due_ms: int, now_ms: int) -> int | None:
-        """Until when, at the latest, the row with this due time was published. None: it has no event in the log, or the
-        clock was set back since."""
+        """The latest time at which the row with this due time can have been published. None when it has no event in
+        the log, or when the clock was set back since."""
         if due_ms % self.grain_ms == 0:
             return None
         until_ms = self._decoded(due_ms) + self.grain_ms

@@ -1,12 +1,12 @@
-"""Slots: how several producers share the objects that wait, without two of them publishing the same one.
+"""Slots: how several producers share the waiting objects so that no two of them publish the same one.
 
-The 32-bit hash of a bucket's name is cut into SLOTS ranges of equal length; a slot is the number of its range. A slot
-has at most one producer, who holds its lease, and a bucket has one slot: its events are published by one producer at a
-time, as they are consumed by one consumer at a time. Which producer should hold how many slots follows from who is
-alive, by `plan_slots`; docs/adr/0013 says why it is done this way.
+The 32-bit hashes of bucket names are divided into SLOTS ranges of equal length; a slot is the number of a range. A slot
+has at most one producer: the one that holds its lease. A bucket has one slot, so its events are published by one
+producer at a time, just as they are consumed by one consumer at a time. `plan_slots` derives how many slots each
+producer should hold from which producers are alive; docs/adr/0013 gives the reasons for this design.
 
-The slot is the highest bits of the hash that also chooses a partition, which takes its lowest: the two are
-independent, so every producer publishes to every partition.
+The slot is the highest bits of the hash. The partition is chosen by the lowest bits of the same hash. So the two are
+independent, and every producer publishes to every partition.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from nos_ec.core.messages import murmur2
 
 SLOTS = 16
-"""Part of the schema: every row holds its slot. So many producers can share the work, and each look for due objects
-reads the beginning of so many index ranges."""
+"""Part of the schema: every row holds its slot. At most this many producers can share the work, and each search for
+due objects reads the beginning of this many index ranges."""
 ALL_SLOTS = frozenset(range(SLOTS))
 
 _HASH_BITS = 32
@@ -27,14 +27,14 @@ _SLOT_BITS = 4
 assert 1 << _SLOT_BITS == SLOTS
 
 LEASE_PREFIX = "producer-"
-"""All leases of producers begin with it, and no writer's may: they guard slots and no blocks."""
+"""The names of all producers' leases begin with it, and no writer's may: these leases guard slots, not blocks."""
 _MEMBER_PREFIX = LEASE_PREFIX + "member-"
 _SLOT_LEASE = re.compile(re.escape(LEASE_PREFIX) + r"slots-([0-9]{2})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """What a producer should change: slots to give up now, and free slots to try for, the first ones first."""
+    """What a producer should change: slots to give up now, and free slots to try for, in that order."""
 
     give_up: tuple[int, ...]
     take: tuple[int, ...]
@@ -48,14 +48,14 @@ def bucket_slot(bucket: str) -> int:
 def plan_slots(held: Set[int], free: Collection[int], rank: int, members: int) -> SlotPlan:
     """What the member of that rank (0 to members - 1) should give up and take.
 
-    Every member has a share, and the shares sum to SLOTS; whoever has more gives up, whoever has less takes what is
-    free. So once all have seen the same members, every slot is held, and nobody's count differs from another's by
-    more than 1. A slot changes hands only if it must.
+    Every member has a share, and the shares sum to SLOTS. A member with more gives slots up; a member with less takes
+    free ones. So once all members have seen the same membership, every slot is held, and the counts of any two members
+    differ by at most 1. A slot changes hands only if it must.
     """
     share = SLOTS // members + (rank < SLOTS % members)
     if len(held) > share:
         return SlotPlan(tuple(sorted(held)[share:]), ())
-    # Each begins at a place of its own, so that those who look at the same time seldom try for the same slot.
+    # Each member begins at a different slot, so that members that look at the same time seldom try for the same one.
     start = rank * SLOTS // members
     wanted = sorted(free, key=lambda slot: (slot - start) % SLOTS)
     return SlotPlan((), tuple(wanted[: share - len(held)]))
@@ -74,7 +74,7 @@ def leased_slot(name: str) -> int | None:
 
 
 def member_lease(member: str) -> str:
-    """Name of the lease that says that a producer is alive. `member` is unique for ever."""
+    """Name of the lease that says that a producer is alive. `member` is unique forever."""
     return _MEMBER_PREFIX + member
 
 

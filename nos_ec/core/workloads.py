@@ -4,14 +4,14 @@ name  what it stands for           sizes (bytes; K = 1024, M = 1024 K)
 W1    the mix NOS published        80 % uniform in (0, 128K], 15 % in (128K, 1M], 5 % in (1M, 4M)
 W2    thumbnails                   log-normal, sigma 1.0, mu = ln(24K) - 1/2 (mean 24K); over 128K is drawn again
 W3    no structure at all          uniform in (0, 128K]
-W4    just over half a chunk       uniform in [65K, 70K]: one object a chunk, whatever the policy
+W4    just over half a chunk       uniform in [65K, 70K]: one object per chunk, whatever the policy
 W5    nearly a chunk               uniform in [100K, 124K]: likewise
 W6    tiny                         uniform in [0.2K, 4K]
 W7    images                       70 % uniform in [4K, 60K], 30 % in (60K, 600K]
 
 Sizes are meant for 128 KiB chunks and groups of 4 MiB. Drawing W2 again above a chunk leaves a mean
-of about 22.4K. In W1 the last interval ends at `size_max`, the largest object that is packed at all: what is larger
-is stored elsewhere.
+of about 22.4K. In W1 the last interval ends at `size_max`, the largest object that is packed at all: larger objects
+are stored elsewhere.
 """
 
 from __future__ import annotations
