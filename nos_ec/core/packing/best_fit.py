@@ -1,24 +1,23 @@
 """The default packing policy: oldest object first, then best fit, then pairs that close a chunk.
 
-Objects wait in a list, and move from there to the *open group*, all of whose bins (packer.py says what they are) can
-still be added to until the group is planned. Invariants (tests cite the letter):
-  E  when `plan` has no group to hand out, at most `window` objects wait outside of the open group
-  F  and none of these has seen more than OVERDUE_WINDOWS windows of others arrive
+Objects wait in a list and move from there to the *open group*. Objects can be added to any of its bins (see packer.py)
+until the group is planned. Invariants (tests cite the letter):
+  E  when `plan` has no group to return, at most `window` objects wait outside the open group
+  F  and since any of these arrived, at most OVERDUE_WINDOWS windows of other objects have arrived
 
-To keep them, objects are moved like this, until both hold:
+Objects are moved by these rules until both invariants hold:
 
 1. The bin opened last is filled: first with objects that are overdue by F; then, when small objects are scarce, with
-   large ones whose rests fit, so that the small ones last; then with the small objects that fill it best
-   (size_classes.py).
-2. When nothing fits there, another bin is opened with the oldest object that the group has a place for.
-3. When the group has no place for another bin, what fits any bin of it is added.
-4. When nothing fits at all, or an overdue object would need a bin and there is no place for it, the group is filled as
-   it can be, and planned.
-5. A group that holds a window of objects takes no other stripe.
+   large ones whose rests fit, to save the small ones; then with the small objects that fill it best (size_classes.py).
+2. When nothing fits there, another bin is opened with the oldest object that the group has room for.
+3. When the group has no room for another bin, whatever fits into any of its bins is added.
+4. When nothing fits at all, or an overdue object needs a new bin and there is no room for one, the group is filled as
+   far as possible and planned.
+5. A group that holds a window of objects takes no further stripe.
 
-So each choice is made from a window of objects, and a bin that is not full has its choice of later arrivals as well.
+So each choice is made from a window of objects, and a bin that is not full can still choose from later arrivals.
 For a deadline, or on flush, the open group is closed as it is: overdue objects join first, then whatever fits, in as
-few stripes as that takes. Nothing leaves but by whole groups, so the oldest object of all stays the oldest until then.
+few stripes as possible. Objects leave only in whole groups, so the oldest object of all stays the oldest until then.
 """
 
 from __future__ import annotations
@@ -29,36 +28,36 @@ from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, lingering
 from nos_ec.core.packing.size_classes import SizeClasses
 
 GROUP_STRIPES = 4
-"""Stripes a group aims for by default: fewer headers, and page roundings, than smaller groups have."""
+"""Stripes a group aims for by default. Smaller groups would spend more on headers and page rounding."""
 
 OVERDUE_WINDOWS = 2
-"""Windows of arrivals after which an object is placed whatever it costs. Objects taken out of turn fit badly: with 1.5
-windows the list of W1 was seen to clog with large objects after 100,000 (99.6 instead of 99.8 %)."""
+"""Windows of arrivals after which an object is placed at any cost. Objects taken out of turn fit badly: with 1.5
+windows, the list of W1 was seen to clog with large objects after 100,000 objects (99.6 instead of 99.8 %)."""
 
 HELD_WINDOWS = 1
-"""Windows of objects after which a group ends with the stripe it has begun: objects much smaller than a chunk would
-otherwise be held far longer than the window asks for, and in far greater number."""
+"""Windows of objects after which a group ends with the stripe it has begun. Otherwise objects much smaller than a chunk
+would be held far longer, and in far greater number, than the window asks for."""
 
 LEFT_FRACTION = 0.5
-"""Share of the window that stays in the list when a bin is filled, so that the end of a bin of very small objects is
-chosen well."""
+"""Share of the window that stays in the list when a bin is filled, so that there is still a choice for the end of a bin
+of very small objects."""
 
 SCARCE_FRACTION = 0.3
-"""Share of the window below which small objects are saved: large ones are chained first."""
+"""Share of the window. When fewer small objects wait, they are saved: large ones are chained first."""
 
 GAP_FRACTION = 1 / 32
-"""Share of a chunk that may stay empty before a large object is looked for to fill it."""
+"""Share of a chunk. When more room than this would stay empty, a large object is sought to fill it."""
 
 FULL_FRACTION = 1 / 512
-"""Share of a chunk that is not worth a search: a bin with no more room than this is full."""
+"""Share of a chunk that is not worth a search: a bin with no more room than this counts as full."""
 
 
 class BestFitMergeList:
     """MergeList of policy "best".
 
-    window: objects that wait outside of the open group, at most. linger: longest wait when events are
-    rare. group_stripes: stripes a group aims for, None for the default. names: whether groups reserve room for names
-    (only figures are ever made without).
+    window: most objects that wait outside the open group. linger: longest wait when events are rare. group_stripes:
+    stripes a group aims for, None for the default. names: whether groups reserve room for names (only measurements
+    do without).
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class BestFitMergeList:
         self._arrivals = 0
         self._waiting = SizeClasses(geometry.chunk_size)
         self._group: GroupLayout | None = None
-        # The oldest object of all when the open group was begun; it still is, in the group or not.
+        # The oldest object of all when the open group was begun. It still is the oldest, in the group or not.
         self._oldest: Candidate | None = None
         self._overdue_count = OVERDUE_WINDOWS * window
         self._held_count = HELD_WINDOWS * window
@@ -94,7 +93,7 @@ class BestFitMergeList:
         if not 1 <= size <= self._size_max or not 0 <= candidate.name_size <= NAME_RECORD_MAX or candidate.seq >= 0:
             check_candidate(candidate, self._size_max)
             if self._group is not None and any(candidate is placed for placed in self._group.candidates()):
-                raise ValueError("this candidate is in the open group already; add each candidate once")
+                raise ValueError("this candidate is already in the open group; add each candidate once")
         candidate.seq = self._arrivals
         self._arrivals += 1
         if size <= self._chunk:
@@ -133,7 +132,7 @@ class BestFitMergeList:
     # --- groups ---------------------------------------------------------------------------------------
 
     def _plan_overflow(self) -> GroupPlan | None:
-        """Move objects to the open group until no more than the window wait. Returns the group once it is full."""
+        """Move objects to the open group until at most `window` of them wait. Returns the group once it is full."""
         while len(self._waiting) > self._window or self._late():
             group = self._group or self._begin_group()
             if not self._place_some(group):
@@ -141,7 +140,7 @@ class BestFitMergeList:
         return None
 
     def _plan_early(self, now_ms: int, *, flush: bool) -> GroupPlan:
-        """Close the open group with what is overdue (on flush: with all), in as few stripes as that needs."""
+        """Close the open group with the overdue objects (on flush: with all), in as few stripes as they need."""
         waiting = self._waiting
         group = self._group or self._begin_group()
         overdue = [] if flush else self._overdue(now_ms)
@@ -150,13 +149,13 @@ class BestFitMergeList:
         overdue = [c for c in overdue if c.waiting]
         size = waiting.waiting_bytes if flush else sum(c.size for c in overdue)
         count = group.count + (len(waiting) if flush else len(overdue))
-        # On flush only the names are counted without which nothing would fit: the next group takes what has no room.
+        # On flush, count only the names without which nothing would fit: the next group takes what has no room.
         named = self._oldest_first() if flush else overdue
         group.limit(size, group.front(count, group.names_size + sum(c.name_size for c in named)))
         return self._finish(group, overdue)
 
     def _overdue(self, now_ms: int) -> list[Candidate]:
-        """The waiting objects past their deadline, oldest first, as far as they may fit in one group."""
+        """The waiting objects past their deadline, oldest first, up to what may fit in one group."""
         overdue: list[Candidate] = []
         room = self._stripes_aim * self._geometry.stripe_size
         limit_ms = self._linger.limit_ms(self.waiting_bytes)
@@ -168,7 +167,7 @@ class BestFitMergeList:
         return overdue
 
     def _begin_group(self) -> GroupLayout:
-        """Open a group of as many stripes as it aims for, or as the oldest object needs."""
+        """Open a group with the default number of stripes, or with as many as the oldest object needs."""
         self._oldest = oldest = self._oldest_first()[0]
         alone = GroupLayout(self._geometry, 1, names=self._names)
         stripes_min = self._geometry.stripes_for(alone.front_size(oldest) + oldest.size)
@@ -176,7 +175,7 @@ class BestFitMergeList:
         return self._group
 
     def _finish(self, group: GroupLayout, overdue: list[Candidate]) -> GroupPlan:
-        """Close the group, with the overdue objects as far as they fit and then whatever else fits."""
+        """Close the group: add the overdue objects as far as they fit, then whatever else fits."""
         while (opened := self._open_bin(group)) is not None:
             self._place_all(group, opened, overdue)
             self._fill(group, opened, 0)
@@ -188,7 +187,7 @@ class BestFitMergeList:
     # --- what goes in ---------------------------------------------------------------------------------
 
     def _place_some(self, group: GroupLayout) -> bool:
-        """Move something to the group, by rules 1 to 3. False when it is to be closed."""
+        """Move something to the group by rules 1 to 3. False when the group is to be closed."""
         if group.bins and self._fill(group, group.bins[-1], self._left_min):
             return True
         if not all(map(group.fits, self._late())):
@@ -202,7 +201,7 @@ class BestFitMergeList:
         return any(self._fill(group, into, self._left_min) for into in group.bins)
 
     def _late(self) -> list[Candidate]:
-        """Those of the oldest small and the oldest large object that are overdue by arrivals."""
+        """The oldest small and the oldest large object, as far as they are overdue by arrivals."""
         seq_overdue = self._arrivals - self._overdue_count
         return [c for c in self._oldest_first() if c.seq < seq_overdue]
 
@@ -214,7 +213,7 @@ class BestFitMergeList:
         return (small, large) if small.seq < large.seq else (large, small)
 
     def _open_bin(self, group: GroupLayout) -> Bin | None:
-        """With the oldest object that the group still has a place for."""
+        """Open a bin with the oldest object that the group still has room for."""
         if not group.chunks_free:
             return None
         for oldest in self._oldest_first():
@@ -223,7 +222,7 @@ class BestFitMergeList:
                 opened = self._open_with(group, self._waiting.oldest_large_within(group.chunks_free - 2))
             if opened is not None:
                 return opened
-        # Only the chunk behind the front is smaller than the others, so that the oldest may not fit there.
+        # Only the chunk behind the front is smaller than the others, so the oldest may not fit there.
         return self._open_with(group, self._waiting.largest_small_within(max(0, group.small_size_max())))
 
     def _open_with(self, group: GroupLayout, seed: Candidate | None) -> Bin | None:
@@ -233,7 +232,7 @@ class BestFitMergeList:
         return opened
 
     def _fill(self, group: GroupLayout, into: Bin, left_min: int) -> bool:
-        """Fill a bin as long as more than `left_min` objects wait. Tells whether anything was placed."""
+        """Fill a bin as long as more than `left_min` objects wait. Returns whether anything was placed."""
         waiting, room, count = self._waiting, self._chunk - into.rests, group.count
         if room <= self._full_room or (not waiting.large_count and waiting.largest_small_within(room) is None):
             return False
@@ -246,7 +245,7 @@ class BestFitMergeList:
         return group.count > count
 
     def _place_overdue(self, group: GroupLayout, into: Bin) -> None:
-        """Objects that are overdue by arrivals, oldest first, until one does not fit."""
+        """Add objects that are overdue by arrivals, oldest first, until one does not fit."""
         seq_overdue = self._arrivals - self._overdue_count
         while (large := self._waiting.oldest_large()) is not None and large.seq < seq_overdue:
             if not self._place(group, into, large):

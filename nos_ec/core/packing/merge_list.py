@@ -1,4 +1,4 @@
-"""The packing policies there are, by name."""
+"""The packing policies by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ POLICIES = ("best", "nos")
 """The default comes first."""
 
 DENSITY = {"best": 0.95, "nos": 0.6}
-"""Share of the stripes that the proven bound asks for, of those a policy takes: at least this, with any window."""
+"""Per policy, the least ratio of the stripes of the proven bound to the stripes that the policy uses, with any
+window."""
 
 __all__ = ["DENSITY", "POLICIES", "BestFitMergeList", "NosMergeList", "merge_list"]
 
@@ -22,8 +23,8 @@ __all__ = ["DENSITY", "POLICIES", "BestFitMergeList", "NosMergeList", "merge_lis
 def merge_list(
     policy: str, geometry: Geometry, window: int, linger: Linger | int, rng: random.Random, *, names: bool = True
 ) -> MergeList:
-    """An empty merge list of that policy. `window` counts objects; `rng` is used by "nos" alone. A `linger` that is a
-    number of milliseconds holds however little waits.
+    """An empty merge list of that policy. `window` counts objects; only "nos" uses `rng`. A `linger` given as a number
+    of milliseconds applies however little waits.
 
     Raises InvalidInput for an unknown policy, a window below 1 or a negative linger.
     """

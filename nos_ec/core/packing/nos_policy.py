@@ -1,13 +1,13 @@
-"""The packing policy that NetEase published for NOS ("Ceph EC online storage"), kept to compare with.
+"""The packing policy that NetEase published for NOS ("Ceph EC online storage"), kept for comparison.
 
-Nine size classes of 16 KiB (an eighth of a chunk, the last for everything over a chunk), each a FIFO. Again and
-again a class that holds something is drawn at random; its head is placed, or if that does not fit the head of the
-next smaller class. When none of these serves, the next chunk is begun. A group that is filled to less than 80 % is
-put back to wait for more objects, until its oldest object is past the deadline.
+There are nine size classes, each a FIFO: eight of 16 KiB (an eighth of a chunk), and one for everything over a chunk.
+Again and again, a non-empty class is drawn at random. Its head is placed or, if that does not fit, the head of the
+next smaller class that fits. When none fits, the next chunk is begun. A group that is filled to less than 80 % is put
+back to wait for more objects, until its oldest object is past the deadline.
 
-What the publication leaves open is chosen in its favour: headers grow with the objects instead of capping a
-stripe at 111 of them, and the layout (packer.py), and so the read cost, is the one of the default policy. A group
-is one stripe, or as many as its first object needs.
+Where the publication leaves a choice open, this one favours it: headers grow with the objects instead of capping a
+stripe at 111 of them, and the layout (packer.py), and so the read cost, is that of the default policy. A group is
+one stripe, or as many as its first object needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, lingering
 
 CLASSES_PER_CHUNK = 8
 FILLED_MIN = 0.8
-"""Share of a group that must be user data, before the deadline."""
+"""Share of a group that must be user data unless the deadline has passed."""
 
 
 class NosMergeList:
@@ -54,7 +54,7 @@ class NosMergeList:
         self._bytes += candidate.size
 
     def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan | None:
-        """See MergeList. A group that misses the 80 % is not tried again before another object has arrived."""
+        """See MergeList. A group that misses the 80 % is not tried again until another object has arrived."""
         oldest = self._oldest()
         if oldest is None:
             return None
@@ -113,8 +113,8 @@ class NosMergeList:
             pass
 
     def _serve(self, layout: GroupLayout, *, opening: bool) -> bool:
-        """Place the head of a random class that holds something, or of the next smaller one that fits."""
-        # Only small objects join an open bin: a large one begins its own.
+        """Place the head of a random non-empty class, or else of the next smaller one whose head fits."""
+        # Only small objects join an open bin; a large one begins its own.
         usable = self._classes if opening else self._classes[:CLASSES_PER_CHUNK]
         filled = [fifo for fifo in usable if fifo]
         if not filled:

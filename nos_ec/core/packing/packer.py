@@ -1,24 +1,24 @@
-"""A stripe group while it is being planned: where bytes may lie, whatever policy chooses the objects.
+"""A stripe group while it is being planned: where bytes may lie, whichever policy chooses the objects.
 
 Invariants (tests cite the letter):
-  A  every object touches ceil(size / chunk_size) chunks, the fewest there can be; so an object of at most a
-     chunk lies in exactly one
+  A  every object touches ceil(size / chunk_size) chunks, the fewest possible; so an object of at most a chunk
+     lies in exactly one
   B  no two objects overlap, and none reaches outside the group
-  C  every object lies behind the front: the header and the room for names, as long as the final number of
-     objects and their names make them
+  C  every object lies behind the front: the header and the room for names, at the size that the final set of
+     objects gives them
   D  a group has the fewest stripes that its layout allows
 
-The unit of planning is the *bin*. An object of `size` bytes is `size = full x chunk_size + rest` with
-1 <= rest <= chunk_size. A bin is a row of neighbouring chunks that holds large objects (full > 0) one behind the
-other from its start and then small ones (full = 0). When the rests of all of them sum to at most a chunk, a bin
-takes sum(full) + 1 chunks and invariant A holds for each object in it: a large object that starts at `before`
-bytes in a chunk ends `before + rest` bytes into its last, which is at most chunk_size; the small ones all lie in
-the last chunk. So packing large and small objects together is bin packing of rests.
+The unit of planning is the *bin*. For an object of `size` bytes, write `size = full x chunk_size + rest` with
+1 <= rest <= chunk_size. A bin is a row of neighbouring chunks. From its start on it holds large objects (full > 0), one
+after another, and then small ones (full = 0). When the rests of all of them sum to at most a chunk, a bin takes
+sum(full) + 1 chunks and invariant A holds for each object in it: a large object that starts `before` bytes into a
+chunk ends `before + rest` bytes into its last one, which is at most chunk_size; the small ones all lie in the last
+chunk. So packing large and small objects together is bin packing of rests.
 
-The front is at the start of the group and grows with each object. Therefore offsets are fixed when the last object is
-known; until then bins have no order. The front takes the chunks that no bin has, and may reach into the bin nearest to
-it as far as that has room left: it pushes everything in the bin back, as one more rest in the sum would. The nearest is
-the one with most room. So an object that takes all chunks of the group starts right behind the front.
+The front is at the start of the group and grows with each object. So offsets are fixed only when the last object is
+known; until then bins have no order. The front takes the chunks that no bin has, and may reach into the bin next to it
+as far as that bin has room: it pushes everything in the bin back, as one more rest in the sum would. The bin with the
+most room is placed next to the front. So an object that takes all chunks of the group starts right behind the front.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def check_candidate(candidate: Candidate, size_max: int) -> None:
     if not 0 <= candidate.name_size <= NAME_RECORD_MAX:
         raise ValueError(f"name record of {candidate.name_size} bytes: only 0 to {NAME_RECORD_MAX} are possible")
     if candidate.waiting:
-        raise ValueError("this candidate waits in a merge list already; add each candidate once")
+        raise ValueError("this candidate already waits in a merge list; add each candidate once")
 
 
 class Allowance:
     """What may be added to a bin at once, in any order: at most `room` bytes, `entries` objects and
-    `names` bytes of name records. Within all three, there is a place for the front."""
+    `names` bytes of name records. Within all three limits, there is room for the front."""
 
     __slots__ = ("entries", "names", "room")
 
@@ -89,8 +89,8 @@ class Bin:
 
 
 class GroupLayout:
-    """The layout of one group. Use: `open` a bin with an object, then `allowance` and `extend`, or `chain`, as often
-    as something fits in any bin; `open` more, in whatever order; `seal` in the end."""
+    """The layout of one group. Use: `open` a bin with an object; then `allowance` and `extend`, or `chain`, as long as
+    something fits into any bin; `open` more bins, in any order; finally `seal`."""
 
     __slots__ = (
         "_chunk",
@@ -125,29 +125,29 @@ class GroupLayout:
         return header + names_size_max(names_size) if self._names else header
 
     def _room_apart_from(self, but: Bin | None) -> int:
-        """Bytes of room in the emptiest bin, which the front may have, when `but` is to be filled up."""
+        """Bytes of room in the emptiest bin other than `but`: the front may have them when `but` is filled up."""
         return max((self._chunk - b.rests for b in self.bins if b is not but), default=0)
 
     def _bears(self, front: int, chunks_free: int, changed: Bin | None, rests: int) -> bool:
-        """Whether there is a place for a front of that many bytes once bin `changed` holds `rests`."""
+        """Whether there is room for a front of that many bytes once bin `changed` holds `rests`."""
         pushed = front - chunks_free * self._chunk
         return pushed <= self._chunk - rests or pushed <= self._room_apart_from(changed)
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether `open` would take it."""
+        """Whether `open` would accept the candidate."""
         chunk = self._chunk
         full = (candidate.size - 1) // chunk
         free = self.chunks_free - 1 - full
         return free >= 0 and self._bears(self.front_size(candidate), free, None, candidate.size - full * chunk)
 
     def small_size_max(self) -> int:
-        """Bytes of the largest small object that `open` would take, if its name record is no larger than average."""
+        """Bytes of the largest small object that `open` would accept, if its name record is of average size at most."""
         names_size = self.names_size + -(-self.names_size // max(1, self.count))
         pushed = self.front(self.count + 1, names_size) - (self.chunks_free - 1) * self._chunk
         return self._chunk if pushed <= self._room_apart_from(None) else self._chunk - pushed
 
     def open(self, candidate: Candidate) -> Bin | None:
-        """Start another bin with this object. None, and nothing changed, when the group has no place for it."""
+        """Start another bin with this object. Returns None and changes nothing when the group has no room for it."""
         if not self.fits(candidate):
             return None
         full = (candidate.size - 1) // self._chunk
@@ -177,16 +177,16 @@ class GroupLayout:
         return True
 
     def allowance(self, into: Bin) -> Allowance:
-        """What small objects may join this bin. Ask again when it was used up: it may be less than all."""
+        """Which small objects may join this bin. Call again when the allowance is used up: more may fit."""
         start = self.chunks_free * self._chunk
         spare = start - self.front(self.count, self.names_size) - PAGE
-        # Far from the front any small objects may come: half of the distance is for entries, half for names.
+        # Far from the front, any small objects may join: half of the distance is for entries, half for names.
         if spare > self._chunk // 2:
             return Allowance(self._chunk - into.rests, spare // (2 * ENTRY_SIZE), spare // 2 - spare // 4096 - 64)
         return self._allowance_nearfront(into, start)
 
     def _allowance_nearfront(self, into: Bin, start: int) -> Allowance:
-        """One page of entries at a time: the header does not grow until it is full."""
+        """Allow one page of entries at a time: until the page is full, the header does not grow."""
         header = header_length(self.count + 1)
         entries = (header - PREAMBLE_SIZE) // ENTRY_SIZE - self.count
         names = -(-self.names_size // self.count) * min(entries, NAMES_AHEAD)
@@ -205,7 +205,7 @@ class GroupLayout:
         self.data_length += size
 
     def limit(self, size: int, front: int) -> None:
-        """Give up the stripes that `size` bytes more do not need, behind a front of `front` bytes in all."""
+        """Give up the stripes that the group does not need for `size` more bytes and a front of `front` bytes."""
         used = sum(b.full + 1 for b in self.bins)
         pushed = max(0, front - self._room_apart_from(None))
         stripes = self._geometry.stripes_for(used * self._chunk + size + pushed)
@@ -217,7 +217,7 @@ class GroupLayout:
         header = header_length(self.count)
         names_room = names_size_max(self.names_size) if self._names else 0
         end = header + names_room
-        # The emptiest bin is next to the front, which takes what room it has left.
+        # The emptiest bin is next to the front, which uses the room left in it.
         first = max(0, -(-(end - self._room_apart_from(None)) // self._chunk))
         assert first <= self.chunks_free, "a group is longer than its stripes"
         placed: list[PlacedObject] = []

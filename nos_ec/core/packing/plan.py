@@ -1,4 +1,4 @@
-"""What a packing policy is given and what it answers.
+"""What a packing policy is given, and what it returns.
 
 Layout of a planned group (offsets from its start, in bytes):
 
@@ -17,8 +17,8 @@ class Candidate:
 
     size: bytes of the object, at least 1. name_size: bytes its name record takes before compression.
     arrived_ms: when it entered the merge list. payload: whatever the caller needs to find it again; the
-    packer never looks at it. seq: order of arrival, and waiting: whether it is in a merge list and not yet placed in
-    a group, handed out or open; both are set by the merge list alone.
+    packer never looks at it. Only the merge list sets the last two: seq is the order of arrival; waiting is true while
+    the object is in a merge list and not yet placed in a group, open or returned.
     """
 
     __slots__ = ("arrived_ms", "name_size", "payload", "seq", "size", "waiting")
@@ -58,10 +58,11 @@ class GroupPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Linger:
-    """How long an object waits for company before its group is planned even if it is not full.
+    """How long an object waits for others before its group is planned even if the group is not full.
 
-    wait_ms: while at least fill_bytes_min wait together. wait_ms_max: while fewer do. A stripe that is written nearly
-    empty costs as much as a full one until GC merges it with others; an object that waits is safe in the landing store.
+    wait_ms: the limit while at least fill_bytes_min bytes wait in all. wait_ms_max: the limit while fewer wait. A
+    stripe written nearly empty costs as much as a full one until GC merges it with others; a waiting object is safe in
+    the landing store.
     """
 
     wait_ms: int
@@ -69,32 +70,32 @@ class Linger:
     fill_bytes_min: int
 
     def limit_ms(self, waiting_bytes: int) -> int:
-        """The longest wait of the oldest object while `waiting_bytes` wait in all."""
+        """The longest wait of the oldest object while `waiting_bytes` bytes wait in all."""
         return self.wait_ms if waiting_bytes >= self.fill_bytes_min else max(self.wait_ms, self.wait_ms_max)
 
 
 def lingering(limit: Linger | int) -> Linger:
-    """`limit`, or the one that holds for so many milliseconds however little waits."""
+    """`limit` itself, or for a number of milliseconds the Linger with that limit however little waits."""
     return Linger(limit, limit, 0) if isinstance(limit, int) else limit
 
 
 class MergeList(Protocol):
-    """Objects waiting in memory and the policy that packs them. Not thread-safe. No clock of its own.
+    """Objects waiting in memory, and the policy that packs them. Not thread-safe. Reads no clock.
 
-    A policy may keep a group open that it adds objects to. They are in the list until the group is handed out: its
-    number, its bytes and its deadline count them.
+    A policy may keep a group open and add objects to it. They are in the list until the group is returned: the list's
+    length, bytes and deadline include them.
     """
 
     def add(self, candidate: Candidate) -> None:
         """Take a candidate. Raises ValueError when its size is not between 1 and `size_max`, its name record is
-        larger than any valid name makes, or it waits in a merge list already."""
+        larger than any valid name makes, or it already waits in a merge list."""
         ...
 
     def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan | None:
-        """Take the next group off the list. None means "add more": there is no group worth writing yet, no object is
-        past its deadline, and `flush` (pack whatever there is) is not set; or the list is empty. To be asked again and
-        again until it says so. A caller that stops adding at a limit of its own must not wait for a group then: the
-        deadline brings it, or `flush` does at once."""
+        """Remove the next group from the list and return it. None means "add more": no group is worth writing yet, no
+        object is past its deadline, and `flush` (pack whatever there is) is not set; or the list is empty. Call
+        repeatedly until it returns None. A caller that stops adding at a limit of its own must not then wait for a
+        full group: the next group comes at the deadline, or at once with `flush`."""
         ...
 
     def next_deadline_ms(self) -> int | None:
@@ -102,12 +103,12 @@ class MergeList(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Objects in the list: those that wait and those of an open group."""
+        """Objects in the list: those that wait, and those of an open group."""
         ...
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the objects in the list: of those that wait and of those of an open group."""
+        """Bytes of the objects in the list: of those that wait, and of those of an open group."""
         ...
 
     @property

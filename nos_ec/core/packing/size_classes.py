@@ -1,10 +1,10 @@
-"""Objects waiting to be packed, by size: what the best-fit policy asks "which object fills this room best?".
+"""Waiting objects by size. The best-fit policy asks here which object fills a given room best.
 
-An object is `full` whole chunks and a rest of 1 to chunk_size bytes (see packer.py). Those with the same `full`
-make one shelf; a shelf is cut into classes of `grain` bytes of rest, each a FIFO. One int per shelf is the bitmap
-of its classes that hold something, so that the best class for a room is one mask and one bit_length. The shelf of
-small objects (full = 0) keeps a mirrored bitmap as well: shifted over the first, it gives every pair of classes
-that together fill a room, in one operation.
+An object is `full` whole chunks and a rest of 1 to chunk_size bytes (see packer.py). Objects with the same `full`
+make one shelf. A shelf is divided into classes of `grain` bytes of rest, each a FIFO. One int per shelf is the bitmap
+of its non-empty classes, so one mask and one bit_length find the best class for a room. The shelf of small objects
+(full = 0) also keeps a mirrored bitmap: shifted over the first, it gives in one operation every pair of classes that
+together fill a room.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections import deque
 from nos_ec.core.packing.plan import Candidate
 
 CLASSES_MAX = 2048
-"""More classes waste fewer bytes at the end of a chunk (about one and a half grains) and make longer bitmaps."""
+"""More classes waste fewer bytes at the end of a chunk (about one and a half grains), but make longer bitmaps."""
 
 PAIR_GAP_GRAINS = 16
-"""When the best single object would leave more than this, a pair that leaves less is looked for."""
+"""When the best single object would leave more than this, a pair that leaves less is sought."""
 
 
 def grain_bits(chunk_size: int) -> int:
@@ -43,7 +43,7 @@ class SizeClasses:
         self._mirror = 0
         self._large: dict[int, dict[int, deque[Candidate]]] = {}
         self._large_filled: dict[int, int] = {}
-        # In order of arrival. Those taken meanwhile stay until they are at the head.
+        # In order of arrival. Objects that were taken stay here until they reach the head.
         self._small_arrivals: deque[Candidate] = deque()
         self._large_arrivals: deque[Candidate] = deque()
 
@@ -52,11 +52,11 @@ class SizeClasses:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of all that waits."""
+        """Bytes of all waiting objects."""
         return self.small_bytes + self.large_bytes
 
     def add_small(self, candidate: Candidate) -> None:
-        """Put an object of at most a chunk behind those of its class."""
+        """Append an object of at most a chunk to its class."""
         index = (candidate.size - 1) >> self._bits
         fifo = self._fifos[index]
         if not fifo:
@@ -69,7 +69,7 @@ class SizeClasses:
         candidate.waiting = True
 
     def add_large(self, candidate: Candidate) -> None:
-        """Put an object of more than a chunk behind those of its class."""
+        """Append an object of more than a chunk to its class."""
         full, index = self._large_class(candidate)
         self._large.setdefault(full, {}).setdefault(index, deque()).append(candidate)
         self._large_filled[full] = self._large_filled.get(full, 0) | self._flags[index]
@@ -91,20 +91,20 @@ class SizeClasses:
         return _first_waiting(self._large_arrivals)
 
     def oldest_large_within(self, full_max: int) -> Candidate | None:
-        """The large object of at most that many full chunks, and a rest, that has waited longest."""
+        """Of the large objects with at most that many full chunks (and a rest), the one that has waited longest."""
         if not any(filled and full <= full_max for full, filled in self._large_filled.items()):
             return None
         size_max = (full_max + 1) * self._chunk
         return next((c for c in self._large_arrivals if c.size <= size_max and c.waiting), None)
 
     def largest_small_within(self, size_max: int) -> Candidate | None:
-        """The small object of the largest class whose every object has at most that many bytes."""
+        """A small object of the largest class all of whose objects have at most that many bytes."""
         index = (self._filled & self._masks[min(size_max, self._chunk) >> self._bits]).bit_length() - 1
         return self._fifos[index][0] if index >= 0 else None
 
     def by_arrival(self) -> list[Candidate]:
         """Everything that waits, oldest first."""
-        # By seq: a candidate that was taken and came back may still be at its old place as well.
+        # By seq: a candidate that was taken and came back may also still be at its old place.
         both = {c.seq: c for arrivals in (self._small_arrivals, self._large_arrivals) for c in arrivals if c.waiting}
         return [both[seq] for seq in sorted(both)]
 
@@ -137,8 +137,8 @@ class SizeClasses:
         self.large_bytes -= candidate.size
 
     def large_that_fits(self, full_max: int, rest_max: int) -> Candidate | None:
-        """The large object with the largest class of rest up to `rest_max` bytes, and of those the one with most
-        full chunks up to `full_max`. It is not removed: `take` does that."""
+        """The large object with the largest class of rest up to `rest_max` bytes; among those, one with the most full
+        chunks up to `full_max`. It is not removed: `take` does that."""
         mask = self._masks[min(rest_max, self._chunk) >> self._bits]
         best, best_index = 0, -1
         for full, filled in self._large_filled.items():
@@ -149,7 +149,8 @@ class SizeClasses:
 
     def take_overdue(self, seq_overdue: int, room: int, entries: int, names: int) -> tuple[list[Candidate], int, int]:
         """Take small objects that arrived before `seq_overdue`, oldest first, until one does not fit. Limits and
-        result as of `fill`. In a workload of very small objects most leave this way, so this is a plain loop too."""
+        result are those of `fill`. In a workload of very small objects most objects leave this way, so this is a plain
+        loop, too."""
         bits, fifos, flags, arrivals = self._bits, self._fifos, self._flags, self._small_arrivals
         taken: list[Candidate] = []
         room_left, names_left = room, names
@@ -175,17 +176,17 @@ class SizeClasses:
         return taken, room - room_left, names - names_left
 
     def fill(self, room: int, entries: int, names: int) -> tuple[list[Candidate], int, int]:
-        """Take the small objects that fill `room` bytes best, at most `entries` of them with at most `names` bytes
-        of name records. Returns them, the sum of their sizes and that of their name records.
+        """Take the small objects that fill `room` bytes best: at most `entries` objects, with at most `names` bytes
+        of name records. Returns them, the sum of their sizes and the sum of their name records' sizes.
 
-        Each time the largest class that fits is served; when that would leave more than PAIR_GAP_GRAINS, the larger
-        class of a pair that leaves less than two grains, and the next turn then finds the other of the pair.
-        A plain loop over local variables: this is where a packer spends its time.
+        Each turn takes from the largest class that fits. When that would leave more than PAIR_GAP_GRAINS, it takes
+        from the larger class of a pair that leaves less than two grains; the next turn then finds the other class.
+        A plain loop over local variables, because the packer spends most of its time here.
         """
         bits, fifos, flags, masks = self._bits, self._fifos, self._flags, self._masks
         filled, mirror = self._filled, self._mirror
-        # While the mean is over half a chunk, smaller objects are too few to be spent in pairs: large ones would be
-        # left without a mate.
+        # While the mean size is over half a chunk, there are too few smaller objects to use them up in pairs: larger
+        # ones would find no partner.
         plentiful = 2 * self.small_bytes <= self.small_count * self._chunk
         gap = PAIR_GAP_GRAINS if plentiful else self._classes
         # Classes i and j with (i + 1) + (j + 1) = units: bit i of `filled`, bit (classes - 1 - j) of `mirror`.
@@ -230,7 +231,7 @@ def _first_waiting(arrivals: deque[Candidate]) -> Candidate | None:
 
 
 def _remove(fifo: deque[Candidate], candidate: Candidate) -> None:
-    """The oldest of all is the oldest of its class, so nearly always the head."""
+    """The oldest object of all is the oldest of its class, so it is nearly always at the head."""
     if fifo[0] is candidate:
         fifo.popleft()
     else:
