@@ -1,4 +1,4 @@
-"""The bytes of one stripe group: header, names, data, padding; all inside its stripes."""
+"""The bytes of one stripe group: header, names, data and padding, all inside its stripes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nos_ec.core.ids import BlockId, ObjectKey
 
 @dataclass(frozen=True, slots=True)
 class GroupItem:
-    """One object (or segment of a large one) to lay into a group, at `offset` bytes from its start."""
+    """One object (or segment of a large one) to place in a group, `offset` bytes from the group's start."""
 
     key: ObjectKey
     version: int
@@ -37,12 +37,12 @@ class GroupPlace:
 
 
 def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) -> bytes:
-    """The group's bytes: stripe_count x stripe_size of them, copied once. ValueError when the items overlap the front
-    or each other, or do not fit the group (our bug)."""
+    """The group's stripe_count x stripe_size bytes, copied once. ValueError when the items overlap the front or each
+    other, or do not fit into the group (our bug)."""
     front = header_length(len(items))
     names = encode_names([NameRecord(item.key.bucket, item.key.name, item.segment) for item in items])
     if items and front + len(names) > min(item.offset for item in items):
-        raise ValueError(f"header and names take {front + len(names)} bytes, over the first object")
+        raise ValueError(f"header and names take {front + len(names)} bytes and overlap the first object")
     header = GroupHeader(
         block_id=place.block_id,
         first_stripe=place.at_stripe,
@@ -69,5 +69,5 @@ def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) 
 
 def _padding(start: int, end: int) -> bytes:
     if start > end:
-        raise ValueError(f"the object that ends at byte {start} lies over what begins, or ends, at byte {end}")
+        raise ValueError(f"the object that ends at byte {start} overlaps what begins, or ends, at byte {end}")
     return bytes(end - start)

@@ -1,4 +1,4 @@
-"""Reading the headers of a block, and nothing else of it."""
+"""Reads the headers of a block, and nothing else of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nos_ec.ports.block_store import BlockStore
 
 @dataclass(frozen=True, slots=True)
 class HeaderScan:
-    """Headers of a block in order, stripes whose header does not decode, and the bytes that were read for it."""
+    """Headers of a block in order, the stripes whose header does not decode, and the number of bytes read."""
 
     headers: tuple[GroupHeader, ...]
     damaged_stripes: tuple[int, ...]
@@ -24,8 +24,8 @@ def scan_headers(blocks: BlockStore, block_id: BlockId, stripes: int) -> HeaderS
     """Read the headers of the first `stripes` stripes of a block.
 
     Two vectored reads: the first page of every stripe, then the rest of the headers that are longer than a page.
-    After a damaged header the following stripe boundaries are tried (docs/FORMAT.md). Raises NotFound when
-    the block is gone, Transient; a header that cannot be read or decoded is a damaged stripe, not an error.
+    After a damaged header the next stripe boundaries are tried (docs/FORMAT.md). A header that cannot be read or
+    decoded is a damaged stripe, not an error. Raises NotFound when the block is gone, Transient.
     """
     stripe_size = blocks.geometry.stripe_size
     pages, bytes_read = _read_pages(blocks, block_id, [(stripe * stripe_size, PAGE) for stripe in range(stripes)])
@@ -52,7 +52,7 @@ def scan_headers(blocks: BlockStore, block_id: BlockId, stripes: int) -> HeaderS
 def _read_pages(
     blocks: BlockStore, block_id: BlockId, extents: list[tuple[int, int]]
 ) -> tuple[list[bytes | None], int]:
-    """The extents' bytes, None for each that is Corrupt; and how many bytes were read."""
+    """The bytes of each extent, or None if they are Corrupt; and how many bytes were read."""
     if not extents:
         return [], 0
     size = sum(length for _, length in extents)

@@ -1,7 +1,7 @@
-"""What some daemon has to do from time to time whatever its own job is: recovery, then the reaper.
+"""Regular work that a daemon does besides its own job: recovery, then the reaper.
 
-The reaper may have a backlog of hours, so recovery runs again between its batches. Neither waits for the other to
-succeed.
+The reaper may have a backlog of hours, so recovery runs again between its batches. Neither of the two waits for the
+other to succeed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 _log = structlog.get_logger(__name__)
 
 RECOVERY_WAIT_MS = 1_000
-"""After so long recovery runs again before the reaper's next batch. Without work it costs two queries."""
+"""After this time recovery runs again before the reaper's next batch. Without work it costs two queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class HousekeepingResult:
-    """What both did."""
+    """What recovery and the reaper did."""
 
     recovery: RecoveryResult = field(default_factory=RecoveryResult)
     reaper: ReapResult = field(default_factory=ReapResult)
@@ -36,13 +36,13 @@ class HousekeepingResult:
 
 
 class _Stopped(Exception):
-    """The process is to end, and a round goes on."""
+    """The process is to end while a round is under way."""
 
 
 class Housekeeping:
-    """Safe to run in several processes at once; each object is one thread's.
+    """Safe to run in several processes at once; each instance belongs to one thread.
 
-    `done` has what all rounds did and `failures` how many of them failed; any thread may read both.
+    `done` sums up what all rounds did, and `failures` counts those that failed. Any thread may read both.
     """
 
     def __init__(self, recovery: Recovery, reaper: Reaper, clock: Clock, wait_ms: int) -> None:
@@ -55,14 +55,14 @@ class Housekeeping:
 
     @property
     def parkings(self) -> tuple[Parking[Any], ...]:
-        """What housekeeping has parked, by kind; any thread may read their figures."""
+        """What housekeeping has parked, by kind. Any thread may read the figures."""
         return (self._recovery.parked, self._reaper.parked)
 
     def run_once(self, beat: Beat = unwatched) -> HousekeepingResult:
-        """Seal what dead writers left, then delete the landing copies that are due, and recover between the batches.
+        """Seal what dead writers left, then delete the landing copies that are due, with recovery between the batches.
 
-        A recovery that fails is logged and does not keep the reaper from its work; its first failure is raised at the
-        end. Raises Transient.
+        A failure of recovery does not stop the reaper. The first one is logged, and raised at the end. Raises
+        Transient.
         """
         before, total = self.done, HousekeepingResult()
         failure: Exception | None = None
@@ -94,16 +94,16 @@ class Housekeeping:
             raise
         except NosError as error:
             if say:
-                _log.error("recovery failed, the reaper goes on", error=str(error))
+                _log.error("recovery failed; the reaper continues", error=str(error))
             return error
         except Exception as bug:
             if say:
-                _log.exception("recovery failed, the reaper goes on")
+                _log.exception("recovery failed; the reaper continues")
             return bug
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
-        """Do so every `wait_ms` until `stop` is set. A round then ends before its next call to a store, each of which
-        may take as long as that store's time limit; what it leaves is the next round's, as after a crash."""
+        """Run a round every `wait_ms` until `stop` is set. A round under way then ends before its next call to a store;
+        a call may take as long as that store's time limit. A later round does the rest, as after a crash."""
 
         def go_on(rest_ms: int) -> None:
             beat(rest_ms)
@@ -118,10 +118,10 @@ class Housekeeping:
                 return
             except NosError as error:
                 self.failures += 1
-                _log.error("housekeeping failed, trying again", error=str(error))
+                _log.error("housekeeping failed; it will be tried again", error=str(error))
             except Exception:
                 self.failures += 1
-                # A bug in one round must not end them all: the daemon packs on, and says this aloud every time.
+                # A bug in one round must not end them all: the daemon keeps packing, and logs the bug every time.
                 _log.exception("housekeeping failed")
             beat(self._wait_ms)
             self._clock.wait(stop, self._wait_ms)

@@ -1,6 +1,6 @@
-"""Several stripe writers side by side, each on a thread of its own.
+"""Several stripe writers side by side, each on its own thread.
 
-9  at most one plan per lane is in flight and one more per lane waits: submit blocks beyond that
+9  at most one plan per lane is in flight and one more per lane waits; beyond that, `submit` blocks
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ WRITE_SECONDS_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30
 
 
 class Lanes:
-    """Feeds plans to writers. One thread submits and collects; the writers run on theirs.
+    """Feeds plans to writers. One thread submits and collects; the writers run on their own threads.
 
-    `timer` gives seconds that only grow, from any start. `write_seconds` has, by stripes of the group, how long the
-    groups that were collected as written took; any thread may read it.
+    `timer` returns monotonic seconds, from any start. `write_seconds` has the write times of the collected groups, by
+    the number of stripes in a group; any thread may read it.
     """
 
     def __init__(self, writers: Sequence[StripeWriter], timer: Callable[[], float]) -> None:
         self._timer = timer
         self._started_s: list[float | None] = [None] * len(writers)
-        """For each lane when it began the group it is at; each lane's thread sets its own."""
+        """For each lane, when it began its current group; each lane's thread sets its own."""
         self.write_seconds: dict[int, Histogram] = {}
         self._plans: queue.Queue[GroupPlan | None] = queue.Queue(maxsize=len(writers))
         self._results: queue.SimpleQueue[tuple[WriteResult | BaseException, float]] = queue.SimpleQueue()
@@ -45,31 +45,31 @@ class Lanes:
 
     @property
     def count(self) -> int:
-        """Lanes there are."""
+        """Number of lanes."""
         return len(self._started_s)
 
     @property
     def busy(self) -> int:
-        """Lanes that are at a group now."""
+        """Number of lanes that are writing a group now."""
         return sum(started is not None for started in self._started_s)
 
     def busy_s_max(self) -> float:
-        """Seconds that the slowest lane has been at its group; 0 when none is at any."""
+        """Seconds that the slowest lane has been writing its group; 0 when no lane is writing."""
         started = [started for started in self._started_s if started is not None]
         return max(0.0, self._timer() - min(started)) if started else 0.0
 
     @property
     def full(self) -> bool:
-        """True when a further `submit` might block."""
+        """True when another `submit` might block."""
         return self._plans.full()
 
     def submit(self, plan: GroupPlan) -> None:
-        """Hand a plan to the next free lane; waits for room."""
+        """Hand a plan to the next free lane. Waits until there is room."""
         self._plans.put(plan)
         self._pending += 1
 
     def collect(self, wait_ms: int) -> list[WriteResult]:
-        """Results that are there, after waiting at most `wait_ms` for the first while any plan is pending.
+        """The available results. While any plan is pending, waits at most `wait_ms` for the first result.
 
         Raises what a writer raised (LeaseLost; anything else is a bug).
         """
@@ -90,7 +90,7 @@ class Lanes:
         return results
 
     def close(self) -> list[WriteResult]:
-        """Let the plans in flight finish, seal the writers' blocks, end the threads; returns the last results."""
+        """Let the plans in flight finish, seal the writers' blocks and end the threads. Returns the last results."""
         for _ in self._threads:
             self._plans.put(None)
         for thread in self._threads:

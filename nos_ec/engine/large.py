@@ -1,8 +1,8 @@
-"""Objects too big for a stripe group: written straight to blocks of their own, one segment and one group a block.
+"""Objects too large for a stripe group: written directly to blocks of their own, one segment and one group per block.
 
 The group of such a block spans all of its stripes: one 4 KiB header for up to 32 MiB, and the block describes
-itself like any other (invariant 7). One block is in memory at a time; should the store not take it, it is written again
-to another one (engine/stripe_writer.py says why no more than a few times).
+itself like any other (invariant 7). One block is in memory at a time. If the store does not accept it, it is written
+again to another one, a limited number of times (engine/stripe_writer.py says why).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 class LargeObjects:
-    """Writes and reads large objects. Safe to call from several threads; each PUT takes a lease of its own."""
+    """Writes and reads large objects. Safe to call from several threads; each PUT takes its own lease."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class LargeObjects:
     def put(self, key: ObjectKey, head: bytes, rest: ByteStream) -> ObjectRow:
         """Store `head` followed by all of `rest`. Durable on return.
 
-        Raises NoSpace, Transient, LeaseLost; the blocks written so far are then left to recovery, which deletes
+        Raises NoSpace, Transient, LeaseLost. The blocks written so far are then left to recovery, which deletes
         them, and the old version stays current.
         """
         name = f"put-{self._placement.new_block_id().hex()}"
@@ -73,23 +73,23 @@ class LargeObjects:
                 for block_id in made:
                     remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms())
                 if isinstance(error, NotFound | Conflict) and not held.renew():
-                    # Others have recovered the blocks since, or even collected them.
+                    # Other processes have since recovered the blocks, or even collected them.
                     raise LeaseLost(f"{key}: its writer stalled for longer than its lease; PUT it again") from error
                 raise
         kill_point("large.recorded")
         return self._recorded(new)
 
     def _recorded(self, new: NewLargeObject) -> ObjectRow:
-        """The row just recorded. If a concurrent PUT or DELETE came after it, that one's outcome stands."""
+        """The row just recorded. If a concurrent PUT or DELETE came after it, the later outcome stands."""
         try:
             return self._metadata.get(new.key)
         except NotFound:
-            raise Conflict(f"{new.key}: deleted by somebody else while it was being stored") from None
+            raise Conflict(f"{new.key}: deleted by another client while it was being stored") from None
 
     def _write(
         self, key: ObjectKey, version: int, head: bytes, rest: ByteStream, lease: Lease, made: list[BlockId]
     ) -> NewLargeObject:
-        """Write all segments. `made` is given the ids of the blocks as they are allocated, also when this fails."""
+        """Write all segments. Adds the ids of the blocks to `made` as they are allocated, even if this fails later."""
         md5 = hashlib.md5(usedforsecurity=False)
         crc32c = 0
         size = 0
@@ -98,7 +98,7 @@ class LargeObjects:
         for data, last in self._cut(key, head, rest):
             md5.update(data)
             crc32c = google_crc32c.extend(crc32c, data)
-            # A stream's size is known at its end only: the last segment carries it, the others say 0.
+            # A stream's size is known only at its end: the last segment carries it, the others say 0.
             span = (size, size + len(data) if last else 0)
             segment, stripes = self._write_block(key, version, data, span, lease, made)
             size += len(data)
@@ -111,9 +111,9 @@ class LargeObjects:
         return header_length(1) + names_size_max(record_size)
 
     def _cut(self, key: ObjectKey, head: bytes, rest: ByteStream) -> Iterator[tuple[bytes, bool]]:
-        """The stream cut to what one block holds behind its header and name; and whether it is the last.
+        """The stream in pieces that one block holds behind its header and name, each with whether it is the last.
 
-        One byte is read ahead: only so can a segment that fills its block know that nothing follows.
+        One byte is read ahead, to know whether anything follows a piece that fills its block.
         """
         capacity = self._blocks.geometry.block_size - self._front(key)
         while True:
@@ -148,14 +148,14 @@ class LargeObjects:
                 self._fill(block_id, stripes, item, lease)
                 return Segment(Extent(block_id, front, len(data)), crc32c), stripes
             except NosError as error:
-                # The block stays this lease's; giving the lease up at the end of the PUT leaves it to recovery.
+                # The block stays with this lease; releasing the lease at the end of the PUT leaves it to recovery.
                 if not tries_left or not another_place_may_do(self._placement, error):
                     raise
-                _log.warning("segment is written again, to another block", error=str(error), tries_left=tries_left)
+                _log.warning("segment not written; trying another block", error=str(error), tries_left=tries_left)
         raise AssertionError("unreachable")
 
     def _fill(self, block_id: BlockId, stripes: int, item: GroupItem, lease: Lease) -> None:
-        """Create the block, write the one group it gets, and seal it."""
+        """Create the block with its only group, and seal it."""
         place = GroupPlace(block_id, 0, stripes, lease.epoch, self._clock.now_ms())
         data = assemble(self._blocks.geometry, place, [item])
         try:
@@ -167,9 +167,9 @@ class LargeObjects:
         self._blocks.seal(block_id)
 
     def read(self, row: ObjectRow, offset: int, length: int) -> Iterator[bytes]:
-        """Bytes [offset, offset + length) of a large object, a segment at a time; whole segments are CRC-checked.
+        """Bytes [offset, offset + length) of a large object, one segment at a time; whole segments are CRC-checked.
 
-        Raises NotFound when that version is gone before the first byte, Corrupt, Transient.
+        Raises NotFound when that version is gone before the first byte is read, Corrupt, Transient.
         """
         segments = self._metadata.segments(row.object_id, row.version)
         if not segments:

@@ -1,8 +1,7 @@
-"""Blocks made too late: by a writer that slept while it was fenced, recovered and collected.
+"""Blocks created too late, by a writer that slept while its lease was fenced and its block recovered and collected.
 
-4  a block whose row is gone or condemned is referred to by nothing, and will not be again: block ids are never used
-   twice
-8  what the late writer wrote cannot be committed; here is why it does not stay behind either
+4  nothing refers to a block whose row is gone or condemned, and nothing ever will: block ids are never reused
+8  what the late writer wrote cannot be committed; this module makes sure that it does not stay behind either
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ _log = structlog.get_logger(__name__)
 
 
 def remove_late_block(metadata: Blocks, blocks: BlockStore, block_id: BlockId, now_ms: int) -> None:
-    """Delete a block of this writer if GC has deleted it before it was made, and will not again: its row is gone, or
-    is about to go, being condemned with its grace over.
+    """Delete a block of this writer if GC deleted it before it was created and will not delete it again: its row is
+    gone, or is about to be removed, because the block is condemned and its grace period is over.
 
-    To be called by the writer after any failure. Never raises: the failure that led here is the one to be told.
+    The writer calls this after any failure. Never raises, so that the original failure is reported.
     """
     try:
         if not _is_collected(metadata, block_id, now_ms):

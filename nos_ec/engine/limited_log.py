@@ -1,4 +1,4 @@
-"""Log lines of events that may come by the thousand: the first few of each kind, then how many more there were."""
+"""Log lines for events that may come by the thousand: the first few of each kind, then how many more there were."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class _Window:
 
 
 class LimitedLog:
-    """Errors, at most LINES_MAX of one kind in WINDOW_MS; what was left out is counted in one line when that is over.
+    """Logs at most LINES_MAX errors of one kind in WINDOW_MS. When that time is over, one line counts the rest.
 
-    For what a metric counts as well. Not thread-safe. The kinds are few, and known to the program.
+    For events that a metric also counts. Not thread-safe. The kinds are few and fixed in the program.
     """
 
     def __init__(self, name: str, clock: Clock) -> None:
@@ -32,7 +32,7 @@ class LimitedLog:
         self._windows: dict[str, _Window] = {}
 
     def error(self, kind: str, **fields: object) -> None:
-        """Log an event of that kind, or count it."""
+        """Log an event of that kind, or only count it."""
         self.report()
         window = self._windows.get(kind)
         if window is None:
@@ -44,7 +44,7 @@ class LimitedLog:
             window.left_out += 1
 
     def report(self, *, closing: bool = False) -> None:
-        """Say what was left out in windows that are over; when closing, in all. Cheap."""
+        """Log how many events were left out in windows that are over; when closing, in all windows. Cheap."""
         if not self._windows:
             return
         now_ms = self._clock.now_ms()
@@ -52,4 +52,4 @@ class LimitedLog:
             if closing or not waits(window.ends_ms, now_ms, WINDOW_MS):
                 del self._windows[kind]
                 if window.left_out:
-                    self._log.error(f"{kind}: more than the log names", count=window.left_out, named=window.lines)
+                    self._log.error(f"{kind}: further lines left out", count=window.left_out, named=window.lines)

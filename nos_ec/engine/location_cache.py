@@ -1,13 +1,13 @@
-"""Rows of objects that were read lately, so that reading one again asks no database where it is.
+"""Remembers rows of recently read objects, so that reading one again does not ask the database where it is.
 
-What it weakens: a row is believed for up to its age. An overwrite or delete by another process is seen that much later,
-and until then the old version is read, whole and checked, for as long as its bytes are there. It never makes bytes
-wrong: a packed extent and a landing copy hold one version for ever, and a reader who finds them gone, or not what
-the row says, looks the row up.
+What the cache weakens: a row is trusted until it reaches the maximum age. An overwrite or delete by another process is
+seen that much later. Until then the old version is read, whole and checked, as long as its bytes are there. The cache
+never makes bytes wrong: a packed extent and a landing copy hold one version forever, and a reader that finds them gone,
+or not what the row says, looks the row up again.
 
 Kept here:
-  a  no more than `objects_max` rows, none older than `age_ms_max`
-  b  after `forget`, no row that was looked up before it is given again, also not by a look-up still under way
+  a  at most `objects_max` rows, none older than `age_ms_max`
+  b  after `forget`, no row that was looked up before it is returned again, not even by a look-up that was under way
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ObjectRow
 
 _STRIPES = 256
-"""Counts of changes, shared by the keys of one hash: a change keeps 1 in so many look-ups under way from being kept."""
+"""Number of change counters. Keys are spread over them by hash; a change of a key keeps the look-ups under way of all
+keys of its counter from being remembered."""
 
 
 class LocationCache:
-    """Remembers rows; none with `objects_max` 0. Safe to call from several threads. `get` is that of the metadata."""
+    """Remembers rows; none if `objects_max` is 0. Safe to call from several threads. `get` is Metadata.get."""
 
     def __init__(self, clock: Clock, objects_max: int, age_ms_max: int) -> None:
         self._clock = clock
@@ -33,14 +34,14 @@ class LocationCache:
         self._age_ms_max = age_ms_max
         self._lock = threading.Lock()
         self._rows: OrderedDict[ObjectKey, tuple[ObjectRow, int]] = OrderedDict()
-        """Each with when it was looked up; the one that was asked for last stands last."""
+        """Each row with the time when it was looked up; the one that was requested last comes last."""
         self._changes = [0] * _STRIPES
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def find(self, key: ObjectKey, get: Callable[[ObjectKey], ObjectRow]) -> ObjectRow:
-        """The row, perhaps a remembered one. Raises NotFound, Transient."""
+        """The row, which may be a remembered one. Raises NotFound, Transient."""
         if not self._objects_max:
             return get(key)
         now_ms = self._clock.now_ms()
@@ -52,7 +53,7 @@ class LocationCache:
         return self.look_up(key, get)
 
     def look_up(self, key: ObjectKey, get: Callable[[ObjectKey], ObjectRow]) -> ObjectRow:
-        """The row as the metadata has it now; it is remembered. Raises NotFound, Transient."""
+        """The row as the metadata has it now. It is remembered. Raises NotFound, Transient."""
         if not self._objects_max:
             return get(key)
         stripe = hash(key) % _STRIPES
@@ -70,7 +71,7 @@ class LocationCache:
         return row
 
     def forget(self, keys: Iterable[ObjectKey]) -> None:
-        """To be called after every change of these keys, also one whose outcome is unknown."""
+        """Call after every change of these keys, even if the outcome of the change is unknown."""
         if not self._objects_max:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""What the engine packs."""
+"""Objects to pack, and the check of their bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Packable:
     """One version of an object that is to move into a stripe, from its landing copy or from another block.
 
     tickets: (partition, offset) of the messages that asked for it; empty for GC. patient: its read is waited for,
-    however slow; for one that has just been read and was left behind before.
+    however slow it is; set when an earlier read was left behind and a later one has just succeeded.
     """
 
     object_id: int
@@ -35,12 +35,12 @@ class Packable:
         return self.source.block_id if isinstance(self.source, Extent) else None
 
     def candidate(self, now_ms: int) -> Candidate:
-        """The merge-list candidate that stands for it."""
+        """The merge-list candidate that represents it."""
         return Candidate(self.size, name_record_size(self.key.bucket, self.key.name), self, now_ms)
 
 
 def crc_checked(data: bytes, size: int, crc32c: int, what: str) -> bytes:
-    """`data`, when it is `size` bytes with that CRC32C. Raises Corrupt naming `what`."""
+    """Returns `data` if it has `size` bytes and that CRC32C. Otherwise raises Corrupt naming `what`."""
     if len(data) != size:
         raise Corrupt(f"{what}: {len(data)} bytes instead of {size}")
     found = google_crc32c.value(data)

@@ -1,11 +1,11 @@
-"""Items that failed and are tried again later, so that the failure of one item is not the failure of its loop.
+"""Items that failed and are tried again later, so that one failing item does not make its loop fail.
 
-An item that fails is parked with the reason, with the time since when it fails and with the time of the next try. The
-waits between its tries double up to a maximum. It is named once in the log when it is parked and once when it is well
-again, not at every try. Packing, GC, recovery, the reaper and the producer use this one component; metrics count what
-is parked (`nos_ec_parked_items`).
+An item that fails is parked with the reason, the time of its first failure and the time of its next try. The waits
+between its tries double up to a maximum. It is logged once when it is parked and once when it has recovered, not at
+every try. Packing, GC, recovery, the reaper and the producer use this one component; metrics count what is parked
+(`nos_ec_parked_items`).
 
-9  a parking has a limit; what does not fit is left to whatever finds the item again
+9  a parking has a limit; an item that does not fit is left to whatever finds it again
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nos_ec.ports.clock import Clock, waits
 _log = structlog.get_logger(__name__)
 
 NAMED_MAX = 20
-"""Parked items that the log names. When a whole store fails, the first few tell as much as all of them."""
+"""Parked items that are logged by name. When a whole store fails, the first few say as much as all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class ParkingFigures:
-    """items: parked now. oldest_since_ms: the first failure of the one that fails for longest; None when empty."""
+    """items: parked now. oldest_since_ms: first failure of the item that has failed for longest; None when empty."""
 
     items: int
     oldest_since_ms: int | None
@@ -63,8 +63,8 @@ T = TypeVar("T", bound=Hashable)
 class Parking(Generic[T]):
     """Parked items of one kind. One thread parks and releases; any thread may read `figures` and iterate.
 
-    what: names the kind in the log and as the label of the metrics. name: an item as an operator knows it.
-    items_max: never more are parked.
+    what: the name of the kind in the log and in the label of the metrics. name: returns an item's name as operators
+    know it. items_max: most items that are parked at once.
     """
 
     def __init__(self, what: str, name: Callable[[T], str], clock: Clock, back_off: BackOff, items_max: int) -> None:
@@ -77,7 +77,7 @@ class Parking(Generic[T]):
         self._named: set[T] = set()
         self._unnamed = 0
         self._heap: list[tuple[int, int, T]] = []
-        """(retry_ms, number, item); entries of items that were parked again or released since are passed over."""
+        """(retry_ms, number, item). Entries of items that were parked again or released since are skipped."""
         self._pushed = 0
         self._lock = threading.Lock()
 
@@ -88,7 +88,7 @@ class Parking(Generic[T]):
         return item in self._parked
 
     def __iter__(self) -> Iterator[tuple[T, Parked]]:
-        """What is parked, in the order of first failures."""
+        """The parked items, in order of their first failures."""
         with self._lock:
             parked = list(self._parked.items())
         return iter(parked)
@@ -98,14 +98,14 @@ class Parking(Generic[T]):
         return self._parked.get(item)
 
     def figures(self) -> ParkingFigures:
-        """For metrics."""
+        """The figures for metrics."""
         with self._lock:
             return ParkingFigures(len(self._parked), min((one.since_ms for one in self._parked.values()), default=None))
 
     def park(self, item: T, error: NosError) -> bool:
-        """Park an item that has failed, or has failed again. False when the limit is reached: it is not parked.
+        """Park an item that has failed, or has failed again. False when it is not parked because the limit is reached.
 
-        An item that is parked already waits twice as long as before.
+        An item that is already parked waits twice as long as before.
         """
         now_ms = self._clock.now_ms()
         with self._lock:
@@ -122,13 +122,13 @@ class Parking(Generic[T]):
         return True
 
     def waits(self, item: T) -> bool:
-        """Whether an item is parked and the time of its next try has not come."""
+        """Whether an item is parked and its next try is not due yet."""
         parked = self._parked.get(item)
         return parked is not None and waits(parked.retry_ms, self._clock.now_ms(), self._back_off.max_ms)
 
     def due(self, limit: int) -> list[T]:
-        """At most `limit` items whose next try has come, the longest due first. Each is given out once, and stays
-        parked until it is released or parked again."""
+        """At most `limit` items whose next try is due, the longest due first. Each is returned once, and stays parked
+        until it is released or parked again."""
         now_ms = self._clock.now_ms()
         found: list[T] = []
         with self._lock:
@@ -139,7 +139,8 @@ class Parking(Generic[T]):
         return found
 
     def hasten(self) -> None:
-        """Let every item come due now: whatever kept them is over. What `due` has given out already is not affected."""
+        """Make every item due now, because the cause of their failures is gone. Items that `due` has already returned
+        are not affected."""
         now_ms = self._clock.now_ms()
         with self._lock:
             waiting = {item for retry_ms, _, item in self._heap if self._is_next(item, retry_ms)}
@@ -155,12 +156,12 @@ class Parking(Generic[T]):
         return 0 if parked is None else parked.failures
 
     def next_ms(self) -> int | None:
-        """When the next item may come due (Unix milliseconds); None when none will."""
+        """When the next item may become due (Unix milliseconds); None when none will."""
         with self._lock:
             return self._heap[0][0] if self._heap else None
 
     def release(self, item: T) -> None:
-        """The item is well again, or nothing is left to do for it. An item that is not parked is ignored."""
+        """The item has recovered, or nothing is left to do for it. An item that is not parked is ignored."""
         with self._lock:
             parked = self._parked.pop(item, None)
             named = item in self._named
@@ -177,7 +178,7 @@ class Parking(Generic[T]):
             )
 
     def _is_next(self, item: T, retry_ms: int) -> bool:
-        """Whether an entry of the heap still holds."""
+        """Whether an entry of the heap is still valid."""
         parked = self._parked.get(item)
         return parked is not None and parked.retry_ms == retry_ms
 
@@ -193,4 +194,4 @@ class Parking(Generic[T]):
             return
         self._unnamed += 1
         if self._unnamed == 1:
-            _log.warning(f"{self.what}: more are parked than the log names; see nos_ec_parked_items", parked=len(self))
+            _log.warning(f"{self.what}: further parked items are not logged; see nos_ec_parked_items", parked=len(self))

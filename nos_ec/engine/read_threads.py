@@ -1,10 +1,10 @@
-"""Threads for reading sources, of which some may hang: a read that takes too long is left behind.
+"""Threads for reading sources, some of which may hang: a read that takes too long is left behind.
 
-Storage answers for a copy it lost, or for a placement group that is away, only when a time limit is over. A plan does
-not wait for such a copy: its thread is left to the read, another thread takes over the rest of the plan, and the
-copy counts as unread.
+When a copy is lost or its placement group is unavailable, storage answers only when a time limit is over. A plan does
+not wait for such a copy: the thread stays with the read, another thread takes over the rest of the plan, and the copy
+counts as unread.
 
-9  as many reads are under way as there are slots, and at most LEFT_MAX more that were left behind
+9  at most one read per slot is under way, plus at most LEFT_MAX reads that were left behind
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Generic, NamedTuple, TypeVar
 R = TypeVar("R")
 
 CALM_S = 1.0
-"""How long a read may take before it is left behind, while copies that do not answer are not known of."""
+"""How long a read may take before it is left behind, while no copies are known that do not answer."""
 WARY_S = 0.03
-"""The same for WARY_FOR_S after a read that was left behind has failed: there are probably more like it."""
+"""The same for WARY_FOR_S after a read that was left behind has failed: there are probably more such copies."""
 WARY_FOR_S = 60.0
 MEAN_FACTOR = 16
-"""No read is left behind that takes less than so many times the mean: on a slow store nothing is wrong with it."""
+"""No read is left behind that takes less than this many times the mean: on a slow store such a read is normal."""
 MEAN_WEIGHT = 0.1
 """Weight of the latest plan in the running mean."""
 LEFT_MAX = 64
-"""Reads left behind at a time. Beyond it plans wait for their reads."""
+"""Most reads left behind at a time. Beyond this, plans wait for their reads."""
 LEFT_BYTES_MAX = 64 << 20
-"""Bytes that these reads may return together."""
+"""Most bytes that these reads may return in all."""
 
 
 class ReadThreads:
-    """Slots for reading, shared by all lanes of a process; says when a read has taken too long.
+    """Slots for reading, shared by all lanes of a process. Decides when a read has taken too long.
 
-    timer: seconds that only grow, from any start. Safe to share between threads.
+    timer: returns monotonic seconds, from any start. Safe to share between threads.
     """
 
     def __init__(self, slots: int, timer: Callable[[], float]) -> None:
@@ -51,7 +51,7 @@ class ReadThreads:
         self._left_bytes = 0
 
     def close(self) -> None:
-        """End the threads, when their reads have ended."""
+        """End the threads after their reads have ended."""
         self._pool.shutdown()
 
     def patience_s(self) -> float:
@@ -61,7 +61,7 @@ class ReadThreads:
             return max(WARY_S if wary else CALM_S, MEAN_FACTOR * self._mean_s)
 
     def start(self, work: Callable[[], object]) -> None:
-        """Run `work` in a slot, once one is free. `work` gives it back with `end`."""
+        """Run `work` in a slot, once one is free. `work` gives the slot back with `end`."""
         with self._lock:
             if not self._free:
                 self._queued.append(work)
@@ -74,7 +74,7 @@ class ReadThreads:
         self._pool.submit(work)
 
     def end(self) -> None:
-        """Give a slot back: to the work that waits for it longest, if any."""
+        """Give a slot back. The work that has waited longest, if any, gets it."""
         with self._lock:
             if not self._queued:
                 self._free += 1
@@ -100,15 +100,15 @@ class ReadThreads:
                 self._wary_until_s = self.timer() + WARY_FOR_S
 
     def note(self, seconds: float, reads: int) -> None:
-        """How long the reads of one plan took, those left out that failed or were left behind."""
+        """Note how long the reads of one plan took, except those that failed or were left behind."""
         with self._lock:
             mean_s = seconds / reads
             self._mean_s += (mean_s - self._mean_s) * (MEAN_WEIGHT if self._mean_s else 1.0)
 
 
 class Unit(NamedTuple, Generic[R]):
-    """One read. `read` returns its result and whether it failed. `size`: bytes it may return. `late`: what its result
-    is when it is left behind after so many seconds; None for a read that is waited for however long it takes."""
+    """One read. `read` returns its result and whether it failed. `size`: bytes it may return. `late`: gives the result
+    of a read that is left behind after that many seconds; None for a read that is waited for, however long it takes."""
 
     read: Callable[[], tuple[R, bool]]
     size: int
@@ -140,14 +140,14 @@ class _Reading(Generic[R]):
         self._reads = 0
 
     def run(self) -> list[R]:
-        """Read all; raises what a unit raised."""
+        """Read all units. Raises what a unit raised."""
         for _ in range(min(self._threads.slots, len(self._units))):
             self._threads.start(self._work)
         with self._changed:
             while self._unfinished and self._failure is None:
                 self._changed.wait(self._until_late_s())
                 self._leave_late()
-            results, self._results = self._results, []  # a thread that is left behind must not keep the plan's bytes
+            results, self._results = self._results, []  # a thread that was left behind must not keep the plan's bytes
             self._next.clear()
             if self._failure is not None:
                 raise self._failure
@@ -159,7 +159,7 @@ class _Reading(Generic[R]):
         """Seconds until the read that has taken longest may be left behind; None when there is none to leave."""
         started = [w.started_s for w in self._workers if self._units[w.index].late is not None]
         if not started:
-            # Reads may begin at any time without a word.
+            # Reads may begin at any time without notification.
             return self._threads.patience_s() if self._next else None
         return max(0.001, min(started) + self._threads.patience_s() - self._threads.timer())
 
@@ -190,7 +190,7 @@ class _Reading(Generic[R]):
         worker: _Worker[R] = _Worker()
         try:
             self._read_units(worker)
-        except BaseException as error:  # a bug, told to whoever waits
+        except BaseException as error:  # a bug, raised in the thread that waits
             with self._changed:
                 self._failure = error
                 if worker.left:

@@ -1,10 +1,10 @@
-"""Deleting landing copies that are not needed any more, and healing what did not pack well.
+"""Deletes landing copies that are no longer needed, and reverts objects whose packed bytes are not intact.
 
-    2  a landing copy goes only after the extent is committed, the packed bytes have been read back and matched
-       their CRC, and the grace is over (the queue hands out an entry no sooner)
+    2  a landing copy is deleted only after the extent is committed, the packed bytes have been read back and matched
+       their CRC, and the grace period is over (the queue returns no entry sooner)
 
-Order of one deletion: verify -> doom (compare-and-set, so a row that moved meanwhile keeps its copy) -> delete the
-copy -> forget the entry. A crash anywhere in between is completed by the next run.
+Order of one deletion: verify -> doom (compare-and-set, so a row that moved in the meantime keeps its copy) -> delete
+the copy -> forget the entry. After a crash anywhere in between, the next run completes the deletion.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import LandingDeletion, LandingQueue, ObjectRow, Objects
 
 BACK_OFF = BackOff(first_ms=60_000, max_ms=600_000)
-"""Pauses of an entry that could not be settled. The first one, again and again, where nothing failed but the row moved
-on meanwhile."""
+"""Waits of an entry that could not be settled. If nothing failed but the row changed in the meantime, the entry always
+waits for the first one."""
 PARKED_MAX = 10_000
 
 _EXTENTS_PER_READ_MAX = 64
@@ -40,8 +40,8 @@ class _Copy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReapResult:
-    """Counts of one run. verified_bytes were read back from packed stripes; reverted objects failed it and are to be
-    packed again from their landing copy; postponed entries could not be settled now."""
+    """Counts of one run. verified_bytes: read back from packed stripes and intact. reverted: objects that failed this
+    and are to be packed again from their landing copy. postponed: entries that could not be settled now."""
 
     deleted: int = 0
     verified_bytes: int = 0
@@ -62,8 +62,8 @@ class ReaperMetadata(LandingQueue, Objects, Protocol):
 
 
 class Reaper:
-    """Settles due entries of the landing-copy deletion queue. Several may run at once; they share the work badly
-    but do no harm."""
+    """Settles due entries of the landing-copy deletion queue. Several reapers may run at once; they share the work
+    badly but do no harm."""
 
     def __init__(
         self, metadata: ReaperMetadata, landing: LandingStore, blocks: BlockStore, clock: Clock, batch_objects: int
@@ -75,12 +75,12 @@ class Reaper:
         self._batch_objects = batch_objects
         self._errors = LimitedLog(__name__, clock)
         self.parked: Parking[_Copy] = Parking("landing copy", _name, clock, BACK_OFF, PARKED_MAX)
-        """Entries that could not be settled for an error; any thread may read its figures."""
+        """Entries that could not be settled because of an error; any thread may read its figures."""
 
     def run_once(self, beat: Beat = unwatched) -> ReapResult:
         """Settle at most one batch. An empty result means that nothing is due. Raises Transient.
 
-        `beat` hears of every read and deletion: each may take as long as a store's time limit.
+        `beat` is called for every read and deletion, since each may take as long as a store's time limit.
         """
         now_ms = self._clock.now_ms()
         due = self._metadata.due_deletions(now_ms, self._batch_objects)
@@ -118,7 +118,7 @@ class Reaper:
         return ReapResult(len(settled) - len(reverted), verified_bytes, len(reverted), len(due) - len(settled))
 
     def drain(self, watch: Callable[[ReapResult], object] = lambda _: None, beat: Beat = unwatched) -> ReapResult:
-        """Run until nothing is due. `watch` sees the counts so far after every batch; `beat` as in `run_once`."""
+        """Run until nothing is due. `watch` is given the counts so far after every batch; `beat` as in `run_once`."""
         total = ReapResult()
         while (result := self.run_once(beat)) != ReapResult():
             total += result
@@ -128,7 +128,7 @@ class Reaper:
     def _put_off(
         self, deletions: Sequence[LandingDeletion], failures: Mapping[LandingId, NosError], now_ms: int
     ) -> None:
-        """Try them later. An entry that failed waits longer each time; one whose row moved on did not fail."""
+        """Postpone entries. One that failed waits longer each time; one whose row changed has not failed."""
         by_wait_ms: dict[int, list[LandingId]] = {}
         for deletion in deletions:
             failure, wait_ms = failures.get(deletion.landing_id), BACK_OFF.first_ms
@@ -139,7 +139,8 @@ class Reaper:
             self._metadata.postpone_deletion(landing_ids, now_ms + wait_ms)
 
     def _release_settled_elsewhere(self, due: Sequence[LandingDeletion]) -> None:
-        """`due` is all that is due: what is parked, should be due and is not among it was settled by another reaper."""
+        """`due` is everything that is due. A parked entry that should be due but is not in it was settled by another
+        reaper."""
         if not self.parked:
             return
         found = {_copy(deletion) for deletion in due}
@@ -148,7 +149,7 @@ class Reaper:
                 self.parked.release(copy)
 
     def _delete(self, doomed: Sequence[LandingId], beat: Beat) -> Mapping[LandingId, NosError]:
-        """Delete doomed copies and forget them. Returns why some could not be deleted."""
+        """Delete doomed copies and forget them. Returns the errors of those that could not be deleted."""
         kill_point("reaper.doomed")
         failed = self._landing.delete_many(doomed, beat)
         kill_point("reaper.deleted")
@@ -158,8 +159,8 @@ class Reaper:
         return failed
 
     def _copy_failure(self, deletion: LandingDeletion, row: ObjectRow, damage: NosError) -> NosError | None:
-        """Why the landing copy of packed bytes that are lost or damaged cannot replace them now; None when it can, or
-        when another process has settled this entry meanwhile."""
+        """Why the landing copy cannot replace packed bytes that are lost or damaged now. None when it can, or when
+        another process has settled this entry in the meantime."""
         try:
             data = self._landing.read(deletion.landing_id)
             crc_checked(data, row.size, row.crc32c, f"landing copy of {row.key} v{row.version}")
@@ -179,7 +180,7 @@ class Reaper:
         return None
 
     def _is_current(self, deletion: LandingDeletion, row: ObjectRow) -> bool:
-        """Whether the entry is still queued and the object still where it was. After a pause of this process others may
+        """Whether the entry is still queued and the object still where it was. While this process paused, others may
         have deleted the copy, moved the object and deleted its block: that is no damage."""
         try:
             now = self._metadata.get(row.key)
@@ -190,13 +191,13 @@ class Reaper:
         return self._metadata.queued_copy(row, deletion.landing_id, deletion.landing_id) is not None
 
     def _revert(self, deletion: LandingDeletion, row: ObjectRow, damage: NosError, now_ms: int) -> bool:
-        """Go back to the landing copy of packed bytes that are lost or damaged. False when the row moved on: a block
-        that is gone because its objects moved is no damage."""
+        """Go back to the landing copy because the packed bytes are lost or damaged. False when the row changed: a
+        block that is gone because its objects moved is no damage."""
         reverted = self._metadata.revert_to_landing(deletion, now_ms)
         kill_point("reaper.reverted")
         if reverted:
             self._errors.error(
-                "packed bytes are lost or damaged, going back to the landing copy",
+                "packed bytes are lost or damaged; going back to the landing copy",
                 object=f"{row.key} v{row.version}",
                 error=str(damage),
             )
@@ -205,8 +206,8 @@ class Reaper:
     def _verify(
         self, deletions: Sequence[LandingDeletion], beat: Beat
     ) -> list[tuple[LandingDeletion, ObjectRow, NosError | None]]:
-        """Read the packed bytes back. For each deletion None (they match), Corrupt (they do not), NotFound (their
-        block is gone), or another error."""
+        """Read the packed bytes back. Each deletion's outcome is None (they match), Corrupt (they do not), NotFound
+        (their block is gone), or another error."""
         by_block: dict[BlockId, list[tuple[LandingDeletion, ObjectRow, Extent]]] = {}
         for deletion in deletions:
             row = deletion.row

@@ -1,7 +1,7 @@
-"""Blocks that the store refused to create for want of space.
+"""Blocks that the store refused to create for lack of space.
 
-NoSpace of `create` says that nothing of the block exists, now or later. So its row goes at once: left to recovery, it
-would have to be created before it could be sealed, in a store that has no room for it.
+When `create` raises NoSpace, nothing of the block exists, now or later. So its row is removed at once. Recovery would
+have to create the block before it could seal it, in a store that has no room for it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _log = structlog.get_logger(__name__)
 
 
 def forget_refused_block(metadata: Blocks, lease: Lease, block_id: BlockId) -> None:
-    """Remove the row of a block whose `create` raised NoSpace. Never raises: the failure that led here is the one to be
-    told. A row that stays is OPEN under `lease`; giving the lease up, or losing it, leaves it to recovery."""
+    """Remove the row of a block whose `create` raised NoSpace. Never raises, so that the original failure is reported.
+    A row that stays is OPEN under `lease`; when the lease is released or lost, recovery takes care of it."""
     try:
         metadata.forget_unwritten(lease, block_id)
     except Transient as error:
-        _log.warning("row of a block that was refused is left to recovery", block=block_id.hex(), error=str(error))
+        _log.warning("row of a refused block left to recovery", block=block_id.hex(), error=str(error))
         return
     kill_point("block.forgotten")

@@ -1,4 +1,4 @@
-"""The landing copy that a packed object still has, for as long as the reaper has not deleted it."""
+"""The landing copy that a packed object still has until the reaper deletes it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import LandingQueue, ObjectRow
 
 _PUT_MS_USUAL = 2_000
-"""Nearly every PUT is recorded so soon after its landing id was made."""
+"""Nearly every PUT is recorded within this time after its landing id was made."""
 
 
 class SecondCopies:
-    """Finds and reads them. A row does not say which copy it came from; but ids begin with their time, which lies
-    before the row's by as much as the PUT took. put_ms_max: the longest that a PUT may take."""
+    """Finds and reads these copies. A row does not say which copy it came from. But ids begin with the time when they
+    were made, which is before the row's time by as long as the PUT took. put_ms_max: the longest that a PUT may
+    take."""
 
     def __init__(self, metadata: LandingQueue, landing: LandingStore, put_ms_max: int) -> None:
         self._metadata = metadata
@@ -22,9 +23,9 @@ class SecondCopies:
         self._spans_ms = (_PUT_MS_USUAL, max(_PUT_MS_USUAL, put_ms_max))
 
     def read(self, row: ObjectRow) -> bytes | None:
-        """The bytes of this version, checked; None when there is no copy any more, or it is damaged as well.
+        """The bytes of this version, checked. None when there is no copy any more, or it is damaged as well.
 
-        One look-up in the metadata, seldom two. Raises Transient.
+        Takes one look-up in the metadata, rarely two. Raises Transient.
         """
         for span_ms in self._spans_ms:
             first, last = timed_ids_between(row.created_ms - span_ms, row.created_ms + _PUT_MS_USUAL)

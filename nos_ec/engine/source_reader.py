@@ -1,6 +1,6 @@
-"""Reading the bytes of what is to be packed.
+"""Reads the bytes of the objects to pack.
 
-A landing copy that does not answer keeps no plan waiting for long: it counts as unread (read_threads.py says when).
+A landing copy that does not answer delays no plan for long: it counts as unread (read_threads.py says when).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 
 _EXTENTS_PER_READ_MAX = 32
-"""Extents of one block that are read by one `read_many`; bounds what a single failure makes us read again."""
+"""Extents of one block that one `read_many` reads; limits what must be read again after a failure."""
 
 _Outcome = bytes | NosError
 _Outcomes = list[tuple[int, _Outcome]]
-"""Of some packables, each with its index."""
+"""Outcomes of some packables, each with the packable's index."""
 
 
 class SourceReader:
@@ -33,7 +33,7 @@ class SourceReader:
         self._threads = threads
 
     def read(self, packables: Sequence[Packable]) -> list[bytes | NosError]:
-        """For each packable its bytes, or the error that kept them away. Never raises a NosError itself."""
+        """For each packable its bytes, or the error of reading them. Never raises a NosError itself."""
         results: list[_Outcome | None] = [None] * len(packables)
         for outcomes in read_all(self._threads, self._units(packables)):
             for index, outcome in outcomes:
@@ -41,20 +41,20 @@ class SourceReader:
         return [outcome for outcome in results if outcome is not None]
 
     def read_one(self, packable: Packable) -> bytes | NosError:
-        """The same for one, in the caller's thread, until the store's own time limit."""
+        """The same for one packable, in the caller's thread; waits up to the store's own time limit."""
         source = packable.source
         try:
             if isinstance(source, Extent):
                 data = self._blocks.read(source.block_id, source.offset, source.length)
             else:
-                # Its size is known: one operation, where a store that must ask for it needs more for a long copy.
+                # The size is known, so one operation is enough; asking for it would take more for a long copy.
                 data = self._landing.read_range(source, 0, packable.size)
         except NosError as error:
             return error
         return _checked(packable, data)
 
     def _units(self, packables: Sequence[Packable]) -> list[Unit[_Outcomes]]:
-        """Landing copies each by itself; extents of one block together."""
+        """One unit per landing copy; extents of one block are read together."""
         by_block: dict[BlockId, list[int]] = {}
         units: list[Unit[_Outcomes]] = []
         for index, packable in enumerate(packables):
@@ -76,16 +76,16 @@ class SourceReader:
     def _read_extents(
         self, packables: Sequence[Packable], block_id: BlockId, indexes: list[int]
     ) -> tuple[_Outcomes, bool]:
-        """Left out of what is known of landing copies: as if it had failed."""
+        """Always says that the read failed, so that it does not count in the mean time of landing copies."""
         if len(indexes) > 1:
             extents = [p.source for p in (packables[i] for i in indexes) if isinstance(p.source, Extent)]
             try:
                 found = self._blocks.read_many(block_id, [(extent.offset, extent.length) for extent in extents])
                 return [(i, _checked(packables[i], data)) for i, data in zip(indexes, found, strict=True)], True
             except Transient as error:
-                return [(i, error) for i in indexes], True  # a block that does not answer is not asked once for each
+                return [(i, error) for i in indexes], True  # do not ask a block that does not answer for each extent
             except NosError:
-                pass  # one bad extent fails them all: find out which, by reading each on its own
+                pass  # one bad extent fails them all: read each on its own to find out which
         return [(i, self.read_one(packables[i])) for i in indexes], True
 
 

@@ -1,8 +1,8 @@
 """PUT, GET, HEAD, DELETE and LIST: what users of the object store see.
 
 1  an acknowledged PUT reads back byte for byte, wherever its bytes are at the moment
-4  a reader that finds its bytes gone looks the row up again and retries; packed bytes that are lost or damaged are
-   read from the landing copy while there is one
+4  a reader that finds its bytes gone looks the row up again and retries; if packed bytes are lost or damaged, it reads
+   the landing copy while there is one
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import LandingQueue, NewObject, ObjectRow, Objects
 
 DELETE_BATCH_OBJECTS = 1000
-"""Objects deleted by one transaction: one sync for all of them, and no transaction that others wait for long."""
+"""Objects deleted by one transaction: one sync for all of them, without a transaction that others wait long for."""
 
 _log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ READ_TRIES = 10
 class PutOptions:
     """min_age_ms: how old an object must be before the producer publishes it. reservation_ms: how long a PUT may
     take before its landing copy counts as abandoned. packed_size_max: larger objects go to blocks of their own.
-    reserve_bytes: free space that PUTs leave to packing and GC, so that a full store can still be made emptier."""
+    reserve_bytes: free space that PUTs leave to packing and GC, so that they can still free space in a full store."""
 
     min_age_ms: int
     reservation_ms: int
@@ -88,7 +88,7 @@ class Store:
     def put(self, key: ObjectKey, stream: ByteStream) -> ObjectRow:
         """Store an object; durable on return. Overwrites. Memory: at most one block, whatever the object's size.
 
-        Raises NoSpace, Transient; after an error the old version, if any, is still the current one.
+        Raises NoSpace, Transient. After an error the old version, if any, is still current.
         """
         head = read_up_to(stream, self._options.packed_size_max + 1)
         if len(head) > self._options.packed_size_max:
@@ -101,7 +101,7 @@ class Store:
     def put_many(
         self, objects: Sequence[tuple[ObjectKey, bytes]], pool: ThreadPoolExecutor | None = None
     ) -> list[ObjectRow]:
-        """Store several small objects with two metadata transactions in all: for bulk loads.
+        """Store several small objects with two metadata transactions in all, for bulk loads.
 
         All of them are acknowledged together. `pool` writes the landing copies concurrently. Raises InvalidInput
         when one is over `packed_size_max` (use `put`), NoSpace, Transient.
@@ -139,10 +139,10 @@ class Store:
         return row
 
     def delete_many(self, keys: Sequence[ObjectKey]) -> list[ObjectRow]:
-        """Delete several objects, durably, a transaction for each DELETE_BATCH_OBJECTS of them.
+        """Delete several objects, durably, with one transaction per DELETE_BATCH_OBJECTS of them.
 
-        Returns the rows they had, in the order of `keys`; keys without an object are passed over. Raises Transient:
-        the batches before are deleted then, and calling again is safe.
+        Returns the rows they had, in the order of `keys`; skips keys without an object. Raises Transient: the batches
+        before the failed one are then deleted, and calling again is safe.
         """
         rows: list[ObjectRow] = []
         for first in range(0, len(keys), DELETE_BATCH_OBJECTS):
@@ -160,32 +160,31 @@ class Store:
         return self._metadata.get(key)
 
     def get(self, key: ObjectKey) -> bytes:
-        """A whole object in memory; for objects that may be large use `open`. Raises NotFound, Corrupt, Transient."""
+        """A whole object in memory; use `open` for objects that may be large. Raises NotFound, Corrupt, Transient."""
         for _ in range(READ_TRIES):
             try:
                 _, segments = self.open(key)
                 return b"".join(segments)
             except Conflict:
-                continue  # a large one was overwritten or deleted halfway: begin again with what there is now
+                continue  # a large object was overwritten or deleted halfway: start again with the current version
         raise _too_restless(key)
 
     def open(self, key: ObjectKey) -> tuple[ObjectRow, Iterator[bytes]]:
         """The current version and its bytes, in segments of at most a block, each checked against its CRC32C.
 
-        Small objects, and the first segment of large ones, have been read and checked when this returns; further
-        segments are read as they are asked for, and asking raises Conflict when the version was deleted or overwritten
-        meanwhile, so that its blocks are gone. Raises NotFound, Corrupt, Transient.
+        Small objects, and the first segment of large ones, have been read and checked when this returns. Further
+        segments are read on demand; that raises Conflict when the version was deleted or overwritten in the meantime
+        and its blocks are gone. Raises NotFound, Corrupt, Transient.
         """
         return self._read(self._locations.find(key, self._metadata.get), 0, None)
 
     def open_range(self, key: ObjectKey, offset: int, length: int) -> tuple[ObjectRow, Iterator[bytes]]:
-        """Bytes [offset, offset + length) cut at the object's end, as `open` does.
+        """Like `open`, for the bytes [offset, offset + length), cut off at the object's end.
 
-        Of an object in blocks no more than the range is read, and the block store verifies it (`BlockStore.read`). A
-        landing store verifies nothing, and the CRC covers whole objects: of a landed one all is read and checked, which
-        is `packed_size_max` bytes at most. Raises
-        InvalidInput when offset or length is negative or the range starts past the end, NotFound, Corrupt,
-        Transient.
+        Of an object in blocks only the range is read, and the block store verifies it (`BlockStore.read`). A landing
+        store verifies nothing, and the CRC covers the whole object. So a landed object is read and checked as a whole,
+        which is at most `packed_size_max` bytes. Raises InvalidInput when offset or length is negative or the range
+        starts past the end, NotFound, Corrupt, Transient.
         """
         row = self._locations.find(key, self._metadata.get)
         if offset > row.size:
@@ -220,11 +219,11 @@ class Store:
             self._locations.forget(one.key for one in new)
 
     def _remove_late_copies(self, landing_ids: Sequence[LandingId]) -> None:
-        """Delete copies that were written after their reservation was over and reaped: nobody else knows them, or
-        will in a moment.
+        """Delete copies that were written after their reservation had expired and been reaped: nothing else refers to
+        them, or soon nothing will.
 
-        An id whose reservation is gone or doomed can never be recorded, so this is safe also when the outcome of
-        recording is unknown. Never raises: the failure that led here is the one to be told.
+        An id whose reservation is gone or doomed can never be recorded, so this is safe even when the outcome of
+        recording is unknown. Never raises, so that the original failure is reported.
         """
         try:
             needed = self._metadata.landing_needed(landing_ids)
@@ -232,19 +231,20 @@ class Store:
                 if landing_id not in needed:
                     self._landing.delete(landing_id)
         except NosError as error:
-            _log.warning("landing copies of a failed PUT not looked after", error=str(error))
+            _log.warning("landing copies of a failed PUT not cleaned up", error=str(error))
 
     def _refuse_when_full(self, size: int) -> None:
         free = self._landing.free_bytes()
         if free - size < self._options.reserve_bytes:
             raise NoSpace(
-                f"landing store: {free} bytes free, {size} asked for and {self._options.reserve_bytes} kept for packing"
+                f"landing store: {free} bytes free, {size} needed and {self._options.reserve_bytes} kept for packing"
                 " and GC; delete objects and run GC, or add space"
             )
 
     def _read(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
-        """Read from wherever the row says; when it is gone from there, or damaged, look the row up again: it may have
-        moved (invariant 4), or been remembered for too long. If not, the landing copy serves while it is there."""
+        """Read from where the row says. When the bytes are gone or damaged there, look the row up again: the object may
+        have moved (invariant 4), or the row was remembered for too long. If not, read the landing copy while it is
+        there."""
         for _ in range(READ_TRIES):
             try:
                 return row, self._segments(row, offset, length)
@@ -262,7 +262,7 @@ class Store:
         raise _too_restless(row.key)
 
     def _segments(self, row: ObjectRow, offset: int, length: int | None) -> Iterator[bytes]:
-        """The range, whose start may lie past the end of a version that came later than the caller's look."""
+        """The range. Its start may lie past the end, if a new version appeared after the caller looked at the row."""
         if row.state is not ObjectState.LARGE:
             data = self._read_small(row, offset, length)
             return iter([data] if data else [])
@@ -298,7 +298,7 @@ class Store:
         if row.extent is not None:
             data = self._blocks.read(row.extent.block_id, row.extent.offset + offset, count)
         elif row.landing_id is None:
-            raise Corrupt(f"{row.key} v{row.version}: its row says {row.state.value} but not where")
+            raise Corrupt(f"{row.key} v{row.version}: its row says {row.state.value} but has no location")
         elif whole:
             data = self._landing.read(row.landing_id)
         else:

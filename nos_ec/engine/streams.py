@@ -1,4 +1,4 @@
-"""Reading from whatever a client hands over."""
+"""Reading from the streams that clients provide."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ByteStream(Protocol):
 
 
 def read_up_to(stream: ByteStream, size: int) -> bytes:
-    """`size` bytes of the stream, fewer only at its end, however short its single reads are."""
+    """`size` bytes of the stream, fewer only at its end, even if single reads return less."""
     buffers = []
     left = size
     while left and (buffer := stream.read(left)):

@@ -2,13 +2,13 @@
 
 plan -> read sources -> append to the block's known end -> one metadata transaction
 
-A block whose place went bad is left for a new one before the next group. An append that failed, or was not answered in
-time, is made again to a new block at once, a few times, if blocks lie in different places: the block that failed is
-fenced and nothing ever refers to its bytes, so however many of the appends are done in the end, there is one commit a
-group.
+When the place of a block goes bad, the next group is written to a new block. When an append fails or is not answered in
+time, the group is written to a new block at once, a few times at most, and only if blocks lie in different places. The
+block that failed is fenced, and nothing ever refers to its bytes. So however many of the appends take effect in the
+end, each group is committed once.
 
 3  an extent is committed only after the store acknowledged the bytes, whose CRC was checked on reading
-5  a row that moved on meanwhile leaves a hole, not an error
+5  a row that changed in the meantime leaves a hole, not an error
 8  only this writer appends to its block; after any doubt about the block's end it is never appended to again
 """
 
@@ -39,13 +39,13 @@ from nos_ec.ports.placement import Placement
 _log = structlog.get_logger(__name__)
 
 PAYS_RATIO_MIN = 0.8
-"""A plan that lost sources is still written while this share of its bytes is left: the gate of the published
-policy (80 % of a stripe) applied to repair. Below it the survivors are planned again."""
+"""A plan that lost sources is still written if this share of its bytes is left: the threshold of the published
+policy (80 % of a stripe), applied here as well. Below it, the remaining objects are planned again."""
 
 APPEND_TRIES = 3
-"""Blocks a group is tried on before it is given back, if blocks lie in different places. The time limits of so many
-appends together should be longer than the store takes to notice that a part of it hangs: then the last of them succeeds
-(docs/CEPH.md)."""
+"""Blocks that a group is tried on before it is returned, if blocks lie in different places. The time limits of this
+many appends together should be longer than the store takes to notice that a part of it hangs; then the last append
+succeeds (docs/CEPH.md)."""
 
 COMMIT_TRIES = 5
 COMMIT_RETRY_WAIT_MS = 500
@@ -61,13 +61,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What became of a plan. Every packable of the plan is in exactly one of the five.
+    """What became of a plan. Every packable of the plan is in exactly one of the five lists.
 
-    packed: their rows now point into the stripe. superseded: deleted, overwritten or moved meanwhile; nothing
-    to do. failed: their sources are missing or damaged; packing them again will not help. unread: their sources
-    cannot be read now, which says nothing of the others. retry: nothing is wrong with them, they are to be planned
-    again; `cause` says why the group was not written (None: the plan lost so many sources that it no longer paid, and
-    a new one can be made at once).
+    packed: their rows now point into the stripe. superseded: deleted, overwritten or moved in the meantime; nothing to
+    do. failed: their sources are missing or damaged; packing them again will not help. unread: their sources cannot be
+    read now, which says nothing about the others. retry: nothing is wrong with them, and they are to be planned again.
+    `cause`: why the group was not written; None if the plan lost so many sources that it no longer paid, so that a new
+    one can be made at once.
     """
 
     packed: Sequence[Packable] = ()
@@ -87,9 +87,9 @@ class _OpenBlock:
 
 @dataclass(frozen=True, slots=True)
 class WriterOptions:
-    """kind: what the blocks are for. reserve_bytes: free space this writer must not touch (GC's reserve).
-    landing_grace_ms: how long landing copies outlive their packing. read_back: compare each group with what the
-    store gives back before committing it; for writers that move the last copy."""
+    """kind: what the blocks are for. reserve_bytes: free space that this writer must not use (GC's reserve).
+    landing_grace_ms: how long landing copies are kept after packing. read_back: read each group back and compare it
+    before committing; for writers that move the last copy."""
 
     kind: BlockKind
     reserve_bytes: int
@@ -98,7 +98,7 @@ class WriterOptions:
 
 
 class StripeWriter:
-    """One lane of writing: at most one open block, one group at a time. Not thread-safe; use one per thread."""
+    """One lane of writing: at most one open block and one group at a time. Not thread-safe; use one per thread."""
 
     def __init__(
         self,
@@ -121,10 +121,10 @@ class StripeWriter:
         self._never = Event()
 
     def write(self, plan: GroupPlan) -> WriteResult:
-        """Carry a plan out. Durable and committed on return, for those in `packed`.
+        """Carry out a plan. On return, the objects in `packed` are durable and committed.
 
-        Raises LeaseLost when this writer was fenced: nothing it does can commit any more. Every other failure is
-        told in the result.
+        Raises LeaseLost when this writer was fenced: it cannot commit anything any more. The result reports every other
+        failure.
         """
         packables = [_packable(placed.candidate.payload) for placed in plan.placed]
         items, failed, unread = self._read_sources(plan, packables)
@@ -136,7 +136,7 @@ class StripeWriter:
         except LeaseLost:
             raise
         except (Transient, Conflict, Corrupt, NotFound) as error:
-            if not isinstance(error, NoSpace):  # which the caller tells, once for all groups that wait
+            if not isinstance(error, NoSpace):  # the caller reports that, once for all groups that wait
                 _log.warning("group not written", error=str(error), objects=len(items))
             retry = [packable for packable, _ in items]
             return WriteResult(failed=failed, unread=unread, retry=retry, cause=error)
@@ -163,7 +163,7 @@ class StripeWriter:
     def _read_sources(
         self, plan: GroupPlan, packables: Sequence[Packable]
     ) -> tuple[list[tuple[Packable, GroupItem]], list[Failure], list[Failure]]:
-        """What was read; what failed for good; what may be read later."""
+        """What was read, what failed for good, and what may be readable later."""
         items: list[tuple[Packable, GroupItem]] = []
         failed: list[Failure] = []
         unread: list[Failure] = []
@@ -180,10 +180,10 @@ class StripeWriter:
 
     # --- blocks -----------------------------------------------------------------------------------
     def _block_with_room(self, stripe_count: int) -> _OpenBlock:
-        """The open block, or a new one when it is full or its place went bad. A new one has its row only."""
+        """The open block, or a new one when it is full or its place went bad. Of a new one only the row exists."""
         block = self._open
         if block is not None and not self._placement.healthy(block.block_id):
-            _log.info("block left, its place went bad", block=block.block_id.hex(), stripes=block.stripes)
+            _log.info("leaving a block whose place went bad", block=block.block_id.hex(), stripes=block.stripes)
             self._leave()
         elif block is not None and block.stripes + stripe_count > self._blocks.geometry.stripes_per_block:
             self._leave()
@@ -199,7 +199,7 @@ class StripeWriter:
         return _OpenBlock(block_id, 0)
 
     def _leave(self) -> None:
-        """Seal the open block; one that cannot be sealed is recovery's, and no reason not to write the next group."""
+        """Seal the open block. If that fails, the block is left to recovery, and the next group is still written."""
         assert self._open is not None
         block_id = self._open.block_id
         try:
@@ -219,19 +219,19 @@ class StripeWriter:
         kill_point("writer.sealed")
 
     def _abandon(self, block_id: BlockId) -> None:
-        """Never append to this block again; recovery will find out what it holds."""
+        """Never append to this block again; recovery will determine what it holds."""
         self._open = None
         try:
             self._metadata.fence_block(self._lease, block_id)
         except Transient as error:
-            # It stays OPEN under our lease; giving the lease up, or losing it, fences it.
+            # It stays OPEN under our lease; releasing or losing the lease fences it.
             _log.warning("block not fenced yet", block=block_id.hex(), error=str(error))
             return
         kill_point("writer.abandoned")
         remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms())
 
     def _give_up(self, block: _OpenBlock, error: NosError) -> None:
-        """Never append to this block again, after an append that failed."""
+        """Never append to this block again, because an append to it failed."""
         if isinstance(error, NoSpace) and not block.stripes:
             self._open = None
             forget_refused_block(self._metadata, self._lease, block.block_id)
@@ -271,7 +271,8 @@ class StripeWriter:
         return winners
 
     def _append(self, stripe_count: int, items: Sequence[GroupItem]) -> tuple[_OpenBlock, bytes]:
-        """Write a group to the open block or, when that fails, to new ones; the block that has it, and its bytes."""
+        """Write a group to the open block or, if that fails, to new ones. Returns the block that has it, and its
+        bytes."""
         for tries_left in reversed(range(APPEND_TRIES)):
             block = self._block_with_room(stripe_count)
             try:
@@ -280,11 +281,11 @@ class StripeWriter:
                 self._give_up(block, error)
                 if not tries_left or not another_place_may_do(self._placement, error):
                     raise
-                _log.warning("group is written again, to another block", error=str(error), tries_left=tries_left)
+                _log.warning("group not appended; trying another block", error=str(error), tries_left=tries_left)
         raise AssertionError("unreachable")
 
     def _append_to(self, block: _OpenBlock, stripe_count: int, items: Sequence[GroupItem]) -> bytes:
-        # The header names block and stripe, so the bytes are another group's for each block.
+        # The header names block and stripe, so the bytes differ from block to block.
         place = GroupPlace(block.block_id, block.stripes, stripe_count, self._lease.epoch, self._clock.now_ms())
         data = assemble(self._blocks.geometry, place, items)
         kill_point("writer.before_append")
@@ -296,7 +297,7 @@ class StripeWriter:
         return data
 
     def _commit(self, commit: GroupCommit) -> frozenset[int]:
-        """Commit, trying again after Transient; a try whose outcome was lost is found out by looking."""
+        """Commit, and try again after Transient. If the outcome of a try was lost, a look at the rows shows it."""
         for attempt in range(1, COMMIT_TRIES + 1):
             try:
                 return self._metadata.commit_group(commit)
@@ -309,7 +310,7 @@ class StripeWriter:
             except Transient as error:
                 if isinstance(error, NoSpace) or attempt == COMMIT_TRIES:
                     raise
-                _log.warning("commit tried again", attempt=attempt, error=str(error))
+                _log.warning("commit failed; trying again", attempt=attempt, error=str(error))
                 self._clock.wait(self._never, COMMIT_RETRY_WAIT_MS * attempt)
         raise AssertionError("unreachable")
 
@@ -322,8 +323,8 @@ class StripeWriter:
 
 
 def another_place_may_do(placement: Placement, error: NosError) -> bool:
-    """Whether another block may take what this one did not: not if there is no space at all, or no other place, nor for
-    a process that is shut out."""
+    """Whether another block may accept what this one did not. Not if there is no space at all or no other place, nor if
+    the process is shut out."""
     return placement.alternatives and isinstance(error, Transient) and not isinstance(error, NoSpace | Blocklisted)
 
 
