@@ -118,7 +118,7 @@ class Housekeeping:
                 return
             except NosError as error:
                 self.failures += 1
-                _log.error("housekeeping failed; it will be tried again", error=str(error))
+                _log.error("housekeeping failed; trying again", error=str(error))
             except Exception:
                 self.failures += 1
                 # A bug in one round must not end them all: the daemon keeps packing, and logs the bug every time.

@@ -191,7 +191,7 @@ def test_entries_whose_packed_bytes_and_copy_are_lost_are_told_once_and_wait_lon
         assert reaper.run_once() == ReapResult()
         clock.advance(10)
         assert reaper.run_once().postponed == len(keys)
-    assert told not in "".join(capsys.readouterr()).replace(f"{told}: more", "")
+    assert told not in "".join(capsys.readouterr()).replace(f"{told}: further", "")
     for path, data in copies.items():
         path.write_bytes(data)
     clock.advance(BACK_OFF.max_ms)
