@@ -1,1 +1,1 @@
-"""Puts an open store together: the adapters that the settings ask for, and the engine over them."""
+"""Assembles an open store: the adapters that the settings name, and the engine on top of them."""

@@ -1,6 +1,6 @@
-"""Makes and opens the adapters that the settings ask for. Knows no use case; `wiring` puts both together.
+"""Creates and opens the adapters that the settings name. Knows no use cases; `wiring` combines the two.
 
-The adapters of Ceph and Kafka are imported only when they are asked for: their client libraries may be missing on a
+The adapters for Ceph and Kafka are imported only when they are needed: their client libraries may be missing on a
 machine that runs the embedded store.
 """
 
@@ -39,7 +39,7 @@ _OF_LOG = ("kafka.servers", "kafka.topic", "log.partitions", "kafka.options")
 
 @contextmanager
 def settings_named(*names: str) -> Iterator[None]:
-    """End what goes wrong here with the settings to look at: adapters know what is wrong, and not what chose it."""
+    """Append to errors raised here the settings to look at: adapters know what is wrong, but not which setting is."""
     try:
         yield
     except (ConfigError, Transient) as error:
@@ -48,9 +48,9 @@ def settings_named(*names: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """An open message log: makers of its two sides. consumer: takes the member's name and its static instance ("":
-    none), gives a member of the configured group. progress: takes a name for operators, tells how far that group has
-    come."""
+    """An open message log: factories for its two sides. consumer: takes the member's name and its static instance ("":
+    none), returns a member of the configured group. progress: takes a name for operators, returns what reports how far
+    that group has progressed."""
 
     publisher: Callable[[], MessagePublisher]
     consumer: Callable[[str, str], MessageConsumer]
@@ -59,7 +59,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """Open stores of blocks and of landing copies, and where blocks go."""
+    """The open stores of blocks and of landing copies, and the placement of blocks."""
 
     blocks: BlockStore
     landing: LandingStore
@@ -67,7 +67,7 @@ class Objects:
 
 
 def make_root(settings: Settings) -> None:
-    """Make the folder of what is embedded, if anything is. Raises ConfigError."""
+    """Create the folder for the embedded parts, if there are any. Raises ConfigError."""
     store = settings.store
     if store.backend != "local" and settings.log.backend != "local" and store.metadata_url is not None:
         return
@@ -79,8 +79,8 @@ def make_root(settings: Settings) -> None:
 
 # --- blocks and landing copies --------------------------------------------------------------------
 def initialise_objects(settings: Settings, new_shards: Collection[int] = ()) -> None:
-    """Make both stores, or check those that are there. new_shards: shards of the embedded block store that are lost for
-    good and to be made anew. Raises ConfigError, NoSpace, Transient."""
+    """Create both stores, or check the existing ones. new_shards: shards of the embedded block store that are lost for
+    good and are to be recreated. Raises ConfigError, NoSpace, Transient."""
     geometry = settings.geometry.value()
     if settings.store.backend == "local":
         root = settings.store.root
@@ -88,7 +88,7 @@ def initialise_objects(settings: Settings, new_shards: Collection[int] = ()) -> 
         LocalLandingStore.initialise(root / "landing")
         return
     if new_shards:
-        raise ConfigError("--new-shard is for the embedded block store; on Ceph replace OSDs instead")
+        raise ConfigError("--new-shard works only with the embedded block store; on Ceph, replace the OSD instead")
     from nos_ec.adapters.rados.block_store import RadosBlockStore
     from nos_ec.adapters.rados.cluster import RadosCluster
     from nos_ec.adapters.rados.landing_store import RadosLandingStore
@@ -104,7 +104,8 @@ def initialise_objects(settings: Settings, new_shards: Collection[int] = ()) -> 
 
 
 def mark_objects(settings: Settings, store_id: str, *, anew: bool) -> None:
-    """Note, durably, in both stores that they belong to the metadata with this id; `anew`: whatever was noted before.
+    """Record durably in both stores that they belong to the metadata with this id. With `anew` this replaces whatever
+    was recorded before.
 
     Raises ConfigError when they belong to other metadata, NoSpace, Transient.
     """
@@ -119,8 +120,8 @@ def mark_objects(settings: Settings, store_id: str, *, anew: bool) -> None:
 
 
 def require_marks(settings: Settings, store_id: str) -> None:
-    """Raises ConfigError unless both stores belong to the metadata with this id, also when there is no store at all;
-    Transient. Data of one store beside metadata of another would look lost, and be treated as that."""
+    """Raises ConfigError unless both stores belong to the metadata with this id, also when there is no store at all.
+    Raises Transient. Next to the metadata of another store, data would look lost and be treated as lost."""
     if settings.store.backend == "local":
         require_root_of(settings.store.root, store_id)
         return
@@ -149,7 +150,7 @@ def open_objects(
     settings: Settings, stack: ExitStack, new_block_id: Callable[[], BlockId], store_id: str | None
 ) -> Objects:
     """Open both stores; `stack` closes them. new_block_id: draws an id. store_id: id of the metadata that they must
-    belong to (None: to any). Raises ConfigError, Transient."""
+    belong to; None for any. Raises ConfigError, Transient."""
     geometry = settings.geometry.value()
     if settings.store.backend == "local":
         root = settings.store.root
@@ -179,7 +180,7 @@ def open_objects(
 
 
 def remove_objects(settings: Settings) -> None:
-    """Remove a scratch store's namespace from both pools, with all that is in it. Raises ConfigError, Transient."""
+    """Remove a scratch store's namespace, with everything in it, from both pools. Raises ConfigError, Transient."""
     from nos_ec.adapters.rados.cluster import RadosCluster
     from nos_ec.adapters.rados.removal import remove_namespace
 
@@ -190,7 +191,7 @@ def remove_objects(settings: Settings) -> None:
 
 
 def admin_cluster(settings: Settings) -> RadosCluster:
-    """A connection as client.admin, to a cluster for development. Raises ConfigError, Transient."""
+    """A connection to a development cluster as client.admin. Raises ConfigError, Transient."""
     from nos_ec.adapters.rados.cluster import RadosCluster
 
     keyring_file = settings.ceph.admin_keyring_file
@@ -202,13 +203,13 @@ def _rados_options(settings: Settings) -> RadosOptions:
 
     ceph = settings.ceph
     if ceph.conf_file is None:
-        raise ConfigError('ceph.conf_file is not set, and store.backend is "ceph"')
+        raise ConfigError('ceph.conf_file is not set, but store.backend is "ceph"')
     return RadosOptions(ceph.conf_file, ceph.user, ceph.keyring_file, ceph.op_timeout_ms, ceph.connect_timeout_ms)
 
 
 # --- the message log ------------------------------------------------------------------------------
 def initialise_log(settings: Settings) -> None:
-    """Make the log, or check the one that is there. Raises ConfigError, Transient."""
+    """Create the log, or check the existing one. Raises ConfigError, Transient."""
     if settings.log.backend == "local":
         LocalMessageLog.initialise(settings.store.root / "log.db", settings.log.partitions)
         return
@@ -225,7 +226,7 @@ def initialise_log(settings: Settings) -> None:
 
 
 def open_log(settings: Settings, clock: Clock) -> Log:
-    """Open the log. A local one that was lost is made anew: it holds hints, never facts.
+    """Open the log. A local log that was lost is recreated: it holds hints, never facts.
 
     Raises ConfigError, Transient.
     """

@@ -1,4 +1,4 @@
-"""A store of its own beside the configured one, on the same servers, that goes when it has served: for demo and bench.
+"""A temporary store next to the configured one, on the same servers. Used by demo and bench, and removed afterwards.
 
 what is configured          the scratch store has
 local blocks, log, SQLite   a folder
@@ -24,11 +24,11 @@ from nos_ec.settings import Settings, require_root
 
 @contextmanager
 def scratch_store(settings: Settings, root: Path, purpose: str, *, keep: bool = False) -> Iterator[Settings]:
-    """Settings of a new, initialised and empty store like the one of `settings`. At the end all of it is removed, what
-    is in `root` excepted, unless `keep`.
+    """Settings of a new, initialised and empty store like the one of `settings`. Unless `keep` is set, all of it except
+    the contents of `root` is removed at the end.
 
-    root: folder of what is embedded. purpose: a word for its names. Raises ConfigError (also when the users of Ceph,
-    Kafka and MySQL may not make what it needs), Transient.
+    root: folder of the embedded parts. purpose: a word that its names contain. Raises ConfigError (also when the users
+    of Ceph, Kafka and MySQL are not allowed to create what it needs), Transient.
     """
     require_root(root)
     scratch = _settings(settings, root, f"{purpose}_{os.urandom(4).hex()}")

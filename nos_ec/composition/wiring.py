@@ -1,4 +1,4 @@
-"""An open store: the adapters that the settings ask for, and the engine over them."""
+"""An open store: the adapters that the settings name, and the engine on top of them."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ from nos_ec.ports.placement import Placement
 from nos_ec.settings import Settings
 
 _LAG_WAIT_S_MAX = 1.0
-"""More than a look-up takes while brokers answer."""
+"""Longer than a look-up takes while brokers answer."""
 
 
 def initialise(settings: Settings, new_shards: Collection[int] = ()) -> None:
     """Create (or complete) the store that the settings describe: schema, folders or pools, message log. Idempotent.
 
-    new_shards: shards of the embedded block store that are lost for good, to be made new and empty.
-    Raises ConfigError when a store of another geometry, partition count or schema is there already, its data
-    without its metadata, or the data of one store beside the metadata of another; Transient when a server of it
-    cannot be reached.
+    new_shards: shards of the embedded block store that are lost for good and are to be recreated empty.
+    Raises ConfigError when there already is a store of another geometry, partition count or schema, data without its
+    metadata, or the data of one store next to the metadata of another. Raises Transient when one of its servers cannot
+    be reached.
     """
     geometry = settings.geometry.value()
     make_root(settings)
@@ -82,14 +82,14 @@ def initialise(settings: Settings, new_shards: Collection[int] = ()) -> None:
 
 
 def _initialise_new(settings: Settings, metadata: Metadata, new_shards: Collection[int]) -> None:
-    """The metadata counts as initialised only when its geometry is bound: a crash before is made good by a repeat."""
+    """The metadata counts as initialised only when its geometry is bound. After a crash before that, run it again."""
     initialise_objects(settings, new_shards)
     _refuse_data_without_metadata(settings)
     mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), anew=True)
 
 
 def _complete(settings: Settings, metadata: Metadata, new_shards: Collection[int]) -> None:
-    """Never makes a second, empty place for objects that the metadata knows in another."""
+    """Never creates a second, empty place for objects that the metadata knows to be in another."""
     metadata.bind_geometry(settings.geometry.value())
     known = metadata.find_store_id()
     if known is not None:
@@ -100,7 +100,7 @@ def _complete(settings: Settings, metadata: Metadata, new_shards: Collection[int
 
 
 def _refuse_data_without_metadata(settings: Settings) -> None:
-    """New metadata beside old data would hide all of it, and look like a healthy store."""
+    """New metadata next to old data would hide all of that data, and look like a healthy store."""
     with ExitStack() as stack:
         objects = open_objects(settings, stack, lambda: _new_block_id(SystemClock()), None)
         block_id = next(objects.blocks.list_blocks(), None)
@@ -109,14 +109,14 @@ def _refuse_data_without_metadata(settings: Settings) -> None:
     if found is not None:
         what = "landing copy" if block_id is None else "block"
         raise ConfigError(
-            f"{what} {found.hex()} is there, but the metadata is new and empty: restore the metadata from a backup, or"
-            " name the right store.metadata_url; to begin anew, give another store.root (with Ceph: another"
+            f"{what} {found.hex()} exists, but the metadata is new and empty: restore the metadata from a backup, or"
+            " set the right store.metadata_url; to start from scratch, set another store.root (with Ceph: another"
             " ceph.namespace) or remove the old data"
         )
 
 
 class LogOnDemand:
-    """The message log, opened and checked when it is first asked for: objects are put and read without it.
+    """The message log, opened and checked when it is first needed: PUT and GET work without it.
 
     Safe to call from several threads.
     """
@@ -136,7 +136,7 @@ class LogOnDemand:
 
 
 class LagProbe:
-    """Asks for the lag of the group without joining it. Safe to call from several threads; connects when asked."""
+    """Reports the lag of the group without joining it. Safe to call from several threads; connects on first use."""
 
     def __init__(self, log: LogOnDemand) -> None:
         self._messages = log
@@ -148,7 +148,7 @@ class LagProbe:
         """Messages that the group has not committed yet. Raises Transient."""
         with self._lock:
             if self._closed:
-                raise Transient("message log: the process ends")
+                raise Transient("message log: the process is ending")
             if self._consumer is None:
                 self._consumer = self._messages.get().consumer("lag", "")
             return self._consumer.lag()
@@ -156,7 +156,7 @@ class LagProbe:
     def close(self) -> None:
         """Release what is held open. Idempotent.
 
-        A look-up that is under way, of brokers that do not answer, is not waited for: the process that ends ends it.
+        Does not wait for a look-up under way when brokers do not answer: it ends together with the process.
         """
         self._closed = True
         if not self._lock.acquire(timeout=_LAG_WAIT_S_MAX):
@@ -171,7 +171,7 @@ class LagProbe:
 
 @dataclass(slots=True)
 class System:
-    """An open store: its adapters, and makers of what the services are built from. A context manager."""
+    """An open store: its adapters, and factories for the parts that services are built from. A context manager."""
 
     settings: Settings
     clock: Clock
@@ -206,11 +206,11 @@ class System:
         return self._pool
 
     def check_for_daemon(self, *, writes: bool) -> None:
-        """What a daemon asks once before its loop, so that a wrong configuration ends it and is not tried for ever:
-        is the message log there, and, if it writes blocks, may its user?
+        """A daemon calls this once before its loop, so that a wrong configuration ends it instead of being retried
+        forever. Checks that the message log exists and, if the daemon writes blocks, that its user is allowed to.
 
-        Rights are tried by deleting ids that nobody has. A time-out says nothing about rights, so it is ignored. Free
-        space is asked for so that a figure is known before a monitor may hang.
+        Permissions are tested by deleting ids that nothing has. A time-out says nothing about permissions, so it is
+        ignored. Free space is queried so that a figure is known before a Ceph monitor may hang.
         Raises ConfigError, Transient (no message log).
         """
         self._messages.get()
@@ -237,16 +237,16 @@ class System:
 
     # --- writers ----------------------------------------------------------------------------------
     def lease(self, name: str, ttl_ms: int) -> HeldLease:
-        """A lease to be held by a `with`."""
+        """A lease to hold in a `with` statement."""
         return HeldLease(self.metadata, self.clock, name, ttl_ms, among=self._held)
 
     def contended_lease(self, name: str, ttl_ms: int) -> HeldLease:
-        """One that several processes may want at once: those who do not get it are told that this one has it."""
+        """A lease that several processes may want at once: those that do not get it are told which process holds it."""
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         return HeldLease(self.metadata, self.clock, name, ttl_ms, holder, self._held)
 
     def writer(self, lease: Lease, kind: BlockKind) -> StripeWriter:
-        """A lane of writing. Only fresh objects must leave GC's reserve alone; only GC moves last copies."""
+        """A lane of writing. Only writers of fresh objects must leave GC's reserve alone; only GC moves last copies."""
         fresh = kind is BlockKind.FRESH
         options = WriterOptions(
             kind=kind,
@@ -259,11 +259,11 @@ class System:
         )
 
     def source_reader(self) -> SourceReader:
-        """Reads what is to be packed."""
+        """Reads the objects to pack."""
         return SourceReader(self.landing, self.blocks, self.read_threads)
 
     def housekeeping(self) -> Housekeeping:
-        """Recovery and reaper."""
+        """Recovery and the reaper."""
         reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, self.settings.reaper.batch_objects)
         recovery = Recovery(self.metadata, self.blocks, self.clock, self._held)
         return Housekeeping(recovery, reaper, self.clock, self.settings.reaper.wait_ms)
@@ -278,19 +278,19 @@ class System:
         return self._messages.get().consumer(member, self.settings.kafka.instance or "")
 
     def group_progress(self, name: str) -> GroupProgress:
-        """How far the configured group has come; `name` is for operators."""
+        """How far the configured group has progressed; `name` is for operators."""
         return self._messages.get().progress(f"{name}-progress")
 
     def lag(self) -> int:
-        """Messages that the configured group has not committed yet, asked from outside the group. Raises Transient."""
+        """Messages that the configured group has not committed yet, seen from outside the group. Raises Transient."""
         return self._lag.value()
 
     # --- monitoring -------------------------------------------------------------------------------
     def monitor(self, service: str, *, writes: bool) -> Monitor:
-        """For watching this process, with a registry of its own.
+        """A monitor of this process, with its own registry.
 
-        Ready while metadata and message log answer; a process that writes, also while the stores of blocks and of
-        landing copies do a small piece of work.
+        The process is ready while metadata and message log answer. A process that writes also needs the block store and
+        the landing store to do a small piece of work.
         """
         settings = self.settings.monitoring
         monitor = Monitor(service, CollectorRegistry(), self.clock, settings.stall_ms_max)
@@ -304,7 +304,7 @@ class System:
         return monitor
 
     def watch_store(self, monitor: Monitor) -> None:
-        """Let a monitor show the figures of the whole store, too."""
+        """Make a monitor show the figures of the whole store, too."""
         figures = Cached(self.figures, self.clock, self.settings.monitoring.figures_ms)
         monitor.metrics.add("store", lambda: store_samples(figures()))
 
@@ -314,8 +314,8 @@ class System:
         return StoreFigures(self.metadata.totals(), self.geometry.stripe_size, free_bytes, lag)
 
     def shut_out(self) -> Blocklisted | None:
-        """Whether the storage cluster has shut this process out: why, if so. Asks it, within the time limit of a read;
-        a failure of any other kind says nothing."""
+        """Why the storage cluster has shut this process out; None if it has not. Asks the cluster, within the time
+        limit of a read. A failure of any other kind says nothing."""
         for probe in (self.blocks.probe, self.landing.probe):
             try:
                 probe()
@@ -335,12 +335,12 @@ class System:
         return LandingId(_new_id(self.clock))
 
     def member_name(self, service: str) -> str:
-        """A name for a process of a service, unique for ever and readable to an operator."""
+        """A name for a process of a service, unique forever and readable for operators."""
         return f"{service}-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def _unless_away(figure: Callable[[], int]) -> int | None:
-    """None when nobody can tell now: the other figures hold all the same."""
+    """The figure, or None when it cannot be had now: the other figures are still valid."""
     try:
         return figure()
     except Transient:
@@ -356,8 +356,8 @@ def _new_block_id(clock: Clock) -> BlockId:
 
 
 def open_system(settings: Settings) -> System:
-    """Open an initialised store. Raises ConfigError when it is missing or does not match, Transient when a server of
-    it cannot be reached."""
+    """Open an initialised store. Raises ConfigError when it is missing or does not match, Transient when one of its
+    servers cannot be reached."""
     clock = SystemClock()
     with ExitStack() as stack:
         with settings_named("store.metadata_url"):
