@@ -16,10 +16,10 @@ from nos_producer.slots import HeldSlots
 def producer_service(
     system: System, monitor: Monitor | None = None, *, shares: bool = False
 ) -> Iterator[ProducerService]:
-    """A producer and its end of the message log. Its leases are released and its end closed at the end.
+    """A producer and its side of the message log. On exit its leases are released and its side of the log is closed.
 
-    One that `shares` divides the slots with the others that do; else it takes what is free. A monitor is shown its
-    figures.
+    A producer that `shares` divides the slots with the others that do; any other takes what is free. The monitor, if
+    any, shows its figures.
     """
     settings = system.settings.producer
     options = ProducerOptions(

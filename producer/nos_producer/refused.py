@@ -1,7 +1,7 @@
-"""Rows that the log does not take: they wait, and the others go on.
+"""Rows whose events the log refuses: they wait, and publishing of the others continues.
 
-An event that is too large for its topic concerns its row alone. Any other failure, while the rest of the log answers,
-concerns a partition: all of its rows wait until the partition is tried again.
+An event that is too large for its topic affects only its row. Any other failure, while the rest of the log answers,
+affects a partition: all of its rows wait until the partition is tried again.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ PARTITION_WAIT_MS = 5_000
 PARTITION_WAIT_MS_MAX = 300_000
 OBJECT_WAIT_MS = 60_000
 OBJECTS_MAX = 10_000
-"""More objects are refused without a word about each, and come due again like the others."""
+"""Refused objects beyond this number are not parked; they come due again like the others."""
 _FORGET_BATCH = 100
 
 Item = tuple[int, int, ObjectKey]
-"""A row as what is parked: id, version, key."""
+"""How a row is parked: id, version, key."""
 RowsByTime = dict[int, list[ObjectRow]]
 T = TypeVar("T", bound=Hashable)
 
 
 class Refused:
-    """What is parked, and when its rows are due again. One thread owns it; any may look at `parkings`."""
+    """What is parked, and when its rows are due again. One thread owns it; any thread may read `parkings`."""
 
     def __init__(
         self, clock: Clock, rule: Republishing, partitions: int, partition_of: Callable[[ObjectRow], int]
@@ -39,8 +39,8 @@ class Refused:
         self._clock = clock
         self._rule = rule
         self._partition_of = partition_of
-        # A row comes due after half of its wait. One that is not refused again before the whole of it is over was
-        # packed or deleted, or another producer has it now: `_forget` releases it.
+        # A row comes due after half of its wait. A row that is not refused again before the whole wait is over was
+        # packed or deleted, or another producer has it now: `_release` releases it.
         object_wait_ms = 2 * min(OBJECT_WAIT_MS, rule.step_ms)
         self._objects: Parking[Item] = Parking(
             "event", lambda item: str(item[2]), clock, BackOff(object_wait_ms, 2 * rule.step_ms), OBJECTS_MAX
@@ -52,7 +52,7 @@ class Refused:
         self.parkings = (self._objects, self._partitions)
 
     def set_apart(self, rows: Sequence[ObjectRow]) -> tuple[list[ObjectRow], RowsByTime]:
-        """(rows that can be published, {due time: rows of partitions that wait for their next try})."""
+        """Returns (rows that can be published, {due time: rows of partitions that wait for their next try})."""
         if not self._partitions:
             return list(rows), {}
         ready: list[ObjectRow] = []
@@ -66,7 +66,8 @@ class Refused:
         return ready, waiting
 
     def settle(self, rows: Sequence[ObjectRow], failures: Mapping[int, Transient]) -> RowsByTime:
-        """Park what failed, by its index, and release what was published. {due time: rows that failed}."""
+        """Park the rows that failed, given by index, and release those that were published. Returns
+        {due time: rows that failed}."""
         failed = {self._partition_of(rows[i]): why for i, why in failures.items() if not isinstance(why, TooLarge)}
         for partition, error in failed.items():
             self._partitions.park(partition, error)
@@ -94,7 +95,7 @@ class Refused:
                 self._objects.release(item)
 
     def _due_ms(self, parking: Parking[T], item: T, parts: int = 1) -> int:
-        """When to try again, after a part of the item's wait. Not later than any row that was published comes due."""
+        """When to try again: after 1/`parts` of the item's wait, but no later than published rows come due."""
         now_ms = self._clock.now_ms()
         parked = parking.get(item)
         wait_ms = self._rule.step_ms if parked is None else (parked.retry_ms - now_ms) // parts

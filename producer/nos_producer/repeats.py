@@ -1,11 +1,11 @@
-"""Which of the rows that come due again are published again.
+"""Decides which of the rows that come due again are published again.
 
 A row that was published comes due again every `republish_ms`, in case its event was lost. While its event still waits
-in the log, publishing it again only makes the log longer: such a row is postponed. It is published again when the
-consumer group has passed the event without packing it, or when the log no longer has it (`core.republish`).
+in the log, publishing it again would only make the log longer, so the row is postponed. It is published again when the
+consumer group has passed the event without packing it, or when the log no longer has the event (`core.republish`).
 
-The log is asked once every few seconds at most, and only while rows come due again. While it cannot tell how far the
-group has come, rows that were published are postponed and new ones are published.
+The log is asked once every few seconds at most, and only while rows come due again. While it cannot say how far the
+group has progressed, rows that were published are postponed and new ones are published.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from nos_ec.ports.metadata import ObjectRow
 _log = structlog.get_logger(__name__)
 
 ASK_WAIT_MS_MAX = 10_000
-"""Between two questions to the log."""
+"""Longest time for which an answer of the log is used before it is asked again."""
 _ASKS_PER_STEP = 16
 CLOCK_MARGIN_MS = 60_000
-"""By how much clocks of producers and brokers may differ before an event is taken for passed that still waits. The
-event is then there twice, which does no harm."""
+"""How much the clocks of producers and brokers may differ. If they differ by more, an event that still waits may count
+as passed. It is then in the log twice, which does no harm."""
 
 
 _partition = lru_cache(maxsize=4096)(partition_for)
@@ -47,7 +47,7 @@ class DueRows:
 
 
 class Repeats:
-    """Tells rows that are to be published from those whose event still waits. Not thread-safe."""
+    """Separates rows that are to be published from those whose event still waits. Not thread-safe."""
 
     def __init__(self, progress: GroupProgress, clock: Clock, rule: Republishing, partitions: int) -> None:
         self._progress = progress
@@ -61,7 +61,7 @@ class Repeats:
         self._failing = False
 
     def divide(self, rows: Sequence[ObjectRow], now_ms: int) -> DueRows:
-        """Divide due rows, as `due_objects` gave them at `now_ms`."""
+        """Divide due rows, as `due_objects` returned them at `now_ms`."""
         found = DueRows()
         for row in rows:
             later_ms = self._later_ms(row, now_ms)
@@ -76,14 +76,14 @@ class Repeats:
         return _partition(row.key.bucket, self._partitions)
 
     def ask(self) -> Mapping[int, int]:
-        """Ask the log now, however young the last answer is. See GroupProgress.passed_until. Raises Transient."""
+        """Ask the log now, however recent the last answer is. See GroupProgress.passed_until. Raises Transient."""
         self._ask_ms = self._clock.now_ms() + self._ask_wait_ms
         self._passed = {}
         self._passed = self._progress.passed_until()
         return self._passed
 
     def _later_ms(self, row: ObjectRow, now_ms: int) -> int | None:
-        """When the row is due again. None: it is to be published now."""
+        """When the row is due again; None if it is to be published now."""
         if row.state is not ObjectState.QUEUED or row.due_ms is None:
             return None
         until_ms = self._rule.published_until_ms(row.due_ms, now_ms)
@@ -95,14 +95,14 @@ class Repeats:
         return self._rule.later_due_ms(row.due_ms, now_ms)
 
     def _passed_until(self) -> Mapping[int, int]:
-        """As the log told a moment ago. An older answer is never wrong: groups do not move back."""
+        """The log's answer, which may be a few seconds old. An older answer is never wrong: groups do not move back."""
         if waits(self._ask_ms, self._clock.now_ms(), self._ask_wait_ms):
             return self._passed
         try:
             found = self.ask()
         except Transient as error:
             if not self._failing:
-                _log.warning("not known how far consumers are; only new objects are published", error=str(error))
+                _log.warning("progress of the consumers unknown; publishing only new objects", error=str(error))
             self._failing = True
             return {}
         self._failing = False

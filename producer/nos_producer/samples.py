@@ -1,4 +1,4 @@
-"""What a producer shows to whoever watches it."""
+"""The metrics of a producer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nos_producer.slots import HeldSlots
 
 
 def producer_samples(service: ProducerService, held: HeldSlots, now_ms: int) -> Iterator[Sample]:
-    """Samples of a producer's counters, of what is parked, and its share of the work."""
+    """Samples of a producer's counters, of what it has parked, and of its share of the work."""
     counters = service.counters
     yield Sample(m.PRODUCER_SLOTS, len(held.slots()))
     yield Sample(m.PUBLISHED_OBJECTS, counters.objects)

@@ -1,10 +1,10 @@
 """Publishes objects that wait in the landing store, so that a consumer packs them.
 
-No cursor is kept: a row says itself when it is due, so rows whose transaction commits late are never missed, and
-a row whose event was lost comes due again (`republish_ms`; `repeats` says when it is published again, `refused` what
-becomes of a row that the log does not take). Publishing comes first and the mark second: a crash
-in between publishes twice, which the commit's compare-and-set makes harmless (invariant 5). Only rows of the slots that
-this producer holds are looked for, so that several producers share the work and none of it is done twice.
+The producer keeps no cursor: each row says when it is due. So rows whose transaction commits late are never missed,
+and a row whose event was lost comes due again (`republish_ms`; `repeats` decides when it is published again, and
+`refused` what happens to a row that the log does not accept). A row is first published and then marked: a crash in
+between publishes it twice, which the commit's compare-and-set makes harmless (invariant 5). A producer looks only for
+rows of the slots that it holds, so that several producers share the work and none of it is done twice.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ RETRY_WAIT_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """batch_objects: rows per scan. republish_ms: when a published row that is not packed comes due again.
-    idle_wait_ms: between scans that find nothing. partitions: of the message log."""
+    """batch_objects: rows per scan. republish_ms: after this time a published row that is not packed comes due again.
+    idle_wait_ms: wait between scans that find nothing. partitions: number of partitions of the message log."""
 
     batch_objects: int
     republish_ms: int
@@ -48,7 +48,7 @@ class ProducerOptions:
 @dataclass(slots=True)
 class ProducerCounters:
     """What this producer has done since it started; repeats count again. failures: batches to be tried again.
-    postponed: rows that came due again while their event waited. refused: events that the log did not take."""
+    postponed: rows that came due again while their event still waited. refused: events that the log did not accept."""
 
     objects: int = 0
     bytes: int = 0
@@ -81,29 +81,27 @@ class ProducerService:
 
     @property
     def slots_of_others(self) -> int:
-        """Slots whose objects this producer does not publish now."""
+        """Number of slots whose objects this producer does not publish now."""
         return SLOTS - len(self._held.slots())
 
     @property
     def parkings(self) -> Sequence[Parking[Any]]:
-        """Events and partitions that wait for their next try. Any thread may look."""
+        """Events and partitions that wait for their next try. Any thread may read them."""
         return self._refused.parkings
 
     def turn(self) -> int:
-        """Take care of one batch of due rows of the slots held: publish those without an event that still waits.
+        """Handle one batch of due rows of the slots held: publish those that have no event waiting in the log.
 
-        Returns how many rows were due; 0: none is. Raises Transient.
+        Returns how many rows were due; 0 when none is. Raises Transient.
         """
         self._held.keep()
         slots = self._held.slots()
         now_ms = self._clock.now_ms()
         rows = self._metadata.due_objects(now_ms, self._options.batch_objects, slots)
         if not slots <= self._held.slots():
-            raise Transient(
-                "leases of slots expired while due objects were looked for: is the metadata store too slow?"
-            )
+            raise Transient("leases of slots expired while looking for due objects: is the metadata store too slow?")
         due = self._repeats.divide(rows, now_ms)
-        # First, or a batch of rows that only wait would be looked at again and again while publishing fails.
+        # Postpone first: otherwise the same batch of waiting rows would come up again and again while publishing fails.
         self._postpone(due.postponed)
         self.counters.postponed += len(rows) - len(due.publish)
         ready, waiting = self._refused.set_apart(due.publish)
@@ -113,7 +111,7 @@ class ProducerService:
         return len(rows)
 
     def drain(self) -> int:
-        """Publish until nothing is due in the slots held. Returns how many were published. Raises Transient."""
+        """Publish until nothing is due in the slots held. Returns how many objects were published. Raises Transient."""
         before = self.counters.objects
         while self.turn():
             pass
@@ -131,7 +129,7 @@ class ProducerService:
         self.counters.refused += len(failures)
 
     def _failures(self, rows: Sequence[ObjectRow]) -> Mapping[int, Transient]:
-        """Publish rows. {index: why} of those that are not known to be in the log, while the log as a whole answers."""
+        """Publish rows. Returns {index: error} of those not known to be in the log, if the log as a whole answers."""
         try:
             return self._publisher.publish([_event(row) for row in rows])
         except NoSpace:
@@ -143,7 +141,7 @@ class ProducerService:
             return dict.fromkeys(range(len(rows)), error)
 
     def _answering(self) -> Collection[int]:
-        """Partitions that answer; all of them when none does: then it is not a matter of partitions."""
+        """Partitions that answer. All of them if the log cannot be asked: then the failure is not one of partitions."""
         try:
             return self._repeats.ask().keys()
         except Transient:
@@ -162,7 +160,7 @@ class ProducerService:
                 due = self.turn()
             except Transient as error:
                 self.counters.failures += 1
-                _log.warning("publishing failed, trying again", error=str(error))
+                _log.warning("publishing failed; trying again", error=str(error))
                 self._clock.wait(stop, RETRY_WAIT_MS)
                 continue
             if self.counters.objects > before:

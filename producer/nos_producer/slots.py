@@ -1,11 +1,12 @@
-"""Holding slots: which part of the objects this producer publishes, so that no other publishes it as well.
+"""Holding slots: which part of the objects this producer publishes, so that no other producer publishes it as well.
 
-A slot's lease is what makes it ours. A daemon also holds a lease that says that it is alive; from those everybody knows
-how many they are, and so what everybody's share is (`core.slots.plan_slots`). Nobody talks to anybody else.
+A producer owns a slot by holding its lease. A daemon also holds a lease that says that it is alive. From those leases
+each producer knows how many producers there are, and so what each one's share is (`core.slots.plan_slots`). Producers
+do not communicate in any other way.
 
-A slot is given up between batches only, when everything published from it is marked: whoever takes it finds nothing
-to publish twice. Only a producer that stalls for longer than its leases last may publish what another one published
-meanwhile, which is harmless (invariant 5).
+A slot is given up only between batches, when everything published from it is marked. So the next holder finds nothing
+to publish twice. Only a producer that stalls for longer than its leases last may publish what another one has
+published in the meantime, which is harmless (invariant 5).
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ ROUNDS_PER_TTL = 3
 
 
 class HeldSlots:
-    """The slots of one producer. One thread calls `keep` and `release`; any may read `slots`.
+    """The slots of one producer. One thread calls `keep` and `release`; any thread may read `slots`.
 
-    Without a `member` name it takes every slot that is free and no part in the sharing: for a run that ends soon.
+    Without a `member` name the producer takes every free slot and takes no part in the sharing: for a run that ends
+    soon.
     """
 
     def __init__(self, metadata: Leases, clock: Clock, ttl_ms: int, member: str | None) -> None:
@@ -52,22 +54,22 @@ class HeldSlots:
         self._leases: dict[str, Lease] = {}
 
     def slots(self) -> frozenset[int]:
-        """Those that nobody else may publish from now. What expired without renewal is not among them, nor what was
-        taken or renewed before the clock was set back, until it is renewed."""
+        """The slots that no other producer may publish from now. Excludes slots whose lease expired without renewal,
+        and those whose lease was taken or renewed before the clock was set back, until it is renewed again."""
         now_ms = self._clock.now_ms()
         leases = self._leases.values()
         held = {leased_slot(lease.name) for lease in leases if waits(lease.expires_ms, now_ms, self._ttl_ms)}
         return ALL_SLOTS & held
 
     def rest_ms(self) -> int:
-        """How long `keep` has nothing to do."""
+        """How long until `keep` has something to do."""
         return min(max(1, self._next_ms - self._clock.now_ms()), self._wait_ms)
 
     def keep(self) -> None:
-        """Renew the leases and work towards a fair share, if it is time. Not in the middle of a batch.
+        """If it is time, renew the leases and move towards a fair share. Do not call in the middle of a batch.
 
-        Two transactions of three statements in all, whatever is held, as long as nobody comes or goes. Raises
-        Transient.
+        Takes two transactions with three statements in all, however many slots are held, as long as no producer comes
+        or goes. Raises Transient.
         """
         now_ms = self._clock.now_ms()
         if waits(self._next_ms, now_ms, self._wait_ms):
@@ -79,11 +81,11 @@ class HeldSlots:
         self._next_ms = now_ms + self._wait_ms
 
     def release(self) -> None:
-        """Give everything up, so that others need not wait until it expires."""
+        """Give up all leases, so that other producers need not wait until they expire."""
         try:
             self._give_up(list(self._leases))
         except NosError as failure:
-            _log.warning("leases not released; they expire", error=str(failure))
+            _log.warning("leases not released; they will expire", error=str(failure))
 
     def _renew(self, now_ms: int) -> None:
         renewed = self._metadata.renew_leases(list(self._leases.values()), now_ms, self._ttl_ms)
@@ -111,7 +113,7 @@ class HeldSlots:
         if self._member is None:
             return SlotPlan((), tuple(sorted(free)))
         if self._member not in members:
-            return SlotPlan((), ())  # fenced this very moment; the next round joins again
+            return SlotPlan((), ())  # fenced just now; the next round joins again
         return plan_slots(self.slots(), free, members.index(self._member), len(members))
 
     def _fence(self, expired: Iterable[Lease], now_ms: int) -> None:
@@ -126,7 +128,7 @@ class HeldSlots:
         self._leases = self._leases | {lease.name: lease for lease in taken}
 
     def _give_up(self, names: list[str]) -> None:
-        # Ours no more even if the call fails: then they expire.
+        # No longer ours even if the call fails: then they expire.
         given = [self._leases[name] for name in names]
         self._leases = {name: lease for name, lease in self._leases.items() if name not in names}
         self._metadata.release_leases(given)
