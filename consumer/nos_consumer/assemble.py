@@ -22,15 +22,15 @@ from nos_ec.monitoring.sources import housekeeping_samples, lease_samples
 from nos_ec.ports.clock import unwatched
 
 BACKLOG_WINDOWS = 4
-"""The merge list takes this many windows before polling pauses: enough that lanes never wait for a poll."""
+"""Windows that the merge list takes before polling pauses: enough that lanes never wait for a poll."""
 
 
 @contextmanager
 def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator[ConsumerService]:
     """A consumer that holds a writer lease and is a member of the group; both are given up at the end.
 
-    Leaving finishes the groups in flight, seals their blocks and commits their offsets. A monitor is shown its
-    figures and its lease.
+    On exit the groups in flight are finished, their blocks sealed and their offsets committed. The monitor, if any,
+    shows the consumer's figures and lease.
     """
     settings = system.settings.consumer
     member = system.member_name("consumer")
@@ -67,9 +67,9 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
 
 
 def drain(system: System, watch: Callable[[ConsumerCounters], object] = lambda _: None) -> ConsumerCounters:
-    """Pack all there is, with housekeeping before and after it (and in between when space runs out).
+    """Pack everything that waits, with housekeeping before and after (and in between when space runs out).
 
-    `watch` sees the counters from time to time. Raises what `ConsumerService.drain` raises.
+    `watch` is given the counters from time to time. Raises what `ConsumerService.drain` raises.
     """
     housekeeping = system.housekeeping()
     housekeeping.run_once()
@@ -81,7 +81,7 @@ def drain(system: System, watch: Callable[[ConsumerCounters], object] = lambda _
 
 @contextmanager
 def housekeeping_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
-    """Housekeeping on a thread of its own for as long as the block lasts. A monitor is shown its figures and turns."""
+    """Runs housekeeping on its own thread within the `with` block. The monitor, if any, shows its figures and turns."""
     stop = threading.Event()
     housekeeping = system.housekeeping()
     beat = unwatched if monitor is None else monitor.health.heart("housekeeping")

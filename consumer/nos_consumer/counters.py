@@ -1,4 +1,4 @@
-"""What a consumer counts."""
+"""The counters of a consumer."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Objects whose landing copies cannot be read now. They wait outside of the merge list, and hold up no other object.
+"""Objects whose landing copies cannot be read now. They wait outside the merge list, and hold up no other object.
 
-Each has its own exponential back-off. When its time has come, its copy is read by a thread that does nothing else; an
-object whose copy can be read goes back to the merge list. It stays parked until it is packed, so that a copy that is
-read once and fails again waits longer each time.
+Each has its own exponential back-off. When its next try is due, a thread that does nothing else reads its copy. An
+object whose copy can be read returns to the merge list. It stays parked until it is packed, so that an object whose
+copy can be read once and fails again waits longer each time.
 
-9  the parking has a limit, and few copies are tried at a time
+9  the number of parked objects has a limit, and few copies are tried at a time
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from nos_ec.ports.clock import Clock
 BACK_OFF = BackOff(first_ms=5_000, max_ms=600_000)
 PARKED_MAX = 10_000
 PROBES_MAX = 16
-"""Copies tried at a time. Each may take as long as the landing store's time limit."""
+"""Copies tried at a time. Each try may take as long as the landing store's time limit."""
 HELD_FAILURES_MAX = 6
-"""Failed tries, about five minutes, after which the event of an object counts as done: its partition's offset must not
-stand still for ever. Its row stays queued, so that it is published again, and the object stays parked here."""
+"""Failed tries, about five minutes, after which an object's event counts as done: the offset of its partition must not
+stand still forever. The object's row stays queued, so that it is published again, and the object stays parked here."""
 
 Probed = tuple[Packable, NosError | None]
-"""An object that was tried, and what its copy failed with."""
+"""An object that was tried, and the error of reading its copy, if any."""
 
 
 class UnreadObjects:
-    """Owned by the consumer's thread; `parking` may be read by any.
+    """Owned by the consumer's thread; any thread may read `parking`.
 
-    read: the bytes of a source, or why it cannot be read; called by several threads.
+    read: returns the bytes of a source, or why it cannot be read; called by several threads.
     """
 
     def __init__(self, read: Callable[[Packable], bytes | NosError], clock: Clock) -> None:
@@ -42,28 +42,28 @@ class UnreadObjects:
         self._pool = ThreadPoolExecutor(PROBES_MAX, thread_name_prefix="probe")
         self._probes: dict[Future[NosError | None], Packable] = {}
         self._aside: set[Packable] = set()
-        """Those of the parked ones that are not on the merge list or in a plan."""
+        """The parked objects that are neither on the merge list nor in a plan."""
 
     def __len__(self) -> int:
-        """Objects that wait here, and nowhere else."""
+        """Objects that wait here and nowhere else."""
         return len(self._aside)
 
     def __contains__(self, packable: Packable) -> bool:
         return packable in self._aside
 
     def park(self, packable: Packable, error: NosError) -> bool:
-        """Set an object aside until its next try. False when there are too many."""
+        """Set an object aside until its next try. False when too many are parked already."""
         if not self.parking.park(packable, error):
             return False
         self._aside.add(packable)
         return True
 
     def is_given_up(self, packable: Packable) -> bool:
-        """Whether its event is to hold up the offsets no longer: with this failure, it has failed too often."""
+        """Whether its event must no longer hold up the offsets: with this failure, it has failed too often."""
         return self.parking.failures(packable) == HELD_FAILURES_MAX
 
     def leave(self, packable: Packable) -> None:
-        """An object is on the merge list: it stays parked, and is not tried here."""
+        """Note that an object is on the merge list: it stays parked, but is not tried here."""
         if self._aside:
             self._aside.discard(packable)
 
@@ -74,32 +74,32 @@ class UnreadObjects:
             self._aside.discard(packable)
 
     def forget(self, partitions: frozenset[int]) -> None:
-        """Release what came from these partitions."""
+        """Release the objects whose messages came from these partitions."""
         for packable, _ in self.parking:
             if any(partition in partitions for partition, _ in packable.tickets):
                 self.release(packable)
 
     def due(self) -> list[Packable]:
-        """What is to be tried now: as many as there are threads for. Each is to be tried, or released."""
+        """Objects to try now, as many as there are threads for. The caller must probe or release each of them."""
         return self.parking.due(PROBES_MAX - len(self._probes)) if self._aside else []
 
     def probe(self, packables: Iterable[Packable]) -> None:
-        """Try to read them."""
+        """Start reading the copies of these objects."""
         for packable in packables:
             self._probes[self._pool.submit(self._failure, packable)] = packable
 
     def probed(self) -> list[Probed]:
-        """What has been tried since the last call. A copy that can be read is waited for when it is read once more."""
+        """Objects tried since the last call. Packing then waits for a copy that could be read, however slow it is."""
         found: list[Probed] = []
         for probe in [probe for probe in self._probes if probe.done()]:
             packable, failure = self._probes.pop(probe), probe.result()
             if packable not in self._aside:
-                continue  # forgotten meanwhile
+                continue  # forgotten in the meantime
             found.append((replace(packable, patient=True) if failure is None else packable, failure))
         return found
 
     def close(self) -> None:
-        """Waits for the reads under way."""
+        """End the threads, after the reads under way."""
         self._pool.shutdown(cancel_futures=True)
 
     def _failure(self, packable: Packable) -> NosError | None:
