@@ -20,11 +20,11 @@ from nos_gc.samples import gc_samples
 from nos_gc.service import GcService
 
 NO_DEADLINE_MS = 365 * 86_400_000
-"""Survivors wait for company as long as it takes: a run writes what is left at its end."""
+"""Survivors wait for others as long as it takes: at its end, a run writes what is left."""
 
 
 def gc_collector(system: System) -> Collector:
-    """What plans and runs collections, with the same packer as the consumer."""
+    """The collector, which plans and runs collections with the same packer as the consumer."""
     settings = system.settings
     rng = random.Random(0)
 
@@ -47,7 +47,7 @@ def gc_collector(system: System) -> Collector:
 
 
 def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
-    """GC with the same packer as the consumer, writing to survivor blocks. A monitor is shown its figures."""
+    """GC with the same packer as the consumer, writing to survivor blocks. The monitor, if any, shows its figures."""
     settings = system.settings
 
     def new_lease(name: str) -> HeldLease:

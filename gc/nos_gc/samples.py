@@ -1,4 +1,4 @@
-"""What GC shows to whoever watches it."""
+"""The metrics of GC."""
 
 from __future__ import annotations
 
