@@ -17,7 +17,7 @@ from nos_ec.core.packing.plan import GroupPlan, MergeList
 from nos_ec.engine.packable import Packable
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.message_log import Message
-from nos_ec.ports.metadata import Metadata
+from nos_ec.ports.metadata import Objects
 
 
 class Backlog:
@@ -25,7 +25,7 @@ class Backlog:
 
     def __init__(
         self,
-        metadata: Metadata,
+        metadata: Objects,
         new_merge_list: Callable[[], MergeList],
         unread: UnreadObjects,
         clock: Clock,

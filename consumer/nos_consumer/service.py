@@ -27,7 +27,7 @@ from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import Failure, WriteResult
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.message_log import Message, MessageConsumer
-from nos_ec.ports.metadata import Metadata
+from nos_ec.ports.metadata import Objects
 
 _log = structlog.get_logger(__name__)
 
@@ -58,7 +58,7 @@ class ConsumerService:
     def __init__(
         self,
         messages: MessageConsumer,
-        metadata: Metadata,
+        metadata: Objects,
         lanes: Lanes,
         new_merge_list: Callable[[], MergeList],
         clock: Clock,
