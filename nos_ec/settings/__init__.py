@@ -1,7 +1,7 @@
-"""Settings: one TOML file, and environment variables over it.
+"""Settings: one TOML file, overridden by environment variables.
 
-A key `lanes` of the section `[consumer]` is `NOS_EC_CONSUMER__LANES` in the environment. A wrong key or value is
-never skipped and never guessed: all of them are reported at once, each with the place it was written at.
+A key `lanes` in the section `[consumer]` is `NOS_EC_CONSUMER__LANES` in the environment. Wrong keys and values are
+never ignored or guessed at: all of them are reported at once, each with the place where it was set.
 """
 
 from nos_ec.settings.checks import require_root

@@ -1,4 +1,4 @@
-"""What each field alone cannot see."""
+"""Checks that involve more than one field."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from nos_ec.core.errors import ConfigError
 from nos_ec.settings.sections import Settings
 
-UTF8_ADVICE = "rename the file or folder, or give another value"
+UTF8_ADVICE = "rename the file or folder, or use another value"
 
 
 def is_utf8(text: str | Path) -> bool:
-    """Whether it was UTF-8 where it comes from. Bytes of a file name or a variable that are not come as surrogates,
-    which neither a database URL nor a Ceph client nor a configuration file can hold."""
+    """Whether the text was valid UTF-8 at its source. Invalid bytes of a file name or an environment variable arrive as
+    surrogates, which a database URL, a Ceph client and a configuration file cannot contain."""
     try:
         str(text).encode()
     except UnicodeEncodeError:
@@ -23,13 +23,13 @@ def is_utf8(text: str | Path) -> bool:
 
 
 def require_root(root: Path) -> None:
-    """Raises ConfigError for a folder that cannot be store.root, in whichever folder the process works."""
+    """Raises ConfigError for a folder that cannot be store.root, regardless of the process's current folder."""
     for problem in _root(root):
         raise ConfigError(problem)
 
 
 def cross_check(settings: Settings) -> Iterator[str]:
-    """A line for everything that does not go together."""
+    """One line for each contradiction between settings."""
     try:
         geometry = settings.geometry.value()
     except ConfigError as error:
@@ -46,24 +46,24 @@ def cross_check(settings: Settings) -> Iterator[str]:
     if settings.producer.republish_ms <= consumer.linger_ms:
         yield (
             f"producer.republish_ms: {settings.producer.republish_ms} is not more than consumer.linger_ms, so objects"
-            f" that merely wait are published again and again; use more than {consumer.linger_ms}"
+            f" that are only waiting are published repeatedly; use more than {consumer.linger_ms}"
         )
 
 
 def _root(root: Path) -> Iterator[str]:
-    with suppress(FileNotFoundError):  # the current folder is gone, which matters only to a store that is in it
+    with suppress(FileNotFoundError):  # the current folder was deleted, which matters only to a store inside it
         root = root.absolute()
     if not is_utf8(root):
         yield f"store.root: {str(root)!r} is not valid UTF-8; {UTF8_ADVICE}"
 
 
 def _backends(settings: Settings) -> Iterator[str]:
-    """What a backend needs, and what is set that would do nothing."""
+    """Settings that a backend requires but lacks, and settings that would have no effect."""
     kafka = settings.kafka
     if settings.store.backend == "ceph" and settings.ceph.conf_file is None:
-        yield 'ceph.conf_file: store.backend is "ceph", which needs it; set it to the path of the cluster\'s ceph.conf'
+        yield 'ceph.conf_file: required by store.backend = "ceph"; set it to the path of the cluster\'s ceph.conf'
     if settings.log.backend == "kafka" and not kafka.servers:
-        yield 'kafka.servers: log.backend is "kafka", which needs it; set it to host:port of one or more brokers'
+        yield 'kafka.servers: required by log.backend = "kafka"; set it to host:port of one or more brokers'
     if kafka.in_sync_min > kafka.replication:
         yield f"kafka.in_sync_min: {kafka.in_sync_min} is more than kafka.replication; use at most {kafka.replication}"
     if kafka.poll_interval_ms_max < settings.log.session_ms:
@@ -75,4 +75,4 @@ def _backends(settings: Settings) -> Iterator[str]:
         if "password" in key or "secret" in key:
             yield f"kafka.options: {key} is a secret and would be shown; move it to kafka.secrets"
     for key in sorted(kafka.options.keys() & kafka.secrets.keys()):
-        yield f"kafka.secrets: {key} is in kafka.options too; remove it from one of them"
+        yield f"kafka.secrets: {key} is also in kafka.options; remove it from one of them"

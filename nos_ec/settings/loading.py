@@ -1,4 +1,4 @@
-"""Reading settings from one TOML file and the environment, and writing them."""
+"""Reads settings from one TOML file and the environment, and writes them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from nos_ec.settings.sections import Settings, fields_of
 
 ENV_PREFIX = "NOS_EC_"
 ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_KILL_AT"})
-"""Variables with our prefix that are no settings: which file to read, and where a crash test kills the process."""
+"""Variables with our prefix that are not settings: the file to read, and the point where a crash test kills the
+process."""
 ENV_DEV_PREFIX = "NOS_EC_DEV_"
-"""Begins what the development scripts in deploy/ are told."""
+"""Prefix of the variables that configure the development scripts in deploy/."""
 
 
 def load_settings(path: Path | None, env: Mapping[str, str]) -> Settings:
-    """The settings of the file (None: none) with those of the environment over it.
+    """The settings of the file (None: no file), overridden by those of the environment.
 
-    Raises ConfigError whose message has one line for every problem: its place, the value, what is allowed.
+    Raises ConfigError with one line per problem: its place, the value, and what is allowed.
     """
     settings, problems = _load(path, env)
     if settings is None or problems:
@@ -37,7 +38,7 @@ def load_settings(path: Path | None, env: Mapping[str, str]) -> Settings:
 
 
 def check_settings(path: Path | None, env: Mapping[str, str]) -> list[str]:
-    """What `load_settings` would complain about, a line each. Empty: all is well."""
+    """The problems that `load_settings` would raise, one line each. Empty: there are none."""
     return _load(path, env)[1]
 
 
@@ -59,7 +60,8 @@ def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, l
 
 
 def write_settings(settings: Settings, path: Path) -> None:
-    """Write a file that `load_settings` reads back as these settings, secrets included: only its owner may read it."""
+    """Write a file that `load_settings` reads back as these settings. It includes secrets, so only its owner may read
+    it."""
     lines: list[str] = []
     for section in Settings.model_fields:
         values = getattr(settings, section)
@@ -72,7 +74,7 @@ def write_settings(settings: Settings, path: Path) -> None:
 
 
 def _toml(value: object) -> str:
-    """A value as TOML: strings escaped as in JSON are TOML's basic strings."""
+    """A value as TOML. A string escaped as in JSON is a valid basic string of TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, SecretStr):
@@ -85,7 +87,7 @@ def without_settings(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name in ENV_OTHERS or not name.startswith(ENV_PREFIX)}
 
 
-# --- sources: each yields (place, section, key, value) for the keys that exist, and reports the others -------------
+# --- sources: each yields (place, section, key, value) for known keys, and reports the others ----------------------
 _PATHS = {
     ("store", "root"),
     ("ceph", "conf_file"),
@@ -93,7 +95,7 @@ _PATHS = {
     ("ceph", "admin_keyring_file"),
     ("api", "token_file"),
 }
-"""Settings that are paths: a relative one in a file starts at the file's folder."""
+"""Settings that are paths. A relative path in a file starts at the file's folder."""
 
 _Given = Iterator[tuple[str, str, str, Any]]
 
@@ -122,7 +124,7 @@ def _parse(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
-        problems.append(f"{path}: there is no such file; create it, or name another one")
+        problems.append(f"{path}: no such file; create it, or give another path")
     except OSError as error:
         problems.append(f"{path}: cannot be read ({error.strerror}); check its permissions")
     except UnicodeDecodeError as error:
@@ -153,13 +155,13 @@ def _all_keys() -> list[str]:
 
 
 def _hint(wrong: str, known: list[str]) -> str:
-    """The right name, when the wrong one is nearly it or stands in the wrong section."""
+    """Suggests the right name, if the wrong one is close to it or in the wrong section."""
     key = wrong.rpartition(".")[2]
     near = [name for name in known if "." in name and name.endswith(f".{key}")]
     near = near or difflib.get_close_matches(wrong, known, n=1, cutoff=0.7)
     if near:
         return f"; did you mean {' or '.join(near)}?"
-    return "; remove it, or see docs/CONFIG.md for what there is"
+    return "; remove it, or see docs/CONFIG.md for all settings"
 
 
 def _describe(details: Mapping[str, Any], places: Mapping[tuple[str, str], str]) -> str:
@@ -167,12 +169,14 @@ def _describe(details: Mapping[str, Any], places: Mapping[tuple[str, str], str])
     place = places[section, key]
     field = fields_of(section)[key]
     if _is_secret(field):
-        return f"{place}: not allowed (the value is not shown, it is a secret or holds one); use {allowed(field)}"
+        return (
+            f"{place}: not allowed (the value is not shown, because it is or contains a secret); use {allowed(field)}"
+        )
     return f"{place}: {details['input']!r} is not allowed; use {allowed(field)}"
 
 
 def _shown(section: str, key: str, value: object) -> str:
-    return "the value (a secret, not shown)" if _is_secret(fields_of(section)[key]) else repr(str(value))
+    return "the value (secret, not shown)" if _is_secret(fields_of(section)[key]) else repr(str(value))
 
 
 def _is_secret(field: FieldInfo) -> bool:

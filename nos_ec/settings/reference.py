@@ -1,4 +1,4 @@
-"""Settings in words: what a field takes, and docs/CONFIG.md."""
+"""Settings in words: the values that a field accepts, and docs/CONFIG.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nos_ec.settings.sections import UNITS, Settings, fields_of, size_of
 
 
 def allowed(field: FieldInfo) -> str:
-    """What a field takes, in words."""
+    """The values that a field accepts, in words."""
     if field.title:
         return field.title
     choices = get_args(field.annotation)
@@ -28,7 +28,7 @@ def allowed(field: FieldInfo) -> str:
     high = next(m.le for m in field.metadata if hasattr(m, "le"))
     kind = "a number" if field.annotation is float else "a whole number"
     if any(isinstance(m, BeforeValidator) and m.func is size_of for m in field.metadata):
-        return f'a size from {_shown_size(int(low))} to {_shown_size(int(high))}: bytes, or such as "512MiB"'
+        return f'a size from {_shown_size(int(low))} to {_shown_size(int(high))}: bytes, or a string such as "512MiB"'
     return f"{kind}, {low} to {high}"
 
 
@@ -51,16 +51,16 @@ def _shown_default(field: FieldInfo) -> str:
 
 
 def reference() -> str:
-    """docs/CONFIG.md: every section and key with its variable, default, allowed values and meaning."""
+    """docs/CONFIG.md: every section and key with its default, allowed values and meaning."""
     lines = [
         "# Configuration",
         "",
-        "<!-- Made from nos_ec/settings/sections.py by `make reference`; change it there. -->",
+        "<!-- Generated from nos_ec/settings/sections.py by `make reference`; edit it there. -->",
         "",
-        "One TOML file (`nos-ec --config FILE`), and environment variables over it: the key `lanes` of the section",
-        "`[consumer]` is `NOS_EC_CONSUMER__LANES`. Everything has a default. `nos-ec config check` reports every wrong",
-        "key and value at once, each with its place. Times are in milliseconds; sizes are bytes, or strings such as",
-        '`"512MiB"` (units B, KiB, MiB, GiB, TiB).',
+        "One TOML file (`nos-ec --config FILE`), overridden by environment variables: the key `lanes` of the section",
+        "`[consumer]` is `NOS_EC_CONSUMER__LANES`. Every setting has a default. `nos-ec config check` reports every",
+        "wrong key and value at once, each with its place. Times are in milliseconds; sizes are bytes, or strings",
+        'such as `"512MiB"` (units B, KiB, MiB, GiB, TiB).',
     ]
     for section, info in Settings.model_fields.items():
         assert isinstance(info.annotation, type)

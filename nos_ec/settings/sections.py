@@ -21,9 +21,9 @@ _SIZE_PATTERN = re.compile(r"\s*(\d{1,18})\s*([A-Za-z]*)\s*")
 
 
 def _number(value: object) -> object:
-    """TOML's `true` is no 1."""
+    """Refuses TOML's `true`, which Python would take for 1."""
     if isinstance(value, bool):
-        raise ValueError("a truth value is no number")
+        raise ValueError("true and false are not numbers")
     return value
 
 
@@ -33,32 +33,32 @@ def size_of(value: object) -> object:
         return _number(value)
     match = _SIZE_PATTERN.fullmatch(value)
     if match is None or match[2] not in UNITS:
-        raise ValueError("no size")
+        raise ValueError("not a size")
     return int(match[1]) * UNITS[match[2]]
 
 
 def _path(value: object) -> object:
-    """An empty path would be the current folder, which nobody means."""
+    """Refuses an empty path: it would mean the current folder, which is never intended."""
     if value == "":
-        raise ValueError("no path")
+        raise ValueError("not a path")
     return value
 
 
 def _flag(value: object) -> object:
-    """A truth value, or its name in the environment."""
+    """A boolean, or `true` or `false` as a string, as it arrives from the environment."""
     if value in ("true", "false"):
         return value == "true"
     if not isinstance(value, bool):
-        raise ValueError("no truth value")
+        raise ValueError("not true or false")
     return value
 
 
 def _table(value: object) -> object:
-    """A TOML table, or JSON in the environment; `a.b = 1` without quotes, which TOML nests, means the key "a.b"."""
+    """A TOML table, or JSON in the environment. TOML nests an unquoted `a.b = 1`; here it means the key "a.b"."""
     if isinstance(value, str):
         value = json.loads(value)
     if not isinstance(value, dict):
-        raise ValueError("no table")
+        raise ValueError("not a table")
     return dict(_flattened("", value))
 
 
@@ -81,111 +81,123 @@ class _Section(BaseModel):
 
 
 class StoreSettings(_Section):
-    """Where the store is."""
+    """Where the store keeps its data."""
 
     backend: Literal["local", "ceph"] = Field(
         default="local",
-        description="Where blocks and landing copies are: local (folders in root) or ceph (two pools, see [ceph]).",
+        description="Where blocks and landing copies are stored: local (folders in root) or ceph (two pools, see"
+        " [ceph]).",
     )
     root: Annotated[Path, BeforeValidator(_path)] = Field(
         default=Path("var/nos_ec"),
-        description="Folder of what is embedded: local blocks and landing copies, the local message log and, unless"
-        " metadata_url says otherwise, metadata. A relative path in a file starts at the file's folder, so that cron"
-        " and a shell find the same store. Must be on a local file system.",
+        description="Folder of the embedded parts: local blocks and landing copies, the local message log and, unless"
+        " metadata_url is set, the metadata database. A relative path in a file starts at the file's folder, so that"
+        " cron and a shell find the same store. Must be on a local file system.",
     )
     metadata_url: SecretStr | None = Field(
         default=None,
         title="a database URL",
         description="SQLAlchemy URL of the metadata database, such as mysql+pymysql://user:password@host:3306/nos_ec."
-        " Left out: metadata.db (SQLite) in root. It may hold a password: prefer the environment. ?ssl_ca=/path/ca.pem"
-        " encrypts, and refuses a server that is not that host (&ssl_cert= and &ssl_key= for a client's certificate).",
+        " If unset: metadata.db (SQLite) in root. The URL may contain a password, so prefer the environment."
+        " ?ssl_ca=/path/ca.pem encrypts the connection, and refuses a server whose certificate is not for that host"
+        " (&ssl_cert= and &ssl_key= set a client certificate).",
     )
     metadata_replica: Flag = Field(
         default=False,
-        description="Read from a metadata server that is read-only, such as a replica. What is read there may be old:"
-        " an object stored just now may be missing, an overwritten one may read as before. For a process that only"
-        " reads and may be late. false: a read-only server counts as one that does not answer.",
+        description="Allow reading from a read-only metadata server, such as a replica. Its data may be out of date:"
+        " an object stored just now may be missing, and an overwritten one may still read as before. Only for a"
+        " process that only reads and tolerates this. false: a read-only server is treated as unavailable.",
     )
 
     def url(self) -> str:
-        """The metadata URL, password and all: never log it."""
+        """The metadata URL, including its password: never log it."""
         if self.metadata_url is not None:
             return self.metadata_url.get_secret_value()
         return f"sqlite:///{quote(str(self.root.absolute() / 'metadata.db'))}"
 
 
 class CephSettings(_Section):
-    """The Ceph cluster of `store.backend = "ceph"` (CEPH.md). Each kind of process can have a user of its own: set user
-    and keyring_file in the environment of each."""
+    """The Ceph cluster of `store.backend = "ceph"` (CEPH.md). Each kind of process can have its own user: set user and
+    keyring_file in its environment."""
 
     conf_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
         default=None,
         title="a path",
-        description="The cluster's ceph.conf; `mon_host` is all that is needed in it. A relative path in a file starts"
-        " at the file's folder.",
+        description="The cluster's ceph.conf; only `mon_host` is required in it. A relative path in a file starts at"
+        " the file's folder.",
     )
     user: str = Field(
-        default="client.nos-ec", min_length=1, max_length=200, description="The whole name, `client.` included."
+        default="client.nos-ec",
+        min_length=1,
+        max_length=200,
+        description="Full name of the Ceph user, including `client.`.",
     )
     keyring_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
         default=None,
         title="a path",
-        description="Holds the user's key. Left out, Ceph looks where ceph.conf or its own defaults say. A relative"
-        " path in a file starts at the file's folder.",
+        description="Keyring with the user's key. If unset, Ceph searches the places that ceph.conf or its own"
+        " defaults name. A relative path in a file starts at the file's folder.",
     )
     admin_keyring_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
         default=None,
         title="a path",
-        description="Keyring of client.admin, on a cluster for development only: `nos-ec demo` marks OSDs down with it"
-        " to show that reads go on, and has them report at once what they store; `nos-ec bench` reads the OSDs'"
-        " counters. No daemon uses it.",
+        description="Keyring of client.admin, only for a development cluster: `nos-ec demo` uses it to mark OSDs down,"
+        " to show that reads continue, and to make OSDs report at once how much they store; `nos-ec bench` uses it to"
+        " read the OSDs' counters. No daemon uses it.",
     )
     blocks_pool: str = Field(
-        default="nos-ec-blocks", min_length=1, max_length=200, description="Erasure-coded pool of the blocks."
+        default="nos-ec-blocks", min_length=1, max_length=200, description="Erasure-coded pool that holds the blocks."
     )
     landing_pool: str = Field(
-        default="nos-ec-landing", min_length=1, max_length=200, description="Replicated pool of the landing copies."
+        default="nos-ec-landing",
+        min_length=1,
+        max_length=200,
+        description="Replicated pool that holds the landing copies.",
     )
     namespace: str = Field(
         default="",
         max_length=200,
         title="a string of at most 200 characters",
-        description="RADOS namespace in both pools: keeps several stores in the same pools apart.",
+        description="RADOS namespace in both pools. It separates several stores in the same pools.",
     )
     op_timeout_ms: Count = Field(
         default=10 * _SECOND,
         ge=_SECOND,
         le=_HOUR,
-        description="Milliseconds one read or write may take; whole seconds, rounded up. Then it counts as failed and"
-        " is tried again.",
+        description="Time limit of one read or write, in milliseconds, rounded up to whole seconds. After it, the"
+        " operation counts as failed and is retried.",
     )
     connect_timeout_ms: Count = Field(
         default=15 * _SECOND,
         ge=_SECOND,
         le=_HOUR,
-        description="Milliseconds to connect, and for a command to the monitors; rounded up as well.",
+        description="Time limit for connecting, and for one command to the monitors, in milliseconds, also rounded up"
+        " to whole seconds.",
     )
 
 
 class GeometrySettings(_Section):
-    """Shape of stripes and blocks. Fixed when the store is initialised; another one is refused later."""
+    """Shape of stripes and blocks. Fixed when the store is initialised; a different geometry is refused later."""
 
-    k: Count = Field(default=8, ge=1, le=32, description="Data chunks a stripe.")
-    m: Count = Field(default=3, ge=1, le=8, description="Coding chunks a stripe: how many shards may be lost.")
+    k: Count = Field(default=8, ge=1, le=32, description="Data chunks per stripe.")
+    m: Count = Field(default=3, ge=1, le=8, description="Coding chunks per stripe: how many shards may be lost.")
     chunk_size: Size = Field(
         default=128 << 10,
         ge=16 << 10,
         le=4 << 20,
-        description="Bytes of a chunk (Ceph: stripe_unit), a multiple of 4 KiB. Objects up to it are read from one"
-        " shard.",
+        description="Bytes per chunk (Ceph: stripe_unit), a multiple of 4 KiB. Objects up to this size are read from"
+        " one shard.",
     )
-    stripes_per_block: Count = Field(default=32, ge=1, le=1024, description="Stripes of a full block.")
+    stripes_per_block: Count = Field(default=32, ge=1, le=1024, description="Stripes in a full block.")
     stripes_per_group_max: Count = Field(
-        default=4, ge=1, le=1024, description="Stripes written at once behind one header; at most stripes_per_block."
+        default=4,
+        ge=1,
+        le=1024,
+        description="Maximum number of stripes written together behind one header; at most stripes_per_block.",
     )
 
     def value(self) -> Geometry:
-        """The geometry. Raises ConfigError when the fields do not go together."""
+        """The geometry. Raises ConfigError when the fields are inconsistent."""
         return Geometry(self.k, self.m, self.chunk_size, self.stripes_per_block, self.stripes_per_group_max)
 
 
@@ -196,23 +208,23 @@ class PutSettings(_Section):
         default=0,
         ge=0,
         le=30 * _DAY,
-        description="Milliseconds an object rests in the landing store before it is packed. 0 packs at once and keeps"
-        " the landing store smallest; where many objects are deleted or overwritten soon, an hour"
-        " (3600000) saves packing them at all. Safety does not depend on it.",
+        description="Minimum time an object stays in the landing store before it is packed, in milliseconds. 0 packs"
+        " at once and keeps the landing store smallest. Where many objects are soon deleted or overwritten, an hour"
+        " (3600000) avoids packing them at all. Safety does not depend on this setting.",
     )
     reservation_ms: Count = Field(
         default=_HOUR,
         ge=_SECOND,
         le=7 * _DAY,
-        description="Milliseconds a PUT may take before its landing copy counts as abandoned. A PUT that takes longer"
-        " fails and can be tried again.",
+        description="How long a PUT may take, in milliseconds, before its landing copy counts as abandoned. A PUT that"
+        " takes longer fails and can be retried.",
     )
     lease_ttl_ms: Count = Field(
         default=30 * _SECOND,
         ge=_SECOND,
         le=LEASE_MS_MAX,
-        description="Milliseconds the writer lease of a large PUT lasts without renewal: how soon the blocks of a"
-        " killed one are recovered.",
+        description="How long the writer lease of a large PUT lasts without renewal, in milliseconds. This sets how"
+        " soon the blocks of a killed PUT are recovered.",
     )
 
 
@@ -223,30 +235,31 @@ class GetSettings(_Section):
         default=0,
         ge=0,
         le=100_000_000,
-        description="Objects whose place a process remembers, at most, to read them again without asking the database"
-        " (some 600 bytes each). 0: none. An overwrite or delete by another process is then seen up to"
-        " location_cache_ms late. For a single gateway, or objects that are never overwritten.",
+        description="Maximum number of objects whose location a process caches, so that reading them again needs no"
+        " database query (some 600 bytes each). 0: no cache. With a cache, an overwrite or delete by another process"
+        " is seen up to location_cache_ms late. Meant for a single gateway, or for objects that are never overwritten.",
     )
     location_cache_ms: Count = Field(
         default=10 * _SECOND,
         ge=1,
         le=_DAY,
-        description="Milliseconds a place is remembered, and how late another process's change may be seen. Less than"
-        " gc.block_grace_ms, or blocks go while they are still remembered, which costs a second look.",
+        description="How long a location is cached, in milliseconds, and so how late another process's change may be"
+        " seen. Keep it below gc.block_grace_ms: otherwise blocks are deleted while their locations are still cached,"
+        " which costs a second look-up.",
     )
 
 
 class ProducerSettings(_Section):
     """Publishing objects that wait to be packed."""
 
-    batch_objects: Count = Field(default=1000, ge=1, le=100_000, description="Rows scanned and published at a time.")
+    batch_objects: Count = Field(default=1000, ge=1, le=100_000, description="Rows scanned and published per batch.")
     republish_ms: Count = Field(
         default=10 * _MINUTE,
         ge=_SECOND,
         le=30 * _DAY,
-        description="Milliseconds after which an object that was published and is still not packed comes due again. It"
-        " is published again if the consumers have passed its event, or the log lost it. More than consumer.linger_ms,"
-        " or healthy objects are published twice.",
+        description="Time in milliseconds after which an object that was published but is still not packed becomes due"
+        " again. It is published again if the consumers have passed its event, or if the log has lost it. Keep it"
+        " above consumer.linger_ms, or healthy objects are published twice.",
     )
     idle_wait_ms: Count = Field(
         default=500, ge=1, le=_HOUR, description="Milliseconds between scans when there was nothing to publish."
@@ -255,8 +268,9 @@ class ProducerSettings(_Section):
         default=30 * _SECOND,
         ge=_SECOND,
         le=LEASE_MS_MAX,
-        description="Milliseconds a producer's leases last without renewal: how soon the others take over from a killed"
-        " one, and a new one gets its share. More than publishing a batch takes.",
+        description="How long a producer's leases last without renewal, in milliseconds. This sets how soon the other"
+        " producers take over from a killed one, and how soon a new one gets its share. Keep it above the time that"
+        " publishing one batch takes.",
     )
 
 
@@ -266,55 +280,61 @@ class ConsumerSettings(_Section):
     group: str = Field(default="packer", min_length=1, max_length=200, description="Consumer group of the message log.")
     policy: Literal["best", "nos"] = Field(
         default="best",
-        description="Packing policy: best (best fit seeded with the oldest object) or nos (the published merge list,"
+        description="Packing policy: best (best fit, seeded with the oldest object) or nos (the published merge list,"
         " for comparison).",
     )
     window_objects: Count = Field(
         default=1000,
         ge=1,
         le=1_000_000,
-        description="Objects that wait for their place, to choose from. 1000 is near the bound.",
+        description="Number of waiting objects that the packer chooses from. 1000 comes near the proven bound.",
     )
     linger_ms: Count = Field(
         default=_MINUTE,
         ge=0,
         le=_DAY,
-        description="Milliseconds an object waits for company, at most; then its stripe is written even if not full.",
+        description="Longest time an object waits for others to share its stripe, in milliseconds. After that, the"
+        " stripe is written even if it is not full.",
     )
     linger_max_ms: Count = Field(
         default=_HOUR,
         ge=0,
         le=_DAY,
-        description="Milliseconds an object waits instead of linger_ms while so few wait that their stripe would stay"
-        " below linger_fill_min. It is safe in the landing store meanwhile. Less than linger_ms counts as linger_ms.",
+        description="Replaces linger_ms, in milliseconds, while so few objects wait that they would fill their stripe"
+        " to less than linger_fill_min. Meanwhile the objects are safe in the landing store. A value below linger_ms"
+        " counts as linger_ms.",
     )
     linger_fill_min: float = Field(
         default=0.5,
         ge=0,
         le=1,
-        description="Share of a stripe that objects must fill to be written after linger_ms. 0: however little waits.",
+        description="Share of a stripe that waiting objects must fill for it to be written after linger_ms. 0: it is"
+        " written however little waits.",
     )
     lanes: Count = Field(
-        default=1, ge=1, le=64, description="Stripe groups written at the same time, each lane into a block of its own."
+        default=1,
+        ge=1,
+        le=64,
+        description="Stripe groups written at the same time. Each lane writes into its own block.",
     )
     read_threads: Count = Field(default=8, ge=1, le=256, description="Landing copies read at the same time.")
     merge_list_bytes_max: Size = Field(
         default=1 << 30,
         ge=1 << 20,
         le=1 << 40,
-        description="Bytes of the objects waiting to be packed, at most; beyond it partitions are paused. The objects"
-        " themselves stay in the landing store. At least one stripe group.",
+        description="Maximum total size of the objects waiting to be packed, in bytes. Above it, partitions are"
+        " paused. The objects themselves stay in the landing store. At least one stripe group.",
     )
     poll_messages_max: Count = Field(
-        default=1000, ge=1, le=100_000, description="Messages taken from the log at a time."
+        default=1000, ge=1, le=100_000, description="Maximum number of messages taken from the log at a time."
     )
     idle_wait_ms: Count = Field(default=500, ge=1, le=_HOUR, description="Milliseconds to wait for messages when idle.")
     lease_ttl_ms: Count = Field(
         default=30 * _SECOND,
         ge=_SECOND,
         le=LEASE_MS_MAX,
-        description="Milliseconds a writer lease lasts without renewal: how soon the blocks of a killed consumer (or"
-        " GC) are recovered, and how long it may stall before it is fenced.",
+        description="How long a writer lease lasts without renewal, in milliseconds. This sets how soon the blocks of"
+        " a killed consumer (or GC) are recovered, and how long a process may stall before it is fenced.",
     )
 
 
@@ -325,15 +345,15 @@ class ReaperSettings(_Section):
         default=10 * _MINUTE,
         ge=0,
         le=30 * _DAY,
-        description="Milliseconds a landing copy outlives its packing. The packed bytes are read back and verified in"
-        " any case before it goes.",
+        description="How long a landing copy is kept after its object is packed, in milliseconds. Before the copy is"
+        " deleted, the packed bytes are always read back and verified.",
     )
     batch_objects: Count = Field(
         default=5000,
         ge=1,
         le=100_000,
-        description="Landing copies settled at a time. The embedded landing store has 256 folders and syncs each once a"
-        " batch: a batch should have many copies for each of them.",
+        description="Landing copies processed per batch. The embedded landing store has 256 folders and syncs each of"
+        " them once per batch, so a batch should contain many copies for each folder.",
     )
     wait_ms: Count = Field(
         default=5 * _SECOND, ge=1, le=_HOUR, description="Milliseconds between rounds of housekeeping in a daemon."
@@ -341,60 +361,62 @@ class ReaperSettings(_Section):
 
 
 class GcSettings(_Section):
-    """Reclaiming what deletes leave behind."""
+    """Reclaiming the space that deletes leave behind."""
 
     hole_ratio_min: Ratio = Field(
         default=0.75,
         gt=0,
         le=1,
-        description="Share of a block that no object uses (dead bytes, and padding and headers as well) from which the"
-        " block is collected. Lower saves space and rewrites more: break-even with 3 replicas is near 0.45 for 8+3.",
+        description="GC collects a block when at least this share of it is used by no object (dead bytes, and also"
+        " padding and headers). A lower value saves more space and rewrites more: break-even with 3 replicas is near"
+        " 0.45 for 8+3.",
     )
     block_grace_ms: Count = Field(
         default=10 * _MINUTE,
         ge=0,
         le=30 * _DAY,
-        description="Milliseconds between emptying a block and deleting it. Longer than the longest read.",
+        description="Milliseconds between emptying a block and deleting it. Keep it above the duration of the longest"
+        " read.",
     )
     block_grace_ms_min: Count = Field(
         default=_MINUTE,
         ge=0,
         le=30 * _DAY,
-        description="The same when space is so short that GC could not go on, or PUTs are refused: then emptied blocks"
-        " go after this grace."
-        " Longer than the longest read, too: more than ceph.op_timeout_ms and get.location_cache_ms together. No more"
-        " than block_grace_ms counts.",
+        description="Grace period in milliseconds that replaces block_grace_ms when space is so short that GC could"
+        " not continue, or that PUTs are refused. Keep it above the duration of the longest read, too: above the sum"
+        " of ceph.op_timeout_ms and get.location_cache_ms. A value above block_grace_ms counts as block_grace_ms.",
     )
     floor_bytes: Size = Field(
         default=16 << 20,
         ge=0,
         le=1 << 50,
-        description="Free space that GC leaves alone as long as it can: the metadata may be on the same disk, and needs"
-        " some to record what GC does.",
+        description="Free space that GC leaves unused as long as it can: the metadata database may be on the same"
+        " disk, and needs some space to record what GC does.",
     )
     reserve_bytes: Size = Field(
         default=256 << 20,
         ge=0,
         le=1 << 50,
-        description="Free space that only GC may use, so that it can always make progress: packing stops above it, and"
-        " PUT above twice as much, so that landed objects can always be packed. At least a few blocks.",
+        description="Free space that only GC may use, so that it can always make progress. Packing stops when free"
+        " space falls to this value, and PUTs stop at twice this value, so that landed objects can always be packed."
+        " At least a few blocks.",
     )
     blocks_max_per_run: Count = Field(
-        default=1000, ge=1, le=1_000_000, description="Blocks rewritten in one run, at most."
+        default=1000, ge=1, le=1_000_000, description="Maximum number of blocks rewritten in one run."
     )
     cool_down_ms_max: Count = Field(
         default=_DAY,
         ge=0,
         le=30 * _DAY,
-        description="Milliseconds GC leaves a block alone that it could not collect, at most, so that the others have"
-        " their turn: 10 minutes at first, twice as long after each failure in a row. Lowering it brings those blocks"
-        " back sooner, for example after a repair; with 0 none is left alone.",
+        description="Longest time in milliseconds for which GC skips a block that it could not collect, so that the"
+        " other blocks get their turn. The time starts at 10 minutes and doubles with each failure in a row. Lowering"
+        " this setting brings such blocks back sooner, for example after a repair; with 0 no block is skipped.",
     )
     wait_ms: Count = Field(
         default=10 * _MINUTE,
         ge=1,
         le=30 * _DAY,
-        description="Milliseconds between runs when GC loops by itself instead of being started by cron.",
+        description="Milliseconds between runs of `gc run --loop`. Runs started by cron do not use it.",
     )
 
 
@@ -408,7 +430,8 @@ class LogSettings(_Section):
         default=8,
         ge=1,
         le=1024,
-        description="Partitions, which is how many consumers can share the work. Fixed when the store is initialised.",
+        description="Number of partitions, which limits how many consumers can share the work. Fixed when the store is"
+        " initialised.",
     )
     session_ms: Count = Field(
         default=10 * _SECOND,
@@ -425,61 +448,65 @@ class KafkaSettings(_Section):
         default=None,
         max_length=4000,
         title="host:port of one or more brokers, separated by commas",
-        description="Brokers to begin with; the others are found through them.",
+        description="Brokers to connect to first; the others are found through them.",
     )
     topic: str = Field(default="nos-ec", min_length=1, max_length=200, description="Topic of the pack requests.")
     dead_letter_topic: str | None = Field(
         default=None,
         max_length=249,
         title="a topic name",
-        description="Topic of messages nobody can work on. Left out: `<topic>.dead-letters`.",
+        description="Topic for messages that cannot be processed. If unset: `<topic>.dead-letters`.",
     )
     replication: Count = Field(
-        default=3, ge=1, le=100, description="Replicas of both topics, when `nos-ec init` makes them."
+        default=3, ge=1, le=100, description="Replicas of both topics, used when `nos-ec init` creates them."
     )
     in_sync_min: Count = Field(
         default=2,
         ge=1,
         le=100,
-        description="Replicas that must have a message before it counts as published, when `nos-ec init` makes them.",
+        description="Replicas that must have a message before it counts as published, used when `nos-ec init` creates"
+        " the topics.",
     )
     retention_ms: Count = Field(
         default=7 * _DAY,
         ge=_DAY,
         le=3650 * _DAY,
-        description="Milliseconds a pack request is kept, when `nos-ec init` makes the topic. Longer than the longest"
-        " stop of all consumers that you plan for.",
+        description="How long a pack request is kept, in milliseconds, used when `nos-ec init` creates the topic. Keep"
+        " it above the longest planned outage of all consumers.",
     )
     request_timeout_ms: Count = Field(
-        default=30 * _SECOND, ge=_SECOND, le=_HOUR, description="Milliseconds one request to the brokers may take."
+        default=30 * _SECOND,
+        ge=_SECOND,
+        le=_HOUR,
+        description="Time limit of one request to the brokers, in milliseconds.",
     )
     poll_interval_ms_max: Count = Field(
         default=5 * _MINUTE,
         ge=_SECOND,
         le=_DAY,
-        description="Milliseconds after which a consumer that hangs loses its partitions. Longer than the slowest group"
-        " write, with room to spare, and not less than log.session_ms.",
+        description="Time in milliseconds after which a consumer that hangs loses its partitions. Keep it well above"
+        " the slowest group write, and not below log.session_ms.",
     )
     instance: str | None = Field(
         default=None,
         max_length=200,
         title="a string of 1 to 200 characters",
-        description="Static membership: a name for one consumer, kept over restarts; another one for each. Set it in"
-        " the environment of each consumer. Left out: a consumer that restarts makes the group share out anew.",
+        description="Static membership: a name for one consumer, unique and kept across restarts. Set it in the"
+        " environment of each consumer. If unset, every restart of a consumer makes the group rebalance.",
     )
     options: Annotated[dict[str, str | int | bool], BeforeValidator(_table)] = Field(
         default_factory=dict,
         title='a table such as {"security.protocol" = "SASL_SSL"} (JSON in the environment)',
-        description="Further settings of librdkafka under its own names: TLS, SASL, tuning. No secrets.",
+        description="More librdkafka settings under their own names: TLS, SASL, tuning. No secrets.",
     )
     secrets: Annotated[dict[str, SecretStr], BeforeValidator(_table)] = Field(
         default_factory=dict,
         title='a table such as {"sasl.password" = "..."} (JSON in the environment)',
-        description="Options that are secrets; they are never shown. Prefer the environment.",
+        description="librdkafka settings that are secret; they are never shown. Prefer the environment.",
     )
 
     def all_options(self) -> dict[str, str | int | bool]:
-        """options and secrets together, passwords and all: never log them."""
+        """options and secrets combined, including passwords: never log them."""
         return self.options | {key: value.get_secret_value() for key, value in self.secrets.items()}
 
 
@@ -490,67 +517,69 @@ class ApiSettings(_Section):
         default="127.0.0.1",
         min_length=1,
         max_length=200,
-        description="Address it listens on. It speaks plain HTTP: put a proxy with TLS before it to let others in.",
+        description="Address that the API listens on. It serves plain HTTP: put a TLS proxy in front of it before you"
+        " give other machines access.",
     )
-    port: Count = Field(default=9480, ge=1, le=65_535, description="TCP port it listens on.")
+    port: Count = Field(default=9480, ge=1, le=65_535, description="TCP port that the API listens on.")
     token: SecretStr | None = Field(
         default=None,
         title="a string of at least 16 printable characters",
-        description="The bearer token every request must bring. Prefer NOS_EC_API__TOKEN in the environment, or"
-        " token_file. Without either the API does not start.",
+        description="Bearer token that every request must send. Prefer NOS_EC_API__TOKEN in the environment, or"
+        " token_file. Without a token the API does not start.",
     )
     token_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
         default=None,
         title="a path",
-        description="File that holds the token instead; others must not be able to read it. A relative path in a file"
-        " starts at the file's folder.",
+        description="File that contains the token, as an alternative to token. Other users must not be able to read"
+        " it. A relative path in a file starts at the file's folder.",
     )
     anonymous: Flag = Field(
         default=False,
-        description="Let everybody on this machine ask without a token. Only with a loopback host, and only requests to"
-        " localhost or a loopback address; for trying it out.",
+        description="Allow every user of this machine to send requests without a token. Works only with a loopback"
+        " host, and only for requests to localhost or a loopback address; meant for trying it out.",
     )
 
 
 class MonitoringSettings(_Section):
-    """Watching the daemons: /livez, /readyz and /metrics of each, on a port of its own. The API has its own section."""
+    """Monitoring the daemons: /livez, /readyz and /metrics, on a separate port for each. The API has its own
+    section."""
 
     host: str = Field(
         default="127.0.0.1",
         min_length=1,
         max_length=200,
-        description="Address the endpoints listen on. They need no password and can change nothing; open them to others"
-        " only on a network you trust.",
+        description="Address that the endpoints listen on. They need no password and cannot change anything; expose"
+        " them only to a network you trust.",
     )
     producer_port: Count = Field(
-        default=0, ge=0, le=65_535, description="TCP port of the producer's endpoint. 0: it has none."
+        default=0, ge=0, le=65_535, description="TCP port of the producer's endpoint. 0: no endpoint."
     )
     consumer_port: Count = Field(
         default=0,
         ge=0,
         le=65_535,
-        description="TCP port of the consumer's endpoint. 0: it has none. Several consumers on one host need one each:"
-        " set it in the environment of each (the systemd units do).",
+        description="TCP port of the consumer's endpoint. 0: no endpoint. Several consumers on one host need different"
+        " ports: set the port in the environment of each (the systemd units do).",
     )
     gc_port: Count = Field(
         default=0,
         ge=0,
         le=65_535,
-        description="TCP port of the endpoint of gc run --loop. 0: it has none. A run from cron never has one.",
+        description="TCP port of the endpoint of gc run --loop. 0: no endpoint. A run from cron never has one.",
     )
     stall_ms_max: Count = Field(
         default=2 * _MINUTE,
         ge=_SECOND,
         le=_DAY,
-        description="Milliseconds after which a loop that did not turn counts as stuck: /livez then fails and systemd's"
-        " watchdog is not fed. More than the longest write or query you would wait for.",
+        description="Time in milliseconds after which a loop that has made no turn counts as stuck: /livez then fails,"
+        " and systemd's watchdog is no longer fed. Keep it above the longest write or query that you would wait for.",
     )
     figures_ms: Count = Field(
         default=15 * _SECOND,
         ge=0,
         le=_HOUR,
-        description="Milliseconds the figures of the whole store are kept between scrapes: they cost a query that grows"
-        " with the number of blocks and of objects waiting.",
+        description="How long the figures of the whole store are cached between scrapes, in milliseconds. The query"
+        " behind them takes longer the more blocks and waiting objects there are.",
     )
 
 
@@ -558,10 +587,10 @@ class LoggingSettings(_Section):
     """What the daemons write to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severe level written."
+        default="info", description="Lowest severity that is logged."
     )
     format: Literal["console", "json"] = Field(
-        default="console", description="console for eyes, json (one object a line) for machines."
+        default="console", description="console for people, json (one object per line) for programs."
     )
 
 

@@ -86,20 +86,20 @@ def test_every_problem_is_named_with_its_place(file: Path) -> None:
     problems = check_settings(file, env)
     assert sorted(problems) == sorted(
         [
-            f"{file}: [stray]: no such section; remove it, or see docs/CONFIG.md for what there is",
+            f"{file}: [stray]: no such section; remove it, or see docs/CONFIG.md for all settings",
             f"{file}: put = 3: put is a section; write [put] and its keys below",
             f"{file}: [geometri]: no such section; did you mean geometry?",
             f"{file}: consumer.lane: no such setting; did you mean consumer.lanes?",
             f"{file}: gc.linger_ms: no such setting; did you mean consumer.linger_ms?",
             "environment variable NOS_EC_CONSUMER_LANES: no such setting; did you mean NOS_EC_CONSUMER__LANES?",
-            "environment variable NOS_EC_QUITE_ELSE: no such setting; remove it, or see docs/CONFIG.md for what there"
-            " is",
+            "environment variable NOS_EC_QUITE_ELSE: no such setting; remove it, or see docs/CONFIG.md for all"
+            " settings",
             f"{file}: consumer.lanes: 0 is not allowed; use a whole number, 1 to 64",
             f'{file}: consumer.policy: \'worst\' is not allowed; use "best" or "nos"',
             f"{file}: consumer.read_threads: True is not allowed; use a whole number, 1 to 256",
             f"{file}: gc.hole_ratio_min: 0 is not allowed; use a number, more than 0 to 1",
-            f"{file}: gc.reserve_bytes: '12 MB' is not allowed; use a size from 0 to 1024TiB: bytes, or such as"
-            ' "512MiB"',
+            f"{file}: gc.reserve_bytes: '12 MB' is not allowed; use a size from 0 to 1024TiB: bytes, or a string such"
+            ' as "512MiB"',
             f"{file}: store.root: '' is not allowed; use a path",
             "environment variable NOS_EC_PUT__MIN_AGE_MS: 'soon' is not allowed; use a whole number, 0 to 2592000000",
             "environment variable NOS_EC_CONSUMER__LINGER_MS: '-1' is not allowed; use a whole number, 0 to 86400000",
@@ -174,7 +174,7 @@ def test_bytes_that_are_no_utf8_are_named(variable: str) -> None:
     (problem,) = check_settings(None, {f"NOS_EC_{variable}": NOT_UTF8})
     assert problem.startswith(f"environment variable NOS_EC_{variable}: '/srv/na\\udcefve' is not valid UTF-8; rename")
     (problem,) = check_settings(None, {"NOS_EC_STORE__METADATA_URL": f"mysql://u:hunter2@h/{NOT_UTF8}"})
-    assert "METADATA_URL: the value (a secret, not shown) is not valid UTF-8" in problem
+    assert "METADATA_URL: the value (secret, not shown) is not valid UTF-8" in problem
     assert "hunter2" not in problem
 
 
@@ -196,7 +196,7 @@ def test_a_folder_that_is_no_utf8_is_named_where_a_relative_root_would_be_in_it(
 
 
 def test_a_missing_file_is_named(file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nos-ec\.toml: there is no such file; create it, or name another one"):
+    with pytest.raises(ConfigError, match=r"nos-ec\.toml: no such file; create it, or give another path"):
         load_settings(file, {})
 
 
