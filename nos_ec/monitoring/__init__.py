@@ -1,1 +1,1 @@
-"""What lets an operator watch a process: metrics, health, an HTTP endpoint, systemd's notifications."""
+"""What an operator needs to watch a process: metrics, health, an HTTP endpoint, systemd notifications."""

@@ -1,7 +1,7 @@
 """The HTTP endpoint of a daemon: /livez, /readyz, /metrics. Plain text, read-only, without authentication.
 
-It listens on 127.0.0.1 unless the operator says otherwise: what it shows has no object names in it, but
-addresses of servers that do not answer.
+It listens on 127.0.0.1 unless the operator sets another address. Its answers contain no object names, but may contain
+the addresses of servers that do not answer.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from nos_ec.monitoring.monitor import Monitor
 _log = structlog.get_logger(__name__)
 
 REQUEST_WAIT_S_MAX = 10
-"""A client that sends nothing for this long is hung up on, so that it holds no thread for ever."""
+"""A client that sends nothing for this long is disconnected, so that it does not hold a thread for ever."""
 
 
 class Endpoint:
-    """Serves a monitor on threads of its own while the `with` lasts."""
+    """Serves a monitor on its own threads for the duration of the `with` block."""
 
     def __init__(self, monitor: Monitor, host: str, port: int) -> None:
-        """Listens at once; port 0 takes a free one. Raises ConfigError when the address cannot be listened on."""
+        """Listens at once; port 0 picks a free port. Raises ConfigError when the address cannot be used."""
         try:
             self._server = _Server((host, port), monitor)
         except OSError as error:
             raise ConfigError(
                 f"monitoring: cannot listen on {host}:{port} ({error.strerror}); set monitoring.host to an"
-                f" address of this machine and monitoring.{monitor.service}_port to a free port, or to 0 for none"
+                f" address of this machine and monitoring.{monitor.service}_port to a free port, or to 0 for no"
+                " endpoint"
             ) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="endpoint", daemon=True
@@ -45,12 +46,12 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address it listens on, as a URL."""
         host, port = self._server.server_address[:2]
         return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
 
     def __enter__(self) -> Self:
-        """Begin to answer."""
+        """Start answering requests."""
         self._thread.start()
         _log.info("endpoint", url=self.url)
         return self
@@ -58,7 +59,7 @@ class Endpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop listening. Requests in flight are not waited for."""
+        """Stop listening. Does not wait for requests in flight."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -74,11 +75,11 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Without looking up the name of the address, which may wait for a name server and is used for nothing."""
+        """Skips the name look-up of the base class: it may wait for a name server, and its result is not used."""
         TCPServer.server_bind(self)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
-        """A client that hangs up is none of our business; the default writes its trace to stderr."""
+        """A client that hangs up is not an error of ours. The base class would write a trace to stderr."""
         _log.debug("request failed", exc_info=True)
 
 
@@ -96,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/readyz":
             self._reply_health(monitor.health.ready())
         else:
-            self._reply(404, "text/plain; charset=utf-8", b"not here; there are /livez, /readyz and /metrics\n")
+            self._reply(404, "text/plain; charset=utf-8", b"not found; use /livez, /readyz or /metrics\n")
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -114,4 +115,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Probes come every few seconds: not worth a line each."""
+        """Writes nothing: probes come every few seconds and are not worth a log line each."""

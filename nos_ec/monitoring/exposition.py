@@ -1,7 +1,7 @@
-"""From the counters that services keep to the text that Prometheus reads.
+"""Turns the counters that services keep into the text that Prometheus reads.
 
-Nothing is counted here: every scrape asks the sources, which read the services' own counters. So there is one
-source of each figure, and a process that nobody scrapes pays nothing.
+Nothing is counted here: every scrape asks the sources, which read the services' own counters. So each figure has one
+source, and a process that is never scraped pays nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of a metric; `labels` are the values of the metric's labels, in their order."""
+    """One value of a metric; `labels` are the values of the metric's labels, in the same order."""
 
     metric: Metric
     value: float | Histogram
@@ -37,7 +37,7 @@ Source = Callable[[], Iterable[Sample]]
 
 
 class Exposition(Collector):
-    """The sources of one process, in a registry that was made for it."""
+    """The sources of one process, registered in a registry of their own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -46,7 +46,7 @@ class Exposition(Collector):
         registry.register(self)
 
     def add(self, name: str, source: Source) -> None:
-        """Ask `source` at every scrape, from the scraper's thread: it must only read. `name` is for operators."""
+        """Call `source` at every scrape, on the scraper's thread: it must only read. Operators see `name`."""
         self._sources[name] = source
         self._failures[name] = 0
 
@@ -55,7 +55,7 @@ class Exposition(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Family]:
-        """What prometheus_client calls at a scrape. A source that fails is left out and counted."""
+        """Called by prometheus_client at a scrape. A source that fails is left out and counted."""
         families: dict[str, Family] = {}
         for sample in self._samples():
             family = families.setdefault(sample.metric.name, _family(sample.metric))

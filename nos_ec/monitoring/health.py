@@ -1,7 +1,7 @@
-"""Is a process alive, and can it do its work? Two questions, because the answers lead to different actions.
+"""Is a process alive, and can it do its work? These are two questions, because the answers lead to different actions.
 
-Alive: every loop beat its heart recently. One that did not hangs, and a restart helps.
-Ready: what the process depends on answers. If it does not, a restart helps nothing.
+Alive: every loop has beaten its heart recently. A loop that has not is hanging, and a restart helps.
+Ready: everything the process depends on answers. If something does not, a restart does not help.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _log = structlog.get_logger(__name__)
 
 
 class Heart:
-    """Beaten by one loop at every turn; see `nos_ec.ports.clock.Beat`.
+    """Beaten by one loop on every turn; see `nos_ec.ports.clock.Beat`.
 
-    Times are those of the wall clock: when it is set forward, a loop may look late until its next turn.
+    Uses wall-clock time: when the clock is set forward, a loop may look late until its next turn.
     """
 
     def __init__(self, clock: Clock, stall_ms_max: int) -> None:
@@ -31,17 +31,17 @@ class Heart:
         self(0)
 
     def __call__(self, rest_ms: int) -> None:
-        """The loop turns, and rests for `rest_ms` before its next turn."""
+        """The loop takes a turn, then rests for `rest_ms` before the next one."""
         self._late_from_ms = self._clock.now_ms() + rest_ms + self._stall_ms_max
 
     def stalled(self) -> bool:
-        """True when the loop did not turn for longer than it may."""
+        """True when the loop's next turn is overdue by more than the allowed time."""
         return self._clock.now_ms() > self._late_from_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a probe is told. `problems` has for each part that is not well the reason; empty: all is well."""
+    """The answer to a probe. `problems` gives the reason for each part that is not well; empty: all is well."""
 
     problems: dict[str, str]
 
@@ -68,24 +68,24 @@ class Health:
         return heart
 
     def require(self, name: str, check: Callable[[], object]) -> None:
-        """Ready only while `check` does not raise a NosError. It is called from several threads and must only read."""
+        """Ready only while `check` raises no NosError. Several threads call `check`, and it must only read."""
         self._checks[name] = check
 
     def started(self) -> None:
-        """The loops begin: ready from now on, if what is required answers."""
+        """The loops start: from now on the process is ready if everything it requires answers."""
         self._phase = "running"
 
     def stopping(self) -> None:
-        """The process was asked to stop: not ready any more, it only finishes what it has begun."""
+        """The process was asked to stop: it is no longer ready, and only finishes what it has begun."""
         self._phase = "stopping"
 
     def alive(self) -> Answer:
-        """Did every loop turn recently? Asks nobody else, so it answers at once whatever hangs."""
+        """Has every loop taken a turn recently? Asks no other process, so it answers at once whatever hangs."""
         stalled = [loop for loop, heart in list(self._hearts.items()) if heart.stalled()]
         return Answer(dict.fromkeys(stalled, f"no turn for more than {self._stall_ms_max} ms"))
 
     def ready(self) -> Answer:
-        """Does everything this process depends on answer? Asks all of it; who asks meanwhile gets the same answer."""
+        """Does everything this process depends on answer? Concurrent callers share one round of checks."""
         problems = {} if self._phase == "running" else {"process": str(self._phase)}
         return Answer(problems | self._ask_all())
 

@@ -1,4 +1,4 @@
-"""What is watched of one process, and a cache for figures that cost something."""
+"""The metrics and health of one process, and a cache for expensive figures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from nos_ec.ports.clock import Clock, waits
 _T = TypeVar("_T")
 
 COST_SHARE = 10
-"""A cached figure is kept for at least this many times what it took: watching never takes more than a tenth."""
+"""A cached figure is kept for at least this many times as long as it took to compute, so that monitoring uses at most a
+tenth of the time."""
 
 
 class Monitor:
-    """Metrics and health of one process. Made in wiring with a registry of its own; nothing here is global."""
+    """Metrics and health of one process. Created in wiring with its own registry; nothing here is global."""
 
     def __init__(self, service: str, registry: CollectorRegistry, clock: Clock, stall_ms_max: int) -> None:
         self.service = service
@@ -32,10 +33,11 @@ class Monitor:
 
 
 class Cached(Generic[_T]):
-    """The result of `make`, made again when it is older than `age_ms_max`.
+    """The result of `make`, computed again when it is older than `age_ms_max`.
 
-    One caller makes it; the others get the last one meanwhile, and wait for the new one only while there is none. So
-    a slow query holds one thread, not all of them. A failure is raised to those who waited for it, and not kept.
+    One caller computes it. Meanwhile the other callers get the previous result; they wait for the new one only if there
+    is no previous one. So a slow query holds one thread, not all of them. A failure is raised to the callers that
+    waited for it, and is not cached.
     """
 
     def __init__(self, make: Callable[[], _T], clock: Clock, age_ms_max: int) -> None:
@@ -49,7 +51,7 @@ class Cached(Generic[_T]):
         self._value: _T
 
     def __call__(self) -> _T:
-        """The result. Raises what `make` raises."""
+        """The result. Raises whatever `make` raises."""
         if self._made and (self._refresh.under_way or self._is_good(self._clock.now_ms())):
             return self._value
         return self._refresh()
@@ -65,5 +67,5 @@ class Cached(Generic[_T]):
         return self._value
 
     def _is_good(self, now_ms: int) -> bool:
-        """Not for longer than was meant when the clock is set back."""
+        """Also false when the clock was set back so far that the result would be kept longer than intended."""
         return waits(self._good_until_ms, now_ms, self._good_for_ms)

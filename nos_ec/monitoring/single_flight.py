@@ -1,4 +1,4 @@
-"""One look-up at a time, however many ask: so that those who ask of a server that is away do not queue up for it."""
+"""One look-up at a time for any number of callers, so that callers do not queue up for an unavailable server."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _T = TypeVar("_T")
 
 
 class SingleFlight(Generic[_T]):
-    """Who calls while another's `look_up` is under way gets what that one finds, or its failure, at its end.
+    """A caller that arrives while a `look_up` is running waits for that one, and gets its result or its failure.
 
-    Name and idea are those of Go's golang.org/x/sync/singleflight.
+    The name and the idea come from Go's golang.org/x/sync/singleflight.
     """
 
     def __init__(self, look_up: Callable[[], _T]) -> None:
@@ -23,11 +23,11 @@ class SingleFlight(Generic[_T]):
 
     @property
     def under_way(self) -> bool:
-        """Whether somebody looks it up now."""
+        """Whether a look-up is running now."""
         return self._flight is not None
 
     def __call__(self) -> _T:
-        """What is found. Raises what `look_up` raises."""
+        """The result. Raises whatever `look_up` raises."""
         with self._lock:
             flight, joined = self._flight, self._flight is not None
             if flight is None:

@@ -1,4 +1,4 @@
-"""Samples from what the engine and the ports keep. What a service keeps itself is read in the service's package."""
+"""Samples from the counters of the engine and the ports. Each service's package reads the service's own counters."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from nos_ec.ports.metadata import Totals
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """What is known of the whole store at one moment. Sizes in bytes. free_bytes is None when nobody can tell, because
-    a shard is not there; lag while the message log does not answer."""
+    """The state of the whole store at one moment. Sizes are in bytes. free_bytes is None while it cannot be determined
+    because a shard is missing; lag is None while the message log does not answer."""
 
     totals: Totals
     stripe_size: int
@@ -52,7 +52,7 @@ def store_samples(figures: StoreFigures) -> Iterator[Sample]:
 
 
 def read_samples(counters: ReadCounters) -> Iterator[Sample]:
-    """What reading blocks has cost this process."""
+    """The block reads of this process so far."""
     yield Sample(m.SHARD_READS, counters.shard_reads)
     yield Sample(m.SHARD_READ_BYTES, counters.shard_bytes)
     yield Sample(m.DEGRADED_READS, counters.degraded_reads)
@@ -72,12 +72,12 @@ def housekeeping_samples(housekeeping: Housekeeping, now_ms: int) -> Iterator[Sa
 
 
 def lease_samples(held: HeldLease, label: str) -> Iterator[Sample]:
-    """How long a lease lasts. `label` is the same in every run, unlike the lease's own name."""
+    """How long a lease still lasts. `label` is the same in every run, unlike the lease's name."""
     yield Sample(m.LEASE_LEFT_SECONDS, held.left_ms() / 1000, (label,))
 
 
 def parking_samples(parkings: Sequence[Parking[Any]], now_ms: int) -> Iterator[Sample]:
-    """What of each kind is parked, and since when."""
+    """The parked items of each type, and how long the oldest has been parked."""
     for parking in parkings:
         figures = parking.figures()
         oldest_ms = now_ms if figures.oldest_since_ms is None else figures.oldest_since_ms

@@ -1,4 +1,4 @@
-"""Telling systemd how a service is: sd_notify(3), which is one datagram with lines of NAME=value.
+"""Reports the state of a service to systemd: sd_notify(3), a datagram with lines of the form NAME=value.
 
 Without NOTIFY_SOCKET in the environment (no systemd, or Type= is not notify) nothing is sent.
 """
@@ -20,36 +20,36 @@ _log = structlog.get_logger(__name__)
 
 
 class Notifier:
-    """Sends states to systemd. A failure is logged and changes nothing: systemd then acts by its own time-outs."""
+    """Sends states to systemd. A failure is only logged; systemd then acts on its own time-outs."""
 
     def __init__(self, environment: Mapping[str, str], pid: int) -> None:
-        """`pid` is this process: WATCHDOG_PID may name another one, whose watchdog is none of ours."""
+        """`pid` is this process. WATCHDOG_PID may name another process, whose watchdog does not concern us."""
         self._address = environment.get("NOTIFY_SOCKET", "")
         mine = environment.get("WATCHDOG_PID", str(pid)) == str(pid)
         interval_us = environment.get("WATCHDOG_USEC", "")
         self.watchdog_ms = int(interval_us) // 1000 if mine and interval_us.isdecimal() else None
-        """systemd kills the service when it hears nothing for so long; None: it does not."""
+        """systemd kills the service when it receives nothing for this long; None: there is no watchdog."""
 
     def send(self, *states: str) -> bool:
-        """Send states such as "READY=1". Returns whether they went out."""
+        """Send states such as "READY=1". Returns whether they were sent."""
         if not self._address:
             return False
-        # A leading @ stands for the NUL of the abstract namespace.
+        # A leading @ stands for the NUL byte of the abstract namespace.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
                 sender.connect(address)
                 sender.sendall("\n".join(states).encode())
         except OSError as error:
-            _log.warning("systemd cannot be told", states=states, error=str(error))
+            _log.warning("cannot notify systemd", states=states, error=str(error))
             return False
         return True
 
 
 class Pulse:
-    """Sends WATCHDOG=1 as often as systemd advises, but only while every loop is alive: a hang ends in a restart.
+    """Sends WATCHDOG=1 as often as systemd recommends, but only while every loop is alive: a hang leads to a restart.
 
-    READY=1 is sent on entry, STOPPING=1 on exit; /readyz follows.
+    It sends READY=1 on entry and STOPPING=1 on exit; /readyz changes with them.
     """
 
     def __init__(self, notifier: Notifier, health: Health, clock: Clock) -> None:

@@ -300,9 +300,9 @@ class ConsumerSettings(_Section):
         default=_HOUR,
         ge=0,
         le=_DAY,
-        description="Replaces linger_ms, in milliseconds, while so few objects wait that they would fill their stripe"
-        " to less than linger_fill_min. Meanwhile the objects are safe in the landing store. A value below linger_ms"
-        " counts as linger_ms.",
+        description="Longest time an object waits, in milliseconds, while too few objects wait to fill their stripe to"
+        " linger_fill_min; it then replaces linger_ms. Meanwhile the objects are safe in the landing store. A value"
+        " below linger_ms counts as linger_ms.",
     )
     linger_fill_min: float = Field(
         default=0.5,
@@ -525,7 +525,7 @@ class ApiSettings(_Section):
         default=None,
         title="a string of at least 16 printable characters",
         description="Bearer token that every request must send. Prefer NOS_EC_API__TOKEN in the environment, or"
-        " token_file. Without a token the API does not start.",
+        " token_file. Without either, the API does not start unless anonymous is true.",
     )
     token_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
         default=None,
@@ -541,8 +541,7 @@ class ApiSettings(_Section):
 
 
 class MonitoringSettings(_Section):
-    """Monitoring the daemons: /livez, /readyz and /metrics, on a separate port for each. The API has its own
-    section."""
+    """Monitoring the daemons: /livez, /readyz and /metrics of each, on its own port. The API has its own section."""
 
     host: str = Field(
         default="127.0.0.1",
