@@ -20,8 +20,8 @@ def register(app: typer.Typer) -> None:
 
 
 def api(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Serve the read-only admin API over HTTP. Runs until SIGTERM. Needs a token (docs/API.md)."""
-    # FastAPI takes half of the time that any command would need to start.
+    """Serve the read-only admin API over HTTP. Runs until SIGTERM. Requires a token (docs/API.md)."""
+    # Imported here: FastAPI would take half of the start-up time of every command.
     from nos_ec.api.access import find_token
     from nos_ec.api.app import make_app
     from nos_ec.api.readings import Readings
@@ -42,5 +42,5 @@ def api(ctx: typer.Context, as_json: AsJson = False) -> None:
             beat = monitor.health.heart("serving")
             while not system.clock.wait(stop, _TURN_MS):
                 if not server.running:
-                    raise Transient("the HTTP server ended by itself; its log says why")
+                    raise Transient("the HTTP server stopped unexpectedly; see its log for the reason")
                 beat(_TURN_MS)

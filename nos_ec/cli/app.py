@@ -18,7 +18,7 @@ from nos_ec.core.errors import NosError
 
 app = typer.Typer(
     name="nos-ec",
-    help="Packs small objects into full erasure-coded stripes and reclaims the holes deletes leave.",
+    help="Packs small objects into full erasure-coded stripes, and reclaims the holes that deletes leave.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -31,7 +31,10 @@ def root(
     ctx: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Option("--config", help="TOML file. Default: $NOS_EC_CONFIG, then ./nos-ec.toml, then defaults."),
+        typer.Option(
+            "--config",
+            help="TOML file. Default: $NOS_EC_CONFIG, else ./nos-ec.toml if it exists, else the default settings.",
+        ),
     ] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
@@ -59,7 +62,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command and return its exit code."""
     try:
         code = _run(arguments)
         stdout.flush()

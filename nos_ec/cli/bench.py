@@ -22,18 +22,20 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.workloads import WORKLOADS
 
 bench_app = typer.Typer(
-    help="Measure a store of its own on the configured Ceph, Kafka and MySQL.",
+    help="Measure a separate, temporary store on the configured Ceph, Kafka and MySQL.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-AdminUser = Annotated[str, typer.Option(help="Ceph user that may read the OSDs' counters and make a pool.")]
+AdminUser = Annotated[str, typer.Option(help="Ceph user that may read the OSDs' counters and create a pool.")]
 AdminKeyring = Annotated[
     Path | None,
-    typer.Option(help="Its keyring. Default: ceph.admin_keyring_file, else admin.keyring beside ceph.conf."),
+    typer.Option(
+        help="Keyring of the admin user. Default: ceph.admin_keyring_file, else admin.keyring next to ceph.conf."
+    ),
 ]
-Check = Annotated[bool, typer.Option("--check", help="End with 10 when a bar of docs/BENCH.md is missed.")]
-Seed = Annotated[int, typer.Option(help="Of every random choice.")]
+Check = Annotated[bool, typer.Option("--check", help="Exit with 10 if a bar of docs/BENCH.md is missed.")]
+Seed = Annotated[int, typer.Option(help="Seed of all random choices.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -47,19 +49,19 @@ def register(app: typer.Typer) -> None:
 def pipeline(
     ctx: typer.Context,
     workload: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)} (docs/PACKING.md).")] = "W1",
-    objects: Annotated[int, typer.Option(min=100, help="Objects of each way in each round.")] = 4000,
+    objects: Annotated[int, typer.Option(min=100, help="Objects written each way in each round.")] = 4000,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds of floor, ours and naive, after one that warms up and does not count.")
+        int, typer.Option(min=1, help="Rounds of floor, ours and naive, after a warm-up round that does not count.")
     ] = 3,
-    groups: Annotated[int, typer.Option(min=1, help="Groups timed, of each number of stripes.")] = 25,
-    naive: Annotated[bool, typer.Option(help="Measure naive writes, into a pool made for the time.")] = True,
+    groups: Annotated[int, typer.Option(min=1, help="Groups timed for each number of stripes.")] = 25,
+    naive: Annotated[bool, typer.Option(help="Also measure naive writes, into a temporary pool.")] = True,
     admin_user: AdminUser = "client.admin",
     admin_keyring: AdminKeyring = None,
     seed: Seed = 1,
     check: Check = False,
     as_json: AsJson = False,
 ) -> None:
-    """Packing against the same reads and appends done bare (floor), and against one write an object (naive)."""
+    """Measure packing against the same bare reads and appends (floor), and against one write per object (naive)."""
     if workload not in WORKLOADS:
         raise InvalidInput(f"unknown workload {workload!r}; choose one of: {', '.join(WORKLOADS)}")
     settings = context(ctx).settings()
@@ -74,16 +76,16 @@ def pipeline(
 
 def read(
     ctx: typer.Context,
-    objects: Annotated[int, typer.Option(min=100, help="Small objects that are packed.")] = 2000,
-    reads: Annotated[int, typer.Option(min=10, help="GETs timed, of each way.")] = 2000,
-    sample: Annotated[int, typer.Option(min=1, help="GETs whose OSDs are counted one by one.")] = 50,
+    objects: Annotated[int, typer.Option(min=100, help="Small objects to pack.")] = 2000,
+    reads: Annotated[int, typer.Option(min=10, help="GETs timed each way.")] = 2000,
+    sample: Annotated[int, typer.Option(min=1, help="GETs for which the OSDs that read are counted one by one.")] = 50,
     admin_user: AdminUser = "client.admin",
     admin_keyring: AdminKeyring = None,
     seed: Seed = 1,
     check: Check = False,
     as_json: AsJson = False,
 ) -> None:
-    """GETs of small packed objects, against bare reads of the same bytes and one look-up of a row."""
+    """Measure GETs of small packed objects against bare reads of the same bytes plus one row look-up."""
     with bench_stack(context(ctx).settings(), AdminKey(admin_user, admin_keyring)) as bench:
         figures = ReadBench(bench.system, bench.instruments, ReadOptions(objects, reads, sample, seed)).run()
     _finish(figures, READ if check else (), as_json, lambda: _print_read(figures))
@@ -91,23 +93,23 @@ def read(
 
 def scan_command(
     ctx: typer.Context,
-    few_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting at first.")] = 100_000,
-    many_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting then.")] = 2_000_000,
-    batches: Annotated[int, typer.Option(min=1, help="Batches timed, of producer.batch_objects rows.")] = 20,
+    few_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting in the first measurement.")] = 100_000,
+    many_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting in the second measurement.")] = 2_000_000,
+    batches: Annotated[int, typer.Option(min=1, help="Batches timed, each of producer.batch_objects rows.")] = 20,
     admin_user: AdminUser = "client.admin",
     admin_keyring: AdminKeyring = None,
     seed: Seed = 1,
     check: Check = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rows a second that a producer publishes, with few and with many rows waiting."""
+    """Measure how many rows per second a producer publishes, with few and with many rows waiting."""
     with bench_stack(context(ctx).settings(), AdminKey(admin_user, admin_keyring)) as bench:
         figures = scan(bench.system, ScanOptions(few_rows, many_rows, batches, seed), bench.instruments.timer)
     _finish(figures, SCAN if check else (), as_json, lambda: _print_scan(figures))
 
 
 def _finish(figures: Mapping[str, Any], bars: Sequence[Bar], as_json: bool, human: Any) -> None:
-    """Print, then end with EXIT_BAR_MISSED when a bar is missed."""
+    """Print the figures, then exit with EXIT_BAR_MISSED if a bar was missed."""
     emit(figures, as_json, human)
     sentences = missed(bars, figures)
     for sentence in sentences:
@@ -120,7 +122,7 @@ def _print_pipeline(figures: Mapping[str, Any]) -> None:
     ways = [way for way in ("floor", "ours", "naive") if way in figures]
     table = Table(
         title=f"{figures['workload']}: {figures['objects']:,} objects, {figures['rounds']} rounds,"
-        f" {figures['lanes']} lanes, {figures['read_threads']} reads at a time",
+        f" {figures['lanes']} lanes, {figures['read_threads']} concurrent reads",
         title_justify="left",
     )
     for column in ("", *ways):
@@ -171,5 +173,5 @@ def _print_scan(figures: Mapping[str, Any]) -> None:
 
 
 def _optional(value: float | None, form: str) -> str:
-    """A figure, or '-' where it was not to be had: a server on another machine."""
+    """A figure, or '-' if it is not available because the server is on another machine."""
     return "-" if value is None else format(value, form)

@@ -12,7 +12,7 @@ from nos_ec.cli.output import emit, facts, out
 from nos_ec.core.errors import ConfigError
 from nos_ec.settings import check_settings
 
-config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Inspect the configuration.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Name every wrong key or value of the file and the environment."""
+    """List every wrong key and value in the file and the environment."""
     file = context(ctx).config_file()
     problems = [str(problem) for problem in check_settings(file, os.environ)]
     data = {"file": str(file) if file else None, "problems": problems}
@@ -33,7 +33,7 @@ def check(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 
 def show(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """The settings in force, defaults included."""
+    """Show the settings in force, including defaults."""
     data: dict[str, Any] = context(ctx).settings().model_dump(mode="json")
     flat = {f"{section}.{key}": value for section, fields in data.items() for key, value in fields.items()}
     emit(data, as_json, lambda: facts("settings", flat))

@@ -1,4 +1,4 @@
-"""What every command is given: the settings, and the store behind them."""
+"""What every command is given: the settings, and the store they describe."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from nos_ec.settings import Settings, load_settings
 CONFIG_VARIABLE = "NOS_EC_CONFIG"
 DEFAULT_CONFIG = Path("nos-ec.toml")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; errors as JSON on stderr.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and errors as JSON on stderr.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """config: the file that was asked for, if any."""
+    """config: the file given with --config, if any."""
 
     config: Path | None
 
     def config_file(self) -> Path | None:
-        """The file to read: --config, else $NOS_EC_CONFIG, else ./nos-ec.toml if there is one."""
+        """The file to read: --config, else $NOS_EC_CONFIG, else ./nos-ec.toml if it exists."""
         if self.config is not None:
             return self.config
         if named := os.environ.get(CONFIG_VARIABLE):
@@ -40,7 +40,7 @@ class Context:
         return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
 
     def settings(self) -> Settings:
-        """The settings. Raises ConfigError that names everything that is wrong with them."""
+        """The settings. Raises ConfigError that lists everything wrong with them."""
         return load_settings(self.config_file(), os.environ)
 
     def system(self) -> System:
@@ -49,14 +49,14 @@ class Context:
 
 
 def context(ctx: typer.Context) -> Context:
-    """The Context that the root command made."""
+    """The Context that the root command created."""
     found = ctx.find_object(Context)
     assert found is not None
     return found
 
 
 def parse_object(text: str) -> ObjectKey:
-    """'bucket/name' as a key; the name may contain further slashes. Raises InvalidInput."""
+    """Parses 'bucket/name' into a key; the name may contain more slashes. Raises InvalidInput."""
     bucket, slash, name = text.partition("/")
     if not slash:
         raise InvalidInput(f"{text!r}: give an object as BUCKET/NAME")
@@ -64,12 +64,12 @@ def parse_object(text: str) -> ObjectKey:
 
 
 def log_for_people() -> None:
-    """Warnings and errors on stderr, readable."""
+    """Log warnings and errors to stderr, in readable form."""
     _configure(logging.WARNING, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
 
 
 def log_for_daemons(settings: Settings) -> None:
-    """The configured level and format on stderr."""
+    """Log to stderr with the configured level and format."""
     level = logging.getLevelNamesMapping()[settings.logging.level.upper()]
     if settings.logging.format == "json":
         _configure(level, structlog.processors.JSONRenderer())
@@ -93,9 +93,9 @@ def _configure(level: int, renderer: structlog.typing.Processor) -> None:
 
 
 def interrupt_on_sigterm() -> None:
-    """Make SIGTERM end a command that runs once as Ctrl-C does: what is in flight is finished, leases are given up.
+    """Make SIGTERM end a one-shot command as Ctrl-C does: work in flight is finished, leases are released.
 
-    A second one ends the process at once.
+    A second signal ends the process at once.
     """
 
     def handle(number: int, _frame: object) -> None:

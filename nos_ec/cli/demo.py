@@ -19,7 +19,7 @@ from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
 
 CONSUMERS = 3
-"""Processes that share the work where the message log lets them."""
+"""Processes that share the work if the message log supports it."""
 
 
 def register(app: typer.Typer) -> None:
@@ -30,25 +30,27 @@ def register(app: typer.Typer) -> None:
 def demo(
     ctx: typer.Context,
     source: Annotated[Path, typer.Option(help="Folder whose files are stored.")] = Path("/usr/share"),
-    limit_bytes: Annotated[int, typer.Option(min=1, help="Take at most so many bytes.")] = 512 << 20,
-    limit_objects: Annotated[int, typer.Option(min=1, help="Take at most so many files.")] = 1_000_000,
+    limit_bytes: Annotated[int, typer.Option(min=1, help="Store at most this many bytes.")] = 512 << 20,
+    limit_objects: Annotated[int, typer.Option(min=1, help="Store at most this many files.")] = 1_000_000,
     delete_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of the objects deleted before GC.")
+        float, typer.Option(min=0.0, max=1.0, help="Share of the objects to delete before GC.")
     ] = 0.85,
-    sample_objects: Annotated[int, typer.Option(min=1, help="Objects read with lost shards.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Of every random choice.")] = 1,
+    sample_objects: Annotated[int, typer.Option(min=1, help="Number of objects to read while shards are lost.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
     root: Annotated[
-        Path | None, typer.Option(help="Empty folder for the demo's store. Default: a temporary one.")
+        Path | None, typer.Option(help="Empty folder for the demo's store. Default: a temporary folder.")
     ] = None,
     consumers: Annotated[
         int | None,
-        typer.Option(min=1, help="Consumer processes. Default: 3 on Kafka, else 1, the demo's own process."),
+        typer.Option(
+            min=1, help="Number of consumer processes. Default: 3 on Kafka, else 1 (the demo process itself)."
+        ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the store there afterwards.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the store afterwards.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the whole main job on a real folder and show what it saves. Ends with 6 if a single byte differs, with 7 if
-    a read was not answered."""
+    """Take a real folder through the whole pipeline and show how much space it saves. Exits with 6 if a single byte
+    differs, and with 7 if a read was not answered."""
     settings = context(ctx).settings()
     with ticking() as tick:
         place = root or Path(tempfile.mkdtemp(prefix="nos-ec-demo-"))
@@ -73,13 +75,13 @@ def demo(
     }
     emit(data, as_json, lambda: _print(report))
     if keep:
-        err.print(f"the store is kept: nos-ec --config {run.config_file} status", markup=False)
+        err.print(f"the store was kept: nos-ec --config {run.config_file} status", markup=False)
     if report.verify.mismatches:
-        raise Corrupt(f"{report.verify.mismatches} reads differ, first {report.verify.first_mismatch}")
+        raise Corrupt(f"{report.verify.mismatches} reads differ; the first: {report.verify.first_mismatch}")
     if report.verify.unanswered:
         raise Transient(
-            f"{report.verify.unanswered} reads were not answered, first {report.verify.first_unanswered}; all others"
-            " equal the files"
+            f"{report.verify.unanswered} reads were not answered; the first:"
+            f" {report.verify.first_unanswered}; all others match the files"
         )
 
 
@@ -129,12 +131,12 @@ def _print(report: Report) -> None:
 
 def _lost_text(lost: dict[str, Any] | None) -> tuple[str, str]:
     if lost is None:
-        return "with OSDs down", "not tried: ceph.admin_keyring_file is not set"
+        return "with OSDs down", "not tested: ceph.admin_keyring_file is not set"
     if lost["degraded_reads"] is None:
         return f"with OSDs {lost['shards']} down", f"{lost['reads']} reads"
     return f"with shards {lost['shards']} lost", f"{lost['reads']} reads, {lost['degraded_reads']} decoded"
 
 
 def _figure(value: float | None, form: str) -> str:
-    """A ratio, or '-' where there was nothing to divide by."""
+    """A ratio, or '-' if there was nothing to divide by."""
     return "-" if value is None else format(value, form)

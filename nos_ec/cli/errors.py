@@ -1,4 +1,4 @@
-"""Exit codes, and the errors they stand for (docs/CLI.md lists them)."""
+"""Exit codes, and the errors that lead to them (docs/CLI.md lists them)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from nos_ec.core.errors import (
 EXIT_BUG = 1
 EXIT_USAGE = 2
 EXIT_BAR_MISSED = 10
-"""A bench that was asked to check its bars missed one."""
+"""`bench --check` found a missed bar."""
 EXIT_READER_GONE = 141
-"""What a shell says of a command that a closed pipe ended; it is no failure of ours."""
+"""What a shell reports for a command ended by a closed pipe; it is not a failure of ours."""
 
 _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
     (InvalidInput, EXIT_USAGE),
@@ -37,7 +37,7 @@ _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
     (Blocklisted, 11),
     (Transient, 7),
 )
-"""In order: a class stands before the one it derives from."""
+"""Order matters: each class comes before its base class."""
 
 
 def exit_code(error: NosError) -> int:
@@ -46,7 +46,7 @@ def exit_code(error: NosError) -> int:
 
 
 def report(error: NosError, as_json: bool) -> int:
-    """Say on stderr what went wrong; returns the exit code."""
+    """Report the error on stderr; returns the exit code."""
     code = exit_code(error)
     if as_json:
         detail = {"error": type(error).__name__, "message": str(error), "exit_code": code}

@@ -36,10 +36,11 @@ def put(
     ctx: typer.Context,
     target: Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="With -r: BUCKET or BUCKET/PREFIX.")],
     source: Annotated[Path, typer.Argument(metavar="FILE", help="'-' for stdin; with -r: a folder.")],
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Put every file below a folder.")] = False,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Store every file below a folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Store a file (or stdin) as an object. Overwrites. Durable when the command returns."""
+    """Store a file (or stdin) as an object. Overwrites an existing object. The data is durable when the command
+    returns."""
     if recursive:
         _put_tree(ctx, target, source, as_json)
         return
@@ -53,7 +54,7 @@ def _put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> N
     bucket, _, prefix = target.partition("/")
     prefix = prefix.rstrip("/") + "/" if prefix else ""
     if not folder.is_dir():
-        raise InvalidInput(f"{folder} is not a folder; without -r a single file is stored")
+        raise InvalidInput(f"{folder} is not a folder; to store a single file, leave out -r")
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     pairs = [(_key_of_file(bucket, prefix, folder, path), path) for path in files]
     with context(ctx).system() as system, progress() as bar:
@@ -81,7 +82,7 @@ def get(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read an object, whole or a range of it. The CRC of whole reads is checked before anything is kept."""
+    """Read an object, or a range of it. The CRC of a whole read is checked before the output file appears."""
     if as_json and output == Path("-"):
         raise InvalidInput("--json needs --output FILE: stdout cannot carry both the object and the report")
     key = parse_object(name)
@@ -100,7 +101,7 @@ def rm(
     names: Annotated[list[str], typer.Argument(metavar="BUCKET/NAME...")],
     as_json: AsJson = False,
 ) -> None:
-    """Delete objects. Those that do not exist are named, the others are deleted all the same."""
+    """Delete objects. Missing objects are listed; the others are still deleted."""
     keys = list(dict.fromkeys(parse_object(name) for name in names))
     with context(ctx).system() as system:
         found = {row.key for row in system.store().delete_many(keys)}
@@ -113,9 +114,11 @@ def rm(
 
 def ls(
     ctx: typer.Context,
-    where: Annotated[str, typer.Argument(metavar="BUCKET/PREFIX", help="Nothing: list the buckets.")] = "",
-    after: Annotated[str, typer.Option(help="Start after this one: a bucket, or NAME or BUCKET/NAME as listed.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many lines.")] = _PAGE,
+    where: Annotated[str, typer.Argument(metavar="BUCKET/PREFIX", help="If left out, the buckets are listed.")] = "",
+    after: Annotated[
+        str, typer.Option(help="Start after this entry: a bucket, or NAME or BUCKET/NAME as listed.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of lines.")] = _PAGE,
     as_json: AsJson = False,
 ) -> None:
     """List buckets, or the objects of a bucket, in byte order of their names."""
@@ -141,14 +144,14 @@ def ls(
 
 
 def _tell_more(where: str, next_after: str | None) -> None:
-    """Say on stderr that the listing goes on, and how to see it."""
+    """Print on stderr that the listing continues, and the command that continues it."""
     if next_after is not None:
         words = " ".join(shlex.quote(word) for word in ("nos-ec", "ls", where, "--after", next_after) if word)
         err.print(f"there are more: {words}", markup=False)
 
 
 def stat(ctx: typer.Context, name: Object, as_json: AsJson = False) -> None:
-    """Where an object is and what is known of it."""
+    """Show an object's metadata and where its bytes are."""
     with context(ctx).system() as system:
         row = system.metadata.get(parse_object(name))
         data = {**_row_data(row), "location": _location(system, row)}
@@ -228,11 +231,11 @@ def _open_object(store: Store, key: ObjectKey, byte_range: str | None) -> tuple[
 
 def _refuse_folder(output: Path) -> None:
     if not output.name or output.is_dir():
-        raise InvalidInput(f"{str(output)!r} is a folder: give the name of a file in it")
+        raise InvalidInput(f"{str(output)!r} is a folder; give the name of a file in it")
 
 
 def _write_out(output: Path, segments: Iterable[bytes]) -> int:
-    """Write to stdout, or to a file that appears only when it is complete. Devices and pipes are written to as such."""
+    """Write to stdout, or to a file that appears only once it is complete. Devices and pipes are written directly."""
     if output == Path("-"):
         return sum(stdout.write_bytes(segment) for segment in segments)
     try:

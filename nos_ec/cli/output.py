@@ -1,4 +1,4 @@
-"""What commands print: JSON for programs on stdout, or text for people; errors and progress on stderr."""
+"""What commands print: JSON for programs or text for people on stdout; errors and progress on stderr."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def emit(data: Mapping[str, Any], as_json: bool, human: Callable[[], None]) -> N
 
 @contextmanager
 def ticking() -> Iterator[Callable[[str, int, int], None]]:
-    """Progress of work in several steps: a bar for each. What it gives takes (step, done, total)."""
+    """Progress of work in several steps, with one bar per step. Yields a function that takes (step, done, total)."""
     with progress() as bar:
         tasks: dict[str, TaskID] = {}
 
@@ -42,7 +42,7 @@ def ticking() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def progress() -> Progress:
-    """A progress bar on stderr; silent when stderr is no terminal."""
+    """A progress bar on stderr; silent if stderr is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -55,7 +55,7 @@ def progress() -> Progress:
 
 
 def facts(title: str, rows: Mapping[str, object]) -> None:
-    """Print names and values, one a line."""
+    """Print names and values, one pair per line."""
     table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
@@ -75,7 +75,7 @@ def time_text(time_ms: int) -> str:
 
 
 def printable(text: str) -> str:
-    """A name as a terminal may show it: control characters, which could garble or steer it, are escaped."""
+    """A name that is safe to print on a terminal: control characters, which could garble or control it, are escaped."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 

@@ -24,7 +24,7 @@ from nos_ec.settings import Settings
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 
-Once = Annotated[bool, typer.Option("--once", help="Do all there is to do, then exit.")]
+Once = Annotated[bool, typer.Option("--once", help="Do all pending work, then exit.")]
 
 gc_app = typer.Typer(help="Reclaim blocks that are mostly waste.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -43,7 +43,7 @@ def init(
     as_json: AsJson = False,
     new_shard: Annotated[
         list[int] | None,
-        typer.Option("--new-shard", min=0, help="Number of a shard that is lost for good: make it new and empty."),
+        typer.Option("--new-shard", min=0, help="Recreate this shard, empty, after it was lost for good."),
     ] = None,
 ) -> None:
     """Create the store that the configuration describes, or bring its schema up to date. Safe to repeat."""
@@ -82,7 +82,7 @@ def producer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
 def _print_published(published: int, slots_of_others: int) -> None:
     out.print(f"{count_text(published, 'object')} published")
     if slots_of_others:
-        out.print(f"{slots_of_others} of {SLOTS} slots are held by other producers, which publish what is due there")
+        out.print(f"{slots_of_others} of {SLOTS} slots are held by other producers, which publish the objects in them")
 
 
 def _produce(system: System, stop: Event) -> None:
@@ -100,7 +100,7 @@ def _produce(system: System, stop: Event) -> None:
 def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) -> None:
     """Pack published objects into stripes. Runs until SIGTERM, or with --once until the group has no lag.
 
-    Also seals the blocks of dead writers and deletes landing copies whose time has come.
+    Also seals the blocks of dead writers, and deletes landing copies whose grace period is over.
     """
     settings = context(ctx).settings()
     log_for_daemons(settings)
@@ -124,10 +124,10 @@ def _print_packed(counters: dict[str, Any]) -> None:
         f" packed into {count_text(counters['stripes'], 'stripe')}"
     )
     for name, meaning in (
-        ("stale", "needed no packing any more"),
-        ("superseded", "changed while they were packed"),
+        ("stale", "no longer needed packing"),
+        ("superseded", "changed while being packed"),
         ("failed", "could not be read from the landing store; see the log"),
-        ("poison", "messages could not be worked on; see the log"),
+        ("poison", "messages could not be processed; see the log"),
     ):
         if counters[name]:
             out.print(f"{counters[name]:,} {meaning}")
@@ -147,7 +147,7 @@ def _consume(system: System, stop: Event) -> ConsumerCounters:
 
 
 def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Show which blocks a run would collect and rewrite. Reads rows and headers, no objects; changes nothing."""
+    """Show which blocks a run would collect and rewrite. Reads rows and headers, not objects; changes nothing."""
     with context(ctx).system() as system:
         plan = gc_service(system).plan()
     _show_plan(plan, as_json)
@@ -155,15 +155,15 @@ def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 def gc_run(
     ctx: typer.Context,
-    apply: Annotated[bool, typer.Option("--apply", help="Really do it; without it the plan is shown.")] = False,
-    once: Annotated[bool, typer.Option("--once/--loop", help="One run (for cron), or a run every gc.wait_ms.")] = True,
+    apply: Annotated[bool, typer.Option("--apply", help="Collect; without it, only the plan is shown.")] = False,
+    once: Annotated[bool, typer.Option("--once/--loop", help="Run once (for cron), or run every gc.wait_ms.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite what lives in blocks that are mostly waste. Emptied blocks are deleted after their grace period."""
+    """Rewrite the live objects of blocks that are mostly waste. Emptied blocks are deleted after their grace period."""
     if not apply:
         gc_plan(ctx, as_json)
         if not as_json:
-            out.print("nothing was changed; add --apply to do it")
+            out.print("nothing was changed; add --apply to collect")
         return
     settings = context(ctx).settings()
     log_for_daemons(settings)
@@ -240,12 +240,14 @@ def _show_result(result: CollectionResult, block_grace_ms: int, as_json: bool) -
             f"{count_text(result.blocks_deleted, 'block')} deleted: {size_text(result.bytes_reclaimed)} reclaimed"
         )
         if result.blocks_condemned and block_grace_ms:
-            out.print(f"emptied blocks go with the first run after their grace of {block_grace_ms / 60_000:g} minutes")
+            out.print(
+                f"the first run after a grace period of {block_grace_ms / 60_000:g} minutes deletes the emptied blocks"
+            )
         for unreadable in result.unreadable:
-            out.print(f"cannot be read, so its block stays: {unreadable}", markup=False)
+            out.print(f"cannot be read, so its block is kept: {unreadable}", markup=False)
         _print_more(result.unreadable_objects - len(result.unreadable), "object")
         for parked in result.parked:
-            out.print(f"not collected, it is tried again later: {parked}", markup=False)
+            out.print(f"not collected, will be retried later: {parked}", markup=False)
         _print_more(result.blocks_parked - len(result.parked), "block")
 
     emit(asdict(result), as_json, human)

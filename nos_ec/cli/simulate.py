@@ -30,15 +30,15 @@ def simulate_command(
         str | None, typer.Option(help=f"One of {', '.join(WORKLOADS)}; docs/PACKING.md describes them.")
     ] = None,
     sizes_file: Annotated[
-        Path | None, typer.Option("--sizes", help="File with one object size in bytes a line.")
+        Path | None, typer.Option("--sizes", help="File with one object size in bytes per line.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="best, or nos (the published one).")] = "best",
-    window: Annotated[int, typer.Option(min=1, help="Objects to choose from.")] = 1000,
-    objects: Annotated[int, typer.Option(min=1, help="Objects to draw from the workload.")] = 100_000,
-    seed: Annotated[int, typer.Option(help="Of every random draw.")] = 1,
+    policy: Annotated[str, typer.Option(help="best, or nos (the published policy).")] = "best",
+    window: Annotated[int, typer.Option(min=1, help="Number of waiting objects that the packer chooses from.")] = 1000,
+    objects: Annotated[int, typer.Option(min=1, help="Number of objects to draw from the workload.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Pack sizes without storing anything, and set the utilisation beside the proven upper bound."""
+    """Pack object sizes without storing anything, and show the utilisation next to the proven upper bound."""
     if workload is None and sizes_file is None:
         raise InvalidInput("give --workload or --sizes")
     if workload is not None and sizes_file is not None:

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Utilisation and its parts, blocks by state, and what still waits in the landing store."""
+    """Show utilisation and its parts, blocks by state, and what still waits in the landing store."""
     with context(ctx).system() as system:
         data = status_data(system)
         whose = " in the whole pool" if system.settings.store.backend == "ceph" else ""
@@ -27,12 +27,12 @@ def status(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 
 def status_data(system: System) -> dict[str, Any]:
-    """What `status` prints. Sizes in bytes; ratios are null while nothing is packed.
+    """The data that `status` prints. Sizes are in bytes; ratios are null while nothing is packed.
 
-    utilisation + dead share + overhead_ratio = 1, shares of all stripes; hole_ratio is dead / (live + dead), as GC
-    counts. raw_bytes are those of this store's blocks on all shards, by its books. stored_raw_bytes and
-    landing_raw_bytes are what the shards and the landing store say they hold; a Ceph pool tells only the sum over
-    all the stores in it. blocks_short: those that lack a shard; null on Ceph, which mends them itself.
+    utilisation, the dead share and overhead_ratio are shares of all stripes and add up to 1. hole_ratio is dead / (live
+    + dead). raw_bytes is the size of this store's blocks on all shards according to the metadata. stored_raw_bytes and
+    landing_raw_bytes are what the shards and the landing store report; a Ceph pool reports only the sum over all stores
+    in it. blocks_short is the number of blocks that lack a shard; null on Ceph, which repairs them itself.
     """
     totals = system.metadata.totals()
     raw_bytes = system.geometry.raw_bytes(totals.stripes)
@@ -67,7 +67,7 @@ def status_data(system: System) -> dict[str, Any]:
 
 
 def _free_bytes(system: System) -> int | None:
-    """None while nothing can be written, because a shard is not there; the rest of the status still holds."""
+    """None while nothing can be written because a shard is missing; the rest of the status is still valid."""
     try:
         return system.blocks.free_bytes()
     except Transient as error:
@@ -88,7 +88,7 @@ def _percent(ratio: float | None) -> str:
 
 
 def _print(data: dict[str, Any], whose: str) -> None:
-    """`whose` bytes the two stores tell, when there may be more than those of this store."""
+    """`whose`: the scope of the bytes that the two stores report, if it may be larger than this store."""
     packed_bytes = data["live_bytes"] - data["large_bytes"]
     raw = data["raw_bytes_per_user_byte"]
     size = data["live_bytes"] + data["dead_bytes"] + data["overhead_bytes"]

@@ -1,4 +1,5 @@
-"""Standard output and input, whose failures are errors like any other: a full disk, a closed pipe, no stdin at all."""
+"""Standard output and input. Their failures become errors like any other: a full disk, a closed pipe, no stdin at
+all."""
 
 from __future__ import annotations
 
@@ -13,26 +14,27 @@ from nos_ec.core.errors import InvalidInput
 
 
 class ReaderGone(Exception):
-    """Whoever read our standard output has seen enough (`nos-ec ls | head`): stop, and say nothing."""
+    """The reader of our standard output has closed it (`nos-ec ls | head`): stop silently."""
 
 
 class StandardOutput:
-    """sys.stdout as it is at the moment of each call; its methods raise ReaderGone, InvalidInput."""
+    """sys.stdout as it is at the time of each call; its methods raise ReaderGone, InvalidInput."""
 
     @property
     def encoding(self) -> str:
-        """Of the text written."""
+        """The encoding of the text written."""
         return str(getattr(sys.stdout, "encoding", None) or "utf-8")
 
     def write(self, text: str) -> int:
-        """Write text; it may be buffered. What the terminal's encoding lacks is written as an escape."""
+        """Write text; it may be buffered. Characters that the terminal's encoding lacks are written as escapes."""
         self.write_bytes(text.encode(self.encoding, "backslashreplace"))
         return len(text)
 
     def write_bytes(self, data: bytes) -> int:
         """Write all of `data`; it may be buffered.
 
-        Unbuffered (PYTHONUNBUFFERED), a single write may be short: when the disk fills up, or the reader goes away.
+        Without buffering (PYTHONUNBUFFERED), a single write may be short when the disk fills up or the reader goes
+        away.
         """
         with _translated():
             buffer = _opened().buffer
@@ -42,7 +44,7 @@ class StandardOutput:
         return len(data)
 
     def flush(self) -> None:
-        """Let everything written so far arrive; what is closed has nothing to flush."""
+        """Flush everything written so far; does nothing if stdout is closed."""
         if sys.stdout is not None:
             with _translated():
                 sys.stdout.flush()
@@ -52,13 +54,13 @@ class StandardOutput:
         return sys.stdout is not None and sys.stdout.isatty()
 
     def fileno(self) -> int:
-        """The file descriptor, which terminals are asked for their width by."""
+        """The file descriptor, needed to query a terminal's width."""
         return _opened().fileno()
 
 
 def _opened() -> TextIO:
     if sys.stdout is None:
-        raise InvalidInput("standard output is closed: give a file, or redirect it to /dev/null")
+        raise InvalidInput("standard output is closed; give a file, or redirect it to /dev/null")
     return sys.stdout
 
 
@@ -75,7 +77,7 @@ def _translated() -> Iterator[None]:
 
 
 def _give_up() -> None:
-    """Send what is still buffered nowhere, or the interpreter would fail on it once more at its end."""
+    """Redirect stdout to /dev/null: otherwise the interpreter would fail on the buffered output once more at exit."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -86,14 +88,14 @@ class Source:
     """A file or stdin to PUT from. A context manager; reading raises InvalidInput that names the file."""
 
     def __init__(self, path: Path) -> None:
-        """`path` may be '-' for stdin. Raises InvalidInput when it cannot be opened."""
+        """`path` may be '-' for stdin. Raises InvalidInput if it cannot be opened."""
         self._name = "standard input" if path == Path("-") else str(path)
         self._file = self._open(path)
 
     def _open(self, path: Path) -> BinaryIO:
         if path == Path("-"):
             if sys.stdin is None:
-                raise InvalidInput("standard input is closed: pipe the object in, or give a file")
+                raise InvalidInput("standard input is closed; pipe the object in, or give a file")
             return sys.stdin.buffer
         with self._named():
             return path.open("rb")

@@ -1,5 +1,5 @@
-"""What every daemon has around its loop: an endpoint if the settings give it a port, systemd's notifications, and an
-end when the storage cluster has shut the process out."""
+"""What every daemon sets up around its loop: an endpoint if the settings give it a port, notifications to systemd, and
+a stop when the storage cluster has shut the process out."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ _log = structlog.get_logger(__name__)
 
 
 SHUT_OUT_LOOK_MS = 10_000
-"""Between two looks whether this process is shut out. Each is two small reads."""
+"""Interval between checks whether this process is shut out. Each check is two small reads."""
 
 
 @contextmanager
 def end_when_shut_out(system: System, stop: threading.Event) -> Iterator[None]:
-    """Set `stop` when Ceph has put this process on its blocklist, also while it has nothing to do, and raise
-    Blocklisted once the loop has ended. Trying again does not help; a process that is started anew has another
-    address."""
+    """Set `stop` when Ceph has put this process on its blocklist, even while it is idle, and raise Blocklisted once the
+    loop has ended. Retrying does not help; a restarted process has a new address."""
     if system.settings.store.backend != "ceph":
         yield
         return
@@ -37,7 +36,7 @@ def end_when_shut_out(system: System, stop: threading.Event) -> Iterator[None]:
     def watch() -> None:
         while not system.clock.wait(ended, SHUT_OUT_LOOK_MS):
             if (reason := system.shut_out()) is not None:
-                _log.error("shut out by the storage cluster: this process ends", reason=str(reason))
+                _log.error("shut out by the storage cluster; this process will stop", reason=str(reason))
                 found.append(reason)
                 stop.set()
                 return
@@ -55,9 +54,9 @@ def end_when_shut_out(system: System, stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def endpoint(monitor: Monitor, system: System, port: int) -> Iterator[None]:
-    """/livez, /readyz and /metrics on `port` for as long as the block lasts; nothing for port 0.
+    """Serve /livez, /readyz and /metrics on `port` while the block runs; port 0 serves nothing.
 
-    Enter it before the service and leave it after: a service that finishes its last groups can then be watched.
+    Enter it before the service and leave it after: it then stays available while the service finishes its last groups.
     """
     with ExitStack() as stack:
         if port:
@@ -66,5 +65,6 @@ def endpoint(monitor: Monitor, system: System, port: int) -> Iterator[None]:
 
 
 def pulse(monitor: Monitor, system: System) -> Pulse:
-    """READY=1, WATCHDOG=1 and STOPPING=1 to systemd, if it started this process. Enter it around the loop alone."""
+    """Sends READY=1, WATCHDOG=1 and STOPPING=1 to systemd, if systemd started this process. Enter it around the loop
+    only."""
     return Pulse(Notifier(os.environ, os.getpid()), monitor.health, system.clock)

@@ -47,7 +47,8 @@ class Notifier:
 
 
 class Pulse:
-    """Sends WATCHDOG=1 as often as systemd recommends, but only while every loop is alive: a hang leads to a restart.
+    """Sends WATCHDOG=1 at least as often as systemd recommends, but only while every loop is alive, so a hang leads to
+    a restart.
 
     It sends READY=1 on entry and STOPPING=1 on exit; /readyz changes with them.
     """

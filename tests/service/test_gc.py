@@ -158,7 +158,7 @@ def test_gc_says_by_its_exit_code_that_objects_cannot_be_read(bench: Bench) -> N
         system.blocks.delete(blocks[0].block_id)
     done = bench.run("gc", "run", "--apply")
     assert done.returncode == 6
-    assert b"cannot be read, so its block stays" in done.stdout
+    assert b"cannot be read, so its block is kept" in done.stdout
 
 
 def test_what_another_run_moved_meanwhile_is_not_unreadable(bench: Bench, system: System) -> None:
