@@ -1,1 +1,1 @@
-"""The whole main job on a real folder, on whatever backends are configured: what `nos-ec demo` runs."""
+"""Runs the whole pipeline on a real folder, on whatever backends are configured, for `nos-ec demo`."""

@@ -1,4 +1,4 @@
-"""Several consumer processes that share the work, as several hosts would."""
+"""Several consumer processes that share the work, as consumers on several hosts would."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STOP_S_MAX = 30
 
 
 def pack_in_processes(config: Path, count: int, watch: Callable[[], object]) -> ConsumerCounters:
-    """Run `count` processes of `nos-ec consumer --once` until all is packed; the sum of what they did.
+    """Run `count` processes of `nos-ec consumer --once` until everything is packed; returns the sum of their counters.
 
-    config: the store's file; their logs go beside it. `watch` is called from time to time. Raises Transient with the
-    end of its log when one of them fails.
+    config: the store's configuration file; the processes' logs are written next to it. `watch` is called from time to
+    time. Raises Transient with the end of the log of a process that failed.
     """
     total = ConsumerCounters()
     with _started(config, count) as processes:
@@ -43,16 +43,16 @@ def pack_in_processes(config: Path, count: int, watch: Callable[[], object]) -> 
 
 @contextmanager
 def _started(config: Path, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes; those that still run at the end are stopped."""
+    """The running processes; those still running at the end are stopped."""
     command = [sys.executable, "-m", "nos_ec.cli", "--config", str(config), "consumer", "--once", "--json"]
-    # Variables would override the file, and lead to the configured store.
+    # Variables would override the file and select the configured store.
     environment = without_settings(os.environ)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for index in range(count):
             with _log(config, index).open("wb") as log:
                 processes.append(
-                    subprocess.Popen(  # noqa: S603 - ourselves, and no input of anybody
+                    subprocess.Popen(  # noqa: S603 - our own program, without user input
                         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment
                     )
                 )

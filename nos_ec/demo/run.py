@@ -1,9 +1,9 @@
-"""The steps of the demo, and what is measured at each.
+"""The steps of the demo, and what is measured in each.
 
-PUT every file -> producer and consumer until drained -> read everything back from the stripes -> delete a share ->
-GC -> read every survivor -> lose shards -> read a sample. All bytes are compared to the files.
+PUT every file -> producer and consumer until everything is packed -> read everything back from the stripes -> delete a
+share -> GC -> read every survivor -> lose shards -> read a sample. All bytes are compared to the files.
 
-The store is one of its own (nos_ec/composition/scratch.py), so the demo never meets the data of the configured one.
+The demo uses its own store (nos_ec/composition/scratch.py), so it never touches the data of the configured one.
 """
 
 from __future__ import annotations
@@ -42,23 +42,25 @@ from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 
 SPACE_FACTOR = 3
-"""Landing copies (1x), stripes with coding chunks (1.4x), survivors before their old blocks go: 3x is enough."""
+"""Landing copies (1x), stripes with coding chunks (1.4x), survivors before their old blocks are deleted: 3x is
+enough."""
 
 PUBLISHED_LINGER_WINDOWS = 2
-"""Deadline of the published policy in windows of arrivals, one a millisecond: it waits for its 80 % gate no longer."""
+"""Deadline of the published policy, in windows of arrivals (one arrival per millisecond): it waits no longer than this
+for its 80 % threshold."""
 
 PAGE_ROWS = 1000
 
 REPLICAS = 3
-"""What the pool this saves space against keeps of every byte."""
+"""Copies of every byte in the replicated pool that the demo compares with."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """source: folder to read; its first path component below is the bucket. limit_*: cap on what is taken.
-    delete_share: share of the objects deleted before GC. sample_objects: objects read with lost shards.
-    root: folder of what is embedded and of the store's configuration. keep: leave the store there afterwards.
-    consumers: processes that pack at the same time; 1 is this process itself."""
+    """source: folder to read; the first path component below it is the bucket. limit_*: limits on what is stored.
+    delete_share: share of the objects deleted before GC. sample_objects: objects read while shards are lost. root:
+    folder of the embedded parts and of the store's configuration. keep: keep the store afterwards. consumers: processes
+    that pack at the same time; 1 is this process itself."""
 
     source: Path
     limit_bytes: int
@@ -73,7 +75,7 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file that was PUT, and what it was then."""
+    """A file that was PUT, and its size at that time."""
 
     key: ObjectKey
     path: Path
@@ -82,8 +84,8 @@ class SourceFile:
 
 @dataclass(slots=True)
 class Verification:
-    """Reads compared to the files. changed: files that are no longer what was PUT, so that nothing can be said.
-    unanswered: reads that ended without their bytes for a reason that may pass, as a time-out: nothing can be said of
+    """Reads compared to the files. changed: files whose content is no longer what was PUT, so the comparison says
+    nothing. unanswered: reads that failed for a reason that may pass, such as a time-out; nothing can be said about
     these either."""
 
     reads: int = 0
@@ -97,7 +99,7 @@ class Verification:
 
 @dataclass(slots=True)
 class Report:
-    """Everything the demo found, filled step by step."""
+    """All results of the demo, filled in step by step."""
 
     source: str
     objects: int = 0
@@ -113,7 +115,7 @@ Tick = Callable[[str, int, int], None]
 
 
 class Demo:
-    """One run. `timer` gives seconds from any fixed point (a monotonic clock)."""
+    """One run. `timer` returns seconds since any fixed point (a monotonic clock)."""
 
     def __init__(self, settings: Settings, options: DemoOptions, timer: Callable[[], float], tick: Tick) -> None:
         self._options = options
@@ -125,7 +127,7 @@ class Demo:
         self.report = Report(source=str(options.source))
 
     def run(self) -> Report:
-        """Run all steps. Raises InvalidInput for a source that cannot be used, NoSpace before anything is written."""
+        """Run all steps. Raises InvalidInput for an unusable source, and NoSpace before anything is written."""
         with self._step("scan"):
             files = self._scan()
         self._check_space(sum(file.size for file in files))
@@ -143,7 +145,7 @@ class Demo:
 
     @property
     def config_file(self) -> Path:
-        """The configuration of the demo's store, for its consumer processes and for whoever keeps it."""
+        """The configuration of the demo's store, for its consumer processes and for a user who keeps the store."""
         return self._options.root / "nos-ec.toml"
 
     def _run(self, system: System, files: list[SourceFile]) -> None:
@@ -175,7 +177,7 @@ class Demo:
                 self.report.skipped_files += 1
             else:
                 files.append(file)
-        # Real arrivals are not sorted by folder; a seeded order also makes a capped run a fair sample.
+        # Real objects do not arrive sorted by folder; a seeded shuffle also makes a limited run a fair sample.
         self._rng.shuffle(files)
         taken: list[SourceFile] = []
         size = 0
@@ -192,14 +194,15 @@ class Demo:
     def _check_space(self, size: int) -> None:
         root = self._options.root
         if root.exists() and any(root.iterdir()):
-            raise InvalidInput(f"{root} is not empty; the demo makes a store of its own: give another --root")
+            raise InvalidInput(f"{root} is not empty; the demo creates its own store: give another --root")
         root.mkdir(parents=True, exist_ok=True)
         if self._settings.store.backend != "local":
             return
         free = shutil.disk_usage(root).free
         if free < size * SPACE_FACTOR:
             raise NoSpace(
-                f"{free} bytes free in {root}, {size * SPACE_FACTOR} needed: lower --limit-bytes or give another --root"
+                f"{root} has {free} bytes free, {size * SPACE_FACTOR} needed: lower --limit-bytes or give another"
+                " --root"
             )
 
     def _put(self, system: System, store: Store, files: Sequence[SourceFile]) -> None:
@@ -224,7 +227,7 @@ class Demo:
         self.report.figures["landing_copies_left"] = system.metadata.totals().landing_deletions
 
     def _consume(self, system: System, published: int) -> ConsumerCounters:
-        """With a grace of zero the landing copies go at once: every reading after this is from packed stripes."""
+        """With a grace period of zero, landing copies are deleted at once: every later read is from packed stripes."""
         if self._options.consumers == 1:
             return drain(system, lambda counters: self._tick("pack", counters.packed, published))
 
@@ -236,7 +239,7 @@ class Demo:
         return counters
 
     def _read_all(self, system: System, store: Store, files: Sequence[SourceFile]) -> None:
-        """Small objects first, so that their shard reads can be told apart."""
+        """Reads small objects first, so that their shard reads can be counted separately."""
         chunk_size = system.geometry.chunk_size
         small = [file for file in files if 0 < file.size <= chunk_size]
         others = [file for file in files if not 0 < file.size <= chunk_size]
@@ -322,7 +325,7 @@ class Demo:
         return allocated_bytes(self._settings, system, self._timer) - self._raw_before
 
     def _published_utilisation(self, records: Sequence[tuple[int, int]]) -> float | None:
-        """What the published policy makes of the very same objects, names and last stripes included."""
+        """The utilisation that the published policy reaches with the same objects, names and last stripes included."""
         geometry, window = self._settings.geometry.value(), self._settings.consumer.window_objects
         published = merge_list("nos", geometry, window, PUBLISHED_LINGER_WINDOWS * window, self._rng)
         stripes = 0
@@ -364,7 +367,7 @@ class Demo:
 
 
 def _demo_settings(settings: Settings) -> Settings:
-    """The settings in force, with graces of zero so that one run shows everything."""
+    """The settings in force, but with grace periods of zero, so that one run shows everything."""
     return settings.model_copy(
         update={
             "put": settings.put.model_copy(update={"min_age_ms": 0}),
@@ -375,7 +378,7 @@ def _demo_settings(settings: Settings) -> Settings:
 
 
 def _listed(store: Store) -> Iterator[ObjectRow]:
-    """Every object, a page at a time: asking for each by name would cost a transaction each."""
+    """Every object, one page at a time: a look-up by name would cost one transaction per object."""
     bucket_after = ""
     while buckets := store.list_buckets(bucket_after, PAGE_ROWS):
         for bucket in buckets:
@@ -396,7 +399,7 @@ def _regular_files(source: Path) -> Iterator[Path]:
 
 
 def _source_file(source: Path, path: Path) -> SourceFile | None:
-    """The file as an object, or None when it cannot be one: no regular file, unreadable, or not a valid name."""
+    """The file as an object, or None if it cannot be one: not a regular file, unreadable, or without a valid name."""
     try:
         if path.is_symlink() or not path.is_file() or not os.access(path, os.R_OK):
             return None
@@ -410,8 +413,8 @@ def _source_file(source: Path, path: Path) -> SourceFile | None:
 
 
 def _difference(store: Store, file: SourceFile) -> str | None:
-    """None when the object equals the file; "changed" when the file is not what was PUT any more. Raises Transient when
-    the store gave no answer."""
+    """None if the object equals the file; "changed" if the file is no longer what was PUT. Raises Transient if the
+    store gave no answer."""
     try:
         with file.path.open("rb") as stream:
             row, segments = store.open(file.key)

@@ -1,4 +1,4 @@
-"""What a store occupies, once its figures have come to rest."""
+"""How much space a store occupies, once its figures have settled."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from nos_ec.composition.wiring import System
 from nos_ec.settings import Settings
 
 REST_S, WAIT_S_MAX = 8, 60
-"""Without an administrator's key, figures of a Ceph pool count when they have not changed for so long: OSDs report
-every few seconds. The wait is bounded."""
+"""Without an administrator's key, figures of a Ceph pool are used once they have not changed for REST_S: OSDs report
+every few seconds. The wait is limited to WAIT_S_MAX."""
 
 
 def allocated_bytes(settings: Settings, system: System, timer: Callable[[], float]) -> int:
-    """Bytes allocated for blocks and landing copies together; of Ceph's pools with all that other stores have there.
+    """Bytes allocated for blocks and landing copies together. For Ceph pools this includes all other stores in them.
 
-    `timer` gives seconds from any fixed point. Raises ConfigError, Transient.
+    `timer` returns seconds since any fixed point. Raises ConfigError, Transient.
     """
     if settings.store.backend == "local":
         return _now(system)
