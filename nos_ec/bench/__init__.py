@@ -1,1 +1,1 @@
-"""Measures the product against what the stack could do at best (the floor) and what it would do without it (naive)."""
+"""Measures the product against the best that the stack could do (the floor) and against storing without it (naive)."""

@@ -1,8 +1,8 @@
-"""The same storage work without the product: bare librados calls from Python, nothing else.
+"""The same storage work without the product: only bare librados calls from Python.
 
-floor  reads landing copies and appends stripes, group by group, with the concurrency the consumer has. No metadata,
-       no log, no packing, no checksums, no layout: what is appended is a constant.
-naive  one write_full an object into an erasure-coded pool, what an object store without packing does.
+floor  reads landing copies and appends stripes, group by group, with the consumer's concurrency. No metadata, no log,
+       no packing, no checksums, no layout: it appends constant bytes.
+naive  one write_full per object into an erasure-coded pool, as an object store without packing does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from nos_ec.core.errors import Transient
 
 Timer = Callable[[], float]
-"""Seconds from any fixed point, only growing."""
+"""Seconds since any fixed point; never decreases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class BareGroup:
 
 
 class InFlight:
-    """Asynchronous operations under way, at most `limit` of them; the first failure is kept and raised by `wait`."""
+    """Asynchronous operations in flight, at most `limit` of them. `wait` raises the first failure."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -42,7 +42,7 @@ class InFlight:
         operation(*arguments, self._done)
 
     def wait(self) -> None:
-        """Wait for all that were started. Raises Transient when one of them failed."""
+        """Wait for all started operations. Raises Transient if one of them failed."""
         for _ in range(self._limit):
             self._room.acquire()
         for _ in range(self._limit):
@@ -51,7 +51,7 @@ class InFlight:
             raise Transient(f"bench: {len(self._failed)} operations failed, the first with {self._failed[0]}")
 
     def _done(self, completion: Any, *_data: Any) -> None:
-        # Runs on a thread of librados.
+        # Runs on a librados thread.
         code = completion.get_return_value()
         if code < 0:
             self._failed.append(f"errno {-code}")
@@ -59,7 +59,7 @@ class InFlight:
 
 
 def put_all(pool: Any, names: Sequence[str], datas: Iterable[bytes], in_flight_max: int) -> None:
-    """One write_full an object, at most so many under way. Durable on return. Raises Transient."""
+    """One write_full per object, at most `in_flight_max` at a time. Durable on return. Raises Transient."""
     running = InFlight(in_flight_max)
     for name, data in zip(names, datas, strict=True):
         running.start(lambda name, data, done: pool.aio_write_full(name, data, done), name, data)
@@ -75,7 +75,7 @@ def remove_all(pool: Any, names: Sequence[str], in_flight_max: int) -> None:
 
 
 class Floor:
-    """The landing reads and stripe appends of `groups`, on `lanes` threads with `reads` reads under way in all."""
+    """The landing reads and stripe appends of `groups`, on `lanes` threads with `reads` reads in flight in total."""
 
     def __init__(self, landing: Any, blocks: Any, lanes: int, reads: int) -> None:
         self._landing = landing
@@ -86,7 +86,7 @@ class Floor:
         self.block_names: list[str] = []
 
     def run(self, groups: Sequence[BareGroup], stripe_size: int, stripes_per_block: int, prefix: str) -> None:
-        """Carry the groups out. Raises what a lane raised (Transient, or an error of the binding)."""
+        """Process the groups. Raises whatever a lane raised (Transient, or an error of the binding)."""
         waiting: queue.SimpleQueue[BareGroup] = queue.SimpleQueue()
         for group in groups:
             waiting.put(group)
@@ -104,7 +104,7 @@ class Floor:
                 raise lane.error
 
     def read(self, group: BareGroup) -> None:
-        """Read the group's landing copies and forget them."""
+        """Read the group's landing copies and discard the bytes."""
         running = InFlight(self._reads)
         for name, size in group.copies:
             running.start(self._landing.aio_read, name, size, 0)
@@ -118,14 +118,14 @@ class Floor:
             raise Transient(f"bench: an append failed with errno {-code}")
 
     def content(self, size_bytes: int) -> bytes:
-        """Bytes to append; the same ones each time."""
+        """Bytes to append; the same bytes for the same size."""
         if size_bytes not in self._contents:
             self._contents[size_bytes] = random.Random(size_bytes).randbytes(size_bytes)
         return self._contents[size_bytes]
 
 
 class _FloorLane(threading.Thread):
-    """One lane: a group at a time, into blocks of its own."""
+    """One lane: one group at a time, into its own blocks."""
 
     def __init__(
         self, floor: Floor, waiting: queue.SimpleQueue[BareGroup], name: str, stripe_size: int, stripes_per_block: int

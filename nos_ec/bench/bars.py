@@ -1,4 +1,4 @@
-"""What the product promises of itself, as limits of a bench's figures."""
+"""What the product promises of its performance, as limits on the figures of a bench."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure (its path in the JSON, dots between) and the limit it must keep, from above or from below."""
+    """A figure (its path in the JSON, separated by dots) and its limit: a minimum or a maximum."""
 
     figure: str
     limit: float
     at_least: bool
 
     def missed(self, figures: Mapping[str, Any]) -> str | None:
-        """A sentence that says by how much, or None when the bar is kept. A figure that was not taken is missed."""
+        """A sentence that says by how much the bar is missed, or None if it is met. A missing figure misses its bar."""
         value: Any = figures
         for part in self.figure.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -36,7 +36,7 @@ def _pipeline(over_naive: float) -> tuple[Bar, ...]:
 
 
 PIPELINE: Mapping[str, Sequence[Bar]] = {"W1": _pipeline(1.8), "W2": _pipeline(5.0)}
-"""By workload. The others have none."""
+"""By workload. The other workloads have no bars."""
 
 READ: Sequence[Bar] = (
     Bar("osds_per_get", 1, at_least=False),
@@ -47,5 +47,5 @@ SCAN: Sequence[Bar] = (Bar("many_over_few", 0.8, at_least=True),)
 
 
 def missed(bars: Sequence[Bar], figures: Mapping[str, Any]) -> list[str]:
-    """A sentence for every bar that is missed."""
+    """One sentence for each missed bar."""
     return [sentence for bar in bars if (sentence := bar.missed(figures)) is not None]

@@ -1,5 +1,5 @@
-"""What the bench asks of a Ceph cluster with an administrator's key: bare handles on pools, a pool for a while, and
-counters of the OSDs."""
+"""What the bench needs from a Ceph cluster with an administrator's key: bare handles on pools, a temporary pool, and
+the OSDs' counters."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from nos_ec.adapters.rados.cluster_waits import await_clean
 from nos_ec.core.errors import ConfigError, NosError
 
 POOL_GROUPS = 32
-"""Placement groups of the pool that is made: as many as a small development pool has."""
+"""Placement groups of the temporary pool: as many as a small development pool has."""
 SETTLE_S = 0.5
 SETTLE_LOOKS_MAX = 120
 
 
 @dataclass(frozen=True, slots=True)
 class OsdCounters:
-    """What all OSDs together did since they started, by the counters of `perf dump`.
+    """What all OSDs together did since they started, from the counters of `perf dump`.
 
-    client_writes: write operations of clients (osd.op_w, and osd.op_rw: those with a condition). store_writes:
-    transactions of the OSDs' stores, their own bookkeeping included (bluestore.state_prepare_lat). allocated_bytes:
-    what BlueStore occupies now. store_reads: by OSD, reads of its store (bluestore.read_lat); read_bytes: what these
-    gave, from its cache or its disk.
+    client_writes: write operations of clients (osd.op_w, and osd.op_rw: conditional writes). store_writes: transactions
+    of the OSDs' stores, including their own bookkeeping (bluestore.state_prepare_lat). allocated_bytes: space that
+    BlueStore occupies now. store_reads: by OSD, reads of its store (bluestore.read_lat). read_bytes: bytes that those
+    reads returned, from cache or disk.
     """
 
     client_writes: int
@@ -62,16 +62,16 @@ class BenchCluster:
             self.counters()
         except NosError as error:
             raise ConfigError(
-                f"{self._options.user} may not read the OSDs' counters ({error}): the bench needs a key with an"
-                " administrator's caps, name its keyring with --admin-keyring or ceph.admin_keyring_file"
+                f"{self._options.user} may not read the OSDs' counters ({error}): the bench needs a key with"
+                " administrator caps; name its keyring with --admin-keyring or ceph.admin_keyring_file"
             ) from error
 
     # --- bare access ----------------------------------------------------------------------------------
     @contextmanager
     def bare_pools(self, namespace: str, *names: str) -> Iterator[list[Any]]:
-        """The binding's own handles on one namespace of pools, over a connection of their own.
+        """The binding's own handles on one namespace of the pools, over a separate connection.
 
-        Raises OSError (of the binding): a bench that cannot reach its pools any more has no way to go on.
+        Raises OSError (from the binding): a bench that can no longer reach its pools cannot continue.
         """
         options = self._options
         rados = binding.load().Rados(name=options.user, clustername="ceph")
@@ -93,9 +93,10 @@ class BenchCluster:
 
     @contextmanager
     def plain_pool(self, blocks_pool: str) -> Iterator[str]:
-        """A pool for a while: the erasure-code profile of `blocks_pool`, without allow_ec_optimizations.
+        """A temporary pool with the erasure-code profile of `blocks_pool`, but without allow_ec_optimizations.
 
-        Raises ConfigError when the cluster lets no pool be deleted: the error names the pool that stays behind.
+        Raises ConfigError if the cluster does not allow pools to be deleted: the error names the pool that is left
+        behind.
         """
         details = self._cluster.command("osd pool ls", detail="detail")
         profile = next(pool["erasure_code_profile"] for pool in details if pool["pool_name"] == blocks_pool)
@@ -120,13 +121,13 @@ class BenchCluster:
             self._cluster.command("osd pool delete", pool=name, pool2=name, yes_i_really_really_mean_it=True)
         except ConfigError as error:
             raise ConfigError(
-                f"pool {name} of the bench stays behind ({error}): delete it by hand, and run with --no-naive on a"
+                f"the bench could not delete its pool {name} ({error}): delete it by hand, and use --no-naive on a"
                 " cluster where mon_allow_pool_delete is not set"
             ) from error
 
     # --- counters -------------------------------------------------------------------------------------
     def osd_ports(self) -> list[int]:
-        """TCP ports of the OSDs that run."""
+        """TCP ports of the running OSDs."""
         return [
             int(address["addr"].rpartition(":")[2])
             for osd in self._osds.values()
@@ -134,7 +135,7 @@ class BenchCluster:
         ]
 
     def counters(self) -> OsdCounters:
-        """Now. One command an OSD."""
+        """The current counters. Sends one command per OSD."""
         dumps = {osd: self._cluster.command_osd(osd, "perf dump") for osd in self._osds}
         stores = {osd: _without_prefix(dump["bluestore"]) for osd, dump in dumps.items()}
         return OsdCounters(
@@ -146,7 +147,7 @@ class BenchCluster:
         )
 
     def settled_counters(self) -> OsdCounters:
-        """As `counters`, once what was deleted is freed: allocations are the same twice in a row."""
+        """As `counters`, but once deleted space has been freed: the allocation is the same twice in a row."""
         found = self.counters()
         for _ in range(SETTLE_LOOKS_MAX):
             time.sleep(SETTLE_S)
@@ -157,5 +158,5 @@ class BenchCluster:
 
 
 def _without_prefix(counters: Mapping[str, Any]) -> dict[str, Any]:
-    """Older releases name BlueStore's counters bluestore_allocated and so on."""
+    """Older releases prefix the names of BlueStore's counters: bluestore_allocated and so on."""
     return {name.removeprefix("bluestore_"): value for name, value in counters.items()}

@@ -1,4 +1,4 @@
-"""Figures of runs: rates, percentiles, medians of rounds."""
+"""The figures of runs: rates, percentiles, medians over the rounds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One way of storing in one round. cpu_s: CPU seconds by group of processes, None for one that is elsewhere.
-    client_writes, store_writes, allocated_bytes: what the OSDs counted meanwhile."""
+    """One way of storing, in one round. cpu_s: CPU seconds by group of processes; None for a group on another machine.
+    client_writes, store_writes, allocated_bytes: what the OSDs counted during the run."""
 
     objects: int
     bytes: int
@@ -24,12 +24,13 @@ class Run:
 
     @property
     def objects_per_s(self) -> float:
-        """Objects stored a second."""
+        """Objects stored per second."""
         return self.objects / self.seconds
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The least value that so many percent of the values do not exceed (nearest rank). ValueError without values."""
+    """The smallest value that is at least as large as this percentage of the values (nearest rank). Raises ValueError
+    if there are no values."""
     if not values:
         raise ValueError("no values to take a percentile of")
     ordered = sorted(values)
@@ -38,7 +39,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def summary(runs: Sequence[Run]) -> dict[str, object]:
-    """What all rounds of one way show: medians of their rates, and costs an object over all of them."""
+    """The figures of all rounds of one way: medians of the rates, and costs per object over all rounds."""
     objects, size = sum(run.objects for run in runs), sum(run.bytes for run in runs)
     return {
         "objects_per_s": median(run.objects_per_s for run in runs),
@@ -52,12 +53,12 @@ def summary(runs: Sequence[Run]) -> dict[str, object]:
 
 
 def ratio(runs: Sequence[Run], others: Sequence[Run]) -> float:
-    """Median over the rounds of how much faster `runs` were than `others`, in objects/s."""
+    """How much faster `runs` were than `others`, in objects/s: the median over the rounds."""
     return median(run.objects_per_s / other.objects_per_s for run, other in zip(runs, others, strict=True))
 
 
 def _cpu(runs: Sequence[Run], objects: int) -> dict[str, float | None]:
-    """By group of processes, and `total` of those that are known."""
+    """By group of processes, with a `total` of the known ones."""
     found: dict[str, float | None] = {}
     for name in runs[0].cpu_s:
         seconds = [run.cpu_s[name] for run in runs]

@@ -1,4 +1,5 @@
-"""How long a stripe group takes to write, by its stripes: read the sources, append, commit. One lane, one at a time."""
+"""How long it takes to write a stripe group, by its number of stripes: read the sources, append, commit. One lane, one
+group at a time."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from nos_ec.engine.packable import Packable
 from nos_ec.ports.metadata import ObjectRow
 
 WORKLOAD = "W3"
-"""Objects of up to a chunk, so that a group may have any number of stripes."""
+"""Objects of at most one chunk, so that a group may have any number of stripes."""
 
 
 def group_latencies(
     system: System, objects: Objects, groups: int, rng: random.Random, timer: Timer
 ) -> dict[str, dict[str, float]]:
-    """By stripes of the group, from 1 to the geometry's limit: `groups`, how many were timed, and percentiles in
-    milliseconds. Lands what it writes. Raises NosError."""
+    """By number of stripes, from 1 to the geometry's limit: `groups`, the number of timed groups, and percentiles in
+    milliseconds. Lands the objects that it writes. Raises NosError."""
     found: dict[str, dict[str, float]] = {}
     with system.lease(system.member_name("bench"), system.settings.consumer.lease_ttl_ms) as held:
         writer = system.writer(held.lease, BlockKind.FRESH)
@@ -45,7 +46,7 @@ def group_latencies(
 
 
 def _drawn(geometry: Geometry, groups: int, stripe_count: int, rng: random.Random) -> list[int]:
-    """Sizes that fill so many groups, and a further one: whatever is drawn, there are enough full ones."""
+    """Sizes that fill this many groups and one more, so that enough full groups result from any draw."""
     left_bytes = (groups + 1) * stripe_count * geometry.stripe_size
     drawn: list[int] = []
     while left_bytes > 0:
@@ -55,7 +56,7 @@ def _drawn(geometry: Geometry, groups: int, stripe_count: int, rng: random.Rando
 
 
 def _plans(system: System, rows: list[ObjectRow], stripe_count: int) -> list[GroupPlan]:
-    """Full groups of so many stripes; what is left at the end stays where it landed."""
+    """Full groups of this many stripes; objects left over at the end stay in the landing store."""
     packer = BestFitMergeList(system.geometry, system.settings.consumer.window_objects, 0, stripe_count)
     for row in rows:
         packer.add(_packable(row).candidate(0))

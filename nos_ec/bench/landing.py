@@ -1,4 +1,4 @@
-"""Objects for a bench: their bytes, and putting them into the landing store as users do."""
+"""Objects for a bench: generates their bytes, and PUTs them into the landing store as users do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from nos_ec.core.packing.packer import size_max
 from nos_ec.ports.metadata import ObjectRow
 
 BUCKETS = 32
-"""Enough that every partition of the log gets some."""
+"""Enough buckets that every partition of the log gets some."""
 PUT_BATCH_BYTES = 64 << 20
 PUT_BATCH_OBJECTS = 500
 NOISE_BYTES = 8 << 20
-"""Objects are pieces of so many random bytes, which do not compress."""
+"""Objects are pieces of a buffer of this many random bytes, which do not compress."""
 
 
 class Objects:
@@ -29,7 +29,7 @@ class Objects:
         self._numbers = count()
 
     def number(self) -> int:
-        """A number that was not given before."""
+        """A number that was not used before."""
         return next(self._numbers)
 
     def pieces(self, drawn: Sequence[int]) -> Iterator[bytes]:
@@ -39,7 +39,7 @@ class Objects:
             yield self._noise[start : start + size]
 
     def land(self, drawn: Sequence[int]) -> list[ObjectRow]:
-        """PUT objects of these sizes; their rows. Raises NoSpace, Transient."""
+        """PUT objects of these sizes; returns their rows. Raises NoSpace, Transient."""
         store = self._system.store()
         objects = zip(map(key_of, self._numbers), self.pieces(drawn), strict=False)
         batch_objects = max(1, min(PUT_BATCH_OBJECTS, PUT_BATCH_BYTES * len(drawn) // sum(drawn)))

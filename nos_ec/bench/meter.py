@@ -1,4 +1,4 @@
-"""Time, CPU and counters of the OSDs from one moment to another."""
+"""Measures time, CPU and OSD counters between two moments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nos_ec.bench.processes import Processes
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """What there is to read. timer: seconds from any fixed point."""
+    """The available instruments. timer: seconds since any fixed point."""
 
     timer: Timer
     processes: Processes
@@ -21,9 +21,9 @@ class Instruments:
 
 
 class Meter:
-    """Measures one run: `prepare`, `start` (again and again, the last one counts), `stop`, `run`.
+    """Measures one run: `prepare`, `start` (may be repeated; the last one counts), `stop`, `run`.
 
-    As a context manager it measures what is inside.
+    As a context manager it measures the block.
     """
 
     def __init__(self, instruments: Instruments, drawn: Sequence[int]) -> None:
@@ -45,16 +45,16 @@ class Meter:
         self.stop()
 
     def prepare(self) -> None:
-        """Wait until the OSDs are at rest, and note their counters."""
+        """Wait until the OSDs are at rest, then record their counters."""
         self._before = self._instruments.cluster.settled_counters()
 
     def start(self) -> None:
-        """Begin, or begin anew."""
+        """Start or restart the measurement."""
         self._cpu_s = self._instruments.processes.cpu_s()
         self._started_s = self._instruments.timer()
 
     def stop(self) -> None:
-        """End."""
+        """End the measurement."""
         self._seconds = self._instruments.timer() - self._started_s
         after = self._instruments.processes.cpu_s()
         self._cpu_s = {name: _less(after[name], before) for name, before in self._cpu_s.items()}

@@ -1,11 +1,12 @@
 """`bench pipeline`: packing against its floor and against naive writes, on the configured Ceph, Kafka and MySQL.
 
-One run, rounds of (floor, ours, naive) one after the other, so that whatever else the machine does meets all of them;
-ratios are medians over the rounds. A round before them warms up connections, caches and the servers' pools, and does
-not count. Each way of a round stores objects of the same sizes. Prepared outside the timing: landing
-copies (a set for the floor and another one for ours, so that neither warms the other's caches), rows and events of
-ours. Not timed either: sealing the last blocks, and the deletion of the landing copies, which the reaper does after
-each round.
+One run consists of rounds of (floor, ours, naive), one after the other, so that other load on the machine affects all
+three. Ratios are medians over the rounds. A first round warms up connections, caches and the servers' pools, and does
+not count. In a round, every way stores objects of the same sizes.
+
+Prepared outside the timing: landing copies (one set for the floor and another for ours, so that neither warms the
+other's caches), and the rows and events of ours. Also not timed: sealing the last blocks, and deleting the landing
+copies, which the reaper does after each round.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ CLEANUP_IN_FLIGHT = 32
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """objects: of each way in each round. rounds: those that count. groups: how many of each number of stripes are
-    timed. naive_pool: where naive writes go; None leaves them out."""
+    """objects: per way and round. rounds: those that count. groups: how many are timed for each number of stripes.
+    naive_pool: pool for the naive writes; None skips them."""
 
     workload: str
     objects: int
@@ -55,7 +56,7 @@ Tick = Callable[[str, int, int], None]
 
 
 class PipelineBench:
-    """One run over an empty store, which is left to be removed as a whole."""
+    """One run over an empty store. The store is not cleaned up: it is removed as a whole."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class PipelineBench:
         self._runs: Mapping[str, Sequence[Run]] = {}
 
     def run(self) -> dict[str, Any]:
-        """All rounds; the figures (docs/BENCH.md explains them). Raises NosError."""
+        """Run all rounds; returns the figures (docs/BENCH.md explains them). Raises NosError."""
         ceph = self._system.settings.ceph
         pools = [ceph.landing_pool, ceph.blocks_pool]
         if self._options.naive_pool is not None:
@@ -106,7 +107,8 @@ class PipelineBench:
         return found
 
     def _round(self, handles: Sequence[Any]) -> dict[str, Run]:
-        """Every way once, with objects of the same sizes. handles: of the pools of landing, blocks and naive writes."""
+        """Each way once, with objects of the same sizes. handles: the pools of landing copies, blocks and naive
+        writes."""
         drawn = list(sizes(self._options.workload, self._options.objects, self._rng, size_max(self._system.geometry)))
         runs = {"floor": self._floor(handles[0], handles[1], drawn), "ours": self._ours(drawn)}
         if self._options.naive_pool is not None:
@@ -151,16 +153,16 @@ class PipelineBench:
 
     # --- parts of ours --------------------------------------------------------------------------------
     def _await_messages(self, service: ConsumerService, meter: Meter) -> None:
-        """Turns of the consumer until it has its partitions; the meter starts with the turn that brings messages."""
+        """Turn the consumer until it has its partitions; the meter starts with the turn that receives messages."""
         deadline_s = self._timer() + IDLE_TURNS_S_MAX
         while not service.counters.messages:
             meter.start()
             service.turn(flush=False)
             if self._timer() > deadline_s:
-                raise Transient(f"bench: no message came to the consumer within {IDLE_TURNS_S_MAX:.0f} s")
+                raise Transient(f"bench: the consumer received no message within {IDLE_TURNS_S_MAX:.0f} s")
 
     def _pack(self, service: ConsumerService, objects: int) -> None:
-        """Pack all of a round and commit its offsets."""
+        """Pack all objects of a round and commit their offsets."""
         counters = service.counters
         moved_s = self._timer()
         while counters.offsets_committed < objects:
@@ -168,20 +170,20 @@ class PipelineBench:
                 moved_s = self._timer()
             if self._timer() - moved_s > IDLE_TURNS_S_MAX:
                 raise Transient(
-                    f"bench: the consumer stopped at {counters.offsets_committed} of {objects} messages: see its log"
+                    f"bench: the consumer stopped at {counters.offsets_committed} of {objects} messages; see its log"
                 )
         if counters.packed != objects:
-            raise Transient(f"bench: {counters.packed} of {objects} objects were packed: see the log")
+            raise Transient(f"bench: {counters.packed} of {objects} objects were packed; see the log")
 
     def _reap(self) -> None:
-        """Delete the landing copies of what was packed, after reading it back as always."""
+        """Delete the landing copies of the packed objects, after the usual verification."""
         housekeeping = self._system.housekeeping()
         while housekeeping.run_once().reaper.deleted:
             pass
 
 
 def warmed_up(one_round: Callable[[], Mapping[str, Run]], rounds: int, tick: Tick) -> dict[str, list[Run]]:
-    """The runs of each way in `rounds` rounds. A round before them is measured as well, and left out."""
+    """The runs of each way in `rounds` rounds. An additional first round is measured too, but discarded."""
     measured = []
     for number in range(1 + rounds):
         tick("rounds", number, 1 + rounds)
@@ -190,7 +192,8 @@ def warmed_up(one_round: Callable[[], Mapping[str, Run]], rounds: int, tick: Tic
 
 
 def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[tuple[str, int]]) -> list[BareGroup]:
-    """The groups that the consumer's packing makes of copies (name, size in bytes) that arrive in this order."""
+    """The groups that the consumer's packing makes of these copies (name, size in bytes) if they arrive in this
+    order."""
     packer = merge_list(consumer.policy, geometry, consumer.window_objects, consumer.linger_ms, random.Random(1))
     name_size = name_record_size(key_of(0).bucket, key_of(0).name)
     groups: list[BareGroup] = []

@@ -1,4 +1,4 @@
-"""CPU time of the processes that a run keeps busy, told apart, by Linux' clocks of processes and its /proc."""
+"""CPU time of the processes that work during a run, by group, from Linux's process clocks and /proc."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _CPU_CLOCK = 2
-"""CPUCLOCK_SCHED of Linux: user and system time of all threads, in nanoseconds."""
+"""Linux's CPUCLOCK_SCHED: user and system time of all threads, in nanoseconds."""
 _LISTENS = "0A"
 """TCP_LISTEN in the state column of /proc/net/tcp."""
 
 
 class Processes:
-    """Groups of processes by name, such as "osd": their pids. Those on other machines are simply not there."""
+    """Groups of processes by name, such as "osd", with their pids. Processes on other machines are not included."""
 
     def __init__(self, pids: Mapping[str, Iterable[int]]) -> None:
         self._pids = {name: sorted(set(members)) for name, members in pids.items()}
 
     def cpu_s(self) -> dict[str, float | None]:
-        """Seconds of CPU, user and system, that each group has used so far; None for one without processes here."""
+        """CPU seconds, user and system, that each group has used so far; None for a group without processes here."""
         return {name: sum(map(_cpu_s, members)) if members else None for name, members in self._pids.items()}
 
 
 def listeners(ports: Iterable[int]) -> list[int]:
-    """Pids of the processes on this machine that listen at these TCP ports, as far as this user may see."""
+    """Pids of the processes on this machine that listen on these TCP ports, as far as this user can see."""
     inodes = set(_listening_inodes(frozenset(ports)))
     return [pid for pid in _pids() if not inodes.isdisjoint(_sockets(pid))]
 
 
 def _cpu_s(pid: int) -> float:
-    """0 for a process that is gone. Not from /proc/PID/stat, whose ticks of 10 ms are long for a short run."""
+    """0 for a process that has ended. Does not use /proc/PID/stat, whose 10 ms ticks are too coarse for a short run."""
     try:
-        return time.clock_gettime(~pid << 3 | _CPU_CLOCK)  # what clock_getcpuclockid(3) makes of a pid
+        return time.clock_gettime(~pid << 3 | _CPU_CLOCK)  # as clock_getcpuclockid(3) encodes a pid
     except OSError:
         return 0.0
 
@@ -54,7 +54,7 @@ def _pids() -> Iterator[int]:
 
 
 def _sockets(pid: int) -> Iterator[str]:
-    """Inodes of the sockets a process has open."""
+    """Inodes of the sockets that a process has open."""
     try:
         for entry in (_PROC / str(pid) / "fd").iterdir():
             target = str(entry.readlink())

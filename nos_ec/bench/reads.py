@@ -1,7 +1,8 @@
-"""`bench read`: GETs of small packed objects, against a bare read of the same bytes and one indexed look-up of a row.
+"""`bench read`: GETs of small packed objects, against a bare read of the same bytes plus one indexed row look-up.
 
-The two ways take turns object by object, each in an order of its own, so that neither finds its bytes warmed by the
-other more often. Sizes are those of W2; every object is packed before, and none is read from its landing copy.
+The two ways alternate read by read, each with its own random choice of objects, so that neither benefits more often
+from bytes that the other has cached. The sizes are those of W2. Every object is packed first; none is read from its
+landing copy.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WARM_UP_READS = 50
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """objects: packed. reads: GETs timed, of each way. sample: GETs whose OSDs are counted one by one."""
+    """objects: packed. reads: GETs timed each way. sample: GETs for which the OSDs that read are counted one by one."""
 
     objects: int
     reads: int
@@ -41,7 +42,7 @@ class ReadOptions:
 
 
 class ReadBench:
-    """One run over an empty store, which is left to be removed as a whole."""
+    """One run over an empty store. The store is not cleaned up: it is removed as a whole."""
 
     def __init__(self, system: System, instruments: Instruments, options: ReadOptions) -> None:
         self._system = system
@@ -65,7 +66,7 @@ class ReadBench:
         drain(self._system)
         rows = [self._system.metadata.get(key) for key in keys]
         if any(row.state is not ObjectState.PACKED for row in rows):
-            raise Transient("bench: not all objects were packed: see the log")
+            raise Transient("bench: not all objects were packed; see the log")
         return rows
 
     def _timed(self, blocks: Any, rows: Sequence[ObjectRow]) -> dict[str, Any]:
@@ -95,7 +96,7 @@ class ReadBench:
         }
 
     def _counted(self, rows: Sequence[ObjectRow]) -> dict[str, Any]:
-        """What single GETs make the OSDs do, by their counters; nothing else uses the pools meanwhile."""
+        """The work that single GETs cause on the OSDs, from their counters; nothing else uses the pools meanwhile."""
         store, cluster = self._system.store(), self._instruments.cluster
         osds: list[int] = []
         read_bytes = page_bytes = rounded_bytes = 0
@@ -118,8 +119,8 @@ class ReadBench:
 
 
 def _pages_bytes(row: ObjectRow) -> int:
-    """Bytes of the pages that the object lies in: one that begins in the middle of a page may lie in one more than its
-    size asks for."""
+    """Size of the pages that the object touches. An object that begins in the middle of a page may touch one page more
+    than its size requires."""
     assert row.extent is not None
     first, end = row.extent.offset // PAGE, -(-(row.extent.offset + row.size) // PAGE)
     return (end - first) * PAGE

@@ -1,6 +1,6 @@
-"""`bench scan`: rows a second that a producer finds, publishes and marks, with few and with many rows waiting.
+"""`bench scan`: rows per second that a producer finds, publishes and marks, with few and with many rows waiting.
 
-The rows are copied on the server; they have no landing copies, which a producer never looks at.
+The rows are copied on the server. They have no landing copies, which a producer never looks at.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nos_ec.core.slots import bucket_slot
 from nos_producer.assemble import producer_service
 
 SEED_ROWS = 10_000
-"""Rows that are made here; all others are copies of them with other names."""
+"""Rows created here; all others are copies of them under other names."""
 OBJECT_BYTES = 20_000
 WRITE_OUT_S_MAX = 120.0
 DIRTY_MAX = 0.01
-"""Share of the server's buffer pool that may be left to write."""
+"""Share of the server's buffer pool that may still be dirty when the measurement starts."""
 _PAGES = text("SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_pages_%'")
 _O = OBJECTS.c
 _COPIED = [name for name in OBJECTS.c.keys() if name not in ("object_id", "name", "landing_id")]  # noqa: SIM118
@@ -40,12 +40,13 @@ COPY = insert(OBJECTS).from_select(
         func.unhex(func.md5(func.concat(_O.name, _SUFFIX))),
     ).where(_O.object_id <= bindparam("last_id", type_=BigInteger)),
 )
-"""One copy of the rows made here."""
+"""One copy of the rows created here."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """few_rows, many_rows: waiting while it is measured. batches: of producer.batch_objects rows, measured."""
+    """few_rows, many_rows: rows waiting during the two measurements. batches: measured batches of
+    producer.batch_objects rows."""
 
     few_rows: int
     many_rows: int
@@ -54,7 +55,7 @@ class ScanOptions:
 
 
 def scan(system: System, options: ScanOptions, timer: Timer) -> dict[str, Any]:
-    """The figures (docs/BENCH.md explains them). Raises NosError."""
+    """Returns the figures (docs/BENCH.md explains them). Raises NosError."""
     engine = make_engine(system.settings.store.url())
     try:
         with engine.begin() as connection:
@@ -81,8 +82,8 @@ def scan(system: System, options: ScanOptions, timer: Timer) -> dict[str, Any]:
 
 
 def _await_written(engine: Engine) -> None:
-    """Let the server write out what the copying left in its memory: rows that wait for long have been written long ago,
-    and what follows is to be measured without it."""
+    """Wait until the server has written out the pages that the copying left dirty. Rows that have waited for long were
+    written out long ago, so the measurement must not include this work."""
     deadline_s = time.monotonic() + WRITE_OUT_S_MAX
     while time.monotonic() < deadline_s:
         with engine.connect() as connection:
@@ -93,7 +94,7 @@ def _await_written(engine: Engine) -> None:
 
 
 def _make_rows(connection: Connection, now_ms: int, rng: random.Random) -> int:
-    """SEED_ROWS landed objects that are due; the highest id of theirs."""
+    """Creates SEED_ROWS landed objects that are due; returns their highest id."""
     connection.execute(insert(OBJECTS), [_row(number, now_ms, rng) for number in range(SEED_ROWS)])
     return int(connection.execute(select(func.max(_O.object_id))).scalar_one())
 
@@ -118,7 +119,7 @@ def _row(number: int, now_ms: int, rng: random.Random) -> dict[str, Any]:
 
 
 def _rate(system: System, batches: int, timer: Timer) -> float:
-    """Rows a second of a producer over so many batches, after one that warms up."""
+    """Rows per second of a producer over this many batches, after a warm-up batch."""
     with producer_service(system) as producer:
         producer.turn()
         started_s = timer()

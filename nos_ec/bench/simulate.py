@@ -1,10 +1,10 @@
 """How well a policy packs a list of sizes: the figures of docs/PACKING.md and of `nos-ec simulate`.
 
-The merge list is "always backlogged": whenever it has no group to hand out, the next sizes arrive, one a simulated
-millisecond and a thirty-second of the window at a time; then it is asked for a group. When the sizes end, what still
-waits stays out of the figures, its wait excepted: a last half-full stripe says nothing of a stream without end. Only
-when all the sizes together did not make a single group are they flushed and counted, `flushed` tells.
-The bound is that of exactly the objects that were packed.
+The merge list is "always backlogged": whenever it has no group to hand out, the next sizes arrive, one per simulated
+millisecond and a thirty-second of the window at a time; then it is asked for a group. Objects that still wait when the
+sizes end are left out of the figures, except for their wait: a last half-full stripe says nothing about an endless
+stream. Only if all the sizes together did not make a single group are they flushed and counted; `flushed` reports this.
+The bound is computed for exactly the objects that were packed.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
 
 KEY_BYTES = 40
-"""Bytes of bucket and name of every simulated object: a short bucket name and a UUID. Names are counted at the room
-reserved for them, which is for names that do not compress at all."""
+"""Bytes of bucket and name of every simulated object: a short bucket name and a UUID. Names are counted with the space
+reserved for them, which assumes names that do not compress at all."""
 
 LINGER_WINDOWS = {"best": 1 << 40, "nos": 2}
-"""The deadline, in windows of arrivals. "Always backlogged" means that events are never rare, so "best" is given none;
-"nos" needs one, as its 80 % are out of reach for some workloads and it would wait for ever."""
+"""The deadline, in windows of arrivals. "Always backlogged" means that events are never rare, so "best" has no
+deadline. "nos" needs one, because some workloads cannot reach its 80 % threshold and it would wait for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """Figures of one run. Ratios are per one, sizes in bytes. See the module docstring for what is counted.
+    """Figures of one run. Ratios are from 0 to 1, sizes in bytes. See the module docstring for what is counted.
 
-    utilisation: user bytes per byte of stripe, no room for names. utilisation_with_names: likewise, in a second run
-    that reserves it (None when not asked for). bound: what no policy can exceed without names (core/bounds.py).
+    utilisation: user bytes per byte of stripe, without space for names. utilisation_with_names: the same in a second
+    run that reserves it (None if not requested). bound: what no policy can exceed without names (core/bounds.py).
     single_chunk_ratio: share of the packed objects of at most a chunk that lie in one chunk; 1.0 if there are none.
-    max_wait_windows: most arrivals seen by an object while it waited in the merge list, until it was placed in a group,
-    over the window; max_hold_windows: likewise, until its group was handed out. header_overhead: bytes of headers per
-    byte of stripe. objects_per_s: objects packed per second spent in `add` and `plan`.
-    objects: packed and counted; left_waiting: not packed when the sizes ended; skipped_empty and skipped_large:
-    objects of 0 bytes and of more than size_max, which a store keeps elsewhere and no policy sees.
+    max_wait_windows: maximum number of arrivals while an object waited in the merge list until it was placed in a
+    group, divided by the window; max_hold_windows: the same, until its group was handed out. header_overhead: header
+    bytes per byte of stripe. objects_per_s: objects packed per second spent in `add` and `plan`. objects: packed and
+    counted; left_waiting: not packed when the sizes ended; skipped_empty and skipped_large: objects of 0 bytes and of
+    more than size_max, which a store keeps elsewhere and no policy sees.
     """
 
     policy: str
@@ -79,9 +79,9 @@ def simulate(
 ) -> SimulationResult:
     """Run `policy` ("best" or "nos") over `sizes` in bytes.
 
-    timer: seconds, such as time.perf_counter. seed: of the random draws of policy "nos". names: whether to run a
-    second time with room for names. Raises InvalidInput for an unknown policy, a bad window, a negative size, or
-    when nothing is left to pack.
+    timer: seconds, such as time.perf_counter. seed: for the random choices of policy "nos". names: whether to run a
+    second time with space for names. Raises InvalidInput for an unknown policy, a bad window, a negative size, or if
+    nothing is left to pack.
     """
     packable, skipped_empty, skipped_large, limit = _packable(sizes, policy, window, geometry)
     plain = _run(packable, policy, window, geometry, timer, seed, names=False)
@@ -111,8 +111,8 @@ def simulate(
 
 
 def read_sizes(path: Path) -> list[int]:
-    """Sizes in bytes from a text file, one decimal integer a line; blank lines and lines that begin with '#' are left
-    out. Raises InvalidInput naming the line that is not a size, or the reason the file cannot be read."""
+    """Sizes in bytes from a text file, one decimal integer per line; blank lines and lines that begin with '#' are
+    skipped. Raises InvalidInput with the line that is not a size, or the reason why the file cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -120,7 +120,7 @@ def read_sizes(path: Path) -> list[int]:
         raise InvalidInput(f"{path}: {reason}; give a text file with one size in bytes per line") from error
     found = [_parse_size(path, number, line) for number, line in enumerate(text.splitlines(), 1) if _is_data(line)]
     if not found:
-        raise InvalidInput(f"{path}: no sizes in it; give one size in bytes per line")
+        raise InvalidInput(f"{path}: contains no sizes; give one size in bytes per line")
     return found
 
 
@@ -136,7 +136,7 @@ def _parse_size(path: Path, number: int, line: str) -> int:
 
 
 def _packable(sizes: Iterable[int], policy: str, window: int, geometry: Geometry) -> tuple[list[int], int, int, int]:
-    """Sizes that can be packed, the number of empty and of too large ones, and the limit."""
+    """The sizes that can be packed, the numbers of empty and of too large objects, and the limit."""
     limit = merge_list(policy, geometry, window, 0, random.Random(0)).size_max
     packable: list[int] = []
     empty = large = 0
@@ -171,14 +171,14 @@ class _Figures:
     flushed: bool = False
 
     def arrive(self, batch: list[Candidate], arrivals: int) -> None:
-        """Note how long the object waits that has waited longest, before groups are asked for."""
+        """Record the wait of the object that has waited longest, before groups are requested."""
         self.waiting.extend(batch)
         while not self.waiting[0].waiting:
             self.waiting.popleft()
         self.wait_max = max(self.wait_max, arrivals - 1 - self.waiting[0].seq)
 
     def count(self, plan: GroupPlan, arrivals: int) -> None:
-        """Add one planned group, after `arrivals` objects had arrived in all."""
+        """Add one planned group; `arrivals` objects have arrived in total."""
         geometry = self.geometry
         self.groups += 1
         self.stripes += plan.stripe_count
@@ -207,7 +207,7 @@ def _run(
     incoming = (Candidate(size, NAME_RECORD_FIXED + KEY_BYTES, None, now) for now, size in enumerate(sizes))
     arrivals = 0
     while True:
-        # Candidates are made outside of the measured time: in a service the consumer makes them.
+        # Candidates are created outside the measured time: in a service the consumer creates them.
         batch = list(islice(incoming, max(1, window // 32)))
         if not batch:
             break
@@ -223,7 +223,7 @@ def _run(
 def _serve(
     merge: MergeList, batch: list[Candidate], arrivals: int, figures: _Figures, timer: Callable[[], float]
 ) -> None:
-    """Add a batch, take all groups that are ready."""
+    """Add a batch, then take all groups that are ready."""
     begun = timer()
     for candidate in batch:
         merge.add(candidate)

@@ -1,4 +1,4 @@
-"""A bench's own store on the configured servers, and the instruments beside it; all of it goes at the end."""
+"""The bench's own store on the configured servers, and its instruments; everything is removed at the end."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from nos_ec.core.errors import ConfigError
 from nos_ec.settings import Settings
 
 ADMIN_KEYRING = "admin.keyring"
-"""Where the development cluster has its administrator's key: beside ceph.conf."""
+"""Where the development cluster keeps its administrator's key: next to ceph.conf."""
 IDLE_WAIT_MS = 20
-"""The consumer of a bench waits for its first message so long at a time: the clock starts with the turn that has it."""
+"""How long the bench's consumer waits at a time for its first message: the clock starts with the turn that receives
+it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminKey:
-    """The Ceph user whose key may read counters and make a pool. keyring: None for that of ceph.admin_keyring_file, or
-    where this is not set for the one beside ceph.conf."""
+    """The Ceph user whose key may read counters and create a pool. keyring: None uses ceph.admin_keyring_file, or if
+    that is not set, the keyring next to ceph.conf."""
 
     user: str
     keyring: Path | None
@@ -37,7 +38,7 @@ class AdminKey:
 
 @dataclass(frozen=True, slots=True)
 class BenchStack:
-    """An empty store and what measures it."""
+    """An empty store and its instruments."""
 
     system: System
     instruments: Instruments
@@ -45,10 +46,10 @@ class BenchStack:
 
 @contextmanager
 def bench_stack(settings: Settings, admin: AdminKey) -> Iterator[BenchStack]:
-    """A scratch store beside the configured one: its namespace, topic and database go at the end.
+    """A scratch store next to the configured one: its namespace, topic and database are removed at the end.
 
-    Landing copies have no grace, and an idle consumer looks again soon; all else is as configured. Raises ConfigError
-    unless the settings are of Ceph, Kafka and MySQL or MariaDB, and the key is an administrator's; Transient.
+    Landing copies have no grace period, and an idle consumer polls again soon; all else is as configured. Raises
+    ConfigError unless the settings use Ceph, Kafka and MySQL or MariaDB, and the key is an administrator's; Transient.
     """
     _require_servers(settings)
     with (
@@ -74,8 +75,8 @@ def _require_servers(settings: Settings) -> None:
         wrong.append("store.metadata_url is a SQLite file")
     if wrong:
         raise ConfigError(
-            f"the bench measures Ceph, Kafka and MySQL or MariaDB, but {', '.join(wrong)}: give --config of such a"
-            " store (deploy/dev/nos-ec.toml is that of `make up`)"
+            f"the bench measures Ceph, Kafka and MySQL or MariaDB, but {', '.join(wrong)}: use --config with the"
+            " file of such a store (deploy/dev/nos-ec.toml is the one of `make up`)"
         )
 
 
@@ -90,7 +91,7 @@ def _bench_settings(settings: Settings) -> Settings:
 
 
 def admin_options(settings: Settings, admin: AdminKey) -> RadosOptions:
-    """How the bench connects. Raises ConfigError when the keyring is not there."""
+    """How the bench connects. Raises ConfigError if the keyring does not exist."""
     ceph = settings.ceph
     assert ceph.conf_file is not None
     keyring = admin.keyring or ceph.admin_keyring_file or ceph.conf_file.parent / ADMIN_KEYRING

@@ -114,7 +114,7 @@ def test_read_sizes_of_no_use(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="No such file"):
         read_sizes(tmp_path / "missing")
     (tmp_path / "empty").write_text("# nothing\n")
-    with pytest.raises(InvalidInput, match="no sizes in it"):
+    with pytest.raises(InvalidInput, match="contains no sizes"):
         read_sizes(tmp_path / "empty")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidInput, match="not a text file"):
