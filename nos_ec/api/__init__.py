@@ -1,1 +1,1 @@
-"""The admin API: read-only, over HTTP."""
+"""The read-only admin API over HTTP."""

@@ -1,8 +1,8 @@
-"""Who may ask the API: whoever has the bearer token.
+"""Access to the API: every request must carry the bearer token.
 
-The API shows the names of objects, so it does not start without a token. `api.anonymous` is the way around that for
-trying things out, and only for an address of this machine; it still opens the API to every user of the machine.
-Requests that name another host are refused then (host_check).
+The API shows object names, so it does not start without a token. `api.anonymous` bypasses this for trying the API out,
+and only on a loopback address; it still opens the API to every user of the machine. Without a token, requests that name
+another host are refused (host_check).
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from nos_ec.settings import ApiSettings
 
 TOKEN_CHARS_MIN = 16
 _TOKEN_FILE_BYTES_MAX = 4096
-_MAKE_ONE = "make one with: openssl rand -hex 32"
+_MAKE_ONE = "create one with: openssl rand -hex 32"
 
 
 class Token:
-    """A secret that can be compared and not shown."""
+    """A secret that can be compared but not shown."""
 
     def __init__(self, text: str) -> None:
-        """Raises ConfigError for a text that is too short, or that no HTTP header can carry."""
+        """Raises ConfigError for a text that is too short, or that an HTTP header cannot carry."""
         if len(text) < TOKEN_CHARS_MIN:
-            raise ConfigError(f"api: the token has {len(text)} characters, at least {TOKEN_CHARS_MIN}; {_MAKE_ONE}")
+            raise ConfigError(
+                f"api: the token has {len(text)} characters, at least {TOKEN_CHARS_MIN} are needed; {_MAKE_ONE}"
+            )
         if not text.isascii() or not text.isprintable() or " " in text:
             raise ConfigError(f"api: the token must be printable ASCII without spaces; {_MAKE_ONE}")
         self._digest = _digest(text)
 
     def matches(self, given: str) -> bool:
-        """True for the right token. Takes the same time however much of a wrong one is right."""
+        """True for the right token. Takes the same time no matter how much of a wrong token is right."""
         return hmac.compare_digest(_digest(given), self._digest)
 
 
 def find_token(settings: ApiSettings) -> Token | None:
-    """The token the settings ask for; None when they allow everybody. Raises ConfigError that says what to do."""
+    """The token from the settings; None if they allow requests without one. Raises ConfigError that says what to do."""
     if settings.token is not None and settings.token_file is not None:
         raise ConfigError("api.token and api.token_file are both set; remove one of them")
     if settings.token is not None:
@@ -46,12 +48,13 @@ def find_token(settings: ApiSettings) -> Token | None:
         return Token(_read(settings.token_file))
     if not settings.anonymous:
         raise ConfigError(
-            "the API needs a token: set NOS_EC_API__TOKEN in the environment or api.token_file; or, to try it on this"
-            f" machine, api.anonymous = true ({_MAKE_ONE})"
+            "the API needs a token: set NOS_EC_API__TOKEN in the environment, or set api.token_file ({_MAKE_ONE});"
+            " to try the API out on this machine, set api.anonymous = true instead"
         )
     if not is_loopback(settings.host):
         raise ConfigError(
-            f"api.anonymous is for this machine alone, and api.host is {settings.host}; set a token, or host 127.0.0.1"
+            f"api.anonymous works only on this machine, but api.host is {settings.host}; set a token, or set api.host"
+            " to 127.0.0.1"
         )
     return None
 
@@ -59,7 +62,9 @@ def find_token(settings: ApiSettings) -> Token | None:
 def _read(path: Path) -> str:
     try:
         if path.stat().st_mode & 0o004:
-            raise ConfigError(f"api.token_file {path} can be read by everybody; chmod o-r it, and make a new token")
+            raise ConfigError(
+                f"api.token_file {path} can be read by every user; run chmod o-r on it, and create a new token"
+            )
         with path.open("rb") as file:
             return file.read(_TOKEN_FILE_BYTES_MAX).decode("ascii").strip()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The routes. All of them are GET and only read: there is no way to change anything through this API."""
+"""The routes. All of them are GET and only read: this API cannot change anything."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Credentials = Annotated[
     Depends(HTTPBearer(auto_error=False, description="The token of api.token or api.token_file.")),
 ]
 BlockName = Annotated[str, Path(pattern=_BLOCK_PATTERN, examples=[_BLOCK_EXAMPLE])]
-Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Entries of the page, at most.")]
+Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Maximum number of entries in the page.")]
 
 
 def make_app(readings: Readings, monitor: Monitor, token: Token | None, requests_max: int = REQUESTS_MAX) -> FastAPI:
-    """The application. Without a token everybody may ask who can reach it by a loopback name or address: the caller has
-    to see to it that nobody else can."""
+    """The application. Without a token, it answers everyone who can reach it under a loopback name or address: the
+    caller must make sure that this is limited to local users."""
     app = FastAPI(
         title="nos_ec admin API",
         version=__version__,
-        description="Reads the state of a nos_ec store. Changes nothing. Errors are `application/problem+json`.",
-        # The pages that FastAPI offers load scripts from elsewhere.
+        description="Shows the state of a nos_ec store. Changes nothing. Errors are `application/problem+json`.",
+        # FastAPI's documentation pages load scripts from other sites.
         docs_url=None,
         redoc_url=None,
     )
@@ -55,16 +55,16 @@ def make_app(readings: Readings, monitor: Monitor, token: Token | None, requests
 
 
 def _only_known_parameters(request: Request) -> None:
-    """A misspelt filter must not be taken for none at all."""
+    """Refuses unknown parameters, so that a misspelt filter does not count as no filter at all."""
     known = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
     unknown = sorted(request.query_params.keys() - known)
     if unknown:
-        allowed = f"use {', '.join(sorted(known))}" if known else "there are none here"
+        allowed = f"use {', '.join(sorted(known))}" if known else "this path takes none"
         raise HTTPException(422, f"no such parameter: {', '.join(unknown)}; {allowed}")
 
 
 def _guard(token: Token | None) -> list[Any]:
-    """What routes that need the token depend on."""
+    """The dependencies of routes that require the token."""
     if token is None:
         return []
 
@@ -82,17 +82,17 @@ def _responses(token: Token | None, *statuses: int) -> dict[int | str, dict[str,
 
 
 def _add_health(app: FastAPI, monitor: Monitor) -> None:
-    unwell: dict[int | str, dict[str, Any]] = {503: {"model": models.HealthModel, "description": "Not well"}}
+    unwell: dict[int | str, dict[str, Any]] = {503: {"model": models.HealthModel, "description": "Unhealthy"}}
 
     def answer(found: Answer, response: Response) -> models.HealthModel:
-        # Reasons may name servers: they are in the log, where only the operator reads them.
+        # Reasons may name servers, so they appear only in the log, which only the operator reads.
         response.status_code = 200 if found.good else 503
         return models.HealthModel(ok=found.good, problems=sorted(found.problems))
 
     @app.get("/livez", tags=["health"], responses=unwell)
     async def livez(response: Response) -> models.HealthModel:
-        """Does the process turn? Needs no token."""
-        # Not on a thread of the pool, which slow queries may have used up.
+        """Do the loops of the process still turn? Needs no token."""
+        # async, so that it needs no thread of the pool, which slow queries may have used up.
         return answer(monitor.health.alive(), response)
 
     @app.get("/readyz", tags=["health"], responses=unwell)
@@ -133,7 +133,7 @@ def _add_store(app: FastAPI, readings: Readings, token: Token | None) -> None:
 
     @app.get("/v1/histograms", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
     def histograms() -> models.Histograms:
-        """How full the blocks are and how many holes they have."""
+        """How full the blocks are, and how many holes they have."""
         return readings.histograms()
 
     @app.get("/v1/gc/plan", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
@@ -146,7 +146,7 @@ def _add_store(app: FastAPI, readings: Readings, token: Token | None) -> None:
         bucket: Annotated[str, Query(min_length=1, max_length=BUCKET_BYTES_MAX, examples=["photos"])],
         name: Annotated[str, Query(min_length=1, max_length=NAME_BYTES_MAX, examples=["2026/a.jpg"])],
     ) -> models.ObjectDetail:
-        """Where an object is. The limits of bucket and name are in bytes of UTF-8."""
+        """Where an object's bytes are. The limits of bucket and name are in bytes of UTF-8."""
         return readings.object(ObjectKey(bucket, name))
 
 
@@ -155,13 +155,15 @@ def _add_blocks(app: FastAPI, readings: Readings, token: Token | None) -> None:
 
     @app.get("/v1/blocks", tags=["blocks"], dependencies=guard, responses=_responses(token, 422, 503))
     def blocks(
-        after: Annotated[str | None, Query(pattern=_BLOCK_PATTERN, description="`next_after` of a page.")] = None,
+        after: Annotated[
+            str | None, Query(pattern=_BLOCK_PATTERN, description="`next_after` of the previous page.")
+        ] = None,
         limit: Limit = 100,
         kind: BlockKind | None = None,
         state: BlockState | None = None,
         hole_ratio_min: Annotated[float, Query(ge=0, le=1)] = 0,
     ) -> models.BlockPage:
-        """Blocks in order of id, a page at a time."""
+        """Blocks in order of id, one page at a time."""
         return readings.blocks(_block_id(after) if after else None, limit, kind, state, hole_ratio_min)
 
     @app.get("/v1/blocks/{block}", tags=["blocks"], dependencies=guard, responses=_responses(token, 404, 422, 503))
@@ -174,10 +176,12 @@ def _add_blocks(app: FastAPI, readings: Readings, token: Token | None) -> None:
     )
     def entries(
         block: BlockName,
-        after: Annotated[int, Query(ge=-1, le=1 << 31, description="`next_after` of a page; -1: from the start.")] = -1,
+        after: Annotated[
+            int, Query(ge=-1, le=1 << 31, description="`next_after` of the previous page; -1: from the start.")
+        ] = -1,
         limit: Limit = 100,
     ) -> models.EntryPage:
-        """The objects in a block, in order of offset, a page at a time."""
+        """The objects in a block in order of offset, one page at a time."""
         return readings.entries(_block_id(block), after, limit)
 
 
@@ -186,13 +190,13 @@ def _block_id(text: str) -> BlockId:
 
 
 def _describe(app: FastAPI) -> None:
-    """Make the OpenAPI document once, with the problem that every error is."""
+    """Generate the OpenAPI document once, with Problem as the schema of every error."""
     document = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"] = models.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-    # Every error leaves as a Problem; FastAPI's own shapes of one never do.
+    # Every error is returned as a Problem; FastAPI's own error schemas are never used.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     app.openapi_schema = document

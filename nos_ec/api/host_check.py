@@ -1,7 +1,7 @@
-"""No requests for names that are not this machine's own, where the API asks for no token.
+"""Refuses requests that do not name this machine's loopback, if the API requires no token.
 
 A web page that a user of this machine opens may make its own name resolve to 127.0.0.1 (DNS rebinding). The browser
-then takes the API for a part of that page's site, and would let the page read the names of objects. But it sends the
+then treats the API as part of that page's site, and would let the page read object names. But the browser sends the
 page's name in the Host header, and such requests are refused.
 """
 
@@ -16,12 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nos_ec.api import problems
 
 SPARED = frozenset({"/livez", "/readyz"})
-"""Probes may call the machine what they like, and there is nothing secret in the answers."""
+"""Probes may use any host name, and the answers contain nothing secret."""
 MISDIRECTED = 421
 
 
 class LoopbackHosts:
-    """ASGI middleware: requests whose Host header does not name this machine's loopback get a 421."""
+    """ASGI middleware: answers 421 to requests whose Host header does not name this machine's loopback."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -37,14 +37,14 @@ class LoopbackHosts:
             return
         refusal = HTTPException(
             MISDIRECTED,
-            "without a token the API answers only to localhost and loopback addresses: ask for http://127.0.0.1 or"
-            " http://localhost, or set a token",
+            "without a token, the API answers only requests to localhost and loopback addresses: use"
+            " http://127.0.0.1 or http://localhost, or set a token",
         )
         await problems.of_http(refusal)(scope, receive, send)
 
 
 def host_name(host: str) -> str:
-    """The name or address in a Host header, without its port; "" when it is none."""
+    """The name or address in a Host header, without the port; "" if the header is invalid."""
     try:
         parts = urlsplit(f"//{host}")
         return "" if parts.username is not None or parts.path or parts.query or parts.fragment else parts.hostname or ""
@@ -53,7 +53,7 @@ def host_name(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this name or address is of this machine's loopback, as `localhost` and all names below it are."""
+    """Whether this is a loopback address, or `localhost` or a name below it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,6 +1,6 @@
-"""What the API answers. Sizes and offsets are in bytes, times in milliseconds since the Unix epoch.
+"""The answers of the API. Sizes and offsets are in bytes, times in milliseconds since the Unix epoch.
 
-Ids of blocks and landing copies are 32 hexadecimal digits. Ratios are from 0 to 1; null where nothing is there yet.
+Ids of blocks and landing copies are 32 hexadecimal digits. Ratios are from 0 to 1, or null while there is no data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Answer(BaseModel):
 
 
 class Problem(_Answer):
-    """An error, as RFC 9457 has it. `type` names its class; `detail` says what happened and what to do."""
+    """An error as RFC 9457 defines it. `type` identifies its class; `detail` says what happened and what to do."""
 
     model_config = _example(
         type="urn:nos-ec:problem:not-found", title="Not found", status=404, detail="no such object: photos/a.jpg"
@@ -51,7 +51,7 @@ class GeometryModel(_Answer):
 
 
 class BlockCount(_Answer):
-    """How many blocks of a kind are in a state."""
+    """The number of blocks of one kind in one state."""
 
     kind: BlockKind
     state: BlockState
@@ -59,7 +59,7 @@ class BlockCount(_Answer):
 
 
 class Status(_Answer):
-    """The whole store. live + dead + overhead = stripes x stripe size; utilisation is live / that."""
+    """The whole store. live + dead + overhead = stripes x stripe size; utilisation = live / that sum."""
 
     model_config = _example(
         geometry={"k": 8, "m": 3, "chunk_size": 131072, "stripes_per_block": 32, "stripes_per_group_max": 4},
@@ -77,15 +77,15 @@ class Status(_Answer):
     live_bytes: Bytes
     dead_bytes: Bytes
     overhead_bytes: Bytes
-    raw_bytes: Bytes = Field(description="Of the blocks on all shards: stripes x (k + m) chunks.")
+    raw_bytes: Bytes = Field(description="Size of the blocks on all shards: stripes x (k + m) chunks.")
     raw_bytes_per_user_byte: float | None = Field(ge=0, description="raw_bytes / live_bytes; null without live bytes.")
-    packed_objects: Count = Field(description="Objects in stripes, large ones not counted.")
-    large_objects: Count = Field(description="Objects in blocks of their own.")
-    large_bytes: Bytes = Field(description="Bytes of them, part of live_bytes.")
-    landing_deletions: Count = Field(description="Landing copies on the deletion queue.")
-    leases: Count = Field(description="Writers that are alive, or whose lease has not run out yet.")
+    packed_objects: Count = Field(description="Objects packed into stripes; excludes large objects.")
+    large_objects: Count = Field(description="Large objects, each in its own blocks.")
+    large_bytes: Bytes = Field(description="Bytes of the large objects; part of live_bytes.")
+    landing_deletions: Count = Field(description="Landing copies in the deletion queue.")
+    leases: Count = Field(description="Writers that are alive, or whose lease has not expired yet.")
     blocks: list[BlockCount] = Field(max_length=16)
-    free_bytes: Bytes | None = Field(description="User bytes that still fit; null while a shard is not there.")
+    free_bytes: Bytes | None = Field(description="User bytes that still fit; null while a shard is missing.")
     computed_at_ms: UnixMs
 
 
@@ -96,19 +96,19 @@ class Backlog(_Answer):
         landed_objects=120, landed_bytes=3145728, queued_objects=880, queued_bytes=25165824, lag_messages=880,
         landing_deletions=4000, computed_at_ms=1763700000000,
     )  # fmt: skip
-    landed_objects: Count = Field(description="In the landing store, not published yet.")
+    landed_objects: Count = Field(description="Objects in the landing store that are not yet published.")
     landed_bytes: Bytes
-    queued_objects: Count = Field(description="Published, not packed yet.")
+    queued_objects: Count = Field(description="Objects published but not yet packed.")
     queued_bytes: Bytes
     lag_messages: Count | None = Field(
-        description="Messages the consumer group has not committed; null while the message log does not answer."
+        description="Messages that the consumer group has not committed; null while the message log does not answer."
     )
     landing_deletions: Count
     computed_at_ms: UnixMs
 
 
 class Bucket(_Answer):
-    """Blocks whose ratio is over the previous bucket's bound and at most this one's."""
+    """Blocks whose ratio is above the previous bucket's bound and at most this bucket's bound."""
 
     up_to: Ratio
     blocks: Count
@@ -132,7 +132,7 @@ class Histograms(_Answer):
 
 
 class Block(_Answer):
-    """A block and its books."""
+    """A block and the accounting of its bytes."""
 
     block: HexId
     kind: BlockKind
@@ -159,17 +159,17 @@ _EXAMPLE_BLOCK = {
 
 
 class BlockPage(_Answer):
-    """Blocks in order of id. With a filter a page may be short or empty and still not be the last one."""
+    """Blocks in order of id. With a filter, a page may be short or empty without being the last one."""
 
     model_config = _example(blocks=[_EXAMPLE_BLOCK], next_after=_BLOCK)
     blocks: list[Block] = Field(max_length=1000)
-    next_after: HexId | None = Field(description="`after` of the next page; null: there is none.")
+    next_after: HexId | None = Field(description="`after` for the next page; null: this is the last page.")
 
 
 class Group(_Answer):
-    """A stripe group as its header describes it."""
+    """A stripe group, as its header describes it."""
 
-    stripe: Count = Field(description="Where it begins in the block.")
+    stripe: Count = Field(description="First stripe of the group in the block.")
     stripe_count: Count
     header_bytes: Bytes
     names_bytes: Bytes
@@ -181,7 +181,7 @@ class Group(_Answer):
 
 
 class BlockDetail(_Answer):
-    """A block decoded from its headers, which were all that was read of it, and compared with the rows."""
+    """A block decoded from its headers and compared with the rows. Nothing but the headers was read."""
 
     model_config = _example(
         block=_EXAMPLE_BLOCK, damaged_stripes=[], unconfirmed_objects=0, header_bytes_read=131072,
@@ -191,26 +191,26 @@ class BlockDetail(_Answer):
     block: Block
     groups: list[Group] = Field(max_length=1024)
     damaged_stripes: list[int] = Field(max_length=1024, description="Stripes without a readable header.")
-    unconfirmed_objects: Count = Field(description="Objects that rows place here and no readable header confirms.")
+    unconfirmed_objects: Count = Field(description="Objects that rows place here, but no readable header confirms.")
     header_bytes_read: Bytes
 
 
 class EntryModel(_Answer):
-    """One object in a block. Names come from the rows, so what is not live has none."""
+    """One object in a block. Names come from the rows, so objects that are not live have no name."""
 
-    offset: Bytes = Field(description="From the start of the block.")
+    offset: Bytes = Field(description="Offset from the start of the block.")
     length: Bytes
     version: int
     crc32c: str = Field(pattern="^[0-9a-f]{8}$")
     key_md5: HexId
     live: bool = Field(description="A row points here: key, version, offset and length all match.")
-    in_header: bool = Field(description="False: only a row says so, no readable header confirms it.")
+    in_header: bool = Field(description="False: only a row places it here; no readable header confirms it.")
     bucket: str | None
     name: str | None
 
 
 class EntryPage(_Answer):
-    """What is in a block, in order of offset."""
+    """The contents of a block, in order of offset."""
 
     model_config = _example(
         entries=[{"offset": 131072, "length": 65536, "version": 1763700000000000, "crc32c": "e3069283",
@@ -219,11 +219,12 @@ class EntryPage(_Answer):
         next_after=131072,
     )  # fmt: skip
     entries: list[EntryModel] = Field(max_length=1000)
-    next_after: Bytes | None = Field(description="`after` of the next page; null: there is none.")
+    next_after: Bytes | None = Field(description="`after` for the next page; null: this is the last page.")
 
 
 class Place(_Answer):
-    """Bytes in a block. `chunks`: how many chunks they touch, which is how many shards a read asks."""
+    """A range of bytes in a block. `chunks`: the number of chunks it touches, which is the number of shards that a read
+    needs."""
 
     block: HexId
     offset: Bytes
@@ -232,7 +233,7 @@ class Place(_Answer):
 
 
 class ObjectDetail(_Answer):
-    """An object and where its bytes are: a landing copy, or places in blocks, or (when empty) nowhere."""
+    """An object and where its bytes are: in a landing copy, in blocks, or (if it is empty) nowhere."""
 
     model_config = _example(
         bucket="photos", name="2026/a.jpg", version=1763700000000000, size=65536, crc32c="e3069283",
@@ -249,25 +250,27 @@ class ObjectDetail(_Answer):
     created_ms: UnixMs
     landing: HexId | None
     places: list[Place] = Field(max_length=1000, description="In order; more than one for a large object.")
-    places_left_out: Count = Field(description="Places after these, of a very large object.")
+    places_left_out: Count = Field(description="Number of further places of a very large object.")
 
 
 class GcBlock(_Answer):
-    """A block GC considers. `unconfirmed` of its live objects are known from rows only."""
+    """A block that GC considers. `unconfirmed` counts its live objects that are known only from rows."""
 
     block: HexId
     hole_ratio: Ratio
-    waste_ratio: Ratio = Field(description="What no object uses, of the whole block: dead bytes, headers, padding.")
+    waste_ratio: Ratio = Field(
+        description="Share of the whole block that no object uses: dead bytes, headers, padding."
+    )
     size_bytes: Bytes
     live_objects: Count
     live_bytes: Bytes
     unconfirmed: Count
     header_bytes_read: Bytes
-    collect: bool = Field(description="A run now would collect it.")
+    collect: bool = Field(description="True if a run now would collect it.")
 
 
 class GcPlan(_Answer):
-    """What a GC run now would do: `nos-ec gc plan`. The sums are over all candidates, `blocks` are the emptiest."""
+    """What a GC run would do now, like `nos-ec gc plan`. The sums cover all candidates; `blocks` lists the emptiest."""
 
     model_config = _example(
         candidates=1, victims=1, bytes_to_rewrite=2097152, bytes_to_reclaim=33554432, header_bytes_read=131072,
@@ -287,7 +290,7 @@ class GcPlan(_Answer):
 
 
 class HealthModel(_Answer):
-    """`problems` names the parts that are not well; the reasons are in the log."""
+    """`problems` names the unhealthy parts; the reasons are in the log."""
 
     model_config = _example(ok=True, problems=[])
     ok: bool

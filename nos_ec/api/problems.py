@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457): one shape for all of them, whoever raised it."""
+"""Errors as `application/problem+json` (RFC 9457): one format for all of them, whatever raised them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _STATUSES: tuple[tuple[type[NosError], int, str], ...] = (
     (Corrupt, 500, "Corrupt"),
     (ConfigError, 500, "Wrong configuration"),
 )
-"""In order: a class stands before the one it derives from."""
+"""Order matters: each class comes before its base class."""
 
 
 def register(app: FastAPI) -> None:
-    """Let every error of the app leave as a problem."""
+    """Make the app return every error as a problem."""
     app.add_exception_handler(NosError, _on_nos_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_wrong_parameters)
@@ -49,7 +49,7 @@ def register(app: FastAPI) -> None:
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What FastAPI is told of the errors of a route."""
+    """The errors of a route, in the form FastAPI expects."""
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": {CONTENT_TYPE: schema}} for status in statuses
@@ -62,7 +62,7 @@ def _on_nos_error(_request: Request, error: Exception) -> Response:
 
 
 def answer(error: NosError) -> Response:
-    """The problem that an error of the product is."""
+    """The problem response for one of the product's errors."""
     status, title = next((status, title) for kind, status, title in _STATUSES if isinstance(error, kind))
     if status >= 500:
         _log.warning("request failed", error=str(error))
@@ -76,7 +76,7 @@ def _on_http_error(_request: Request, error: Exception) -> Response:
 
 
 def of_http(error: HTTPException) -> Response:
-    """The problem that an error of HTTP is."""
+    """The problem response for an HTTP error."""
     title = "Invalid parameters" if error.status_code == 422 else HTTPStatus(error.status_code).phrase
     return _problem(error.status_code, title.title(), title, str(error.detail), dict(error.headers or {}))
 
@@ -88,8 +88,8 @@ def _on_wrong_parameters(_request: Request, error: Exception) -> Response:
 
 
 def _on_bug(_request: Request, error: Exception) -> Response:
-    _log.error("request ran into a bug", exc_info=error)
-    return _problem(500, "Bug", "Internal error", "a bug: its trace is in the log of the API; report it", {})
+    _log.error("request failed because of a bug", exc_info=error)
+    return _problem(500, "Bug", "Internal error", "a bug: the trace is in the log of the API; please report it", {})
 
 
 def _problem(status: int, name: str, title: str, detail: str, headers: dict[str, str]) -> Response:

@@ -1,7 +1,7 @@
-"""What the API reads, as values of its models. Nothing here can change anything.
+"""The data behind the API's answers, as values of its models. Nothing here can change anything.
 
-Every answer is bounded: lists are pages, a filtered page examines a bounded number of rows, and what costs a walk
-over all blocks is kept for some seconds (and for ten times as long as it took).
+Every answer is bounded: lists are paged, a filtered page examines a bounded number of rows, and results that need a
+walk over all blocks are cached for some seconds (and for ten times as long as they took).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from nos_ec.monitoring.sources import StoreFigures
 from nos_ec.ports.metadata import BlockRow, ObjectRow, Placed
 
 PAGE_MAX = 1000
-"""Entries of a list, at most; and rows that one request for a page examines."""
+"""Maximum number of entries in a list, and of rows that one page request examines."""
 
 _UTILISATION_BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
 _HOLE_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Readings:
-    """Answers over one open store. Safe to call from several threads."""
+    """Answers about one open store. Safe to call from several threads."""
 
     def __init__(self, system: System, collector: Collector, age_ms_max: int) -> None:
-        """`age_ms_max`: how old figures of the whole store may be."""
+        """`age_ms_max`: maximum age of figures of the whole store."""
         self._system = system
         self._collector = collector
         self._figures = Cached(lambda: (system.figures(), system.clock.now_ms()), system.clock, age_ms_max)
@@ -246,11 +246,12 @@ class Readings:
 
 
 _Identity = tuple[bytes, int, int, int]
-"""(MD5 of the key, version, offset from the start of the block, length): what header and row must agree on."""
+"""(MD5 of the key, version, offset from the start of the block, length): the values on which header and row must
+agree."""
 
 
 class _Buckets:
-    """Blocks and their stripes, counted by a ratio."""
+    """Counts blocks and their stripes by a ratio."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._blocks = Histogram(bounds)

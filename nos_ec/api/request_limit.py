@@ -1,4 +1,4 @@
-"""No more requests at a time than the process has memory and threads for."""
+"""Limits concurrent requests to what the process has memory and threads for."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from nos_ec.core.errors import Transient
 
 REQUESTS_MAX = 64
 SPARED = frozenset({"/livez", "/readyz", "/metrics"})
-"""Asked by what restarts and watches the process: a busy one is well."""
+"""Paths used by whatever restarts or monitors the process: a busy process is still healthy."""
 
 
 class RequestLimit:
-    """ASGI middleware: beyond `requests_max` requests under way the answer is 503 at once, with `Retry-After`.
+    """ASGI middleware: if `requests_max` requests are already running, it answers 503 at once, with `Retry-After`.
 
-    uvicorn's own limit counts connections, those that are kept alive and ask nothing too."""
+    uvicorn's own limit counts connections, including idle ones that are kept alive.
+    """
 
     def __init__(self, app: ASGIApp, requests_max: int) -> None:
         self._app = app
@@ -23,11 +24,11 @@ class RequestLimit:
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request. All run on one event loop, so counting needs no lock."""
+        """One request. All requests run on one event loop, so counting needs no lock."""
         if scope["type"] != "http" or scope["path"] in SPARED:
             await self._app(scope, receive, send)
         elif self._under_way >= self._requests_max:
-            await problems.answer(Transient(f"{self._under_way} requests are under way; try again"))(
+            await problems.answer(Transient(f"{self._under_way} requests are already running; try again"))(
                 scope, receive, send
             )
         else:

@@ -1,4 +1,4 @@
-"""Serving the app until the process is asked to stop."""
+"""Serves the app until the process is asked to stop."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from nos_ec.core.errors import ConfigError
 _log = structlog.get_logger(__name__)
 
 CONNECTIONS_MAX = 1000
-"""Connections at a time, idle ones too; beyond it the answer is 503."""
+"""Maximum number of connections, including idle ones; above it the answer is 503."""
 STOP_WAIT_S = 5
 IDLE_WAIT_S = 15
 
 
 class Server:
-    """Serves on a thread of its own while the `with` lasts: signals stay with the main thread, as in every daemon."""
+    """Serves on its own thread for the duration of the `with` block: signals stay with the main thread, as in every
+    daemon."""
 
     def __init__(self, app: FastAPI, host: str, port: int) -> None:
-        """Listens at once; port 0 takes a free one. Raises ConfigError when the address cannot be listened on."""
+        """Listens at once; port 0 picks a free port. Raises ConfigError when the address cannot be used."""
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._socket = socket.create_server((host, port), family=family)
@@ -52,17 +53,17 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address it listens on, as a URL."""
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     @property
     def running(self) -> bool:
-        """False when it ended without being asked to."""
+        """False if it has stopped without being asked to."""
         return self._thread.is_alive()
 
     def __enter__(self) -> Self:
-        """Begin to answer. Connections wait in the socket's queue from before."""
+        """Start answering. Connections made before this wait in the socket's queue."""
         _log.info("listening", url=self.url)
         self._thread.start()
         return self
@@ -70,7 +71,7 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let requests in flight finish, for a few seconds."""
+        """Wait a few seconds for requests in flight to finish."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

@@ -153,7 +153,8 @@ class PipelineBench:
 
     # --- parts of ours --------------------------------------------------------------------------------
     def _await_messages(self, service: ConsumerService, meter: Meter) -> None:
-        """Turn the consumer until it has its partitions; the meter starts with the turn that receives messages."""
+        """Run turns of the consumer until it has its partitions; the meter starts with the turn that receives
+        messages."""
         deadline_s = self._timer() + IDLE_TURNS_S_MAX
         while not service.counters.messages:
             meter.start()

@@ -292,7 +292,7 @@ def test_the_gc_plan_is_what_the_command_says(
         ("/v1/blocks", {"after": "xyz"}, 422, "query.after"),
         ("/v1/blocks", {"state": "lost"}, 422, "query.state"),
         ("/v1/blocks", {"sate": "open"}, 422, "no such parameter: sate; use after"),
-        ("/v1/status", {"limit": 5}, 422, "there are none here"),
+        ("/v1/status", {"limit": 5}, 422, "this path takes none"),
         ("/nothing", {}, 404, "Not Found"),
     ],
 )
@@ -604,7 +604,10 @@ def test_a_busy_api_says_so_and_is_well(system: System, monkeypatch: pytest.Monk
         asked = [pool.submit(client.get, path) for path in ("/v1/blocks", "/v1/blocks")]
         assert all(entered.acquire(timeout=WAIT_S_MAX) for _ in asked)
         problem = Api(client).refused("/v1/status", 503)
-        assert (problem.type, problem.detail) == ("urn:nos-ec:problem:transient", "2 requests are under way; try again")
+        assert (problem.type, problem.detail) == (
+            "urn:nos-ec:problem:transient",
+            "2 requests are already running; try again",
+        )
         assert client.get("/livez").status_code == client.get("/metrics").status_code == 200
         leave.set()
         assert [one.result().status_code for one in asked] == [200, 200]
