@@ -425,9 +425,9 @@ def test_tokens_that_are_refused(tmp_path: Path) -> None:
         "both set": ApiSettings(token=SecretStr(TOKEN), token_file=file),
         "at least 16": ApiSettings(token=SecretStr("short")),
         "printable ASCII": ApiSettings(token=SecretStr("ä" * 20)),
-        "read by everybody": ApiSettings(token_file=file),
+        "read by every user": ApiSettings(token_file=file),
         "cannot be read": ApiSettings(token_file=tmp_path / "none"),
-        "this machine alone": ApiSettings(anonymous=True, host="0.0.0.0"),
+        "only on this machine": ApiSettings(anonymous=True, host="0.0.0.0"),
     }
     for says, wrong in refused.items():
         with pytest.raises(ConfigError, match=says):
