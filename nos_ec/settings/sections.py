@@ -85,8 +85,7 @@ class StoreSettings(_Section):
 
     backend: Literal["local", "ceph"] = Field(
         default="local",
-        description="Where blocks and landing copies are stored: local (folders in root) or ceph (two pools, see"
-        " [ceph]).",
+        description="Store of blocks and landing copies: local (folders in root) or ceph (two pools, see [ceph]).",
     )
     root: Annotated[Path, BeforeValidator(_path)] = Field(
         default=Path("var/nos_ec"),
@@ -127,10 +126,7 @@ class CephSettings(_Section):
         " the file's folder.",
     )
     user: str = Field(
-        default="client.nos-ec",
-        min_length=1,
-        max_length=200,
-        description="Full name of the Ceph user, including `client.`.",
+        default="client.nos-ec", min_length=1, max_length=200, description="Full name of the user, including `client.`."
     )
     keyring_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
         default=None,
@@ -146,13 +142,10 @@ class CephSettings(_Section):
         " read the OSDs' counters. No daemon uses it.",
     )
     blocks_pool: str = Field(
-        default="nos-ec-blocks", min_length=1, max_length=200, description="Erasure-coded pool that holds the blocks."
+        default="nos-ec-blocks", min_length=1, max_length=200, description="Erasure-coded pool of the blocks."
     )
     landing_pool: str = Field(
-        default="nos-ec-landing",
-        min_length=1,
-        max_length=200,
-        description="Replicated pool that holds the landing copies.",
+        default="nos-ec-landing", min_length=1, max_length=200, description="Replicated pool of the landing copies."
     )
     namespace: str = Field(
         default="",
@@ -171,8 +164,7 @@ class CephSettings(_Section):
         default=15 * _SECOND,
         ge=_SECOND,
         le=_HOUR,
-        description="Time limit for connecting, and for one command to the monitors, in milliseconds, also rounded up"
-        " to whole seconds.",
+        description="Time limit to connect, and of one command to the monitors, in milliseconds; also rounded up.",
     )
 
 
@@ -190,10 +182,7 @@ class GeometrySettings(_Section):
     )
     stripes_per_block: Count = Field(default=32, ge=1, le=1024, description="Stripes in a full block.")
     stripes_per_group_max: Count = Field(
-        default=4,
-        ge=1,
-        le=1024,
-        description="Maximum number of stripes written together behind one header; at most stripes_per_block.",
+        default=4, ge=1, le=1024, description="Maximum stripes written behind one header; at most stripes_per_block."
     )
 
     def value(self) -> Geometry:
@@ -243,9 +232,8 @@ class GetSettings(_Section):
         default=10 * _SECOND,
         ge=1,
         le=_DAY,
-        description="How long a location is cached, in milliseconds, and so how late another process's change may be"
-        " seen. Keep it below gc.block_grace_ms: otherwise blocks are deleted while their locations are still cached,"
-        " which costs a second look-up.",
+        description="How long a location is cached, in milliseconds, and how late another process's change may be"
+        " seen. Keep it below gc.block_grace_ms: otherwise reads from deleted blocks need a second look-up.",
     )
 
 
@@ -268,9 +256,8 @@ class ProducerSettings(_Section):
         default=30 * _SECOND,
         ge=_SECOND,
         le=LEASE_MS_MAX,
-        description="How long a producer's leases last without renewal, in milliseconds. This sets how soon the other"
-        " producers take over from a killed one, and how soon a new one gets its share. Keep it above the time that"
-        " publishing one batch takes.",
+        description="How long a producer's leases last without renewal, in milliseconds: how soon the others take over"
+        " from a killed producer, and a new one gets its share. Keep it above the time to publish a batch.",
     )
 
 
@@ -308,14 +295,10 @@ class ConsumerSettings(_Section):
         default=0.5,
         ge=0,
         le=1,
-        description="Share of a stripe that waiting objects must fill for it to be written after linger_ms. 0: it is"
-        " written however little waits.",
+        description="Share of a stripe that must be filled for it to be written after linger_ms. 0: any share.",
     )
     lanes: Count = Field(
-        default=1,
-        ge=1,
-        le=64,
-        description="Stripe groups written at the same time. Each lane writes into its own block.",
+        default=1, ge=1, le=64, description="Stripe groups written at the same time, each lane into its own block."
     )
     read_threads: Count = Field(default=8, ge=1, le=256, description="Landing copies read at the same time.")
     merge_list_bytes_max: Size = Field(
@@ -375,16 +358,15 @@ class GcSettings(_Section):
         default=10 * _MINUTE,
         ge=0,
         le=30 * _DAY,
-        description="Milliseconds between emptying a block and deleting it. Keep it above the duration of the longest"
-        " read.",
+        description="Milliseconds between emptying a block and deleting it. Keep it above the longest read.",
     )
     block_grace_ms_min: Count = Field(
         default=_MINUTE,
         ge=0,
         le=30 * _DAY,
         description="Grace period in milliseconds that replaces block_grace_ms when space is so short that GC could"
-        " not continue, or that PUTs are refused. Keep it above the duration of the longest read, too: above the sum"
-        " of ceph.op_timeout_ms and get.location_cache_ms. A value above block_grace_ms counts as block_grace_ms.",
+        " not continue, or that PUTs are refused. Keep it above the longest read, too: above the sum of"
+        " ceph.op_timeout_ms and get.location_cache_ms. A value above block_grace_ms counts as block_grace_ms.",
     )
     floor_bytes: Size = Field(
         default=16 << 20,
@@ -430,8 +412,7 @@ class LogSettings(_Section):
         default=8,
         ge=1,
         le=1024,
-        description="Number of partitions, which limits how many consumers can share the work. Fixed when the store is"
-        " initialised.",
+        description="Partitions; they limit how many consumers share the work. Fixed when the store is initialised.",
     )
     session_ms: Count = Field(
         default=10 * _SECOND,
@@ -464,8 +445,7 @@ class KafkaSettings(_Section):
         default=2,
         ge=1,
         le=100,
-        description="Replicas that must have a message before it counts as published, used when `nos-ec init` creates"
-        " the topics.",
+        description="Replicas a message needs to count as published, used when `nos-ec init` creates the topics.",
     )
     retention_ms: Count = Field(
         default=7 * _DAY,
@@ -475,10 +455,7 @@ class KafkaSettings(_Section):
         " it above the longest planned outage of all consumers.",
     )
     request_timeout_ms: Count = Field(
-        default=30 * _SECOND,
-        ge=_SECOND,
-        le=_HOUR,
-        description="Time limit of one request to the brokers, in milliseconds.",
+        default=30 * _SECOND, ge=_SECOND, le=_HOUR, description="Time limit of a broker request, in milliseconds."
     )
     poll_interval_ms_max: Count = Field(
         default=5 * _MINUTE,
