@@ -37,7 +37,7 @@ Source = Callable[[], Iterable[Sample]]
 
 
 class Exposition(Collector):
-    """The sources of one process, registered in a registry of their own."""
+    """The sources of one process, in a separate registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

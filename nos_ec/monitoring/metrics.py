@@ -105,7 +105,7 @@ PARKED_ITEMS = _gauge(
     "parked_items",
     _PARKERS,
     "Items that failed and wait for their next try, by type (event, block, ...); all other work continues.",
-    "More than 0 for an hour: the log gives each item and its reason when it is parked.",
+    "More than 0 for an hour: the log names each item, with the reason, when it is parked.",
     "what",
 )
 PARKED_OLDEST_SECONDS = _gauge(
@@ -198,7 +198,7 @@ FAILED_OBJECTS = _counter(
     "consumer_failed_objects",
     (CONSUMER,),
     "Objects whose landing copy is missing or damaged; they stay unpacked.",
-    "Must be 0. The log gives each object: check the landing store, because these bytes have no other copy.",
+    "Must be 0. The log names each object: check the landing store, because these bytes have no other copy.",
 )
 RETRIED_OBJECTS = _counter(
     "consumer_retried_objects",
@@ -213,7 +213,7 @@ GIVEN_UP_OBJECTS = _counter(
     (CONSUMER,),
     "Objects whose landing copy could not be read for minutes, so that their events no longer hold back the committed"
     " offsets. They stay queued and are published again.",
-    "More than 0: restore the placement group or disk that holds their copies; the log gives the first ones.",
+    "More than 0: restore the placement group or disk that holds their copies; the log names the first ones.",
 )
 GROUPS_WRITTEN = _counter(
     "consumer_groups_written",
@@ -313,7 +313,7 @@ REAPER_REVERTED = _counter(
     "reaper_reverted_objects",
     _KEEPERS,
     "Packed objects that failed verification and were reverted to their landing copy.",
-    "Must be 0: disks or memory damage data. The log gives block and object.",
+    "Must be 0: disks or memory damage data. The log names block and object.",
 )
 REAPER_POSTPONED = _counter(
     "reaper_postponed_copies",
@@ -394,7 +394,7 @@ GC_BLOCKS_PARKED = _counter(
 GC_UNREADABLE = _counter(
     "gc_unreadable_objects",
     (GC,),
-    "Live objects that could not be read; their blocks stay.",
+    "Live objects that could not be read; their blocks are kept.",
     "Must be 0: more than m shards are lost or damaged. The log names block and object.",
 )
 
