@@ -15,6 +15,7 @@ CHAOS_ARGS ?=
 export FRESH_COMMAND ?= tests/fresh_machine.sh
 DATABASE ?=
 BIN := .venv/bin
+SCRIPTS := .ci/run $(shell grep -l "^\#!" deploy/dev/*.sh tests/*.sh)
 PACKAGES := nos_ec producer/nos_producer consumer/nos_consumer gc/nos_gc
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(UPGRADE)
@@ -82,10 +83,11 @@ chaos: venv ## kill daemons, OSDs, Kafka and MySQL under load for 10 minutes, th
 
 check: lint types test ## all of it: lint, types, tests
 
-lint: venv ## style, format and layering
+lint: venv ## style, format, layering, and the shell scripts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/shellcheck --check-sourced $(SCRIPTS)
 
 types: venv ## mypy, strict
 	$(BIN)/mypy $(PACKAGES) tests

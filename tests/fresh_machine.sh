@@ -21,7 +21,7 @@ step() { # NAME COMMAND...
 
 fail() { # NAME STATUS STAMP
     local log
-    for log in $(find "$data" -maxdepth 2 -name '*.log' -newer "$3"); do
+    find "$data" -maxdepth 2 -name '*.log' -newer "$3" -print0 | while IFS= read -r -d '' log; do
         echo "the end of $log:"
         tail -n 20 "$log"
     done
@@ -39,9 +39,10 @@ show_times() {
 use() { # DATABASE
     (
         set -a
+        # shellcheck source=/dev/null
         . "$data/stack/nos-ec.env"
-        NOS_EC_CEPH__NAMESPACE=$1 NOS_EC_KAFKA__TOPIC=$1 NOS_EC_CONFIG=deploy/dev/nos-ec.toml
         set +a
+        export NOS_EC_CEPH__NAMESPACE=$1 NOS_EC_KAFKA__TOPIC=$1 NOS_EC_CONFIG=deploy/dev/nos-ec.toml
         nos_ec() { .venv/bin/nos-ec --config deploy/dev/nos-ec.toml "$@"; }
         nos_ec init
         nos_ec put fresh/README.md README.md

@@ -107,7 +107,7 @@ make_monitor() {
     (umask 077 && make_keyrings)
     # The client library of Debian 12 knows the cipher `aes` alone.
     ! run monmaptool --help 2>&1 | grep -q -- --auth-allowed-ciphers ||
-        ciphers=(--auth-allowed-ciphers aes,aes256k --auth-service-cipher aes --auth-preferred-cipher aes)
+        ciphers=(--auth-allowed-ciphers "aes,aes256k" --auth-service-cipher aes --auth-preferred-cipher aes)
     {
         run monmaptool --create --clobber --fsid "$fsid" --addv a "[v2:127.0.0.1:$port]" "${ciphers[@]}" "$base/tmp/monmap" &&
             run ceph-mon --mkfs -c "$own_conf" -i a --monmap "$base/tmp/monmap" --keyring "$base/tmp/first.keyring"
@@ -242,7 +242,7 @@ await() { # WHAT SECONDS COMMAND...
 
 answers() { ceph --connect-timeout 5 fsid >/dev/null; }
 
-osds_are_up() { ceph osd stat -f json | grep -q "\"num_up_osds\":[ ]*$osd_count[,}]"; }
+osds_are_up() { ceph osd stat -f json | grep -q "\"num_up_osds\":[ ]*${osd_count}[,}]"; }
 
 groups_are_clean() {
     local report
