@@ -10,13 +10,13 @@ from typing import Any
 import structlog
 
 from nos_ec.core.errors import LeaseLost, NosError, Transient
-from nos_ec.engine.collection import CollectionResult
-from nos_ec.engine.collector import Collector
+from nos_ec.engine.gc.collection import CollectionResult
+from nos_ec.engine.gc.collector import Collector
+from nos_ec.engine.gc.victims import CollectionPlan
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.stripe_writer import StripeWriter
-from nos_ec.engine.victims import CollectionPlan
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Lease
 

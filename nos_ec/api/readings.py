@@ -15,9 +15,9 @@ from nos_ec.core.header import GroupHeader
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.engine.collector import Collector
+from nos_ec.engine.gc.collector import Collector
+from nos_ec.engine.gc.victims import BlockDecision
 from nos_ec.engine.header_scan import scan_headers
-from nos_ec.engine.victims import BlockDecision
 from nos_ec.monitoring.monitor import Cached
 from nos_ec.monitoring.sources import StoreFigures
 from nos_ec.ports.metadata import BlockRow, ObjectRow, Placed

@@ -10,10 +10,10 @@ import structlog
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.packing.plan import MergeList
-from nos_ec.engine.collection import Collection, CollectionResult, CollectorOptions, Watch
+from nos_ec.engine.gc.collection import Collection, CollectionResult, CollectorOptions, Watch
+from nos_ec.engine.gc.victims import BlockDecision, CollectionPlan, choose, decide, is_sealed
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.stripe_writer import StripeWriter
-from nos_ec.engine.victims import BlockDecision, CollectionPlan, choose, decide, is_sealed
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import BlockRow, Metadata

@@ -23,10 +23,10 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.core.reclaim import stripes_rewritten
+from nos_ec.engine.gc.victims import choose, decide
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
-from nos_ec.engine.victims import choose, decide
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import BlockRow, Metadata, Placed

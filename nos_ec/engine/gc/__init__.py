@@ -1,0 +1,1 @@
+"""Garbage collection: which blocks to collect, and one run that collects them."""
