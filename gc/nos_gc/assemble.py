@@ -8,8 +8,8 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.merge_list import DENSITY, merge_list
 from nos_ec.core.packing.plan import MergeList
-from nos_ec.engine.gc.collection import CollectorOptions
 from nos_ec.engine.gc.collector import Collector
+from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.room import PUT_RESERVES
 from nos_ec.engine.stripe_writer import StripeWriter

@@ -10,8 +10,8 @@ from typing import Any
 import structlog
 
 from nos_ec.core.errors import LeaseLost, NosError, Transient
-from nos_ec.engine.gc.collection import CollectionResult
 from nos_ec.engine.gc.collector import Collector
+from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.victims import CollectionPlan
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease

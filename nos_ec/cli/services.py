@@ -18,7 +18,7 @@ from nos_ec.cli.watching import end_when_shut_out, endpoint, pulse
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.slots import SLOTS
-from nos_ec.engine.gc.collection import CollectionResult
+from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.victims import CollectionPlan
 from nos_ec.settings import Settings
 from nos_gc.assemble import gc_service

@@ -32,7 +32,7 @@ from nos_ec.core.packing.plan import Candidate
 from nos_ec.demo.losses import shards_lost
 from nos_ec.demo.packing import pack_in_processes
 from nos_ec.demo.space import allocated_bytes
-from nos_ec.engine.gc.collection import CollectionResult
+from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.store import DELETE_BATCH_OBJECTS, Store
 from nos_ec.engine.tree import load_tree
 from nos_ec.ports.block_store import ReadCounters

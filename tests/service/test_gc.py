@@ -11,7 +11,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.packing.plan import GroupPlan
-from nos_ec.engine.gc.collection import NAMED_MAX
+from nos_ec.engine.gc.progress import NAMED_MAX
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow

@@ -60,7 +60,7 @@ def test_objects_are_packed_read_deleted_and_collected(bench: Bench, system: Sys
     bench.assert_balanced(system)
     result = gc_service(system).run_once()
     assert result.blocks_deleted > 0
-    assert result.unreadable == []
+    assert result.unreadable == ()
     assert system.metadata.totals().stripes < stripes / 3
     bench.assert_readable(system)
     bench.assert_at_rest(system)

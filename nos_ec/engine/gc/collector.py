@@ -1,4 +1,4 @@
-"""GC: decides from rows and headers, rewrites what lives. `victims` decides; a `Collection` is one run."""
+"""Planning and running collections. `victims` decides what to collect; a `Collection` is one run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import structlog
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.packing.plan import MergeList
-from nos_ec.engine.gc.collection import Collection, CollectionResult, CollectorOptions, Watch
+from nos_ec.engine.gc.collection import Collection
+from nos_ec.engine.gc.options import CollectorOptions
+from nos_ec.engine.gc.progress import CollectionResult, Progress, Watch
+from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.victims import BlockDecision, CollectionPlan, choose, decide, is_sealed
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.stripe_writer import StripeWriter
@@ -24,7 +27,7 @@ BLOCKS_PARKED_MAX = 1000
 
 
 class Collector:
-    """Plans and runs collections. One at a time: the GC service holds a lease for it."""
+    """Plans and runs collections, one at a time: the GC service holds a lease during each run."""
 
     def __init__(
         self,
@@ -42,22 +45,18 @@ class Collector:
         self.parked: Parking[BlockId] = Parking(
             "block to collect", bytes.hex, clock, options.cool_down, BLOCKS_PARKED_MAX
         )
-        """Blocks that could not be read. When they are tried again is in their rows, for all processes."""
+        """Blocks that could not be read. Their rows say, to all processes, when they are tried again."""
 
     def plan(self) -> CollectionPlan:
-        """Choose blocks by their waste and read the headers of those that hold live objects. Changes nothing.
+        """Choose blocks by their waste, and read the headers of those that hold live objects. Changes nothing.
 
-        A block whose headers cannot be read now is told by its row alone. Raises Transient.
+        A block whose headers cannot be read now is described by its row alone. Raises Transient.
         """
-        options, metadata, blocks = self._options, self._metadata, self._blocks
-        empty = metadata.empty_blocks(options.blocks_max)
-        candidates = metadata.gc_candidates(
-            options.waste_ratio_min, self._clock.now_ms(), options.cool_down_ms_max, options.blocks_max
-        )
-        choice = choose(metadata, blocks, candidates, options.waste_ratio_min, options.density)
+        empty = self._metadata.empty_blocks(self._options.blocks_max)
+        choice = choose(self._metadata, self._blocks, self._options, self._clock.now_ms())
         decisions = [BlockDecision(block, 0, 0, 0) for block in empty]
-        decisions += [self._decide(block) for block in candidates]
-        return CollectionPlan(decisions, [*empty, *(block for block, _ in choice.victims)])
+        decisions += [self._decide(block) for block in choice.candidates]
+        return CollectionPlan(decisions, [*empty, *(victim.block for victim in choice.victims)])
 
     def _decide(self, block: BlockRow) -> BlockDecision:
         try:
@@ -69,28 +68,25 @@ class Collector:
     def run(
         self, new_writer: Callable[[], StripeWriter], watch: Watch = lambda _: None, stop: Event | None = None
     ) -> CollectionResult:
-        """Delete what earlier runs condemned, then collect once; see `Collection.run` for what it raises.
+        """Delete what earlier runs condemned, then collect once. Raises what `Collection.run` raises.
 
-        new_writer: makes a SURVIVOR writer, when there is something to write. `watch` sees the result so far after
-        every step. `stop` ends the run early.
+        new_writer: makes a SURVIVOR writer; called only when there is something to write. watch: receives the result so
+        far after every step. stop: ends the run early.
         """
-        self._forget_parked()
-        options = self._options
-        collection = Collection(
-            self._metadata,
-            self._blocks,
-            self._clock,
-            options,
-            self._new_merge_list,
-            new_writer,
-            self.parked,
-            watch,
-            Event() if stop is None else stop,
+        self._release_collected()
+        run = RunContext(
+            metadata=self._metadata,
+            blocks=self._blocks,
+            clock=self._clock,
+            options=self._options,
+            parking=self.parked,
+            progress=Progress(watch),
+            stop=Event() if stop is None else stop,
         )
-        return collection.run()
+        return Collection(run, self._new_merge_list, new_writer).run()
 
-    def _forget_parked(self) -> None:
-        """Those that others collected, or that became empty and went."""
+    def _release_collected(self) -> None:
+        """Release the parked blocks that another process has collected, or that became empty and were deleted."""
         for block_id, _ in self.parked:
             if not is_sealed(self._metadata, block_id):
                 self.parked.release(block_id)

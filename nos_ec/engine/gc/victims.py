@@ -1,6 +1,6 @@
-"""Which blocks GC collects, decided from their books, rows and headers. Changes nothing.
+"""Which blocks GC collects, decided from their rows, the rows of their objects, and their headers. Changes nothing.
 
-10  an entry that cannot be read is never treated as a dead one
+10  an entry that cannot be read is never treated as dead
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.reclaim import Victim, account_block, pays, stripes_needed
+from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.header_scan import HeaderScan, scan_headers
 from nos_ec.engine.recovery import live_entries
 from nos_ec.ports.block_store import BlockStore
@@ -25,9 +26,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BlockDecision:
-    """What GC found in one block, and what finding it cost.
+    """What GC found in one block, and how much it read for that.
 
-    live_objects have to be rewritten before the block can go; `unconfirmed` of them are known from rows only.
+    The `live_objects` must be rewritten before the block can be deleted; `unconfirmed` of them are known from rows
+    alone.
     """
 
     block: BlockRow
@@ -37,65 +39,74 @@ class BlockDecision:
 
     @property
     def size_bytes(self) -> int:
-        """Data-space bytes of the block as far as its row's books go."""
+        """Data-space bytes of the block, as its row counts them."""
         return self.block.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
-    """The candidates, and those of them a run would collect. When rewriting gives nothing back, only empty ones go."""
+    """The candidates, and those of them that a run would collect: only empty ones when rewriting gives nothing back."""
 
     decisions: Sequence[BlockDecision]
     victims: Sequence[BlockRow]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Of the candidates with live objects those to rewrite, most wasteful first, with the stripes that takes, and those
-    whose live objects are packed as densely as they can be: their waste is headers and unavoidable padding."""
+class ChosenBlock:
+    """A block to rewrite, and how many stripes its live objects need then; not rounded up."""
 
-    victims: Sequence[tuple[BlockRow, float]]
+    block: BlockRow
+    needs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a run makes of the blocks with live objects, most wasteful first.
+
+    candidates: blocks that waste enough to be collected. victims: those of them to rewrite. dense: those whose live
+    objects are packed as densely as possible already, so that their waste is headers and unavoidable padding.
+    """
+
+    candidates: Sequence[BlockRow]
+    victims: Sequence[ChosenBlock]
     dense: Sequence[BlockRow]
 
 
 def choose(
-    metadata: Blocks, blocks: BlockStore, candidates: Sequence[BlockRow], waste_ratio_min: float, density: float
-) -> Choice:
-    """Choose among candidates. The rows of a block are read when its dead bytes alone do not make it a victim.
-
-    density: share of the stripes that the packing policy fills, of what is possible. In memory: the rows of one block
-    at a time. Raises Transient.
-    """
-    victims: list[tuple[BlockRow, float]] = []
+    """Choose the blocks to rewrite. The rows of one block at a time are in memory. Raises Transient."""
+    candidates = metadata.gc_candidates(options.waste_ratio_min, now_ms, options.cool_down_ms_max, options.blocks_max)
+    victims: list[ChosenBlock] = []
     dense: list[BlockRow] = []
     for block in candidates:
-        if block.hole_ratio >= waste_ratio_min:
-            # The same objects, by the same packer: survivors pack as densely as the block did, but for luck.
-            victims.append((block, block.stripes * (1 - block.hole_ratio) / density))
+        if block.hole_ratio >= options.waste_ratio_min:
+            # Its dead bytes alone make it a victim. The same packer packed its survivors, so they will be packed about
+            # as densely as before.
+            victims.append(ChosenBlock(block, block.stripes * (1 - block.hole_ratio) / options.density))
             continue
-        needs = _needs(blocks, metadata.placed_in(block.block_id)) / density
-        if needs <= block.stripes * (1 - waste_ratio_min):
-            victims.append((block, needs))
+        needs = _needs(blocks, metadata.placed_in(block.block_id)) / options.density
+        if needs <= block.stripes * (1 - options.waste_ratio_min):
+            victims.append(ChosenBlock(block, needs))
         else:
             dense.append(block)
-    if not pays([Victim(block.stripes, needs) for block, needs in victims]):
+    if not pays([Victim(victim.block.stripes, victim.needs) for victim in victims]):
         victims = []
-    return Choice(victims, dense)
+    return Choice(candidates, victims, dense)
 
 
 def _needs(blocks: BlockStore, placed: Sequence[Placed]) -> float:
+    """The least number of stripes that the objects need; not rounded up."""
     names_bytes = sum(name_record_size(one.key.bucket, one.key.name) for one in placed)
     return stripes_needed(blocks.geometry, [one.extent.length for one in placed], names_bytes)
 
 
 def decide(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> tuple[BlockDecision, list[Placed]]:
-    """What lives in a block, which must not be a live one of a large object.
+    """Find out what lives in a block. It must not be a block of a large object that still lives.
 
-    Headers name what was written, rows say what of it lives: an entry lives only when a row has its key, version and
-    extent. A row that no header confirms counts as live all the same, and is said aloud. Raises Transient.
+    Headers name what was written, and rows say what of it lives: an entry lives only when a row has its key, version
+    and extent. A row that no header confirms is logged as an error and still counts as live. Raises Transient.
     """
     if block.kind is BlockKind.LARGE:
-        # It holds one segment of one object and is all live or all dead: its row says which.
+        # It holds one segment of one object, so it is either all live or all dead. Its row says which.
         placed = metadata.placed_in(block.block_id)
         return BlockDecision(block, len(placed), 0, 0), placed
     scan = _scan(metadata, blocks, block)
@@ -111,19 +122,19 @@ def decide(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> tuple[Block
 
 
 def _scan(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> HeaderScan:
-    """The headers; none at all for a block that the store lost, which the reads of its live objects then tell."""
+    """Read the headers of a block. A block that the store has lost has none; reading its live objects fails later."""
     try:
         return scan_headers(blocks, block.block_id, block.stripes)
     except NotFound:
         if is_sealed(metadata, block.block_id):
             _log.error("block is not in the block store", block=block.block_id.hex())
         else:
-            _log.info("block was collected by others meanwhile", block=block.block_id.hex())
+            _log.info("block was collected by another process meanwhile", block=block.block_id.hex())
         return HeaderScan((), tuple(range(block.stripes)), 0)
 
 
 def is_sealed(metadata: Blocks, block_id: BlockId) -> bool:
-    """Whether the block is still one that GC may collect. Raises Transient."""
+    """Whether a block is sealed, so that GC may collect it. Raises Transient."""
     try:
         return metadata.block(block_id).state is BlockState.SEALED
     except NotFound:

@@ -1,0 +1,69 @@
+"""Which victims are rewritten together: those whose survivors fit into the free space.
+
+10  what is written fits into what is free
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nos_ec.core.errors import NoSpace
+from nos_ec.core.reclaim import stripes_rewritten
+from nos_ec.engine.gc.condemned import CondemnedBlocks
+from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.engine.gc.victims import ChosenBlock
+
+
+class BatchPlanner:
+    """Forms the batches of one run."""
+
+    def __init__(self, run: RunContext, condemned: CondemnedBlocks) -> None:
+        self._blocks = run.blocks
+        self._options = run.options
+        self._stop = run.stop
+        self._condemned = condemned
+
+    def next_batch(self, victims: Sequence[ChosenBlock], refusal: NoSpace | None) -> Sequence[ChosenBlock]:
+        """What to rewrite next: the victims that fit above the floor. Empty when the run is to stop.
+
+        When none fits, the grace period of the condemned blocks is cut short. When no condemned block is left, one
+        victim may take half of the free space.
+
+        refusal: the failure that ended the last batch for lack of space, if one did. Raises it, or else a new NoSpace,
+        when no victim fits into half of the free space. Raises Transient when the free space is unknown.
+        """
+        batch = self._above_floor(victims)
+        while not batch and self._condemned.cut_grace_short():
+            batch = self._above_floor(victims)
+        if batch or self._stop.is_set():
+            return batch
+        return [self._in_half_of_free_space(victims, refusal)]
+
+    def _above_floor(self, victims: Sequence[ChosenBlock]) -> list[ChosenBlock]:
+        return self._fitting(victims, self._blocks.free_bytes() - self._options.floor_bytes)
+
+    def _in_half_of_free_space(self, victims: Sequence[ChosenBlock], refusal: NoSpace | None) -> ChosenBlock:
+        free_bytes = self._blocks.free_bytes()
+        fitting = self._fitting(victims, free_bytes // 2)
+        if fitting:
+            return fitting[0]
+        least = min(self._bytes_to_write(victim.needs) for victim in victims)
+        raise refusal or NoSpace(
+            f"block store: {free_bytes} bytes free, GC needs twice {least} bytes to rewrite a block; delete objects,"
+            " or add space"
+        )
+
+    def _fitting(self, victims: Sequence[ChosenBlock], room_bytes: int) -> list[ChosenBlock]:
+        """As many of the victims, in their order, as can be rewritten in that much space."""
+        taken: list[ChosenBlock] = []
+        needs = 0.0
+        for victim in victims:
+            if self._bytes_to_write(needs + victim.needs) <= room_bytes:
+                taken.append(victim)
+                needs += victim.needs
+        return taken
+
+    def _bytes_to_write(self, needs: float) -> int:
+        """Room for survivors that need so many stripes. A new block is begun only where a whole group has room."""
+        geometry = self._blocks.geometry
+        return stripes_rewritten(needs) * geometry.stripe_size + geometry.group_size_max

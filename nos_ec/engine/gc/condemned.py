@@ -1,0 +1,126 @@
+"""Condemning empty blocks, and deleting condemned ones after their grace period.
+
+ 4  a block is deleted only when no row points into it, and not before its grace period is over
+10  a run resumes where the last one was stopped: it deletes what that one condemned
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from nos_ec.core.errors import NosError, Transient
+from nos_ec.core.ids import BlockId
+from nos_ec.core.killpoints import kill_point
+from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.ports.metadata import BlockRow
+
+_log = structlog.get_logger(__name__)
+
+DELETE_FAILURES_MAX = 20
+"""After this many condemned blocks that could not be deleted, a run leaves the rest to the next run."""
+WAIT_SLICE_MS = 1000
+"""A run that waits for a grace period shows its progress this often."""
+
+_FAR_MS = 1 << 61
+
+
+class CondemnedBlocks:
+    """Condemns and deletes blocks for one run."""
+
+    def __init__(self, run: RunContext) -> None:
+        self._metadata = run.metadata
+        self._blocks = run.blocks
+        self._clock = run.clock
+        self._options = run.options
+        self._parking = run.parking
+        self._progress = run.progress
+        self._stop = run.stop
+        self._undeletable: set[BlockId] = set()
+        self.delete_failure: NosError | None = None
+        """The last failure to delete a block; None if there was none."""
+
+    # --- condemning -------------------------------------------------------------------------------
+    def condemn_empty(self) -> None:
+        """Condemn all blocks that hold nothing live, and delete those whose grace period is over."""
+        refused: set[BlockId] = set()
+        while len(refused) <= self._options.blocks_max:
+            found = self._metadata.empty_blocks(self._options.blocks_max + len(refused))
+            found = [block for block in found if block.block_id not in refused]
+            if not found:
+                break
+            for block in found:
+                if self.condemn(block):
+                    kill_point("gc.empty_condemned")
+                else:
+                    refused.add(block.block_id)
+            self.delete_due()
+
+    def condemn(self, block: BlockRow) -> bool:
+        """Condemn a block that should be empty. Returns False when a row still points into it, or it is not sealed."""
+        delete_after_ms = self._clock.now_ms() + self._options.block_grace_ms
+        if not self._metadata.condemn_block(block.block_id, delete_after_ms):
+            return False
+        self._progress.condemned()
+        self._parking.release(block.block_id)
+        kill_point("gc.condemned")
+        self._progress.show()
+        return True
+
+    # --- deleting ---------------------------------------------------------------------------------
+    def delete_due(self) -> bool:
+        """Delete the condemned blocks whose grace period is over. Returns whether any was deleted."""
+        deleted = 0
+        while len(self._undeletable) < DELETE_FAILURES_MAX:
+            found = self._condemned(self._clock.now_ms())
+            if not found:
+                break
+            deleted += self._delete_all(found)
+        return deleted > 0
+
+    def cut_grace_short(self) -> bool:
+        """Delete all condemned blocks after the shortest grace period. Returns whether any was deleted.
+
+        The run itself waits for that period, from the moment when it finds the blocks condemned. So neither the clock
+        of another machine nor a changed setting shortens it. No row points into these blocks; only reads that began
+        before can still need them.
+        """
+        found = self._condemned(_FAR_MS)
+        if not found:
+            return False
+        _log.warning("space is short, so condemned blocks are deleted early", blocks=len(found))
+        self._wait(min(self._options.block_grace_ms, self._options.block_grace_ms_min))
+        if self._stop.is_set():
+            return False
+        kill_point("gc.grace_cut")
+        return self._delete_all(found) > 0
+
+    def _condemned(self, until_ms: int) -> list[BlockRow]:
+        """Condemned blocks whose grace period ends by `until_ms`, without those that could not be deleted."""
+        limit = self._options.blocks_max + len(self._undeletable)
+        found = self._metadata.condemned_blocks(until_ms, limit)
+        return [block for block in found if block.block_id not in self._undeletable]
+
+    def _delete_all(self, blocks: list[BlockRow]) -> int:
+        """Delete each of the blocks. Returns how many were deleted."""
+        return sum([self._delete(block) for block in blocks])
+
+    def _delete(self, block: BlockRow) -> bool:
+        """Delete the data, then the row, so that no data is orphaned. A failure does not stop the other deletions."""
+        try:
+            self._blocks.delete(block.block_id)
+        except Transient as error:
+            _log.warning("condemned block not deleted", block=block.block_id.hex(), error=str(error))
+            self._undeletable.add(block.block_id)
+            self.delete_failure = error
+            return False
+        kill_point("gc.block_deleted")
+        self._metadata.forget_block(block.block_id)
+        kill_point("gc.block_forgotten")
+        self._progress.deleted(block.stripes * self._blocks.geometry.stripe_size)
+        self._progress.show()
+        return True
+
+    def _wait(self, wait_ms: int) -> None:
+        while wait_ms > 0 and not self._clock.wait(self._stop, min(WAIT_SLICE_MS, wait_ms)):
+            wait_ms -= WAIT_SLICE_MS
+            self._progress.show()

@@ -1,0 +1,37 @@
+"""What the settings say about GC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nos_ec.engine.parking import BackOff
+
+COOL_DOWN_FIRST_MS = 600_000
+"""How long a block is left alone after its first failure. The time doubles with each further failure in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorOptions:
+    """How GC chooses blocks, how much it rewrites at a time, and how long it waits before it deletes."""
+
+    waste_ratio_min: float
+    """GC rewrites blocks that waste at least this share of their bytes."""
+    block_grace_ms: int
+    """Grace period between condemning and deleting a block; longer than the longest read."""
+    block_grace_ms_min: int
+    """The grace period when space is short."""
+    blocks_max: int
+    """The most blocks that one run rewrites."""
+    floor_bytes: int
+    """Free space that GC leaves alone while it can."""
+    short_bytes: int
+    """With less free space than this PUTs are refused, and a run cuts the grace period of condemned blocks short."""
+    cool_down_ms_max: int
+    """The longest time that a block that could not be collected is left alone."""
+    density: float
+    """The least number of stripes that objects need, divided by the number that the packing policy takes."""
+
+    @property
+    def cool_down(self) -> BackOff:
+        """How long a block is left alone after each failure in a row."""
+        return BackOff(min(COOL_DOWN_FIRST_MS, self.cool_down_ms_max), self.cool_down_ms_max)

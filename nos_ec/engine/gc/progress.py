@@ -1,0 +1,98 @@
+"""What one run of GC has done so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from nos_ec.core.errors import NosError
+from nos_ec.core.ids import BlockId
+from nos_ec.engine.gc.victims import BlockDecision
+from nos_ec.engine.stripe_writer import Failure, WriteResult
+
+NAMED_MAX = 20
+"""The most unreadable objects, and the most parked blocks, that a result names. All others are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionResult:
+    """Totals of one run; bytes are in data space.
+
+    `unreadable` and `parked` name the first few of `unreadable_objects` and `blocks_parked`, each with the reason.
+    """
+
+    blocks_examined: int = 0
+    block_bytes_examined: int = 0
+    header_bytes_read: int = 0
+    blocks_condemned: int = 0
+    blocks_deleted: int = 0
+    bytes_reclaimed: int = 0
+    objects_moved: int = 0
+    bytes_moved: int = 0
+    stripes_written: int = 0
+    unreadable_objects: int = 0
+    blocks_parked: int = 0
+    unreadable: tuple[str, ...] = ()
+    parked: tuple[str, ...] = ()
+
+
+Watch = Callable[[CollectionResult], object]
+"""Receives the result of a run after every step."""
+
+
+class Progress:
+    """The result of one run while it grows. The parts of the run report to it; `show` passes the result on."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self.result = CollectionResult()
+
+    def show(self) -> None:
+        """Pass the result so far to the watcher, who takes the run to be alive."""
+        self._watch(self.result)
+
+    def examined(self, decision: BlockDecision) -> None:
+        """The headers and rows of a block were read."""
+        before = self.result
+        self.result = replace(
+            before,
+            blocks_examined=before.blocks_examined + 1,
+            block_bytes_examined=before.block_bytes_examined + decision.size_bytes,
+            header_bytes_read=before.header_bytes_read + decision.header_bytes_read,
+        )
+
+    def written(self, written: WriteResult) -> None:
+        """A group was written, or could not be."""
+        before = self.result
+        self.result = replace(
+            before,
+            objects_moved=before.objects_moved + len(written.packed),
+            bytes_moved=before.bytes_moved + sum(packable.size for packable in written.packed),
+            stripes_written=before.stripes_written + written.stripe_count,
+        )
+
+    def condemned(self) -> None:
+        """A block was condemned."""
+        self.result = replace(self.result, blocks_condemned=self.result.blocks_condemned + 1)
+
+    def deleted(self, size_bytes: int) -> None:
+        """A condemned block of this size was deleted."""
+        before = self.result
+        self.result = replace(
+            before, blocks_deleted=before.blocks_deleted + 1, bytes_reclaimed=before.bytes_reclaimed + size_bytes
+        )
+
+    def unreadable(self, failure: Failure) -> bool:
+        """A live object cannot be read. Returns whether the result names it."""
+        before = self.result
+        named = len(before.unreadable) < NAMED_MAX
+        names = (*before.unreadable, f"{failure.packable.key}: {failure.error}") if named else before.unreadable
+        self.result = replace(before, unreadable_objects=before.unreadable_objects + 1, unreadable=names)
+        return named
+
+    def parked(self, block_id: BlockId, error: NosError) -> None:
+        """A block was parked."""
+        before = self.result
+        named = len(before.parked) < NAMED_MAX
+        names = (*before.parked, f"block {block_id.hex()}: {error}") if named else before.parked
+        self.result = replace(before, blocks_parked=before.blocks_parked + 1, parked=names)

@@ -1,0 +1,28 @@
+"""What all parts of one run of GC work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Event
+
+from nos_ec.core.ids import BlockId
+from nos_ec.engine.gc.options import CollectorOptions
+from nos_ec.engine.gc.progress import Progress
+from nos_ec.engine.parking import Parking
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The stores, the clock and the options of one run. `stop` ends the run early."""
+
+    metadata: Metadata
+    blocks: BlockStore
+    clock: Clock
+    options: CollectorOptions
+    parking: Parking[BlockId]
+    """Blocks that did not answer, in this run or in earlier ones."""
+    progress: Progress
+    stop: Event
