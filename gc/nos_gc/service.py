@@ -1,4 +1,4 @@
-"""The GC service: one collection a run, from cron or in a loop of its own."""
+"""The GC service: one collection per run, started by cron or by its own loop."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ LEASE_NAME = "gc"
 
 @dataclass(frozen=True, slots=True)
 class GcCounters:
-    """What GC has done since the process started. last_run_ms: when the last run ended well; 0: none did.
+    """What GC has done since the process started.
 
-    collected: sums of all runs, the present one included; nothing is named in it.
+    last_run_ms: when the last successful run ended; 0 if there was none. collected: totals of all runs, including the
+    present one; they name no objects and no blocks.
     """
 
     runs: int = 0
@@ -39,7 +40,7 @@ class GcCounters:
     collected: CollectionResult = field(default_factory=CollectionResult)
 
     def with_run(self, result: CollectionResult) -> GcCounters:
-        """These and what a run has done so far."""
+        """These counters plus what a run has done so far."""
         sums = {
             name: getattr(self.collected, name) + getattr(result, name)
             for name in (one.name for one in fields(CollectionResult) if one.name not in ("unreadable", "parked"))
@@ -48,7 +49,7 @@ class GcCounters:
 
 
 class GcService:
-    """Holds the GC lease while it collects. `counters` and `held` may be read by any thread."""
+    """Holds the GC lease while it collects. Any thread may read `counters` and `held`."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class GcService:
 
     @property
     def parkings(self) -> tuple[Parking[Any], ...]:
-        """What GC has parked; any thread may read its figures."""
+        """The blocks that GC has parked. Any thread may read the figures."""
         return (self._collector.parked,)
 
     def plan(self) -> CollectionPlan:
@@ -77,9 +78,9 @@ class GcService:
         return self._collector.plan()
 
     def run_once(self, beat: Beat = unwatched, stop: Event | None = None) -> CollectionResult:
-        """Housekeeping, so that dead writers' blocks count too, then one collection, which `stop` ends early.
+        """Run housekeeping, so that the blocks of dead writers count too, then one collection. `stop` ends it early.
 
-        Raises Conflict when another GC is at work, LeaseLost, Transient, NoSpace; a later run goes on from there.
+        Raises Conflict when another GC is running, LeaseLost, Transient and NoSpace; a later run continues from there.
         """
         try:
             self._keep_house(beat)
@@ -99,11 +100,11 @@ class GcService:
         return result
 
     def _keep_house(self, beat: Beat) -> None:
-        """On a full disk it may fail for want of the space that the collection frees."""
+        """Run housekeeping. On a full disk it may fail because it needs the space that the collection will free."""
         try:
             self._housekeeping.run_once(beat)
         except Transient as error:
-            _log.warning("housekeeping failed, collecting all the same", error=str(error))
+            _log.warning("housekeeping failed, collecting anyway", error=str(error))
 
     def _collect(self, beat: Beat, stop: Event | None) -> CollectionResult:
         before = self.counters

@@ -24,6 +24,7 @@ from nos_ec.ports.metadata import BlockRow, Metadata
 _log = structlog.get_logger(__name__)
 
 BLOCKS_PARKED_MAX = 1000
+"""The most blocks that GC remembers as parked."""
 
 
 class Collector:
@@ -45,7 +46,7 @@ class Collector:
         self.parked: Parking[BlockId] = Parking(
             "block to collect", bytes.hex, clock, options.cool_down, BLOCKS_PARKED_MAX
         )
-        """Blocks that could not be read. Their rows say, to all processes, when they are tried again."""
+        """Blocks that could not be read. Their rows record when they are tried again, for all processes."""
 
     def plan(self) -> CollectionPlan:
         """Choose blocks by their waste, and read the headers of those that hold live objects. Changes nothing.

@@ -39,7 +39,7 @@ class Drained:
 
 @dataclass(slots=True)
 class _Emptying:
-    """A block that is being emptied. All of `left` is in the merge list."""
+    """A block that is being emptied. left: its objects that are still to be moved; all of them are in the merge list."""
 
     block: BlockRow
     left: dict[tuple[int, int], Packable]
@@ -86,7 +86,7 @@ class Draining:
         return self._ended_by is None and not self._stop.is_set()
 
     def _begin(self, block: BlockRow) -> None:
-        """Find out what lives in a block, and add it to the merge list."""
+        """Find out what lives in a block, and add that to the merge list. A block without live objects is finished."""
         try:
             decision, live = decide(self._metadata, self._blocks, block)
         except Transient as error:
@@ -115,7 +115,7 @@ class Draining:
             kill_point("gc.rewritten")
 
     def _settle(self, written: WriteResult) -> None:
-        """Do for each object of a group what its outcome asks for."""
+        """Act on the outcome of each object of a group."""
         self._progress.written(written)
         for packable in (*written.packed, *written.superseded):
             self._done(packable)
@@ -129,7 +129,7 @@ class Draining:
             self._ended_by = self._writer.wait_or_give_up(written)
 
     def _done(self, packable: Packable) -> None:
-        """Nothing is left to do for an object. Its block is finished with the last of its objects."""
+        """Strike an object off: nothing is left to do for it. The last object of a block finishes the block."""
         emptying = self._block_of(packable)
         if emptying is not None:
             emptying.left.pop(_identity(packable), None)
@@ -137,7 +137,7 @@ class Draining:
                 self._finish(emptying)
 
     def _fail(self, failure: Failure) -> None:
-        """An object cannot be read, now or later. While it lives, its block must stay."""
+        """Strike off an object that cannot be read, now or later. While it is live, its block must stay."""
         emptying = self._block_of(failure.packable)
         if self._set_aside.note_unreadable(failure) and emptying is not None:
             emptying.damaged = True
@@ -160,7 +160,7 @@ class Draining:
             self._condemned.condemn(block)
 
     def _park_stuck(self, stuck: dict[BlockId, NosError]) -> None:
-        """Park the blocks whose objects cannot be read now. A new merge list takes what is left of the others."""
+        """Park the blocks whose objects cannot be read now. A new merge list takes what is left of the other blocks."""
         for block_id, error in stuck.items():
             emptying = self._emptying.pop(block_id, None)
             if emptying is not None:

@@ -41,14 +41,14 @@ Watch = Callable[[CollectionResult], object]
 
 
 class Progress:
-    """The result of one run while it grows. The parts of the run report to it; `show` passes the result on."""
+    """The result of one run while it grows. The parts of the run report to it what they have done."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self.result = CollectionResult()
 
     def show(self) -> None:
-        """Pass the result so far to the watcher, who takes the run to be alive."""
+        """Pass the result so far to the watcher."""
         self._watch(self.result)
 
     def examined(self, decision: BlockDecision) -> None:

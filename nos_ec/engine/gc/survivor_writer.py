@@ -31,9 +31,9 @@ class SurvivorWriter:
         return self._writer.write(plan)
 
     def wait_or_give_up(self, written: WriteResult) -> NosError | None:
-        """Wait a little after a group that was not written. Returns the reason when no more is to be written now.
+        """Wait a moment if the group was not written. Returns the failure when this batch must end, None otherwise.
 
-        That is NoSpace as soon as the block store is full, and any other failure after WRITE_TRIES groups in a row.
+        NoSpace ends the batch at once, any other failure after WRITE_TRIES groups in a row.
         """
         if written.cause is None:
             self._failures = 0

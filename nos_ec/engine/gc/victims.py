@@ -45,7 +45,10 @@ class BlockDecision:
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
-    """The candidates, and those of them that a run would collect: only empty ones when rewriting gives nothing back."""
+    """The blocks GC looked at, and those of them that a run would collect.
+
+    Only empty blocks are collected when rewriting the others gives nothing back.
+    """
 
     decisions: Sequence[BlockDecision]
     victims: Sequence[BlockRow]
