@@ -39,7 +39,7 @@ class Drained:
 
 @dataclass(slots=True)
 class _Emptying:
-    """A block that is being emptied. left: its objects that are still to be moved; all of them are in the merge list."""
+    """A block that is being emptied. left: its objects that are still to be moved, all of them in the merge list."""
 
     block: BlockRow
     left: dict[tuple[int, int], Packable]
