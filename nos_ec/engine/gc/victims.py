@@ -75,7 +75,7 @@ class Choice:
     dense: Sequence[BlockRow]
 
 
-def choose(
+def choose(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_ms: int) -> Choice:
     """Choose the blocks to rewrite. The rows of one block at a time are in memory. Raises Transient."""
     candidates = metadata.gc_candidates(options.waste_ratio_min, now_ms, options.cool_down_ms_max, options.blocks_max)
     victims: list[ChosenBlock] = []
