@@ -1,3 +1,72 @@
-"""nos_ec: packs small objects into full erasure-coded stripes and reclaims the holes deletes leave."""
+"""nos_ec packs small objects into full erasure-coded stripes and reclaims the space that deletes leave behind.
+
+The names below are what a program needs to open a store and use it. They are imported when they are first asked for, so
+that a command does not load what it does not use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nos_ec.composition.wiring import System, initialise, open_system
+    from nos_ec.core.errors import (
+        ConfigError,
+        Conflict,
+        Corrupt,
+        InvalidInput,
+        NosError,
+        NoSpace,
+        NotFound,
+        Transient,
+    )
+    from nos_ec.core.ids import ObjectKey
+    from nos_ec.engine.store import Store
+    from nos_ec.settings import Settings, load_settings
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ConfigError",
+    "Conflict",
+    "Corrupt",
+    "InvalidInput",
+    "NoSpace",
+    "NosError",
+    "NotFound",
+    "ObjectKey",
+    "Settings",
+    "Store",
+    "System",
+    "Transient",
+    "initialise",
+    "load_settings",
+    "open_system",
+]
+
+_MODULES = {
+    "nos_ec.composition.wiring": ("System", "initialise", "open_system"),
+    "nos_ec.core.errors": (
+        "ConfigError",
+        "Conflict",
+        "Corrupt",
+        "InvalidInput",
+        "NoSpace",
+        "NosError",
+        "NotFound",
+        "Transient",
+    ),
+    "nos_ec.core.ids": ("ObjectKey",),
+    "nos_ec.engine.store": ("Store",),
+    "nos_ec.settings": ("Settings", "load_settings"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name from its module (PEP 562)."""
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(module), name)

@@ -1,0 +1,40 @@
+"""What `import nos_ec` offers, and the example of the README that uses it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nos_ec
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_name_that_is_exported_is_there() -> None:
+    assert set(nos_ec._MODULE_OF) == set(nos_ec.__all__)
+    for name in nos_ec.__all__:
+        assert getattr(nos_ec, name).__name__ == name
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = nos_ec.nothing
+
+
+def test_importing_the_package_loads_no_adapter() -> None:
+    code = "import sys, nos_ec; print([name for name in sys.modules if name.startswith('nos_ec.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = [line.partition("# ")[2] for line in example.splitlines() if line.lstrip().startswith("print(")]
+    assert printed == done.stdout.splitlines()
+    assert (tmp_path / "photos-store").is_dir()
