@@ -1,1 +1,1 @@
-"""Protocols between the engine and the world. Their docstrings are the contract adapters are held to."""
+"""Protocols between the engine and the outside world. Their docstrings are the contract that adapters must keep."""

@@ -1,4 +1,4 @@
-"""Time. Always passed in: no code outside adapters and wiring asks the operating system for the time."""
+"""Time. The clock is always passed in: only adapters and wiring ask the operating system for the time."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of time and a way to wait that a stop can cut short."""
+    """A source of time, and a way to wait that a stop request can cut short."""
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch."""
         ...
 
     def wait(self, stop: Event, wait_ms: int) -> bool:
-        """Wait until `stop` is set or `wait_ms` is over. Returns True when `stop` is set."""
+        """Wait until `stop` is set or `wait_ms` have passed. Returns True when `stop` is set."""
         ...
 
 
 Beat = Callable[[int], object]
-"""What a loop calls at every turn, with the milliseconds it is about to rest before the next one (0: none).
-Whoever watches the loop takes it for stuck when no call comes for much longer than that."""
+"""A loop calls this on every iteration, with the milliseconds that it is about to rest before the next one (0: none).
+A watchdog considers the loop stuck when no call comes for much longer than that."""
 
 
 def unwatched(_rest_ms: int) -> None:
-    """A Beat that nobody listens to."""
+    """A Beat for a loop that nothing watches."""
 
 
 def waits(until_ms: int, now_ms: int, wait_ms: int) -> bool:
-    """Whether a wait of `wait_ms` is not over. When more than that is left, the clock was set back: it is."""
+    """Whether a wait of `wait_ms` that ends at `until_ms` is still going on. When more than `wait_ms` seem to be left,
+    the clock was set back, and the wait counts as over."""
     return 0 < until_ms - now_ms <= wait_ms

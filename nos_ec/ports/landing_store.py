@@ -1,4 +1,4 @@
-"""The landing store: where the bytes of a PUT are safe before they are packed."""
+"""The landing store keeps the bytes of a PUT safe until they are packed."""
 
 from __future__ import annotations
 
@@ -11,56 +11,57 @@ from nos_ec.ports.clock import Beat, unwatched
 
 
 class LandingStore(Protocol):
-    """Whole objects of at most a stripe group, by id. Safe to call from several threads."""
+    """Whole objects of at most one stripe group, stored by id. Safe to call from several threads."""
 
     def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview) -> None:
-        """Store one landing copy. Durable on return; all or nothing after a crash.
+        """Store one landing copy. Durable on return. After a crash, all of the copy exists or none of it.
 
-        Ids are never used twice: raises Conflict when the id exists. Raises NoSpace, Transient; after an
-        error the copy may or may not exist (the caller's deletion queue already knows the id).
+        Ids are never used twice: raises Conflict when the id exists. Raises NoSpace, Transient. After an error the copy
+        may or may not exist; the caller's deletion queue already holds the id.
         """
         ...
 
     def read(self, landing_id: LandingId) -> bytes:
-        """The whole copy. Raises NotFound, Transient. The caller checks the CRC."""
+        """Return the whole copy. Raises NotFound, Transient. The caller checks the CRC."""
         ...
 
     def read_range(self, landing_id: LandingId, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`. Raises NotFound, Transient, Corrupt when the copy is shorter.
+        """Return exactly `length` bytes from `offset`. Raises NotFound, Transient, Corrupt when the copy is shorter.
 
-        A caller must not rely on the bytes before it checked them: as the CRC is that of the whole copy, it reads all
-        of it. Ceph's OSDs verify what they read (BlueStore's checksums); the embedded store verifies nothing.
+        The caller must not rely on the bytes until it has checked them. The CRC covers the whole copy, so the caller
+        reads all of it. Ceph's OSDs verify what they read (BlueStore's checksums); the embedded store verifies nothing.
         """
         ...
 
     def delete(self, landing_id: LandingId) -> None:
-        """Delete a copy. Idempotent: an absent copy is no error. Raises Transient."""
+        """Delete a copy. Idempotent: deleting an absent copy is not an error. Raises Transient."""
         ...
 
     def delete_many(self, landing_ids: Sequence[LandingId], beat: Beat = unwatched) -> Mapping[LandingId, Transient]:
-        """Delete several copies at the cost of fewer synced writes than `delete` of each.
+        """Delete several copies with fewer synced writes than one `delete` per copy.
 
-        Returns those that may still be there, each with the reason; all others are gone, durably. Idempotent.
-        `beat` is called while it gets on: when many wait for a time limit, all of it takes many times as long.
+        Returns the copies that may still exist, each with the reason. All others are durably deleted. Idempotent.
+        `beat` is called as the work progresses: when many deletions run into a time limit, the whole call takes many
+        times that limit.
         """
         ...
 
     def list_ids(self) -> Iterator[LandingId]:
-        """Every copy that exists, in no particular order."""
+        """Yield every copy that exists, in no particular order."""
         ...
 
     def free_bytes(self) -> int:
-        """Bytes of further copies that fit, an estimate. Cheap: every PUT asks."""
+        """An estimate of the bytes of further copies that fit. The call is cheap, because every PUT makes it."""
         ...
 
     def probe(self) -> None:
-        """A small piece of real work, as `BlockStore.probe`. Raises Transient, Blocklisted, ConfigError."""
+        """Do a small piece of real work, like `BlockStore.probe`. Raises Transient, Blocklisted, ConfigError."""
         ...
 
     def raw_bytes(self) -> int:
-        """Bytes allocated for all copies."""
+        """The bytes allocated for all copies."""
         ...
 
     def close(self) -> None:
-        """Release what is held open. The store must not be used afterwards."""
+        """Release all open resources. The store must not be used afterwards."""
         ...
