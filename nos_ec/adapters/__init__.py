@@ -1,1 +1,1 @@
-"""One package per technology. Adapters never import each other."""
+"""Adapters: one package per technology. Adapters never import each other."""

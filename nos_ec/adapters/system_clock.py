@@ -7,10 +7,10 @@ from threading import Event
 
 
 class SystemClock:
-    """Wall-clock time: leases and sessions are compared between machines, so a monotonic clock would not do.
+    """Wall-clock time. Machines compare the times of leases and sessions, so a monotonic clock would not do.
 
-    Machines are expected to run NTP. A step of the clock can end a session or a lease early; both are safe to
-    lose (the work is done again), so a step costs time and never data.
+    Machines are expected to run NTP. A step of the clock can end a session or a lease early. Both are safe to lose,
+    because the work is then repeated: a step costs time but never data.
     """
 
     def now_ms(self) -> int:
@@ -18,5 +18,5 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def wait(self, stop: Event, wait_ms: int) -> bool:
-        """Wait until `stop` is set or `wait_ms` is over. Returns True when `stop` is set."""
+        """Wait until `stop` is set or `wait_ms` have passed. Returns True when `stop` is set."""
         return stop.wait(wait_ms / 1000)

@@ -179,7 +179,7 @@ def test_a_store_opens_and_reads_with_m_folders_lost(root: Path, store: LocalBlo
 def test_nothing_is_written_while_a_shard_folder_is_lost(root: Path, store: LocalBlockStore) -> None:
     block_id, data = _written(store, 1)
     _unmount(root, 5)
-    lost = r"shard-05 is not there: mount its disk, or run `nos-ec init --new-shard 5`"
+    lost = r"shard-05 is missing: mount its disk, or run `nos-ec init --new-shard 5`"
     with pytest.raises(Transient, match=lost):
         store.create(new_block_id())
     with pytest.raises(Transient, match=lost):
@@ -363,7 +363,7 @@ def test_a_read_error_is_a_lost_shard_but_a_lack_of_files_is_not(
     assert store.read(block_id, 0, len(data)) == data
     assert store.counters().degraded_reads == 1
     code = errno.EMFILE
-    with pytest.raises(Transient, match="limit of open files"):
+    with pytest.raises(Transient, match="limit on open files"):
         store.read(block_id, 0, len(data))
 
 
@@ -385,7 +385,7 @@ def test_a_disk_that_opens_files_but_cannot_read_them_is_a_lost_shard(
     assert store.stripes(block_id) == 2
     assert store.seal(block_id) == 2
     broken |= {"shard-00", "shard-03", "shard-10"}
-    with pytest.raises(Corrupt, match=r"not there: .*shard-00.*shard-10"):
+    with pytest.raises(Corrupt, match=r"unreachable: .*shard-00.*shard-10"):
         store.read(block_id, 0, len(data))
 
 
@@ -782,7 +782,7 @@ def test_another_geometry_is_refused_and_both_are_named(root: Path, other: Geome
         message = str(caught.value)
         assert "k=8 m=3 chunk_size=16384 stripes_per_block=8" in message
         assert f"k={other.k} m={other.m} chunk_size={other.chunk_size}" in message
-        assert "set the configuration to the store's geometry" in message
+        assert "configure the store's geometry" in message
 
 
 def test_opening_needs_an_initialised_store(tmp_path: Path) -> None:

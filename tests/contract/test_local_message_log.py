@@ -103,7 +103,7 @@ def test_initialise_is_idempotent_and_holds_on_to_the_partition_count(tmp_path: 
     path = tmp_path / "deep" / "log.sqlite"
     assert LocalMessageLog.initialise(path, 3).partitions == 3
     assert LocalMessageLog.initialise(path, 3).partitions == 3
-    with pytest.raises(ConfigError, match=r"has 3 partitions and the configuration says 4; set log\.partitions to 3"):
+    with pytest.raises(ConfigError, match=r"has 3 partitions, but the configuration says 4; set log\.partitions to 3"):
         LocalMessageLog.initialise(path, 4)
     assert sorted(p.name for p in path.parent.iterdir() if "-" not in p.name) == ["log.sqlite"]
 
@@ -164,7 +164,7 @@ def test_a_file_of_format_2_is_brought_up_to_date(tmp_path: Path) -> None:
 def test_another_format_is_refused(log: LocalHarness) -> None:
     with closing(sqlite3.connect(log.path)) as connection:
         connection.execute("PRAGMA user_version = 4")
-    with pytest.raises(ConfigError, match="has format 4, this program knows 3"):
+    with pytest.raises(ConfigError, match="has format 4, but this program knows 3"):
         LocalMessageLog(log.path)
 
 
@@ -338,7 +338,7 @@ def test_a_commit_past_the_end_is_refused(log: LocalHarness) -> None:
 
 @pytest.mark.parametrize(("group", "session_ms"), [("", 1000), ("g", 99)])
 def test_senseless_membership_is_refused(log: LocalHarness, group: str, session_ms: int) -> None:
-    with pytest.raises(ConfigError, match="give a name"):
+    with pytest.raises(ConfigError, match="give the group a name"):
         log.log.consumer(group=group, member="m", clock=log.clock, session_ms=session_ms)
 
 

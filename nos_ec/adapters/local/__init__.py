@@ -1,1 +1,1 @@
-"""The embedded default: landing store, block store and message log on local files."""
+"""The embedded adapters, the default: landing store, block store and message log on local files."""

@@ -1,4 +1,4 @@
-"""Reading one block of the embedded block store: from the shards a range lies in, else by decoding.
+"""Reads a block of the embedded block store from the shards that a range lies in, or else by decoding.
 
 Invariant kept here: each page is verified before its bytes are returned or used in decoding.
 """
@@ -19,7 +19,7 @@ from nos_ec.core.ids import BlockId
 
 
 class BlockReader:
-    """The reads of one call: opens each shard when it is first needed, and counts what it costs."""
+    """The reads of one call. Opens each shard when it is first needed, and counts what the reads cost."""
 
     def __init__(self, folders: ShardFolders, layout: ShardLayout, coder: StripeCoder, block_id: BlockId) -> None:
         self._folders = folders
@@ -45,7 +45,7 @@ class BlockReader:
                 file.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read one range. Fetches whole pages, from the shards the range lies in alone unless some are bad."""
+        """Read one range. Fetches whole pages, and only from the shards that the range lies in unless some are bad."""
         if offset < 0 or length < 0:
             raise ValueError(f"range of {length} bytes at {offset}")
         if offset + length > self._geometry.block_size:
@@ -62,12 +62,12 @@ class BlockReader:
         return self._assemble(columns, offset, length)
 
     def _columns(self, offset: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """The data shards a range lies in, with the first and the number of their pages. A range that is
-        contiguous in the block is contiguous in each shard."""
+        """Yield each data shard that a range lies in, with the number of its first page there and the page count. A
+        range that is contiguous in the block is contiguous in each shard."""
         k, chunk = self._geometry.k, self._geometry.chunk_size
         first_chunk, last_chunk = offset // chunk, (offset + length - 1) // chunk
         for column in range(k):
-            # The first and the last chunk of the range in this column, and the bytes cut off at its two ends.
+            # The first and the last chunk of the range in this column; the range may start and end inside a chunk.
             first = first_chunk + (column - first_chunk) % k
             last = last_chunk - (last_chunk - column) % k
             if first > last:
@@ -77,7 +77,7 @@ class BlockReader:
             yield column, start // PAGE, -(-end // PAGE) - start // PAGE
 
     def _fetch(self, shard: int, first: int, count: int) -> Pages:
-        """Pages of a shard; all bad when the shard is lost."""
+        """Read pages of a shard. All of them are bad when the shard is lost."""
         if shard not in self._files:
             self._files[shard] = self._opened(shard)
         file = self._files[shard]
@@ -111,7 +111,7 @@ class BlockReader:
     # --- degraded reads -------------------------------------------------------------------------------
 
     def _repaired(self, columns: Mapping[int, Pages]) -> dict[int, Pages]:
-        """The same pages with the bad ones decoded. Raises Corrupt, or NotFound when the block is gone."""
+        """Return the same pages, with the bad ones decoded. Raises Corrupt, or NotFound when the block is gone."""
         data = {column: bytearray(pages.data) for column, pages in columns.items()}
         for window, decoded in self._decoded(columns):
             for column, pages in columns.items():
@@ -121,8 +121,11 @@ class BlockReader:
         return {column: pages._replace(data=data[column], bad=frozenset()) for column, pages in columns.items()}
 
     def _decoded(self, columns: Mapping[int, Pages]) -> Iterator[tuple[range, list[bytes]]]:
-        """Page numbers with what they decode to: for each stripe all from its first to its last bad page, if k
-        shards have them, as they do when shards are lost; when damage is scattered, each bad page by itself."""
+        """Yield ranges of page numbers with the decoded bytes of these pages.
+
+        For each stripe, the range runs from its first to its last bad page if k shards have all of these pages, as is
+        the case when whole shards are lost. When damage is scattered, each bad page is decoded by itself.
+        """
         stripes: dict[int, set[int]] = {}
         for pages in columns.values():
             for page in pages.bad:
@@ -140,7 +143,8 @@ class BlockReader:
                 yield range(page, page + 1), decoded
 
     def _decode(self, window: range) -> list[bytes] | None:
-        """These pages, which lie in one stripe, of all k data shards; None unless all are good on k shards."""
+        """Decode these pages, which lie in one stripe, for all k data shards. None unless k shards have all of them in
+        good condition."""
         parts: dict[int, bytes] = {}
         for shard in self._folders.shards:
             part = self._good_part(shard, window.start, len(window))
@@ -157,13 +161,13 @@ class BlockReader:
         return self._fetch(shard, first, count).part(first, count)
 
     def _lost(self, page: int) -> Corrupt:
-        """What to raise when fewer than k shards have a page. Raises NotFound when the block is gone."""
+        """The error to raise when fewer than k shards have a page. Raises NotFound when the block is gone."""
         self._refuse_missing()
         stripe = page // self._chunk_pages
         lost = ", ".join(str(self._folders.folder(shard)) for shard in sorted(self._unreachable))
         return Corrupt(
             f"block {self._block_id.hex()}: stripe {stripe} cannot be read: it is past the end, or more than"
-            f" {self._geometry.m} shards are lost or damaged" + (f" (not there: {lost})" if lost else "")
+            f" {self._geometry.m} shards are lost or damaged" + (f" (unreachable: {lost})" if lost else "")
         )
 
     def _refuse_missing(self) -> None:

@@ -1,18 +1,18 @@
 """The embedded block store: k + m folders, one per shard, with real Reed-Solomon coding between them.
 
     root/store.json              format, version and geometry; written last, so a root that has it is complete
-    root/locks/00 .. ff          empty; a writer holds an flock on the one its block's id selects
+    root/locks/00 .. ff          empty files; a writer holds an flock on the one that its block's id selects
     root/shard-00 .. shard-NN/   one folder per shard: mount disks here
-        identity.json            which shard of which store it is (see shard_identity.py)
-        0 .. f/                  by the last hexadecimal digit of the block's id: the first ones may be a time
+        identity.json            which shard of which store this is (see shard_identity.py)
+        0 .. f/                  last hexadecimal digit of the block's id (the first digits may be a time)
             <block id, hex>      one shard of one block (see shard_file.py)
 
 Invariants kept here:
-  1  (of docs/INVARIANTS.md) what `append` acknowledged is on k + m shards, and is read back from any k of them.
-  a  Writers of a block exclude each other, over threads and processes, by the block's lock. A kill frees it.
+  1  (of docs/INVARIANTS.md) What `append` acknowledged is on k + m shards and can be read back from any k of them.
+  a  The block's lock lets one writer at a time change a block, across threads and processes. A kill releases it.
   b  An append writes only behind what all k + m shards already hold, and only if they all end at `at_stripe`
-     without a mark. So whatever a torn append, a seal or a lost shard left behind ends the block's life of appends.
-  c  A mark, once on a shard, is never taken off. One marked shard is enough to refuse an append.
+     without a mark. So after a torn append, a seal or the loss of a shard, the block accepts no more appends.
+  c  A mark on a shard is never removed. One marked shard is enough to refuse an append.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.ports.block_store import ReadCounters
 
 LOCK_WAIT_S_MAX = 30.0
-"""How long a writer waits for another one of the same block. Appends take milliseconds; longer means a process
-that was stopped in the middle of one."""
+"""How long a writer waits for another writer of the same block. Appends take milliseconds; a longer wait means that a
+process was stopped in the middle of one."""
 
 _STORE_FILE = "store.json"
 _FORMAT = {"format": "nos-ec local block store", "version": 1}
@@ -63,9 +63,9 @@ _LOCK_COUNT = 256
 class LocalBlockStore:
     """A `BlockStore` on folders (see nos_ec.ports.block_store for the contract).
 
-    Works with up to m shard folders lost, for reading and sealing; creating and appending need them all.
-    Opening raises ConfigError when `root` was not initialised or has another geometry, or a shard folder is of another
-    shard or store; Transient when more than m shard folders are not there.
+    Reading and sealing work with up to m shard folders lost; creating and appending need all of them.
+    Opening raises ConfigError when `root` was not initialised or has another geometry, or when a shard folder belongs
+    to another shard or store. It raises Transient when more than m shard folders are missing.
     """
 
     def __init__(self, root: Path, geometry: Geometry) -> None:
@@ -80,7 +80,7 @@ class LocalBlockStore:
         lost = [shard for shard in self._shards if not self._folders.folder(shard).is_dir()]
         if len(lost) > geometry.m:
             folders = ", ".join(str(self._folders.folder(shard)) for shard in lost)
-            raise Transient(f"{len(lost)} shard folders are not there, more than m = {geometry.m}: mount {folders}")
+            raise Transient(f"{len(lost)} shard folders are missing, more than m = {geometry.m}: mount {folders}")
         self._coder = StripeCoder(geometry.k, geometry.m)
         self._pool = ThreadPoolExecutor(max_workers=len(self._shards), thread_name_prefix="shard-sync")
         self._counters_lock = threading.Lock()
@@ -88,12 +88,12 @@ class LocalBlockStore:
 
     @classmethod
     def initialise(cls, root: Path, geometry: Geometry, new_shards: Collection[int] = ()) -> None:
-        """Make the folders of a store, durably; one that is there gets what earlier versions did not write.
+        """Create the folders of a store, durably. An existing store gets what earlier versions did not write.
 
-        new_shards: shards of a store that are lost for good, to be made new and empty. Raises ConfigError when other
-        shards of it are missing, or more than m, or those named are not; when a folder is another shard's or another
-        store's; when a store of another or unknown geometry is there. Raises NoSpace, Transient. Of several processes
-        one makes the store, and the others wait for it.
+        new_shards: shards of an existing store that are lost for good and are to be recreated empty. Raises ConfigError
+        when other shards are missing, when more than m are, or when the named ones are not; when a folder belongs to
+        another shard or another store; when the existing store has another or an unknown geometry. Raises NoSpace,
+        Transient. If several processes call it, one creates the store and the others wait for it.
         """
         with translated(f"block store {root}"):
             make_folder(root)
@@ -120,9 +120,7 @@ class LocalBlockStore:
         elif new_shards:
             raise ConfigError(f"{root} is not a block store yet: run `nos-ec init` without --new-shard")
         elif any(root.glob(f"shard-*/[{FAN_OUT}]/*")):
-            raise ConfigError(
-                f"{root} holds blocks, but {_STORE_FILE} is lost, and with it their geometry: restore the file"
-            )
+            raise ConfigError(f"{root} holds blocks, but {_STORE_FILE} with their geometry is lost: restore the file")
         with translated(f"block store {root}"):
             make_folders(root, [*map(folder_name, shards), _LOCKS])
             new_id = store_id or os.urandom(16).hex()
@@ -137,14 +135,14 @@ class LocalBlockStore:
 
     @property
     def geometry(self) -> Geometry:
-        """Geometry the store was created with."""
+        """The geometry that the store was created with."""
         return self._geometry
 
     # --- writing --------------------------------------------------------------------------------------
 
     def create(self, block_id: BlockId, data: bytes | bytearray | memoryview = b"") -> None:
-        """Create a block on all shards, and write what it begins with before anything is synced. When there is no room
-        for it, take away what was made of it."""
+        """Create a block on all shards, and write its first stripes before anything is synced. When space runs out,
+        remove what was created of it."""
         try:
             self._create(block_id, data)
         except NoSpace:
@@ -170,13 +168,13 @@ class LocalBlockStore:
             self._sync_folders(block_id, self._shards)
 
     def append(self, block_id: BlockId, at_stripe: int, data: bytes | bytearray | memoryview) -> None:
-        """Append whole stripes behind stripe `at_stripe`, which must be the block's end on every shard."""
+        """Append whole stripes at `at_stripe`, which must be the block's end on every shard."""
         stripes = self._stripes_of(memoryview(data).cast("B"), at_stripe)
         with self._locked(block_id), ExitStack() as stack:
             self._write(self._open_for_append(stack, block_id, at_stripe), at_stripe, stripes)
 
     def seal(self, block_id: BlockId) -> int:
-        """Mark every reachable shard; the first mark wins, so that the answer never changes."""
+        """Mark every reachable shard. An earlier mark keeps its number of stripes, so that the answer never changes."""
         with self._locked(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)
             files = list(found.values())
@@ -190,11 +188,11 @@ class LocalBlockStore:
             return stripes
 
     def delete(self, block_id: BlockId) -> None:
-        """Delete what there is of a block. With a shard folder lost, deletes the rest and then raises Transient."""
+        """Delete all files of a block. If a shard folder is lost, deletes the others and then raises Transient."""
         with self._locked(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)
-            # The mark turns readers that find some shards gone already to NotFound instead of Corrupt. It needs
-            # no sync: after a power cut a second call finds what is left.
+            # Because of the mark, readers that find some shards already gone report NotFound instead of Corrupt. It
+            # needs no sync: after a power cut, a second call finds what is left.
             for file in found.values():
                 with suppress(OSError):
                     file.write_gone()
@@ -213,7 +211,7 @@ class LocalBlockStore:
         return self.read_many(block_id, [(offset, length)])[0]
 
     def read_many(self, block_id: BlockId, extents: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several ranges of one block; each shard file is opened once at most."""
+        """Read several ranges of one block. Each shard file is opened at most once."""
         with BlockReader(self._folders, self._layout, self._coder, block_id) as reader:
             try:
                 return [reader.read(offset, length) for offset, length in extents]
@@ -221,8 +219,8 @@ class LocalBlockStore:
                 self._count(reader)
 
     def stripes(self, block_id: BlockId) -> int:
-        """What the seal says, else what can be read now. Raises Transient while more than m shard folders are lost:
-        the few stripes that can be read then say nothing."""
+        """The number in the seal, or else the number of stripes that can be read now. Raises Transient while more than
+        m shard folders are lost, because what can be read then says nothing about the block's end."""
         with ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=False)
             files = list(found.values())
@@ -237,7 +235,7 @@ class LocalBlockStore:
                 return self._readable_stripes(files)
 
     def list_blocks(self) -> Iterator[BlockId]:
-        """Every block that has a file on a reachable shard."""
+        """Yield every block that has a file on a reachable shard."""
         seen: set[bytes] = set()
         for entry in self._folders.entries():
             with suppress(ValueError):
@@ -247,7 +245,7 @@ class LocalBlockStore:
                     yield BlockId(block_id)
 
     def free_bytes(self) -> int:
-        """Whole stripes that fit the fullest disk. Folders on one filesystem share its room."""
+        """The size of the whole stripes that fit on the fullest disk. Folders on one filesystem share its space."""
         rooms: dict[int, list[int]] = {}
         for shard in self._shards:
             folder = self._folders.folder(shard) / FAN_OUT[0]
@@ -271,7 +269,7 @@ class LocalBlockStore:
                 self._folders.refuse_unreachable({shard: error})
 
     def raw_bytes(self) -> int:
-        """Bytes allocated for all shard files that can be reached. Looks at each file."""
+        """The bytes allocated for all reachable shard files. Runs stat on each file."""
         total = 0
         for entry in self._folders.entries():
             with suppress(OSError):
@@ -279,22 +277,23 @@ class LocalBlockStore:
         return total
 
     def blocks_short(self) -> int:
-        """Blocks that have no file on one of the shards. Lists all folders, a sixteenth of the blocks at a time."""
+        """The number of blocks that have no file on one of the shards. Lists all folders, a sixteenth of the blocks at
+        a time."""
         return self._folders.count_short()
 
     def counters(self) -> ReadCounters:
-        """Cost of `read` and `read_many` so far."""
+        """The cost of `read` and `read_many` so far."""
         with self._counters_lock:
             return self._counters
 
     def close(self) -> None:
-        """End the threads that sync; files are open only during a call."""
+        """End the threads that sync. No files are open between calls."""
         self._pool.shutdown()
 
     # --- the end of a block ---------------------------------------------------------------------------
 
     def _open_for_append(self, stack: ExitStack, block_id: BlockId, at_stripe: int) -> list[ShardFile]:
-        """All shards of a block that may grow at `at_stripe` (invariant b)."""
+        """Open all shards of a block, if it may grow at `at_stripe` (invariant b)."""
         found, unreachable = self._folders.open(stack, block_id, write=True)
         self._folders.refuse_unreachable(unreachable)
         files = list(found.values())
@@ -315,7 +314,7 @@ class LocalBlockStore:
         return max(counts, default=None)
 
     def _readable_stripes(self, files: Sequence[ShardFile]) -> int:
-        """One more than the last stripe that k shards can give."""
+        """The number of the last stripe that k shards can provide, plus one."""
         sizes = sorted((self._layout.stripes(file.size()) for file in files), reverse=True)
         k = self._geometry.k
         for count in range(sizes[k - 1] if len(sizes) >= k else 0, 0, -1):
@@ -340,7 +339,7 @@ class LocalBlockStore:
     # --- parts of writing -----------------------------------------------------------------------------
 
     def _write(self, files: Sequence[ShardFile], at_stripe: int, stripes: Sequence[bytes]) -> None:
-        """Write stripes to all shards of a block and make them durable; then seal the block if they filled it."""
+        """Write stripes to all shards of a block and make them durable. Then seal the block if it is full."""
         chunks = [[payload(part) for part in self._coder.encode(stripe)] for stripe in stripes]
         for file in files if stripes else ():
             with translated(f"shard folder {file.path.parent.parent}"):
@@ -352,7 +351,7 @@ class LocalBlockStore:
             self._mark(files, at_stripe + len(stripes))
 
     def _mark(self, files: Sequence[ShardFile], stripes: int) -> None:
-        """Seal a block of so many stripes, durably."""
+        """Seal a block with this number of stripes, durably."""
         for file in files:
             with translated(f"shard folder {file.path.parent.parent}"):
                 file.write_seal(stripes)
@@ -364,13 +363,13 @@ class LocalBlockStore:
         count, rest = divmod(len(data), size)
         if rest or not count or at_stripe < 0 or at_stripe + count > self._geometry.stripes_per_block:
             raise ValueError(
-                f"{len(data)} bytes at stripe {at_stripe}: needed are whole stripes of {size} bytes, up to stripe"
+                f"{len(data)} bytes at stripe {at_stripe}: an append takes whole stripes of {size} bytes, up to stripe"
                 f" {self._geometry.stripes_per_block}"
             )
         return [bytes(data[start : start + size]) for start in range(0, len(data), size)]
 
     def _sync(self, files: Sequence[ShardFile]) -> None:
-        """Make files durable, all at once: a filesystem commits what is asked for together in one go."""
+        """Make files durable, all at the same time: a filesystem commits syncs that are requested together as one."""
         waiting = [(file, self._pool.submit(file.sync)) for file in files]
         for file, future in waiting:
             with translated(f"shard folder {file.path.parent.parent}"):
@@ -385,7 +384,7 @@ class LocalBlockStore:
 
     @contextmanager
     def _locked(self, block_id: BlockId) -> Iterator[None]:
-        """Hold the block's lock (invariant a). Raises Transient when another writer keeps it for too long."""
+        """Hold the block's lock (invariant a). Raises Transient when another writer holds it for too long."""
         path = self._root / _LOCKS / f"{google_crc32c.value(block_id) % _LOCK_COUNT:02x}"
         with translated(f"lock file {path}"):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -409,13 +408,13 @@ class LocalBlockStore:
 
 
 def _check_store(root: Path, geometry: Geometry) -> str | None:
-    """The store's id; None for one of an earlier version. Raises ConfigError unless `root` holds a store of this
-    geometry, Transient."""
+    """Return the store's id; None if an earlier version created the store. Raises ConfigError unless `root` holds a
+    store of this geometry, Transient."""
     path = root / _STORE_FILE
     try:
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError(f"{root} is not a block store: run `nos-ec init` to make one, or mount its disk") from error
+        raise ConfigError(f"{root} is not a block store: run `nos-ec init` to create one, or mount its disk") from error
     except OSError as error:
         raise as_port_error(f"block store {path}", error) from error
     except ValueError as error:
@@ -424,11 +423,11 @@ def _check_store(root: Path, geometry: Geometry) -> str | None:
         ) from error
     stored = content.get("geometry") if isinstance(content, dict) else None
     if stored is None or {key: content.get(key) for key in _FORMAT} != _FORMAT:
-        raise ConfigError(f"{path} is not of version {_FORMAT['version']}: open it with the program that wrote it")
+        raise ConfigError(f"{path} does not have version {_FORMAT['version']}: use the program that wrote it")
     if stored != asdict(geometry):
         raise ConfigError(
-            f"block store {root} has the geometry {_shown(stored)}, the configuration says {_shown(asdict(geometry))}:"
-            " set the configuration to the store's geometry, or initialise a new store elsewhere"
+            f"block store {root} has the geometry {_shown(stored)}, but the configuration says"
+            f" {_shown(asdict(geometry))}: configure the store's geometry, or initialise a new store elsewhere"
         )
     store_id = content.get("id")
     return store_id if isinstance(store_id, str) else None

@@ -1,6 +1,6 @@
-"""Files and folders that survive a power cut, and what the operating system's errors mean to a caller.
+"""Writes files and folders that survive a power cut, and translates the operating system's errors for callers.
 
-A file is durable when its bytes were fsynced and the folder entry that names it was fsynced too.
+A file is durable when both its bytes and the folder entry that names it were fsynced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from nos_ec.core.errors import NoSpace, Transient
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""EFBIG too: a file size limit of the process or the filesystem. Only the operator can give room."""
+"""EFBIG is a file size limit of the process or the filesystem; like a full disk, only an operator can change it."""
 
 
 def sync_folder(path: Path) -> None:
@@ -27,7 +27,7 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and the parents it lacks, durably; one that exists is left as it is. Raises OSError."""
+    """Create a folder and its missing parents, durably. An existing folder is left as it is. Raises OSError."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -36,7 +36,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_folders(parent: Path, names: Sequence[str]) -> None:
-    """Make these folders in `parent` (made if it lacks) with one fsync for all. Raises OSError."""
+    """Create these folders in `parent` with one fsync for all. Creates `parent` if it is missing. Raises OSError."""
     make_folder(parent)
     for name in names:
         (parent / name).mkdir(exist_ok=True)
@@ -44,7 +44,7 @@ def make_folders(parent: Path, names: Sequence[str]) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a whole file: durable on return, and the old or the new content after a crash. Raises OSError."""
+    """Write a whole file. Durable on return; after a crash it has either the old or the new content. Raises OSError."""
     temporary = path.with_name(path.name + ".new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
@@ -57,9 +57,9 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_at(fd: int, buffers: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
-    """Write all of the buffers one behind the other from `offset` (bytes). Raises OSError.
+    """Write all buffers one after another, starting at byte `offset`. Raises OSError.
 
-    A full disk first shows as a short write, and as ENOSPC only when the rest is tried.
+    A full disk first causes a short write; ENOSPC comes only when the rest is tried.
     """
     rest = [memoryview(buffer) for buffer in buffers if len(buffer)]
     while rest:
@@ -81,7 +81,7 @@ def translated(action: str) -> Iterator[None]:
 
 
 def as_port_error(action: str, error: OSError) -> Transient:
-    """The error a port declares for this one of the operating system."""
+    """The error that a port declares for this error of the operating system."""
     if error.errno in NO_SPACE:
         return NoSpace(f"{action}: {error.strerror}; add space or let garbage collection make room")
     return Transient(f"{action}: {error.strerror or error}; check that the disk is there and writable, then try again")

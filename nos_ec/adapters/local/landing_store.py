@@ -1,13 +1,13 @@
 """The embedded landing store: one file per landing copy.
 
     root/store.json        format and version; written last, so a root that has it is complete
-    root/00 .. ff/         by the first byte of the landing id
+    root/00 .. ff/         last byte of the landing id
         <id, hex>          a copy
-        <id, hex>.put      a put in flight, or what a killed one left
+        <id, hex>.put      a put in flight, or what a killed put left
 
-A temporary file bears its copy's id, so that `delete`, which the deletion queue calls for every id that no
-object claims, removes what a killed put left. No other clean-up exists, and none may: at opening time a put of
-another process can be in flight.
+A temporary file has its copy's id in its name. The deletion queue calls `delete` for every id that no object claims,
+and `delete` removes what a killed put left. There is no other clean-up, and there must be none: when the store is
+opened, a put of another process may be in flight.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORMAT = {"format": "nos-ec local landing store", "version": 1}
 _FAN_OUT = [f"{number:02x}" for number in range(256)]
 _PUT_SUFFIX = ".put"
 _DELETE_THREADS = 4
-"""Unlinking and syncing wait for the disk, which takes several of each at a time: 2 to 5 times as fast as one."""
+"""Unlinking and syncing wait for the disk, which handles several at a time: 2 to 5 times as fast as one thread."""
 
 
 class LocalLandingStore:
@@ -46,7 +46,7 @@ class LocalLandingStore:
 
     @classmethod
     def initialise(cls, root: Path) -> None:
-        """Make the folders of a store, durably. Idempotent. Raises ConfigError, NoSpace, Transient."""
+        """Create the folders of a store, durably. Idempotent. Raises ConfigError, NoSpace, Transient."""
         if (root / _STORE_FILE).exists():
             _check_store(root)
         with translated(f"landing store {root}"):
@@ -55,9 +55,10 @@ class LocalLandingStore:
                 replace_file(root / _STORE_FILE, json.dumps(_FORMAT, indent=2).encode() + b"\n")
 
     def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview) -> None:
-        """Store one copy: written and synced under its temporary name, then renamed, then the folder synced.
+        """Store one copy: write and sync it under its temporary name, rename it, then sync the folder.
 
-        Holding the temporary name, created exclusively, makes check and rename one step against other puts.
+        The temporary name is created exclusively. While this put holds it, no other put of the same id can come between
+        the check and the rename.
         """
         path = self._path(landing_id)
         temporary = self._temporary(landing_id)
@@ -79,7 +80,7 @@ class LocalLandingStore:
             sync_folder(path.parent)
 
     def read(self, landing_id: LandingId) -> bytes:
-        """The whole copy."""
+        """Return the whole copy."""
         path = self._path(landing_id)
         with translated(f"landing store {path.parent}"):
             try:
@@ -88,7 +89,7 @@ class LocalLandingStore:
                 raise self._missing(landing_id) from error
 
     def read_range(self, landing_id: LandingId, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`."""
+        """Return exactly `length` bytes from `offset`."""
         if offset < 0 or length < 0:
             raise ValueError(f"range of {length} bytes at {offset}")
         path = self._path(landing_id)
@@ -108,8 +109,7 @@ class LocalLandingStore:
     def delete(self, landing_id: LandingId) -> None:
         """Delete a copy and what a killed put left of it.
 
-        The folder is synced even if nothing was there, as an earlier call may have been killed before it came to
-        that.
+        The folder is synced even if there was nothing to delete: an earlier call may have been killed before its sync.
         """
         folder = self._path(landing_id).parent
         with translated(f"landing store {folder}"):
@@ -117,7 +117,7 @@ class LocalLandingStore:
             sync_folder(folder)
 
     def delete_many(self, landing_ids: Sequence[LandingId], beat: Beat = unwatched) -> dict[LandingId, Transient]:
-        """Delete copies with one sync of each folder that has some of them, several folders at a time."""
+        """Delete copies with one sync per folder that holds some of them, several folders at a time."""
         by_folder: dict[str, list[LandingId]] = {}
         for landing_id in landing_ids:
             by_folder.setdefault(landing_id[-1:].hex(), []).append(landing_id)
@@ -145,14 +145,14 @@ class LocalLandingStore:
         return failed
 
     def _unlink(self, landing_id: LandingId) -> None:
-        """The temporary name goes first: a put in flight then either cannot rename any more, or has renamed already
-        and its copy goes next."""
+        """Remove the temporary name first: a put in flight can then no longer rename it, or has already done so, and
+        then its copy is removed next."""
         path = self._path(landing_id)
         path.with_name(path.name + _PUT_SUFFIX).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
 
     def list_ids(self) -> Iterator[LandingId]:
-        """Every whole copy; puts in flight are not listed."""
+        """Yield every whole copy. Puts in flight are not listed."""
         for entry in self._entries():
             with suppress(ValueError):
                 landing_id = bytes.fromhex(entry.name)
@@ -160,19 +160,19 @@ class LocalLandingStore:
                     yield LandingId(landing_id)
 
     def free_bytes(self) -> int:
-        """Free room of the file system."""
+        """The free space of the file system."""
         with translated(f"landing store {self._root}"):
             room = os.statvfs(self._root)
         return room.f_bavail * room.f_frsize
 
     def probe(self) -> None:
-        """Write and read in one of the folders: they lie on one disk."""
+        """Write and read in one of the folders. All of them lie on the same disk."""
         folder = self._root / _FAN_OUT[0]
         with translated(f"landing store {folder}"):
             probe_folder(folder)
 
     def raw_bytes(self) -> int:
-        """Bytes allocated, puts in flight included. Looks at each file, so puts need to keep no account."""
+        """The bytes allocated, including puts in flight. Runs stat on each file, so that puts need not keep a count."""
         total = 0
         for entry in self._entries():
             with suppress(FileNotFoundError):
@@ -195,15 +195,15 @@ class LocalLandingStore:
             return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         except FileExistsError as error:
             raise Conflict(
-                f"landing copy {temporary.stem} is being put, or a killed put left it: use a new id"
+                f"landing copy {temporary.stem} is being written, or was left by a killed put: use a new id"
             ) from error
 
     def _missing(self, landing_id: LandingId) -> NotFound | Transient:
-        """A copy is missing only if the folder it would be in is there."""
+        """The error for a copy without a file. The copy counts as missing only if its folder exists."""
         folder = self._path(landing_id).parent
         if folder.is_dir():
             return NotFound(f"landing copy {landing_id.hex()} does not exist")
-        return Transient(f"landing folder {folder} is not there: mount its disk, or run `nos-ec init` to make it")
+        return Transient(f"landing folder {folder} is missing: mount its disk, or run `nos-ec init` to create it")
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         for name in _FAN_OUT:
@@ -217,10 +217,12 @@ def _check_store(root: Path) -> None:
     try:
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError(f"{root} is not a landing store: run `nos-ec init` to make one, or mount its disk") from error
+        raise ConfigError(
+            f"{root} is not a landing store: run `nos-ec init` to create one, or mount its disk"
+        ) from error
     except OSError as error:
         raise as_port_error(f"landing store {path}", error) from error
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}): write {json.dumps(_FORMAT)} to it") from error
     if content != _FORMAT:
-        raise ConfigError(f"{path} says {content!r}, not {_FORMAT}: open it with the program that wrote it")
+        raise ConfigError(f"{path} says {content!r}, not {_FORMAT}: use the program that wrote it")

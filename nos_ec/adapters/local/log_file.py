@@ -1,20 +1,20 @@
-"""The file of the embedded message log: its tables, how it is opened, and what SQLite's errors mean.
+"""The file of the embedded message log: its tables, how to open it, and what SQLite's errors mean.
 
 Tables (format 3):
 
-    log       one row a partition: next_offset is the offset the next message gets (the high watermark),
-              trimmed_offset the first one that is still stored
+    log       one row per partition: next_offset is the offset of the next message (the high watermark),
+              trimmed_offset the first offset that is still stored
     messages  by (partition, offset): a poll is one range scan of the primary key, whatever the backlog;
-              published_ms is the Unix time it was published at
-    groups    one row a group; generation grows with every change of its members or owners
-    members   member_id is never used again, so that a member which was thrown out is never taken for its successor
-    shares    one row a group and partition: owner holds it now, target shall hold it, committed_offset is the
-              first offset that is not done
-    dead_letters  copies of messages that could not be worked on, with the reason; number is the order they came in
+              published_ms is the Unix time at which the message was published
+    groups    one row per group; generation grows with every change of its members or owners
+    members   member_id is never reused, so that a removed member cannot be mistaken for its successor
+    shares    one row per group and partition: owner holds the partition now, target is to hold it next,
+              committed_offset is the first offset that is not done
+    dead_letters  copies of messages that could not be processed, with the reason; number gives the order of arrival
 
-A file of format 2, which had no published_ms, is brought up to date when it is opened.
+A file of format 2, which has no published_ms, is upgraded when it is opened.
 
-The file must lie on a local file system: SQLite's write-ahead log needs shared memory between its processes.
+The file must be on a local file system: SQLite's write-ahead log needs memory that its processes share.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transien
 
 FORMAT_VERSION = 3
 APPLICATION_ID = 0x4E4C4F47
-"""`NLOG`, in the field SQLite keeps for it: tells our file from any other database."""
+"""`NLOG`, in the field that SQLite reserves for it. It distinguishes our file from any other database."""
 
 PARTITIONS_MAX = 1024
 _BUSY_TIMEOUT_S = 10.0
 
 _PUBLISHED_MS = "published_ms INTEGER NOT NULL DEFAULT 0"
-"""Messages of format 2 count as old as can be: nothing of theirs is published again before the group has passed it."""
+"""The default makes messages of format 2 as old as possible, so that none of them is published again before the group
+has passed it."""
 
 _SCHEMA = f"""
 CREATE TABLE log (
@@ -68,13 +69,13 @@ PRAGMA user_version = {FORMAT_VERSION};
 
 
 def create_log_file(path: Path, partitions: int) -> bool:
-    """Create the file, durably, complete or not at all. False, and nothing changed, when it exists.
+    """Create the file durably: complete or not at all. Returns False, and changes nothing, when it exists.
 
-    It is made under a name of its own and linked to its place, so that of two processes that start at once
-    one wins, and a crash leaves no half-made log. Raises ConfigError, NoSpace, Transient.
+    The file is written under a temporary name and then linked into place. So when two processes start at once, one of
+    them wins, and a crash leaves no incomplete log. Raises ConfigError, NoSpace, Transient.
     """
     if not 1 <= partitions <= PARTITIONS_MAX:
-        raise ConfigError(f"message log: {partitions} partitions; use 1 to {PARTITIONS_MAX}")
+        raise ConfigError(f"message log: cannot have {partitions} partitions; use 1 to {PARTITIONS_MAX}")
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         make_folder(path.parent)
@@ -85,16 +86,16 @@ def create_log_file(path: Path, partitions: int) -> bool:
         return _link_into_place(draft, path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace(f"message log: no space left to create {path}; free some on its file system") from error
+            raise NoSpace(f"message log: no space left to create {path}; free space on its file system") from error
         raise ConfigError(f"message log: cannot create {path} ({error.strerror}); choose another place") from error
     finally:
         for suffix in ("", "-wal", "-shm"):
-            with suppress(OSError):  # a draft that is left over does no harm, and an earlier error matters more
+            with suppress(OSError):  # a leftover draft does no harm, and an earlier error matters more
                 draft.with_name(draft.name + suffix).unlink()
 
 
 def _link_into_place(draft: Path, path: Path) -> bool:
-    """Unlike a rename, a link never replaces the log of a process that was faster."""
+    """Link the draft to its place. Unlike a rename, a link never replaces the log of a process that was faster."""
     try:
         os.link(draft, path)
     except FileExistsError:
@@ -104,7 +105,7 @@ def _link_into_place(draft: Path, path: Path) -> bool:
 
 
 def _write_draft(draft: Path, partitions: int) -> None:
-    """Closing its only connection moves the write-ahead log into the file and syncs it."""
+    """Write a complete log. Closing its only connection moves the write-ahead log into the file and syncs it."""
     with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -113,7 +114,7 @@ def _write_draft(draft: Path, partitions: int) -> None:
 
 
 def open_log_file(path: Path) -> sqlite3.Connection:
-    """A connection in autocommit mode that syncs every commit. Raises ConfigError, Corrupt, Transient."""
+    """Return a connection in autocommit mode that syncs every commit. Raises ConfigError, Corrupt, Transient."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -146,13 +147,14 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
         version = _upgrade(connection)
     if version != FORMAT_VERSION:
         raise ConfigError(
-            f"message log: {path} has format {version}, this program knows {FORMAT_VERSION}; use the program it"
-            " was written with"
+            f"message log: {path} has format {version}, but this program knows {FORMAT_VERSION}; use the program that"
+            " wrote it"
         )
 
 
 def _upgrade(connection: sqlite3.Connection) -> int:
-    """From format 2 to 3, unless another process was faster. A publisher of format 2 that has the file open then fails.
+    """Upgrade the file from format 2 to 3, unless another process was faster. A program of format 2 that has the file
+    open can then no longer publish.
 
     Returns the format that the file has now.
     """
@@ -175,14 +177,15 @@ def _format(connection: sqlite3.Connection) -> int:
 
 
 def partition_count(connection: sqlite3.Connection) -> int:
-    """Partitions the log was created with."""
+    """The number of partitions that the log was created with."""
     (count,) = connection.execute("SELECT count(*) FROM log").fetchone()
     return int(count)
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """All of it durable on exit, or nothing of it. Takes the write lock at once: no upgrade, so no deadlock."""
+    """Run a transaction: on exit all of it is durable, or none of it. Takes the write lock at once; with no read lock
+    to upgrade there can be no deadlock."""
     with translated_errors(path):
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -196,7 +199,7 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
 
 @contextmanager
 def translated_errors(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into those the ports promise."""
+    """Turn SQLite's errors into those that the ports promise."""
     try:
         yield
     except sqlite3.Error as error:
@@ -207,20 +210,20 @@ def translated_errors(path: Path) -> Iterator[None]:
 
 
 def _translate(error: sqlite3.Error, path: Path) -> NosError | None:
-    """None for what is a bug of ours: it must not look like trouble with the file."""
+    """Return the port's error, or None for a bug of ours, which must not look like trouble with the file."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return None
-    # Of the file that connections share: the only one of its writes that does not say SQLITE_FULL.
+    # A full disk gives SQLITE_FULL, except when the shared-memory file cannot grow.
     match sqlite3.SQLITE_FULL if code == sqlite3.SQLITE_IOERR_SHMSIZE else code & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return Transient(f"message log: {path} is locked by another process; try again")
         case sqlite3.SQLITE_FULL:
-            return NoSpace(f"message log: no space left for {path}; free some on its file system")
+            return NoSpace(f"message log: no space left for {path}; free space on its file system")
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return Corrupt(
-                f"message log: {path} is damaged ({error}); remove it and initialise again: every object that"
-                " was not packed is published again"
+                f"message log: {path} is damaged ({error}); remove it and run `nos-ec init`: every object that"
+                " was not packed is then published again"
             )
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_PROTOCOL:
             return Transient(f"message log: input/output error on {path} ({error}); check its file system")

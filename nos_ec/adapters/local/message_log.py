@@ -1,13 +1,13 @@
 """The embedded message log: Kafka's semantics on one SQLite file, for several processes and threads.
 
-Rebalancing is cooperative. Whoever changes the membership of a group (a member that joins or leaves, or one that
-notices that another missed its heartbeats) writes down a *target* for every partition. A partition without
-owner is taken by its target at its next poll; a partition with another owner is first given up by that owner,
-in its own poll and after its `on_revoke` ran. So at any moment a partition has at most one owner, and every
-commit checks the owner in its own transaction.
+Rebalancing is cooperative. The member that changes the membership of a group writes a *target* for every partition:
+a member that joins or leaves, or one that notices that another has missed its heartbeats. If a partition has no owner,
+its target takes it at its next poll. If another member owns it, that member gives it up first, in its own poll and
+after its `on_revoke` callback has run. So a partition has at most one owner at any moment, and every commit checks the
+owner in its own transaction.
 
-A message is removed once every group has committed past it, some at every commit and heartbeat. The file does
-not shrink: its free pages are used again.
+A message is removed once every group has committed past it. Each commit and each heartbeat removes some of them. The
+file does not shrink, but its free pages are reused.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.message_log import DeadLetter, Message
 
 TRIM_BATCH = 10_000
-"""Messages removed per partition and commit, at most: a commit never waits long for another group's backlog."""
+"""The most messages that one commit removes per partition, so that no commit waits long for another group's backlog."""
 
 DEAD_LETTERS_MAX = 10_000
-"""Dead letters kept, the newest ones: a flood of rubbish must not fill the disk."""
+"""How many dead letters are kept. The oldest are dropped first: a flood of bad messages must not fill the disk."""
 
 SESSION_MS_MIN = 100
-"""Below it a session could end between two polls of a member that is alive and well."""
+"""A shorter session could end between two polls of a healthy member."""
 
 _POLL_STEP_MS = 20
-"""How often a poll that waits looks again."""
+"""How often a waiting poll looks for messages."""
 
 FETCH_SQL = """
     SELECT offset, key, value FROM messages WHERE partition = ? AND offset >= ? ORDER BY offset LIMIT ?
@@ -65,7 +65,7 @@ GROUP_SQL = """
 
 
 class LocalMessageLog:
-    """One log file: one topic, with the partitions it was created with."""
+    """One log file: one topic, with the number of partitions that it was created with."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError when there is no log at `path`, Corrupt, Transient."""
@@ -77,24 +77,24 @@ class LocalMessageLog:
     def initialise(cls, path: Path, partitions: int) -> LocalMessageLog:
         """Create the log, or open it when it exists. Durable on return; safe to call from several processes.
 
-        Raises ConfigError when it exists with another number of partitions: a bucket's events would change
-        their partition, and with it their order.
+        Raises ConfigError when it exists with another number of partitions: a bucket's events would move to another
+        partition and lose their order.
         """
         create_log_file(path, partitions)
         log = cls(path)
         if log.partitions != partitions:
             raise ConfigError(
-                f"message log: {path} has {log.partitions} partitions and the configuration says {partitions};"
+                f"message log: {path} has {log.partitions} partitions, but the configuration says {partitions};"
                 f" set log.partitions to {log.partitions}"
             )
         return log
 
     def publisher(self, clock: Clock) -> LocalPublisher:
-        """A publisher of its own connection."""
+        """A publisher with its own connection."""
         return LocalPublisher(self.path, clock)
 
     def progress(self, *, group: str, clock: Clock) -> LocalGroupProgress:
-        """How far `group` has come."""
+        """The progress of `group`."""
         return LocalGroupProgress(self.path, group, clock)
 
     def consumer(self, *, group: str, member: str, clock: Clock, session_ms: int) -> LocalConsumer:
@@ -102,7 +102,7 @@ class LocalMessageLog:
         return LocalConsumer(self.path, group=group, member=member, clock=clock, session_ms=session_ms)
 
     def dead_letters(self, count_max: int = DEAD_LETTERS_MAX) -> list[DeadLetter]:
-        """The newest `count_max` messages that were set aside, in the order they came in. Raises Corrupt, Transient."""
+        """The newest `count_max` messages that were set aside, in order of arrival. Raises Corrupt, Transient."""
         with closing(open_log_file(self.path)) as connection, translated_errors(self.path):
             rows = connection.execute(
                 "SELECT partition, offset, key, value, reason FROM dead_letters ORDER BY number DESC LIMIT ?",
@@ -111,9 +111,9 @@ class LocalMessageLog:
         return [DeadLetter(Message(*message), reason) for *message, reason in reversed(rows)]
 
     def forget_group(self, group: str) -> None:
-        """Remove a group for good, so that what it never committed can be trimmed. Idempotent.
+        """Remove a group for good, so that messages it never committed can be trimmed. Idempotent.
 
-        Raises Conflict while it has members: stop its consumers first.
+        Raises Conflict while the group has members: stop its consumers first.
         """
         with closing(open_log_file(self.path)) as connection, transaction(connection, self.path):
             if connection.execute("SELECT 1 FROM members WHERE group_name = ?", (group,)).fetchone():
@@ -135,7 +135,7 @@ class LocalPublisher:
             self._partitions = partition_count(self._connection)
 
     def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> Mapping[int, Transient]:
-        """See MessagePublisher.publish. All of them or none."""
+        """See MessagePublisher.publish. Appends all of the messages or none."""
         if not messages:
             return {}
         by_partition: dict[int, list[tuple[bytes, bytes]]] = {}
@@ -177,7 +177,7 @@ class LocalGroupProgress:
         self._connection = open_log_file(path)
 
     def passed_until(self) -> Mapping[int, int]:
-        """See GroupProgress.passed_until. One statement that looks up one message a partition."""
+        """See GroupProgress.passed_until. One statement, which looks up one message per partition."""
         now_ms = self._clock.now_ms()
         with translated_errors(self._path):
             found = self._connection.execute(OLDEST_WAITING_SQL, (self._group,)).fetchall()
@@ -190,7 +190,7 @@ class LocalGroupProgress:
 
 @dataclass(frozen=True, slots=True)
 class _Membership:
-    """What one synchronisation found. `committed` has the partitions owned and where their work starts."""
+    """The result of one synchronisation. `committed` maps the partitions owned to the offsets where work starts."""
 
     thrown_out: bool
     committed: Mapping[int, int]
@@ -200,16 +200,17 @@ class _Membership:
 class LocalConsumer:
     """See MessageConsumer.
 
-    Heartbeats are written by `poll`, at most every third of session_ms, so that an idle member costs three
-    synced writes a session. A member that does not poll for session_ms is thrown out by the next member that
-    polls; one that is thrown out notices at its next poll, runs `on_revoke`, and joins again as a new member.
+    `poll` writes a heartbeat at most once per third of session_ms, so that an idle member costs three synced writes per
+    session. A member that does not poll for session_ms is removed from the group by the next member that polls. A
+    removed member notices this at its next poll, runs its `on_revoke` callback, and joins again as a new member.
     """
 
     def __init__(self, path: Path, *, group: str, member: str, clock: Clock, session_ms: int) -> None:
-        """`member` is a name for operators, and need not be unique. Raises ConfigError, Corrupt, Transient."""
+        """`member` is a name for operators and need not be unique. Raises ConfigError, Corrupt, Transient."""
         if not group or session_ms < SESSION_MS_MIN:
             raise ConfigError(
-                f"message log: group {group!r}, session_ms {session_ms}; give a name, and at least {SESSION_MS_MIN} ms"
+                f"message log: group {group!r} with session_ms {session_ms} is refused; give the group a name, and the"
+                f" session at least {SESSION_MS_MIN} ms"
             )
         self._path = path
         self._group = group
@@ -231,7 +232,7 @@ class LocalConsumer:
     def poll(self, messages_max: int, wait_ms: int) -> list[Message]:
         """See MessageConsumer.poll."""
         if messages_max < 1:
-            raise ValueError(f"poll for {messages_max} messages; ask for at least 1")
+            raise ValueError(f"poll for {messages_max} messages; poll for at least 1")
         left_ms = wait_ms
         while True:
             self._take_part()
@@ -244,7 +245,8 @@ class LocalConsumer:
             left_ms -= step_ms
 
     def commit(self, offsets: Mapping[int, int]) -> None:
-        """See MessageConsumer.commit. Raises ValueError for an offset no message has: a bug of the caller."""
+        """See MessageConsumer.commit. Raises ValueError for an offset past the end of its partition: a bug in the
+        caller."""
         if not offsets:
             return
         with transaction(self._connection, self._path):
@@ -260,7 +262,7 @@ class LocalConsumer:
                 raise Conflict(f"message log: member {self._name!r} no longer owns partitions {lost}")
             for partition, offset in offsets.items():
                 if offset > ends[partition]:
-                    raise ValueError(f"commit of offset {offset}; partition {partition} ends at {ends[partition]}")
+                    raise ValueError(f"commit of offset {offset}, but partition {partition} ends at {ends[partition]}")
             self._connection.executemany(
                 "UPDATE shares SET committed_offset = max(committed_offset, ?) WHERE group_name = ? AND partition = ?",
                 [(offset, self._group, partition) for partition, offset in offsets.items()],
@@ -282,7 +284,7 @@ class LocalConsumer:
         return frozenset(self._positions)
 
     def pause(self, partitions: Iterable[int]) -> None:
-        """See MessageConsumer.pause. A partition that is given up is no longer paused when it comes back."""
+        """See MessageConsumer.pause. A partition that was given up is no longer paused when it comes back."""
         self._paused.update(self._positions.keys() & set(partitions))
 
     def resume(self, partitions: Iterable[int]) -> None:
@@ -290,16 +292,16 @@ class LocalConsumer:
         self._paused.difference_update(partitions)
 
     def on_revoke(self, callback: Callable[[frozenset[int]], None]) -> None:
-        """See MessageConsumer.on_revoke. When it raises, the partitions are given up all the same."""
+        """See MessageConsumer.on_revoke. The partitions are given up even if the callback raises."""
         self._revoked = callback
 
     def lag(self) -> int:
-        """See MessageConsumer.lag. Costs one row a partition. Before the group exists: all that is stored."""
+        """See MessageConsumer.lag. Costs one row per partition. Before the group exists, counts all stored messages."""
         with translated_errors(self._path):
             return int(self._connection.execute(LAG_SQL, (self._group,)).fetchone()[0])
 
     def close(self) -> None:
-        """See MessageConsumer.close. Idempotent. Does not run `on_revoke`: commit first what is to be kept."""
+        """See MessageConsumer.close."""
         self._stop.set()
         try:
             if self._member_id is not None:
@@ -313,7 +315,8 @@ class LocalConsumer:
 
     # --- messages ---------------------------------------------------------------------------------
     def _fetch(self, messages_max: int) -> list[Message]:
-        """Messages of all partitions that have some: an even share each, beginning with another one each time."""
+        """Return messages of all partitions that have some: an even share of each, starting with another partition
+        each time."""
         if not self._positions.keys() - self._paused:
             return []
         ready = [
@@ -338,7 +341,7 @@ class LocalConsumer:
         return messages
 
     def _trim(self, partitions: Iterable[int]) -> None:
-        """Remove what every group has committed, up to TRIM_BATCH a partition. Needs a transaction."""
+        """Remove messages that every group has committed, up to TRIM_BATCH per partition. Needs a transaction."""
         for partition in partitions:
             trimmed, lowest = self._connection.execute(
                 "SELECT trimmed_offset, (SELECT min(committed_offset) FROM shares WHERE partition = log.partition)"
@@ -352,7 +355,7 @@ class LocalConsumer:
 
     # --- membership -------------------------------------------------------------------------------
     def _take_part(self) -> None:
-        """Keep membership alive and follow the group until it has nothing new to say to this member."""
+        """Keep the membership alive, and follow the group's changes until none is left for this member."""
         while self._must_synchronise():
             if self._member_id is None:
                 self._join()
@@ -393,7 +396,7 @@ class LocalConsumer:
         self._member_id = cursor.lastrowid
 
     def _synchronise(self) -> _Membership:
-        """Heartbeat, throw out the dead, take what is free, and see what is owned. One transaction."""
+        """Write a heartbeat, remove expired members, take free partitions, and read what is owned. One transaction."""
         execute = self._connection.execute
         now_ms = self._clock.now_ms()
         with transaction(self._connection, self._path):
@@ -420,7 +423,7 @@ class LocalConsumer:
         return _Membership(False, committed, frozenset(partition for partition, _, keep in owned if not keep))
 
     def _give_up(self, partitions: frozenset[int]) -> None:
-        """Let the callback finish with them, then leave them to their targets."""
+        """Let the callback finish with the partitions, then leave them to their targets."""
         try:
             self._revoked(partitions)
         finally:
@@ -433,7 +436,7 @@ class LocalConsumer:
                 self._next_generation()
 
     def _start_anew(self) -> None:
-        """This member was thrown out: nothing is owned any more, which the callback finds out when it commits."""
+        """Handle the removal of this member. It owns nothing any more; the callback finds this out when it commits."""
         lost = self.assignment()
         self._member_id = None
         self._forget(lost)
@@ -446,7 +449,8 @@ class LocalConsumer:
         self._paused -= partitions
 
     def _share_out(self) -> None:
-        """Write down who shall own what, and take the partitions of members that are gone. Needs a transaction."""
+        """Write the new target of each partition, and free the partitions of members that are gone. Needs a
+        transaction."""
         execute = self._connection.execute
         members = [
             member_id
@@ -476,10 +480,10 @@ class LocalConsumer:
 
 
 def share_out(holders: Mapping[int, int | None], members: Sequence[int]) -> dict[int, int | None]:
-    """{partition: member that shall own it}: even shares, and as few moves as even shares allow.
+    """Return {partition: member to own it}: even shares, and as few moves as even shares allow.
 
-    `holders` says who has each partition now (None, or somebody who is no member: nobody). Without members
-    nobody shall own anything.
+    `holders` has the current owner of each partition; None, or an id that is no member, means that it has no owner.
+    Without members, no partition gets an owner.
     """
     if not members:
         return dict.fromkeys(holders)
@@ -494,4 +498,4 @@ def share_out(holders: Mapping[int, int | None], members: Sequence[int]) -> dict
 
 
 def _ignore(_partitions: frozenset[int]) -> None:
-    """Nobody registered a callback."""
+    """Stands in for a callback when none is registered."""

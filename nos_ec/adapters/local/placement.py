@@ -1,4 +1,4 @@
-"""Placement of the embedded block store: every block lies on all of its shards, so one place is as good as another."""
+"""Placement of the embedded block store: every block lies on all of its shards, so every place is equally good."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AnyPlace:
 
     @property
     def alternatives(self) -> bool:
-        """None: a disk that does not take one block takes no other."""
+        """There are none: a disk that does not accept one block accepts no other."""
         return False
 
     def new_block_id(self) -> BlockId:
@@ -23,5 +23,5 @@ class AnyPlace:
         return self._new_id()
 
     def healthy(self, block_id: BlockId) -> bool:  # noqa: ARG002 - the same for every block
-        """Always: a shard that is lost, or full, is every block's."""
+        """Always True: a lost or full shard affects every block."""
         return True

@@ -1,4 +1,4 @@
-"""Is a folder one that can be worked in? Found out by writing, syncing and reading a few bytes there."""
+"""Checks that a folder is usable by writing, syncing and reading a few bytes there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _CONTENT = b"nos_ec probe"
 
 
 def probe_folder(folder: Path) -> None:
-    """Write to a file without a name, which is gone when it is closed, and read it. Raises OSError; a full disk
-    passes: it can be read, and deleted from."""
+    """Write to a file without a name, which disappears when it is closed, and read it back. Raises OSError. A full disk
+    passes, because it can still be read and deleted from."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(_CONTENT)

@@ -8,10 +8,10 @@
     4096           4 per page        checksums [2] of the data's pages, room for stripes_per_block
     then, paged    chunk_size each   the chunks of this shard, in stripe order
 
-[1] In a sector of its own, in a page written at creation: sealing needs no space on a full disk.
-[2] CRC32C of block_id, shard u16, page number u32 and the page, so that a page (also one of zeros, as a power
-cut may leave) verifies only where it was written. Checksums of acknowledged pages share a page of the file with
-later ones; as every append of a file does, this trusts the disk not to damage bytes beside those it writes.
+[1] The mark has its own sector, in a page that is written at creation, so sealing needs no space on a full disk.
+[2] Each is the CRC32C of block_id, shard u16, page number u32 and the page. So a page verifies only where it was
+written, even a page of zeros, which a power cut may leave. Checksums of acknowledged pages share a page of the file
+with later ones. Like every append to a file, this trusts the disk not to damage bytes beside those that it writes.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _GONE = b"GONE"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What was written on a block after its life of appends. `stripes` is None when the mark is damaged."""
+    """The mark that ends a block's appends. `stripes` is None when the mark is damaged."""
 
     gone: bool
     stripes: int | None
 
 
 class Pages(NamedTuple):
-    """Consecutive pages of a shard: number of the first, their bytes (zeros where none could be read), and the
-    numbers of those that fail their checksum. `read_bytes`: how many bytes the file gave."""
+    """Consecutive pages of a shard: the number of the first, their bytes (zeros where none could be read), and the
+    numbers of the bad ones. `read_bytes` is the number of bytes that were read from the file."""
 
     first: int
     data: bytes | bytearray
@@ -56,7 +56,7 @@ class Pages(NamedTuple):
     read_bytes: int
 
     def part(self, first: int, count: int) -> bytes | None:
-        """`count` pages from `first` on if they are all here and good."""
+        """Return `count` pages from number `first` on; None unless all of them are here and good."""
         start = (first - self.first) * PAGE
         if start < 0 or start + count * PAGE > len(self.data) or not self.bad.isdisjoint(range(first, first + count)):
             return None
@@ -64,7 +64,7 @@ class Pages(NamedTuple):
 
 
 class ShardLayout:
-    """Where things lie in the shard files of one geometry. Offsets in bytes."""
+    """The layout of the shard files of one geometry. Offsets are in bytes."""
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
@@ -74,16 +74,16 @@ class ShardLayout:
         self.data_offset = PAGE + -(-checksums_size // PAGE) * PAGE
 
     def size(self, stripes: int) -> int:
-        """Bytes of a shard file of that many stripes."""
+        """The size in bytes of a shard file with this number of stripes."""
         return self.data_offset + stripes * self.geometry.chunk_size if stripes else PAGE
 
     def stripes(self, size: int) -> int:
-        """Whole chunks in a shard file of that many bytes."""
+        """The number of whole chunks in a shard file of this size in bytes."""
         return max(0, size - self.data_offset) // self.geometry.chunk_size
 
 
 class ShardFile:
-    """An open shard file. Every method may raise OSError. Not for several threads at once, except `sync`."""
+    """An open shard file. Every method may raise OSError. Only `sync` may be called from several threads at once."""
 
     def __init__(self, path: Path, fd: int, layout: ShardLayout, block_id: BlockId, shard: int) -> None:
         self.path = path
@@ -94,13 +94,13 @@ class ShardFile:
 
     @classmethod
     def open(cls, path: Path, layout: ShardLayout, block_id: BlockId, shard: int, *, write: bool) -> Self:
-        """Open a shard file that exists."""
+        """Open an existing shard file."""
         flags = os.O_RDWR if write else os.O_RDONLY
         return cls(path, os.open(path, flags | os.O_CLOEXEC), layout, block_id, shard)
 
     @classmethod
     def create(cls, path: Path, layout: ShardLayout, block_id: BlockId, shard: int) -> Self:
-        """Create a shard file without stripes, exclusively. Neither it nor its folder entry is synced yet."""
+        """Create a shard file without stripes, exclusively. Syncs neither the file nor its folder entry."""
         file = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC), layout, block_id, shard)
         try:
             write_at(file._fd, [file._head().ljust(PAGE, b"\0")], 0)
@@ -119,11 +119,11 @@ class ShardFile:
         os.fsync(self._fd)
 
     def size(self) -> int:
-        """Bytes of the file."""
+        """The size of the file in bytes."""
         return os.fstat(self._fd).st_size
 
     def intact_head(self) -> bool:
-        """True when the file says that it is this shard of this block, of this geometry."""
+        """True when the head names this shard, this block and this geometry."""
         head = self._head()
         return os.pread(self._fd, len(head), 0) == head
 
@@ -138,7 +138,7 @@ class ShardFile:
         return Mark(gone=kind == _GONE, stripes=stripes)
 
     def write_seal(self, stripes: int) -> None:
-        """Mark the block as sealed with that many stripes."""
+        """Mark the block as sealed with this number of stripes."""
         write_at(self._fd, [self._marked(_SEAL, stripes)], _MARK_AT)
 
     def write_gone(self) -> None:
@@ -146,7 +146,7 @@ class ShardFile:
         write_at(self._fd, [self._marked(_GONE, 0)], _MARK_AT)
 
     def write_chunks(self, at_stripe: int, chunks: Sequence[memoryview]) -> None:
-        """Write the chunks of consecutive stripes, and their checksums."""
+        """Write the chunks of consecutive stripes and their checksums."""
         first = at_stripe * self._layout.chunk_pages
         sums: list[int] = []
         for chunk in chunks:
@@ -156,7 +156,7 @@ class ShardFile:
         write_at(self._fd, [packed], self._layout.checksums_offset + first * _CRC.size)
 
     def read_pages(self, first: int, count: int) -> Pages:
-        """Read and verify `count` pages from number `first` on. Pages past the end are bad, not an error."""
+        """Read and verify `count` pages from number `first` on. Pages past the end are bad; they are not an error."""
         data = os.pread(self._fd, count * PAGE, self._layout.data_offset + first * PAGE)
         read_bytes = len(data)
         sums = os.pread(self._fd, count * _CRC.size, self._layout.checksums_offset + first * _CRC.size)

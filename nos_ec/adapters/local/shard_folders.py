@@ -1,7 +1,7 @@
 """The k + m shard folders of an embedded block store, and the files of a block in them.
 
-A shard folder that is not there (a disk that is not mounted, or broken) is another thing than a block file that
-is not there: the first is a lost shard, the second may mean that the block does not exist.
+A missing shard folder differs from a missing block file. A missing folder (its disk is broken or not mounted) is a lost
+shard; a missing file may mean that the block does not exist.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import BlockId
 
 FAN_OUT = "0123456789abcdef"
-"""Folders in a shard folder: one for each last digit of a block id. The first digits may be a time, alike for all."""
+"""Folders in a shard folder: one for each last digit of a block id. The first digits may be a time, and so the same
+for many blocks."""
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors that say nothing about the shard, so it must not be taken for a lost one."""
+"""Errors that say nothing about the shard, so that it must not count as lost."""
 
 
 def folder_name(shard: int) -> str:
-    """Name of a shard's folder."""
+    """The name of a shard's folder."""
     return f"shard-{shard:02d}"
 
 
@@ -48,8 +49,8 @@ class ShardFolders:
         return self.folder(shard) / name[-1] / name
 
     def open_shard(self, block_id: BlockId, shard: int, *, write: bool) -> ShardFile | None:
-        """The shard's file; None when its folder is there but the file is not. Raises OSError when the folder
-        (or the disk behind it) is not there, and Transient when the process is out of files or memory."""
+        """Open the shard's file; None when its folder exists but the file does not. Raises OSError when the folder
+        (or the disk behind it) is missing, and Transient when the process is out of file descriptors or memory."""
         path = self.path(block_id, shard)
         try:
             return ShardFile.open(path, self._layout, block_id, shard, write=write)
@@ -64,7 +65,8 @@ class ShardFolders:
     def open(
         self, stack: ExitStack, block_id: BlockId, *, write: bool
     ) -> tuple[dict[int, ShardFile], dict[int, OSError]]:
-        """Open what there is of a block, by shard, and why the other shards cannot be reached."""
+        """Open the files of a block that exist. Returns them by shard, and the errors of the shards that cannot be
+        reached."""
         found: dict[int, ShardFile] = {}
         unreachable: dict[int, OSError] = {}
         for shard in self.shards:
@@ -72,14 +74,15 @@ class ShardFolders:
                 file = self.open_shard(block_id, shard, write=write)
                 if file:
                     stack.callback(file.close)
-                    file.mark()  # a broken disk may open files that it cannot read
+                    file.mark()  # on a broken disk, files may open but not be readable
                     found[shard] = file
             except OSError as error:
                 unreachable[shard] = error
         return found, unreachable
 
     def require(self, block_id: BlockId, files: Sequence[ShardFile], unreachable: Mapping[int, OSError]) -> None:
-        """Raise NotFound for a block that no shard has, or that is being deleted; Transient if nobody can tell."""
+        """Raise NotFound for a block that no shard has or that is being deleted. Raises Transient if too few shards can
+        be reached to decide."""
         if not files and len(unreachable) > self._geometry.m:
             self.refuse_unreachable(unreachable)
         with translated(f"block {block_id.hex()}"):
@@ -88,18 +91,18 @@ class ShardFolders:
             raise NotFound(f"block {block_id.hex()} does not exist")
 
     def refuse_unreachable(self, unreachable: Mapping[int, OSError]) -> None:
-        """Raise Transient (or NoSpace), naming the folder and what to do, unless `unreachable` is empty."""
+        """Raise Transient (or NoSpace) unless `unreachable` is empty. The message names the folder and what to do."""
         for shard, error in unreachable.items():
             folder = self.folder(shard)
             if isinstance(error, FileNotFoundError | NotADirectoryError):
                 raise Transient(
-                    f"shard folder {folder} is not there: mount its disk, or run `nos-ec init --new-shard {shard}` to"
-                    " make it new and empty (blocks written before stay without this shard until GC rewrites them)"
+                    f"shard folder {folder} is missing: mount its disk, or run `nos-ec init --new-shard {shard}` to"
+                    " recreate it empty (existing blocks stay without this shard until GC rewrites them)"
                 ) from error
             raise as_port_error(f"shard folder {folder}", error) from error
 
     def entries(self) -> Iterator[os.DirEntry[str]]:
-        """The files of all reachable shards. A folder that cannot be read is a lost one, whatever the reason."""
+        """Yield the files of all reachable shards. A folder that cannot be read counts as lost, whatever the reason."""
         for shard in self.shards:
             for digit in FAN_OUT:
                 try:
@@ -109,7 +112,8 @@ class ShardFolders:
                     _refuse_exhausted(self.folder(shard), error)
 
     def count_short(self) -> int:
-        """Blocks that lack a file on some shard, lost shards included. Memory: names of a sixteenth of the blocks."""
+        """The number of blocks that lack a file on some shard. Lost shards count. Holds the names of a sixteenth of the
+        blocks in memory."""
         short = 0
         for digit in FAN_OUT:
             files: dict[str, int] = {}
@@ -126,4 +130,4 @@ class ShardFolders:
 
 def _refuse_exhausted(path: Path, error: OSError) -> None:
     if error.errno in _EXHAUSTED:
-        raise Transient(f"cannot open {path}: {error.strerror}; raise the limit of open files") from error
+        raise Transient(f"cannot open {path}: {error.strerror}; raise the limit on open files") from error

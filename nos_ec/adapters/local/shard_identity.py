@@ -1,8 +1,8 @@
-"""The file in each shard folder that says which shard of which store it is.
+"""The file in each shard folder that says which shard of which store the folder is.
 
-It is written last when a shard is made, so a folder that has it is complete. It keeps a disk of another store, or two
-disks that changed places, from being taken for the right one, and an empty mount point from being made a shard unasked.
-Stores of earlier versions have none; `nos-ec init` writes them.
+It is written last when a shard is created, so a folder that has it is complete. It reveals a disk of another store, and
+disks that changed places. It also prevents an empty mount point from becoming a shard unless the operator asks for it.
+Stores of earlier versions lack these files; `nos-ec init` writes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FORMAT = {"format": "nos-ec shard", "version": 1}
 
 
 def make_shard(folder: Path, store_id: str, shard: int) -> None:
-    """Make a shard's folders in its folder, which exists, durably; those that are there stay. Raises OSError."""
+    """Create, durably, the folders inside a shard's folder, which must exist. Existing ones stay. Raises OSError."""
     for name in FAN_OUT:
         (folder / name).mkdir(exist_ok=True)
     kill_point("block_store.shard_made")
@@ -30,13 +30,13 @@ def make_shard(folder: Path, store_id: str, shard: int) -> None:
 
 
 def complete(folder: Path, *, identified: bool) -> bool:
-    """Whether all of a shard's folders are there, and its identity if it should have one (`identified`)."""
+    """Whether all of a shard's folders exist, and its identity file if it should have one (`identified`)."""
     return all((folder / name).is_dir() for name in FAN_OUT) and (not identified or (folder / IDENTITY_FILE).is_file())
 
 
 def refuse_foreign(folder: Path, store_id: str | None, shard: int) -> None:
-    """Raises ConfigError when the folder says that it is another shard, or of another store, and when its identity is
-    damaged. A folder that says nothing passes, and one that cannot be reached: it is a lost shard."""
+    """Raise ConfigError when the folder's identity file names another shard or another store, or is damaged. A folder
+    without the file passes. So does a folder that cannot be reached: it is a lost shard."""
     path = folder / IDENTITY_FILE
     try:
         text = path.read_bytes()
@@ -49,7 +49,7 @@ def refuse_foreign(folder: Path, store_id: str | None, shard: int) -> None:
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error}): unmount the disk, or restore the file") from error
     if wrong:
-        raise ConfigError(f"{path} is not of version {_FORMAT['version']}: open it with the program that wrote it")
+        raise ConfigError(f"{path} does not have version {_FORMAT['version']}: use the program that wrote it")
     if store_id is not None and (owner, number) != (store_id, shard):
         raise ConfigError(
             f"{folder} is shard {number} of store {owner}, not shard {shard} of store {store_id}: mount the right disk"
@@ -57,17 +57,17 @@ def refuse_foreign(folder: Path, store_id: str | None, shard: int) -> None:
 
 
 def refuse_missing(missing: Collection[int], named: Collection[int], root: Path, m: int) -> None:
-    """Raises ConfigError unless the missing shards are those that the operator named, and no more than m."""
+    """Raise ConfigError unless the missing shards are exactly those that the operator named, and at most m."""
     folders = ", ".join(str(root / f"shard-{shard:02d}") for shard in sorted(missing))
     if len(missing) > m:
         raise ConfigError(
-            f"{len(missing)} shards are missing, more than m = {m}: without them blocks cannot be read; mount {folders}"
+            f"{len(missing)} shards are missing, more than m = {m}: blocks cannot be read without them; mount {folders}"
         )
     if unnamed := sorted(set(missing) - set(named)):
         options = " ".join(f"--new-shard {shard}" for shard in unnamed)
         raise ConfigError(
             f"shards are missing: {folders}. Mount their disks; if they are lost for good, `nos-ec init {options}`"
-            " makes them new and empty"
+            " recreates them empty"
         )
     if there := sorted(set(named) - set(missing)):
         raise ConfigError(f"shard {there[0]} of {root} is not missing: name only shards that are lost")

@@ -1,4 +1,4 @@
-"""The file that says whose metadata belongs to the blocks and landing copies of a folder."""
+"""The file that says which metadata store the blocks and landing copies of a folder belong to."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ OWNER_FILE = "store-id"
 
 
 def claim_root(root: Path, store_id: str, *, anew: bool) -> None:
-    """Note, durably, that the data in `root` is the one that the metadata with this id knows. `anew`: whatever was
-    noted before. Raises ConfigError when it is another's, NoSpace, Transient."""
+    """Record, durably, that the data in `root` belongs to the metadata with this id. `anew`: replaces any earlier
+    record. Raises ConfigError when the data belongs to another store, NoSpace, Transient."""
     if anew or _owner(root) is None:
         with translated(f"marking {root} as a store"):
             replace_file(root / OWNER_FILE, store_id.encode())
@@ -20,14 +20,14 @@ def claim_root(root: Path, store_id: str, *, anew: bool) -> None:
 
 
 def require_root_of(root: Path, store_id: str) -> None:
-    """Raises ConfigError unless the data in `root` belongs to the metadata with this id; Transient."""
+    """Raise ConfigError unless the data in `root` belongs to the metadata with this id. Raises Transient."""
     found = _owner(root)
     if found is None:
-        raise ConfigError(f"{root} has no mark of a store ({OWNER_FILE}); run `nos-ec init`, or correct store.root")
+        raise ConfigError(f"{root} is not marked as a store's ({OWNER_FILE}); run `nos-ec init`, or correct store.root")
     if found != store_id:
         raise ConfigError(
-            f"{root} holds the data of another store ({found}) than the metadata knows ({store_id}); correct store.root"
-            " or store.metadata_url"
+            f"{root} holds the data of another store ({found}), not that of the metadata ({store_id}); correct"
+            " store.root or store.metadata_url"
         )
 
 
@@ -37,4 +37,4 @@ def _owner(root: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise as_port_error(f"looking whose store {root} is", error) from error
+        raise as_port_error(f"checking whose store {root} is", error) from error
