@@ -217,7 +217,7 @@ def test_initialise_is_idempotent_and_holds_on_to_the_partition_count(log: Kafka
     log.publisher().publish([(b"k", b"v")])
     assert KafkaMessageLog.initialise(log.topic, replication=1, in_sync_min=1).partitions == PARTITIONS
     assert len(take(log.consumer("g"), 1)) == 1
-    with pytest.raises(ConfigError, match=r"has 4 partitions and the configuration says 5; set log\.partitions to 4"):
+    with pytest.raises(ConfigError, match=r"has 4 partitions, but the configuration says 5; set log\.partitions to 4"):
         KafkaMessageLog.initialise(replace(log.topic, partitions=5), replication=1, in_sync_min=1)
 
 
@@ -639,7 +639,7 @@ def test_two_processes_with_one_instance_name_are_told(log: KafkaHarness) -> Non
     first = log.member("g", instance="same")
     settle([first], PARTITIONS)
     second = log.member("g", instance="same")
-    with pytest.raises(ConfigError, match="give every process an instance name of its own"):
+    with pytest.raises(ConfigError, match="give every process its own instance name"):
         until(lambda: handed_out(second) or handed_out(first))
 
 

@@ -407,7 +407,7 @@ def test_a_commit_under_another_member_id_is_a_conflict(consumer: KafkaConsumer,
     driver.steps = [message(0, 7)]
     assert taken(consumer) == [(0, 7)]
     driver.member_id = ""
-    with pytest.raises(Conflict, match="thrown out"):
+    with pytest.raises(Conflict, match="removed from its group"):
         consumer.commit({0: 8})
 
 

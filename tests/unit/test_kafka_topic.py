@@ -90,8 +90,8 @@ def test_senseless_replication_is_refused(replication: int, in_sync_min: int) ->
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, ConfigError, "ACLs"),
         (KafkaError._AUTHENTICATION, ConfigError, "SASL"),
         (KafkaError.MSG_SIZE_TOO_LARGE, TooLarge, r"max\.message\.bytes of topic pack-requests"),
-        (KafkaError.ILLEGAL_GENERATION, Conflict, "thrown out"),
-        (KafkaError.UNKNOWN_MEMBER_ID, Conflict, "thrown out"),
+        (KafkaError.ILLEGAL_GENERATION, Conflict, "removed from its group"),
+        (KafkaError.UNKNOWN_MEMBER_ID, Conflict, "removed from its group"),
         (KafkaError._TRANSPORT, Transient, "check the brokers broker:9092"),
         (KafkaError.NOT_ENOUGH_REPLICAS, Transient, "NOT_ENOUGH_REPLICAS"),
         (KafkaError.UNKNOWN, Transient, "UNKNOWN"),
@@ -115,6 +115,6 @@ def test_a_time_out_is_explained_by_what_the_driver_said_last() -> None:
     assert isinstance(news.explain(timed_out), ConfigError)
     assert news.explain(timed_out) is timed_out, "said once"
     news.heard(KafkaError(KafkaError._TRANSPORT, "connection refused"))
-    assert str(news.explain(timed_out)) == "timed out; last of all: connection refused"
+    assert str(news.explain(timed_out)) == "timed out; last connection error: connection refused"
     news.heard(KafkaError(KafkaError._AUTHENTICATION))
     assert isinstance(news.explain(translate(KafkaError(KafkaError.UNKNOWN_MEMBER_ID), TOPIC, "x")), Conflict)

@@ -1,1 +1,1 @@
-"""The message log on Kafka, through librdkafka (confluent-kafka). Import `message_log` only when it is configured."""
+"""The message log on Kafka, using librdkafka (confluent-kafka). Import `message_log` only when Kafka is configured."""

@@ -1,4 +1,4 @@
-"""What every client of the cluster has in common: how it is reached, its settings, and what its errors mean."""
+"""What all clients of the cluster share: how to reach it, their settings, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ except ImportError as missing:  # pragma: no cover - the requirements have it
     ) from missing
 
 PARTITIONS_MAX = 1024
-"""The bound of the embedded log too: a configuration fits both."""
+"""The same limit as the embedded log's, so that a configuration fits both."""
 
 TIMEOUT_MS_MIN = 1000
-"""Below it a healthy cluster that elects a leader looks like one that is down."""
+"""With a shorter time-out, a healthy cluster that is electing a leader looks as if it were down."""
 
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
 """The rule of org.apache.kafka.common.internals.Topic."""
@@ -33,32 +33,32 @@ _TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
 RESERVED = {
     "acks": "is always all: a message is durable when publish returns",
     "auto.offset.reset": "is always earliest: a new group starts with the first message",
-    "bootstrap.servers": "has a setting of its own",
+    "bootstrap.servers": "has its own setting",
     "enable.auto.commit": "is always false: the consumer commits what is done",
     "enable.auto.offset.store": "is always false: the consumer commits what is done",
     "enable.idempotence": "is always true: a retry must not change the order",
     "enable.partition.eof": "is always false",
-    "group.id": "has a setting of its own",
-    "group.instance.id": "has a setting of its own",
+    "group.id": "has its own setting",
+    "group.instance.id": "has its own setting",
     "group.protocol": "is always classic",
-    "max.poll.interval.ms": "has a setting of its own",
+    "max.poll.interval.ms": "has its own setting",
     "partition.assignment.strategy": "is always cooperative-sticky",
     "partitioner": "is always murmur2_random: a bucket's events stay in order",
     "request.required.acks": "is always all: a message is durable when publish returns",
-    "session.timeout.ms": "has a setting of its own",
+    "session.timeout.ms": "has its own setting",
     "transactional.id": "is not used: delivery is at least once",
 }
-"""librdkafka settings that the promises of the port rest on, and what to say to somebody who sets one."""
+"""librdkafka settings that the port's promises depend on, with the reason to give to an operator who sets one."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaTopic:
     """A topic with its partition count, and how to reach the cluster that has it.
 
-    servers: `host:port`, several separated by commas. partitions: what the topic must have, or the events of a bucket
-    would change their partition, and with it their order. dead_letter_topic: default `<name>.dead-letters`.
-    request_timeout_ms: how long one request may take. options: further librdkafka settings by their own names (TLS,
-    SASL, tuning), given to every client; see RESERVED for those that cannot be set.
+    servers: `host:port`, several separated by commas. partitions: the number that the topic must have; otherwise the
+    events of a bucket would move to another partition and lose their order. dead_letter_topic: default
+    `<name>.dead-letters`. request_timeout_ms: how long one request may take. options: further librdkafka settings by
+    their own names (TLS, SASL, tuning), passed to every client; see RESERVED for those that cannot be set.
     """
 
     servers: str
@@ -69,57 +69,57 @@ class KafkaTopic:
     options: Mapping[str, str | int | bool] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for what cannot work, before anything is connected."""
+        """Raise ConfigError for values that cannot work, before any connection is made."""
         if not self.servers.strip(" ,"):
-            raise ConfigError("message log: no Kafka servers; give host:port of one or more brokers")
+            raise ConfigError("message log: no Kafka servers; configure host:port of one or more brokers")
         for name in (self.name, self.dead_letters):
             if not _TOPIC_NAME.fullmatch(name):
                 raise ConfigError(
-                    f"message log: {name!r} cannot be a topic; use 1 to 249 of letters, digits, '.', '_' and '-'"
+                    f"message log: {name!r} cannot be a topic; use 1 to 249 letters, digits, '.', '_' and '-'"
                 )
         if self.dead_letters == self.name:
-            raise ConfigError(f"message log: dead letters cannot go to topic {self.name} itself; name another one")
+            raise ConfigError(f"message log: dead letters cannot go to topic {self.name} itself; name another topic")
         if not 1 <= self.partitions <= PARTITIONS_MAX:
-            raise ConfigError(f"message log: {self.partitions} partitions; use 1 to {PARTITIONS_MAX}")
+            raise ConfigError(f"message log: cannot have {self.partitions} partitions; use 1 to {PARTITIONS_MAX}")
         require_ms("request_timeout_ms", self.request_timeout_ms, TIMEOUT_MS_MIN)
         for key in sorted(self.options.keys() & RESERVED.keys()):
             raise ConfigError(f"message log: {key} {RESERVED[key]}; remove it from the Kafka options")
 
     @property
     def dead_letters(self) -> str:
-        """Where messages go that nobody can work on."""
+        """The topic for messages that cannot be processed."""
         return self.dead_letter_topic or f"{self.name}.dead-letters"
 
     @property
     def timeout_s(self) -> float:
-        """request_timeout_ms as the driver's calls want it."""
+        """request_timeout_ms in seconds, as the driver's calls expect it."""
         return self.request_timeout_ms / 1000
 
     def configuration(self, client: str, defaults: Mapping[str, object], fixed: Mapping[str, object]) -> dict[str, Any]:
-        """librdkafka's settings of one client: options override `defaults`, and nothing overrides `fixed`."""
+        """librdkafka's settings for one client. The topic's options override `defaults`; nothing overrides `fixed`."""
         everywhere = {
             "bootstrap.servers": self.servers,
             "client.id": client,
-            # Warnings and worse, to standard error. Not through a logger of ours: librdkafka 2.16 would queue its lines
-            # where it may hold the lock of that queue already, and `close` was seen to wait for itself for ever.
+            # Warnings and worse, to standard error. They do not go through our logger: librdkafka 2.16 would queue its
+            # lines while it may already hold that queue's lock, and `close` has been seen to deadlock on itself.
             "log_level": 4,
             "socket.timeout.ms": self.request_timeout_ms,
             "reconnect.backoff.max.ms": 2000,
-            # How long a topic that is not there may be one that is just being made.
+            # How long a missing topic may still be in the course of creation.
             "topic.metadata.propagation.max.ms": min(10_000, self.request_timeout_ms),
-            # A broker that slept may answer that there is no broker, and librdkafka 2.16 believes it: with "none" it
-            # would never come back from that.
+            # A broker that was suspended may answer that there is no broker, and librdkafka 2.16 believes it. With
+            # "none" it would never recover from that.
             "metadata.recovery.strategy": "rebootstrap",
-            # That strategy begins with this wait again and again while all brokers are down.
+            # With that strategy, this is the wait before each attempt while all brokers are down.
             "reconnect.backoff.ms": 500,
         }
         return everywhere | dict(defaults) | dict(self.options) | dict(fixed)
 
 
 def require_ms(name: str, value_ms: int, value_ms_min: int) -> None:
-    """Raises ConfigError when a time is shorter than can work."""
+    """Raise ConfigError when a time is too short to work."""
     if value_ms < value_ms_min:
-        raise ConfigError(f"message log: {name} {value_ms}; give at least {value_ms_min} ms")
+        raise ConfigError(f"message log: {name} {value_ms} is too short; use at least {value_ms_min} ms")
 
 
 # --- errors -----------------------------------------------------------------------------------------
@@ -137,37 +137,37 @@ _THROWN_OUT = {
 _ADVICE: dict[int, str] = {
     KafkaError._AUTHENTICATION: "check the SASL and TLS options",
     KafkaError.SASL_AUTHENTICATION_FAILED: "check the SASL options",
-    KafkaError.UNSUPPORTED_SASL_MECHANISM: "set sasl.mechanism to one the brokers offer",
+    KafkaError.UNSUPPORTED_SASL_MECHANISM: "set sasl.mechanism to one that the brokers offer",
     KafkaError._INVALID_ARG: "correct the Kafka options",
     KafkaError._UNSUPPORTED_FEATURE: "the client was built without it; remove the option",
     KafkaError.INVALID_SESSION_TIMEOUT: (
         "use a session between the brokers' group.min.session.timeout.ms and group.max.session.timeout.ms"
     ),
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: "members of another program use this group; name another group",
-    KafkaError.INVALID_REPLICATION_FACTOR: "use a replication that the number of brokers allows",
+    KafkaError.INVALID_REPLICATION_FACTOR: "use a replication factor that the number of brokers allows",
     KafkaError.INVALID_PARTITIONS: "use a partition count that the brokers allow",
     KafkaError.INVALID_CONFIG: "correct the topic's settings",
     KafkaError.POLICY_VIOLATION: "the cluster's policy forbids it; ask its operator",
     KafkaError.TOPIC_EXCEPTION: "choose another topic name",
     KafkaError.UNSUPPORTED_VERSION: "the brokers are too old; use Kafka 2.4 or newer",
 }
-"""Errors that waiting does not cure, and what does."""
+"""Errors that waiting does not cure, and what to do about them."""
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 
 
 def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
-    """The error a port promises. What is not known to need a change of settings may pass: Transient."""
+    """Return the error that the port promises. It is Transient unless the error is known to need other settings."""
     code, said = error.code(), f"message log: {doing}: {error.str()}"
     if code in NO_TOPIC:
-        # It was there when this process started, or it would not have: whoever deleted it may make it anew.
+        # The topic existed when this process started; otherwise it would not have started. It may be recreated.
         return Transient(
-            f"{said}; topic {topic.name} or {topic.dead_letters} is not there now (servers {topic.servers}): make it"
-            " again with `nos-ec init`"
+            f"{said}; topic {topic.name} or {topic.dead_letters} does not exist at present (servers {topic.servers}):"
+            " recreate it with `nos-ec init`"
         )
     if code in _NOT_ALLOWED:
         return ConfigError(f"{said}; give this user the ACLs that docs/KAFKA.md lists")
     if code in _THROWN_OUT:
-        return Conflict(f"{said}; this member was thrown out of its group")
+        return Conflict(f"{said}; this member was removed from its group")
     if code in _TOO_LARGE:
         return TooLarge(
             f"{said}; raise the setting max.message.bytes of topic {topic.name}, and message.max.bytes of kafka.options"
@@ -178,7 +178,7 @@ def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
 
 
 class ConnectionNews:
-    """What a driver's client tells of its connections. Requests only time out, whatever the reason: it is said here.
+    """What a client of the driver reports about its connections. Requests only time out; the reason is reported here.
 
     `heard` is a callback for the driver, which calls it inside a poll of the client.
     """
@@ -188,27 +188,28 @@ class ConnectionNews:
         self._last: KafkaError | None = None
 
     def heard(self, error: KafkaError) -> None:
-        """Remember it. That brokers are down says less than why."""
+        """Remember the error. That all brokers are down is not remembered, because it does not say why."""
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._last = error
 
     def forget(self) -> None:
-        """What was said before this has nothing to do with what comes."""
+        """Forget the last report, which has nothing to do with the requests that follow."""
         self._last = None
 
     def explain(self, error: NosError) -> NosError:
-        """The error to raise for a request that failed with `error`: a refusal is what only settings can cure."""
+        """The error to raise for a request that failed with `error`. If the last report is one that only other settings
+        can cure, it is that one."""
         last, self._last = self._last, None
         if last is None or not isinstance(error, Transient):
             return error
         why = translate(last, self._topic, "connect")
-        return why if isinstance(why, ConfigError) else Transient(f"{error}; last of all: {last.str()}")
+        return why if isinstance(why, ConfigError) else Transient(f"{error}; last connection error: {last.str()}")
 
 
 def cause_of(error: BaseException | None) -> KafkaError | None:
-    """The driver's error behind an exception of its calls; None when there is none, and it is a bug.
+    """The driver's error behind an exception of its calls; None when there is none, and the exception is a bug.
 
-    A fatal one may come inside a SystemError: the driver goes on running callbacks while it is being raised.
+    A fatal error may come inside a SystemError, because the driver continues to run callbacks while it is being raised.
     """
     while error is not None:
         if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
@@ -218,7 +219,7 @@ def cause_of(error: BaseException | None) -> KafkaError | None:
 
 
 def bare_error(error: object) -> KafkaError:
-    """The driver gives its errors bare in some places, and as the argument of an exception in others."""
+    """The bare error: the driver passes its errors bare in some places, and inside an exception in others."""
     if isinstance(error, KafkaException):
         error = error.args[0]
     assert isinstance(error, KafkaError)
@@ -226,13 +227,13 @@ def bare_error(error: object) -> KafkaError:
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Whether the client that met it will never work again."""
+    """Whether the client that met this error will never work again."""
     return error.fatal() or error.code() == KafkaError._FATAL
 
 
 @contextmanager
 def translated_errors(topic: KafkaTopic, doing: str) -> Iterator[None]:
-    """Turn the driver's exceptions into those the ports promise."""
+    """Turn the driver's exceptions into those that the ports promise."""
     try:
         yield
     except (KafkaException, SystemError) as error:
@@ -243,15 +244,15 @@ def translated_errors(topic: KafkaTopic, doing: str) -> Iterator[None]:
 
 
 def let_go(close: Callable[[], object], wait_s: float) -> None:
-    """Close a client of the driver on a thread of its own, and wait for at most wait_s.
+    """Close a client of the driver on a separate thread, and wait at most wait_s.
 
-    A client of librdkafka 2.16 that lost its brokers may never close. It must not be closed by dropping the last
-    reference to it: an exception of a request keeps the client alive in a reference cycle, and the garbage collector
-    would close it in whatever thread happens to run it.
+    A client of librdkafka 2.16 that lost its brokers may never finish closing. Nor is it enough to drop the last
+    reference to it: the exception of a request keeps the client alive in a reference cycle, and Python's garbage
+    collector would close it in whatever thread the collector happens to run.
     """
 
     def close_quietly() -> None:
-        with suppress(KafkaException, RuntimeError):  # nobody is left to be told; RuntimeError: it is closed already
+        with suppress(KafkaException, RuntimeError):  # no caller is left to handle it; RuntimeError: already closed
             close()
 
     thread = threading.Thread(target=close_quietly, name="kafka-let-go", daemon=True)
@@ -260,12 +261,13 @@ def let_go(close: Callable[[], object], wait_s: float) -> None:
 
 
 def let_go_admin(client: AdminClient, wait_s: float) -> None:
-    """The same for a client for topics, which is closed by the end of its context."""
+    """The same for an AdminClient, which is closed by leaving its context."""
     let_go(lambda: client.__exit__(None, None, None), wait_s)
 
 
 def urgency(error: BaseException) -> int:
-    """By which errors come first: a bug or what a callback raised, what only settings can cure, what may pass."""
+    """A sort key for errors: first bugs and what callbacks raised, then what only settings can cure, then what may
+    pass."""
     if not isinstance(error, NosError):
         return 0
     return 2 if isinstance(error, Transient) else 1

@@ -1,10 +1,10 @@
-"""Committing a member's offsets, so that every call ends and no old commit is applied last.
+"""Commits a member's offsets, so that every call ends and no old commit is applied last.
 
-1  a commit is sent without waiting for its answer, which the driver delivers in a later poll. Asking the group for
+1  A commit is sent without waiting for its answer, which the driver delivers in a later poll. Asking the group for
    its offsets shows whether it was applied, and that request has a time limit. The driver's own waiting commit has
-   none, and no other thread may use the client while a callback runs
-2  after a commit with an unknown outcome no other one is sent until it is answered; otherwise the older one could be
-   applied last
+   none, and no other thread may use the client while a callback runs.
+2  After a commit with an unknown outcome, no other one is sent until it is answered. Otherwise the older one could be
+   applied last.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ from nos_ec.core.errors import ConfigError, Transient
 
 _REBALANCE_S_MAX = 2.0
 _RETRY_S = 0.1
-"""A group that rebalances accepts no commits until its leader has assigned the partitions."""
+"""How long to wait between attempts. A rebalancing group accepts no commits until its leader has assigned the
+partitions."""
 
 
 class GroupCommits:
     """Commits for one member. Not thread-safe.
 
-    `topic_id`: of the topic whose offsets are committed; "" while it is not known.
+    `topic_id`: the id of the topic whose offsets are committed; "" while it is not known.
     """
 
     def __init__(self, topic: KafkaTopic) -> None:
         self._topic = topic
         self.topic_id = ""
         self._known: dict[int, int] = {}
-        """What is known to be committed of the partitions owned: offsets never move backwards."""
+        """The offsets known to be committed of the partitions owned. They never move backwards."""
         self._unanswered_count = 0
-        """Commits sent whose end the driver has not reported."""
+        """The number of commits sent whose outcome the driver has not reported."""
         self._doubtful_s: float | None = None
-        """Since when an unanswered commit may still move the group's offsets (2)."""
+        """The time since which an unanswered commit may still move the group's offsets (2)."""
 
     def reset(self) -> None:
-        """There is another client: it has sent nothing, and owns nothing."""
+        """Start over with a new client, which has sent nothing and owns nothing."""
         self.topic_id = ""
         self._known.clear()
         self._unanswered_count = 0
         self._doubtful_s = None
 
     def forget(self, partitions: Iterable[int]) -> None:
-        """These are not owned any more."""
+        """Forget partitions that are no longer owned."""
         for partition in partitions:
             self._known.pop(partition, None)
 
     def none_counts(self, partitions: Iterable[int]) -> None:
-        """What the group has committed of these is of another topic."""
+        """Note that the group's offsets of these partitions belong to another topic, so that none of them counts."""
         self._known |= dict.fromkeys(partitions, -1)
 
     def doubtful_for_s(self) -> float:
-        """For how many seconds a commit has had no answer; 0 when there is none."""
+        """The seconds for which a commit has had no answer; 0 when every commit has one."""
         return 0.0 if self._doubtful_s is None else time.monotonic() - self._doubtful_s
 
     def committed(self, driver: Consumer, partitions: Iterable[int], topic_id: str) -> dict[int, int]:
-        """{partition: committed offset}, -1 where the group has none of the topic with this id."""
+        """Return {partition: committed offset}; -1 where the group has none of the topic with this id."""
         found = fetch_committed(driver, self._topic, partitions)
         return {partition: committed.of(topic_id) for partition, committed in found.items()}
 
@@ -72,10 +73,10 @@ class GroupCommits:
         owned: Set[int],
         require_ownership: Callable[[Iterable[int]], None],
     ) -> None:
-        """See KafkaConsumer.commit. `owned` may change meanwhile; `require_ownership` raises Conflict."""
+        """See KafkaConsumer.commit. `owned` may change during the call; `require_ownership` raises Conflict."""
         if self._doubtful_s is not None:
             raise Transient(
-                f"message log: commit: an earlier one has no answer; check the brokers {self._topic.servers}"
+                f"message log: commit: an earlier commit has no answer; check the brokers {self._topic.servers}"
             )
         if unknown := offsets.keys() - self._known.keys():
             self._known |= self.committed(driver, unknown, self.topic_id)
@@ -83,13 +84,13 @@ class GroupCommits:
         if not ahead:
             return
         self._send(driver, ahead, require_ownership)
-        # A rebalance in between may have taken a partition away: then there is nothing to remember of it.
+        # A rebalance may have taken a partition away meanwhile. Then there is nothing to remember about it.
         self._known.update((p, offset) for p, offset in ahead.items() if p in owned)
 
     def answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> ConfigError | None:
-        """The driver reports the end of a commit. Whether it moved the offsets was seen when it was sent.
+        """Take the driver's report of a commit's outcome. Whether it moved the offsets was checked after sending it.
 
-        Returns what only new settings can cure.
+        Returns an error that only other settings can cure, if there is one.
         """
         self._unanswered_count -= 1
         if self._unanswered_count <= 0:
@@ -104,7 +105,7 @@ class GroupCommits:
     def _send(
         self, driver: Consumer, offsets: Mapping[int, int], require_ownership: Callable[[Iterable[int]], None]
     ) -> None:
-        """Send it, and again while the group accepts none, until the group's offsets show it (1)."""
+        """Send a commit, and repeat it while the group accepts none, until the group's offsets show it (1)."""
         places = commit_places(self._topic, offsets, self.topic_id)
         deadline = time.monotonic() + _REBALANCE_S_MAX
         for sent_count in count(1):
@@ -121,6 +122,6 @@ class GroupCommits:
             require_ownership(offsets)
             if time.monotonic() >= deadline:
                 raise Transient(
-                    f"message log: commit: the group accepted none for {_REBALANCE_S_MAX:.0f} s; it rebalances"
+                    f"message log: commit: the group accepted no commit for {_REBALANCE_S_MAX:.0f} s; it is rebalancing"
                 )
             time.sleep(_RETRY_S)

@@ -1,18 +1,18 @@
 """One member of a consumer group on Kafka: cooperative rebalancing, offsets committed by hand.
 
-Threads of librdkafka keep the session alive. `poll` proves that the work goes on: a member that does not poll for
-poll_interval_ms_max leaves the group by itself, and one whose process died is removed after session_ms.
+Threads of librdkafka keep the session alive. `poll` proves that the work makes progress: a member that does not poll
+for poll_interval_ms_max leaves the group by itself, and one whose process died is removed after session_ms.
 
-Kafka lets any member commit any partition of its topic, and anybody commit for a group that is empty. So ownership is
-checked here before anything is sent; the generation, which the broker checks, covers what this member has not yet
-heard of.
+Kafka lets any member commit any partition of its topic, and any client commit for a group without members. So ownership
+is checked here before anything is sent. The broker checks the generation, which covers changes that this member has not
+yet heard of.
 
-Every call ends within a few request time-outs, also while no broker answers (1 and 2: commits.py; 3, 5 and 6:
-stall_watch.py). A client that does not get on is given up, and the member joins again with another one.
+Every call ends within a few request time-outs, even while no broker answers (1 and 2: commits.py; 3, 5 and 6:
+stall_watch.py). A client that makes no progress is abandoned, and the member rejoins with a new one.
 
-4  a topic that was recreated, or lost its end, begins again with offsets that were handed out already: they are other
-   messages. Then, too, the member joins again and forgets what was done and committed. It notices by offsets that
-   come again and by the topic's id, and begins with the first message where the group's offset is of another topic
+4  A topic that was recreated, or that lost its end, reuses offsets that were handed out already, for other messages. In
+   this case, too, the member rejoins, and forgets what was done and committed. It notices the change by repeated
+   offsets and by the topic's id. Where the group's offset belongs to another topic, it starts with the first message.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from nos_ec.ports.message_log import Message
 _log = structlog.get_logger(__name__)
 
 SESSION_MS_MIN = 1000
-"""Below it a short pause of the machine ends sessions. Brokers have a bound of their own: 6 s by default."""
+"""With shorter sessions, a short pause of the machine ends them. Brokers have their own limit, by default 6 s."""
 
 _HEARTBEATS_PER_SESSION = 10
-"""How often a member asks whether the group rebalances: this decides how fast it settles."""
+"""How often a member asks whether the group is rebalancing. This decides how fast the group settles."""
 _HEARTBEAT_MS_MAX = 3000
 
 _WAIT_S_MIN = 0.001
@@ -67,13 +67,13 @@ _NEWS = {
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
 }
-"""What the driver tells of its connections and a caller must hear. One broker lost of several is no such news."""
+"""Connection errors of the driver that a caller must learn of. The loss of one broker of several is not among them."""
 
 
 class KafkaConsumer:
     """See MessageConsumer. It joins its group at the first poll.
 
-    Memory: at most prefetch_bytes_max of messages fetched ahead, and one fetch of at most as much again.
+    Memory: at most prefetch_bytes_max of prefetched messages, plus one fetch of at most the same size.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class KafkaConsumer:
         instance: str = "",
         prefetch_bytes_max: int = 8 << 20,
     ) -> None:
-        """`member` is a name for operators, and need not be unique.
+        """`member` is a name for operators and need not be unique.
 
         `instance` makes membership static: a member that comes back under the same name within session_ms gets its
-        partitions again without a rebalance; in return its partitions wait that long when it leaves for good.
+        partitions back without a rebalance. In return, its partitions wait that long when it leaves for good.
 
-        Raises ConfigError. Connects in the background: a cluster that is down shows at the first poll.
+        Raises ConfigError. Connects in the background, so a cluster that is down is noticed at the first poll.
         """
         if not group:
-            raise ConfigError("message log: the consumer group has no name; give one")
+            raise ConfigError("message log: the consumer group has no name; configure one")
         require_ms("session_ms", session_ms, SESSION_MS_MIN)
         require_ms("poll_interval_ms_max", poll_interval_ms_max, session_ms)
         self._topic = topic
@@ -132,7 +132,7 @@ class KafkaConsumer:
         self._commits = GroupCommits(topic)
         self._stalls = StallWatch(topic, self._poll_interval_s_max)
         self._anew_because = ""
-        """Why the next poll has to join again with another client."""
+        """Why the next poll has to rejoin with a new client; "" when it need not."""
         self._batch: list[Message] = []
         self._errors: list[BaseException] = []
         self._look_up = OffsetLookUp(topic, f"{member}-lag")
@@ -143,19 +143,19 @@ class KafkaConsumer:
     def poll(self, messages_max: int, wait_ms: int) -> list[Message]:
         """See MessageConsumer.poll. Raises ConfigError when the topic has grown or may not be read.
 
-        Transient is raised once when the last broker is lost; the driver connects again by itself. A topic that is
-        deleted under a member that has it assigned is not told here; when it is there again, the member joins anew.
+        Raises Transient once when the last broker is lost; the driver reconnects by itself. The deletion of a topic
+        that is assigned to the member raises nothing here; when the topic exists again, the member rejoins the group.
 
-        What `on_revoke` raised is raised here; when messages were taken in the same call, by the next one.
+        Also raises what `on_revoke` raised; if messages were taken in the same call, only the next call raises it.
         """
         if messages_max < 1:
-            raise ValueError(f"poll for {messages_max} messages; ask for at least 1")
+            raise ValueError(f"poll for {messages_max} messages; poll for at least 1")
         self._raise_first_error()
         self._batch = []
         if self._is_stuck():
             self._anew_because = "no answer"
         if self._watch.is_another():
-            self._anew_because = "the topic was made anew"
+            self._anew_because = "the topic was recreated"
         if self._anew_because:
             self._start_anew()
         if not self._joined:
@@ -171,10 +171,10 @@ class KafkaConsumer:
         return batch
 
     def commit(self, offsets: Mapping[int, int]) -> None:
-        """See MessageConsumer.commit. Waits out a rebalance for two seconds, then raises Transient.
+        """See MessageConsumer.commit. Waits two seconds for a rebalance to end, then raises Transient.
 
-        Takes two request time-outs and those two seconds at most. After a Transient offsets may be committed
-        all the same, and further calls raise Transient until a poll has heard how it ended.
+        Takes at most two request time-outs and those two seconds. After Transient the offsets may have been committed
+        nevertheless, and further calls raise Transient until a poll has received the outcome.
         """
         if not offsets:
             return
@@ -190,8 +190,8 @@ class KafkaConsumer:
         return frozenset(self._owned)
 
     def pause(self, partitions: Iterable[int]) -> None:
-        """See MessageConsumer.pause. A partition that is given up is no longer paused when it comes back."""
-        # Pausing drops what was fetched ahead: one that is paused already is left alone.
+        """See MessageConsumer.pause. A partition that was given up is no longer paused when it comes back."""
+        # Pausing drops prefetched messages, so a partition that is already paused is left alone.
         new = (self._owned & set(partitions)) - self._paused
         if new:
             with translated_errors(self._topic, "pause"):
@@ -208,13 +208,14 @@ class KafkaConsumer:
             self._stalls.resumed()
 
     def on_revoke(self, callback: Callable[[frozenset[int]], None]) -> None:
-        """See MessageConsumer.on_revoke. When it raises, the partitions are given up all the same."""
+        """See MessageConsumer.on_revoke. The partitions are given up even if the callback raises."""
         self._revoked = callback
 
     def lag(self) -> int:
-        """See MessageConsumer.lag. Four requests, whatever the backlog. Before the group exists: all that is stored.
+        """See MessageConsumer.lag. Four requests, whatever the backlog. Before the group exists, counts all stored
+        messages.
 
-        Messages that retention removed before they were committed are not counted: nobody will ever be handed them.
+        Messages that retention removed before they were committed do not count, because no member will ever get them.
         Raises ConfigError, Transient.
         """
         try:
@@ -230,7 +231,7 @@ class KafkaConsumer:
     def close(self) -> None:
         """See MessageConsumer.close. Idempotent. A static member stays in the group until its session ends.
 
-        When the brokers do not take the farewell within a request time-out, the group finds out by the session.
+        If no broker answers within a request time-out, the group notices when the member's session ends.
         """
         if self._closed:
             return
@@ -242,35 +243,35 @@ class KafkaConsumer:
             self._client.leave()
         self._look_up.close(self._topic.timeout_s)
 
-    # --- clients that do not get on -----------------------------------------------------------------
+    # --- clients that make no progress --------------------------------------------------------------
     def _is_stuck(self) -> bool:
         if self._commits.doubtful_for_s() > self._stalls.patience_s:
             return True
         return self._stalls.is_cut_off(self._client.driver)
 
     def _look_for_more(self) -> None:
-        """From time to time while nothing comes."""
+        """From time to time, while no messages come, check whether some should."""
         if not self._stalls.may_look():
             return
         member_id = self._client.driver.memberid()
         if self._stalls.is_left_out(owns=bool(self._owned), member_id=member_id, known_id=self._member_id):
-            self._anew_because = "the group does not take this member in"
+            self._anew_because = "the group does not admit this member"
         try:
             wanted = self._owned - self._paused
             if self._stalls.misses_messages(wanted, self._beginnings, lambda: self._look_up.offsets(LATEST)):
-                self._anew_because = "nothing comes, though the topic does not end where this member is"
+                self._anew_because = "no messages come, although the topic does not end at this member's position"
         except NosError:
             self._renew_onlookers()
 
     def _beginnings(self, partitions: Iterable[int]) -> dict[int, int]:
-        """{partition: offset of the first message to be handed out} of those that nothing was taken from."""
+        """Return {partition: offset of its first message to hand out}, for partitions that nothing was taken from."""
         first = self._look_up.offsets(EARLIEST)
         committed = self._commits.committed(self._client.driver, partitions, self._commits.topic_id)
         return {p: max(offset, first.get(p, 0)) for p, offset in committed.items()}
 
     def _start_anew(self) -> None:
-        """Give up a client that does not get on any more (3 to 6). As when thrown out: the partitions are lost."""
-        _log.warning(f"joining the group anew: {self._anew_because}", member=self._member, brokers=self._topic.servers)
+        """Abandon a client that makes no progress (3 to 6). The partitions are lost, as when the member is removed."""
+        _log.warning(f"rejoining the group: {self._anew_because}", member=self._member, brokers=self._topic.servers)
         self._client.replace()
         self._joined = False
         self._member_id = None
@@ -283,7 +284,7 @@ class KafkaConsumer:
         self._run_callback(lost)
 
     def _renew_onlookers(self) -> None:
-        """Give up clients that only look at offsets, which may never get on again (3) and which no poll gives up."""
+        """Abandon the clients that only look up offsets. They may never work again (3), and no poll replaces them."""
         self._look_up.renew()
         if not self._joined and not self._closed:
             self._client.replace()
@@ -294,15 +295,15 @@ class KafkaConsumer:
         self._joined = True
 
     def _fill_batch(self, messages_max: int, wait_s: float) -> None:
-        """Take up to `messages_max`; wait for the first one only. Callbacks of the driver run in here."""
+        """Take up to `messages_max` messages; wait only for the first one. The driver's callbacks run in here."""
         deadline = time.monotonic() + wait_s
         while len(self._batch) < messages_max and not self._anew_because:
-            # The driver cuts a wait to whole milliseconds: less than one would be none, again and again.
+            # The driver truncates a wait to whole milliseconds, so a shorter one would be a busy loop.
             left_s = 0.0 if self._batch or not wait_s else max(_WAIT_S_MIN, deadline - time.monotonic())
             try:
                 message = self._client.driver.poll(left_s)
             except (KafkaException, SystemError) as error:
-                # The driver will not hand out again what was taken already: it must not go with the error.
+                # The driver will not hand out again what was already taken, so that must not be lost with the error.
                 cause = cause_of(error)
                 self._errors.append(error if cause is None else self._translate(cause))
                 return
@@ -319,44 +320,44 @@ class KafkaConsumer:
         assert partition is not None
         assert offset is not None
         if partition not in self._owned:
-            return  # fetched ahead, before this member was thrown out: the new owner gets it
+            return  # prefetched before this member was removed from the group: the new owner gets it
         if not self._stalls.took(partition, offset):
-            self._anew_because = "its offsets begin again: the topic was made anew, or lost messages"
+            self._anew_because = "its offsets start again: the topic was recreated, or lost messages"
             return
-        # A null key or value is not ours; as empty bytes it reaches the decoder, which refuses it.
+        # A null key or value was not written by us. As empty bytes it reaches the decoder, which refuses it.
         self._batch.append(Message(partition, offset, message.key() or b"", message.value() or b""))
 
     def _driver_event(self, error: KafkaError) -> None:
-        """Something about the topic or the group that came in place of a message."""
+        """Handle an event about the topic or the group, which came in place of a message."""
         if error.code() == KafkaError._MAX_POLL_EXCEEDED:
-            # The driver's own word that they are lost comes some heartbeats later: too late for what is handed out.
-            _log.warning("thrown out of the group: too long between polls", member=self._member, error=error.str())
+            # The driver reports the loss of the partitions some heartbeats later: too late for what is handed out.
+            _log.warning("removed from the group: too long between polls", member=self._member, error=error.str())
             self._lose(self._client.driver, self._places(self._owned))
             return
         self._errors.append(self._translate(error))
 
     def _driver_error(self, error: KafkaError) -> None:
-        """Something about connections."""
+        """Handle an error about connections."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._stalls.lost_brokers()
         if is_fatal(error) or error.code() in _NEWS:
             self._errors.append(self._translate(error))
 
     def _translate(self, error: KafkaError) -> NosError:
-        """A consumer that has a fatal error never gets another message: waiting does not cure it."""
+        """Translate an error. After a fatal one a consumer never gets another message, so waiting does not help."""
         if is_fatal(error) or error.code() == KafkaError.FENCED_INSTANCE_ID:
             return ConfigError(
-                f"message log: poll: {error.str()}; give every process an instance name of its own, and start this one"
-                " again"
+                f"message log: poll: {error.str()}; give every process its own instance name, and restart this process"
             )
         return translate(error, self._topic, "poll")
 
     def _raise_first_error(self) -> None:
-        """What `on_revoke` raised goes first, then what only new settings can cure, then what may pass."""
+        """Raise the most important error: what `on_revoke` raised, then what only other settings can cure, then what
+        may pass."""
         if not self._errors:
             return
         first = min(self._errors, key=urgency)
-        # The driver says most things once: only what may have passed meanwhile is forgotten.
+        # The driver reports most errors only once, so only those that may have passed meanwhile are forgotten.
         self._errors = [error for error in self._errors if error is not first and not isinstance(error, Transient)]
         raise first
 
@@ -371,14 +372,14 @@ class KafkaConsumer:
         if new and max(new) >= self._topic.partitions:
             self._errors.append(
                 ConfigError(
-                    f"message log: topic {self._topic.name} has grown to at least {max(new) + 1} partitions and the"
+                    f"message log: topic {self._topic.name} has grown to at least {max(new) + 1} partitions, but the"
                     f" configuration says {self._topic.partitions}; stop all services, then set log.partitions to"
-                    " what the topic has now"
+                    " the topic's current number"
                 )
             )
 
     def _begin(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:
-        """Let the driver begin with the first message where the group's offset is of another topic (4)."""
+        """Make the driver start with the first message where the group's offset belongs to another topic (4)."""
         try:
             topic_id = self._commits.topic_id = self._look_up.topic_id()
             self._watch.begin(topic_id)
@@ -388,11 +389,11 @@ class KafkaConsumer:
                 end = self._look_up.offsets(LATEST)
                 valid = {partition: offset if offset <= end[partition] else -1 for partition, offset in valid.items()}
         except NosError as error:
-            # Beginning at a wrong offset could pass over messages.
-            self._anew_because = f"not known where to begin: {error}"
+            # Starting at a wrong offset could skip messages.
+            self._anew_because = f"the offset to start at is not known: {error}"
             return
         if stale := sorted(partition for partition, found in committed.items() if found.offset > valid[partition]):
-            _log.warning("offsets of another topic: beginning with the first message", partitions=stale)
+            _log.warning("offsets belong to another topic: starting with the first message", partitions=stale)
             self._commits.none_counts(stale)
             for place in places:
                 if place.partition in stale:
@@ -400,32 +401,32 @@ class KafkaConsumer:
             consumer.incremental_assign(list(places))
 
     def _give_up(self, _consumer: Consumer, places: Sequence[TopicPartition]) -> None:
-        """The driver gives the partitions up when this returns."""
+        """Run the callback. The driver gives the partitions up when this returns."""
         revoked = frozenset(place.partition for place in places) & self._owned
         self._run_callback(revoked)
 
     def _lose(self, _consumer: Consumer, places: Sequence[TopicPartition]) -> None:
-        """This member was thrown out: nothing is owned any more, which the callback finds out when it commits."""
+        """Handle the loss of partitions by removal from the group. The callback finds out when it commits."""
         lost = frozenset(place.partition for place in places) & self._owned
         self._forget(lost)
         self._run_callback(lost)
 
     def _run_callback(self, revoked: frozenset[int]) -> None:
-        # What was taken in this poll has not been handed out: the next owner gets it.
+        # What was taken in this poll has not been handed out, so the next owner gets it.
         self._batch = [message for message in self._batch if message.partition not in revoked]
         try:
             if revoked:
                 self._revoked(revoked)
         except BaseException as error:
-            # Must not pass through the driver, which would throw away what it has at hand.
+            # It must not pass through the driver, which would then lose the messages it holds.
             self._errors.append(error)
         finally:
             self._forget(revoked)
 
     def _forget(self, partitions: frozenset[int]) -> None:
-        # The driver would keep a partition paused that comes back.
+        # Otherwise the driver would keep a partition paused when it comes back.
         if not self._closed:
-            with suppress(NosError):  # one that the driver has forgotten already is not paused either
+            with suppress(NosError):  # a partition that the driver has already forgotten is not paused either
                 self.resume(partitions)
         self._owned -= partitions
         self._paused -= partitions
@@ -439,9 +440,11 @@ class KafkaConsumer:
             raise Conflict(f"message log: member {self._member!r} no longer owns partitions {lost}")
         silent_s = time.monotonic() - self._polled_s
         if self._polled_s and silent_s >= self._poll_interval_s_max:
-            raise Conflict(f"message log: member {self._member!r} did not poll for {silent_s:.1f} s and is out")
+            raise Conflict(
+                f"message log: member {self._member!r} did not poll for {silent_s:.1f} s and is no longer in its group"
+            )
         if self._client.driver.memberid() != self._member_id:
-            raise Conflict(f"message log: member {self._member!r} was thrown out of its group")
+            raise Conflict(f"message log: member {self._member!r} was removed from its group")
 
     def _commit_answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
         if (lasting := self._commits.answered(error, places)) is not None:
@@ -452,4 +455,4 @@ class KafkaConsumer:
 
 
 def _ignore(_partitions: frozenset[int]) -> None:
-    """Nobody registered a callback."""
+    """Stands in for a callback when none is registered."""

@@ -1,8 +1,9 @@
-"""Dead letters: copies of messages that nobody can work on, in a topic of their own, with headers that say why.
+"""Dead letters: copies of messages that cannot be processed, in a separate topic, with headers that give the reason.
 
-A letter is the message and its headers, so it is larger than the message. The topic is made with room for that
-(DEAD_LETTER_BYTES_MAX); where it has less, or a message was small only as long as it was compressed, the letter keeps
-the beginning of it, and headers tell how long it was. The whole of it is in its own topic until its retention ends.
+A letter is the message plus these headers, so it is larger than the message. The topic is created with room for that
+(DEAD_LETTER_BYTES_MAX). If its limit is lower, or a message was small only while compressed, the letter keeps the
+beginning of the message, and headers give its full length. The whole message is in its own topic until its retention
+ends.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from nos_ec.core.errors import TooLarge
 from nos_ec.ports.message_log import Message
 
 MESSAGE_BYTES_MAX = 1_048_588
-"""max.message.bytes of the topic: Kafka's default, in our own hand because dead letters must fit beside it."""
+"""max.message.bytes of the topic: Kafka's default, but set by us, because dead letters must be able to hold it."""
 DEAD_LETTER_BYTES_MAX = 2 << 20
-"""max.message.bytes of the dead letters' topic, and what their client sends at most."""
+"""max.message.bytes of the dead-letter topic, and the most that its client sends."""
 
 _KEPT_BYTES = (960_000, 64 << 10, 1 << 10)
-"""How much of key and value together is kept when all of it is too much, from one attempt to the next: the first fits
-every topic of Kafka's default, the last nearly any."""
+"""How much of key and value together is kept when the whole is too large, by attempt. The first size fits any topic
+with Kafka's default limit, the last one nearly any topic."""
 _REASON_CHARS_MAX = 1_000
 
 
 class DeadLetters:
-    """Writes them. Connects at the first one; `member` is a name for operators."""
+    """Writes dead letters. Connects at the first one; `member` is a name for operators."""
 
     def __init__(self, topic: KafkaTopic, member: str) -> None:
         self._topic = topic

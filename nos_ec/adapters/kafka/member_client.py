@@ -1,4 +1,4 @@
-"""The driver's client of a group member, which is given up and replaced when it does not get on."""
+"""The driver's client of a group member. It is abandoned and replaced when it makes no progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = structlog.get_logger(__name__)
 class MemberClient:
     """Owns the client. `driver` is the current one; callbacks of earlier ones are ignored.
 
-    `callbacks` are settings of the driver, such as error_cb. Raises ConfigError for settings that it refuses.
+    `callbacks` are settings of the driver, such as error_cb. Raises ConfigError for settings that the driver refuses.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class MemberClient:
         self._configuration = configuration
         self._callbacks = callbacks
         self._number = 0
-        """Of the current client; those given up had lower ones."""
+        """The number of the current client. Abandoned clients had lower ones."""
         self.driver: Consumer = self._new()
 
     def subscribe(self, **callbacks: Callable[..., None]) -> None:
@@ -42,12 +42,13 @@ class MemberClient:
             self.driver.subscribe([self._topic.name], **heard)
 
     def replace(self) -> None:
-        """Give the client up. The group is told by the abandoned client, or finds out when its session ends."""
+        """Replace the client. The abandoned one tells the group that it leaves, or the group notices when its session
+        ends."""
         abandoned, self.driver = self.driver, self._new()
         let_go(abandoned.close, 0)
 
     def leave(self) -> None:
-        """Leave the group. Waits at most one request time-out: the driver waits for commits to be answered."""
+        """Leave the group. Waits at most one request time-out, because the driver waits for the answers to commits."""
         errors: list[BaseException] = []
 
         def leave() -> None:
@@ -61,14 +62,14 @@ class MemberClient:
         thread.start()
         thread.join(self._topic.timeout_s)
         if thread.is_alive():
-            _log.warning("left the group without farewell: no answer", member=self._member, brokers=self._topic.servers)
+            _log.warning("left without an answer from the group", member=self._member, brokers=self._topic.servers)
         if errors:
             raise errors[0]
 
     def heard(self, callback: Callable[..., None], number: int | None = None) -> Callable[..., None]:
-        """A callback of this client (default: the current one) that is ignored once there is another client.
+        """Wrap a callback of this client (default: the current one) so that it is ignored once there is another client.
 
-        An abandoned client is closed on a thread of its own and calls back there.
+        An abandoned client is closed on a separate thread, and makes its callbacks there.
         """
         number = self._number if number is None else number
 

@@ -1,4 +1,4 @@
-"""The message log on Kafka: one topic with a fixed number of partitions, and a topic for dead letters beside it."""
+"""The message log on Kafka: one topic with a fixed number of partitions, and another topic for dead letters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SETTLE_STEP_S = 0.05
 
 
 class KafkaMessageLog:
-    """An existing topic, checked."""
+    """An existing topic, checked when it is opened."""
 
     def __init__(self, topic: KafkaTopic) -> None:
         """Raises ConfigError when a topic is missing or has another number of partitions, Transient."""
@@ -37,11 +37,11 @@ class KafkaMessageLog:
             if name not in found:
                 raise ConfigError(
                     f"message log: topic {name} does not exist (servers {topic.servers}); initialise the store first,"
-                    " or correct the topic's name"
+                    " or correct the name of the topic"
                 )
         if found[topic.name] != topic.partitions:
             raise ConfigError(
-                f"message log: topic {topic.name} has {found[topic.name]} partitions and the configuration says"
+                f"message log: topic {topic.name} has {found[topic.name]} partitions, but the configuration says"
                 f" {topic.partitions}; set log.partitions to {found[topic.name]}"
             )
 
@@ -51,16 +51,18 @@ class KafkaMessageLog:
     ) -> KafkaMessageLog:
         """Create both topics, or check them when they exist. Idempotent; safe to call from several processes.
 
-        in_sync_min replicas must have a message before `publish` returns; with fewer, publishing waits. What exists is
-        left as it is, whatever its replication. Raises ConfigError, Transient.
+        in_sync_min replicas must have a message before `publish` returns; with fewer, publishing waits. Existing topics
+        are left as they are, whatever their replication. Raises ConfigError, Transient.
         """
         if not 1 <= in_sync_min <= replication:
             raise ConfigError(
-                f"message log: {in_sync_min} in-sync replicas of {replication}; use 1 to {replication},"
+                f"message log: cannot require {in_sync_min} in-sync replicas of {replication}; use 1 to {replication},"
                 " and 2 of 3 in production"
             )
         if retention_ms < DAY_MS:
-            raise ConfigError(f"message log: retention_ms {retention_ms}; keep messages for at least {DAY_MS} (a day)")
+            raise ConfigError(
+                f"message log: retention_ms {retention_ms} is too short; keep messages for at least {DAY_MS} (a day)"
+            )
         own = {"cleanup.policy": "delete", "min.insync.replicas": str(in_sync_min)}
         requests = {"retention.ms": str(retention_ms), "max.message.bytes": str(MESSAGE_BYTES_MAX)}
         letters = {"retention.ms": str(DEAD_LETTER_RETENTION_MS), "max.message.bytes": str(DEAD_LETTER_BYTES_MAX)}
@@ -75,7 +77,7 @@ class KafkaMessageLog:
 
     @classmethod
     def remove(cls, topic: KafkaTopic) -> None:
-        """Remove both topics with all that is in them; those that are not there are no error.
+        """Remove both topics with all their messages. A missing topic is not an error.
 
         Raises ConfigError, Transient.
         """
@@ -83,11 +85,11 @@ class KafkaMessageLog:
             admin.remove()
 
     def publisher(self, *, client: str = "nos-ec-publisher", delivery_timeout_ms: int = 30_000) -> KafkaPublisher:
-        """A publisher of its own connections."""
+        """A publisher with its own connections."""
         return KafkaPublisher(self.topic, client=client, delivery_timeout_ms=delivery_timeout_ms)
 
     def progress(self, *, group: str, name: str) -> KafkaGroupProgress:
-        """How far `group` has come; `name` is for operators."""
+        """The progress of `group`; `name` is for operators."""
         return KafkaGroupProgress(self.topic, group=group, name=name)
 
     def consumer(
@@ -117,14 +119,14 @@ class _Admin:
         self._topic = topic
         self._names = (topic.name, topic.dead_letters)
         self._news = ConnectionNews(topic)
-        # What it would write about connections that fail is in the errors it raises.
+        # The log level is low because failing connections are already reported in the errors that it raises.
         with translated_errors(topic, "connect"):
             self._client = AdminClient(
                 topic.configuration("nos-ec-admin", {"log_level": 2}, {"error_cb": self._news.heard})
             )
 
     def partition_counts(self) -> dict[str, int]:
-        """{name: partitions} of those of the two topics that exist."""
+        """Return {name: partitions} of the existing ones of the two topics."""
         counts = {}
         for name in self._names:
             found = self._look_up(name)
@@ -136,7 +138,7 @@ class _Admin:
         return counts
 
     def create(self, topics: list[NewTopic]) -> None:
-        """Create those that are missing, and wait until they are there."""
+        """Create the missing topics, and wait until they exist."""
         existing = self.partition_counts()
         missing = [new for new in topics if new.topic not in existing]
         if not missing:
@@ -152,7 +154,7 @@ class _Admin:
         self._await_topics()
 
     def remove(self) -> None:
-        """Remove both, if they are there."""
+        """Remove both topics, if they exist."""
         timeout_s = self._topic.timeout_s
         answers = self._client.delete_topics(list(self._names), request_timeout=timeout_s, operation_timeout=timeout_s)
         for name, answer in answers.items():
@@ -167,11 +169,11 @@ class _Admin:
         let_go_admin(self._client, self._topic.timeout_s)
 
     def _await_topics(self) -> None:
-        """Brokers hear of a new topic one after the other."""
+        """Wait until the topics exist. Brokers learn of a new topic one after another."""
         deadline = time.monotonic() + self._topic.timeout_s
         while len(self.partition_counts()) < len(self._names):
             if time.monotonic() > deadline:
-                raise Transient(f"message log: topic {self._topic.name} is created and has not come up; try again")
+                raise Transient(f"message log: topic {self._topic.name} was created but is not up yet; try again")
             time.sleep(_SETTLE_STEP_S)
 
     def _look_up(self, name: str) -> TopicMetadata | None:

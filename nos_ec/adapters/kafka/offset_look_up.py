@@ -1,9 +1,9 @@
-"""Looking up offsets: what a group has committed, and where the partitions of the topic begin and end.
+"""Looks up offsets: what a group has committed, and where the partitions of the topic begin and end.
 
-Offsets belong to a topic, and a topic that is deleted and made anew under the same name begins with offset 0 again. The
-group's offsets may outlast it: whoever believed them would pass over as many messages. So each commit says in its
-metadata which topic it is of, by the topic's id, and an offset of another topic counts as none. Offsets without an id
-(of older versions of this program, or brokers before Kafka 2.8) are believed unless they are behind the topic's end.
+Offsets belong to a topic, and a topic that is deleted and recreated under the same name starts again at offset 0. The
+group's offsets may outlive the old topic; a member that trusted them would skip as many messages of the new one. So
+each commit carries the topic's id in its metadata, and an offset of another topic counts as none. Offsets without an id
+(from older versions of this program, or brokers before Kafka 2.8) are accepted unless they lie past the topic's end.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
 def places(topic: KafkaTopic, partitions: Iterable[int]) -> list[TopicPartition]:
-    """These partitions as the driver wants them, in order."""
+    """These partitions in the form that the driver takes, in order."""
     return [TopicPartition(topic.name, partition) for partition in sorted(partitions)]
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """An offset that a group has committed, -1 when it has none, and the id of the topic that it is of, "" when that is
-    not known."""
+    """An offset that a group has committed (-1 if none), and the id of the topic that it belongs to ("" if not
+    known)."""
 
     offset: int
     topic_id: str
 
     def of(self, topic_id: str) -> int:
-        """The offset, if it may be of the topic with this id, else -1."""
+        """The offset if it may belong to the topic with this id, else -1."""
         return self.offset if not topic_id or not self.topic_id or self.topic_id == topic_id else -1
 
 
 def commit_places(topic: KafkaTopic, offsets: Mapping[int, int], topic_id: str) -> list[TopicPartition]:
-    """What to commit, with the id of the topic that the offsets are of."""
+    """What to commit: the offsets, with the id of the topic that they belong to."""
     metadata = f"{_METADATA}{topic_id}" if topic_id else ""
     return [TopicPartition(topic.name, p, offset, metadata=metadata) for p, offset in sorted(offsets.items())]
 
 
 def fetch_committed(consumer: Consumer, topic: KafkaTopic, partitions: Iterable[int]) -> dict[int, Committed]:
-    """What the consumer's group has committed, of each of these partitions.
+    """What the consumer's group has committed of each of these partitions.
 
-    Asks again, within one request's time, while the brokers look for the group's coordinator, as after a restart.
-    Raises ConfigError, Transient.
+    While the brokers look for the group's coordinator, as after a restart, repeats the request within one request
+    time-out. Raises ConfigError, Transient.
     """
     with translated_errors(topic, "look up committed offsets"):
         found = _ask_committed(consumer, topic, places(topic, partitions))
@@ -87,13 +87,13 @@ def _committed(place: TopicPartition) -> Committed:
 
 
 def next_offset(committed: int, first: int, end: int) -> int:
-    """Where a group with this committed offset (-1: none) begins: behind the end there is nothing, and the group then
-    begins with the first message that is stored."""
+    """The offset at which a group with this committed offset (-1: none) starts. An offset past the end is not valid,
+    and the group then starts with the first stored message."""
     return first if committed > end else max(committed, first)
 
 
 def id_of(found: TopicDescription) -> str:
-    """The id of a topic; "" from a broker that has none."""
+    """The id of a topic; "" from a broker that has no ids."""
     topic_id = str(found.topic_id)
     return "" if topic_id == _NO_ID else topic_id
 
@@ -111,8 +111,8 @@ def _ask_committed(consumer: Consumer, topic: KafkaTopic, wanted: list[TopicPart
 
 
 class OffsetLookUp:
-    """Where the partitions of a topic begin and end. By a client of its own: on a consumer's connection the question
-    would wait behind a fetch. Connects at the first question; `name` is for operators."""
+    """Looks up where the partitions of a topic begin and end. It has its own client, because on a consumer's connection
+    a request would wait behind a fetch. Connects at the first request; `name` is for operators."""
 
     def __init__(self, topic: KafkaTopic, name: str) -> None:
         self._topic = topic
@@ -120,7 +120,7 @@ class OffsetLookUp:
         self._admin: AdminClient | None = None
 
     def topic_id(self) -> str:
-        """The id of the topic that is there now; "" when its broker has none. Raises ConfigError, Transient."""
+        """The id of the topic as it exists now; "" when its broker has no ids. Raises ConfigError, Transient."""
         answer = self.ask_topic()
         if wait([answer], 2 * self._topic.timeout_s).not_done:
             raise Transient(f"message log: look up the topic: no answer; check the brokers {self._topic.servers}")
@@ -128,7 +128,7 @@ class OffsetLookUp:
             return id_of(answer.result())
 
     def ask_topic(self) -> Future[TopicDescription]:
-        """Ask for it without waiting. The answer may be a KafkaException. Raises ConfigError, Transient."""
+        """Ask for the topic without waiting. The answer may be a KafkaException. Raises ConfigError, Transient."""
         with translated_errors(self._topic, "look up the topic"):
             wanted = TopicCollection([self._topic.name])
             answers: dict[str, Future[TopicDescription]]
@@ -136,12 +136,12 @@ class OffsetLookUp:
         return answers[self._topic.name]
 
     def offsets(self, which: OffsetSpec) -> dict[int, int]:
-        """{partition: offset} of all partitions. Raises ConfigError, Transient."""
+        """Return {partition: offset} of all partitions. Raises ConfigError, Transient."""
         with translated_errors(self._topic, "look up offsets"):
             return {partition: answer.result().offset for partition, answer in self._ask(which).items()}
 
     def offsets_told(self, which: OffsetSpec) -> dict[int, int]:
-        """{partition: offset} of the partitions that can tell. Raises ConfigError; Transient when none can."""
+        """Return {partition: offset} of the partitions that answer. Raises ConfigError; Transient when none does."""
         found: dict[int, int] = {}
         failure: NosError | None = None
         for partition, answer in self._ask(which).items():
@@ -155,22 +155,22 @@ class OffsetLookUp:
         return found
 
     def renew(self) -> None:
-        """Give up the client, which may never get on again; the next question makes another one."""
+        """Abandon the client, which may never work again. The next request creates a new one."""
         self.close(0)
 
     def close(self, wait_s: float) -> None:
-        """Release the connections, waiting at most so long. Idempotent."""
+        """Release the connections, waiting at most wait_s. Idempotent."""
         admin, self._admin = self._admin, None
         if admin is not None:
             let_go_admin(admin, wait_s)
 
     def _ask(self, which: OffsetSpec) -> dict[int, Future[ListOffsetsResultInfo]]:
-        """An answer for each partition, all of them there."""
+        """Return a completed answer for each partition."""
         with translated_errors(self._topic, "look up offsets"):
             wanted = dict.fromkeys(places(self._topic, range(self._topic.partitions)), which)
             answers: dict[TopicPartition, Future[ListOffsetsResultInfo]]
             answers = self._client().list_offsets(wanted, request_timeout=self._topic.timeout_s)
-        # Twice, as the driver's own limit should end it first.
+        # Twice the time-out, because the driver's own limit should end it first.
         if wait(answers.values(), 2 * self._topic.timeout_s).not_done:
             raise Transient(f"message log: look up offsets: no answer; check the brokers {self._topic.servers}")
         return {place.partition: answer for place, answer in answers.items()}

@@ -1,7 +1,7 @@
-"""How far a consumer group has come, by the times of the messages: see GroupProgress.
+"""The progress of a consumer group, measured by the times of its messages: see GroupProgress.
 
-The oldest message that the group has not committed is read, by a client that is no member of the group. Its timestamp
-is the publisher's (CreateTime), or the broker's where the topic says LogAppendTime.
+A client that is not a member of the group reads the oldest message that the group has not committed. The message's
+timestamp is the publisher's (CreateTime), or the broker's if the topic is set to LogAppendTime.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nos_ec.core.errors import NosError, Transient
 
 _SLICE_S = 0.5
 _FETCH_BYTES = 64 << 10
-"""One message a partition is wanted; a broker sends a whole batch of them at least."""
+"""One message per partition is needed, but a broker sends at least a whole batch."""
 
 
 class KafkaGroupProgress:
-    """See GroupProgress. Connects at the first question."""
+    """See GroupProgress. Connects at the first call."""
 
     def __init__(self, topic: KafkaTopic, *, group: str, name: str) -> None:
         """`name` is for operators. Raises ConfigError for options that librdkafka refuses."""
@@ -54,13 +54,15 @@ class KafkaGroupProgress:
             waiting = {p: offset for p, offset in begins.items() if offset < ends[p]}
             oldest = self._oldest(self._reader, waiting)
         except NosError:
-            # A client may never get on again after its brokers slept.
+            # A client may never work again after its brokers were suspended.
             self._renew()
             raise
         passed = dict.fromkeys(begins.keys() - waiting.keys(), asked_ms) | oldest
         if not passed:
             self._renew()
-            raise Transient(f"message log: no partition tells how far it is read; check {self._topic.servers}")
+            raise Transient(
+                f"message log: the group's progress is not known for any partition; check {self._topic.servers}"
+            )
         return passed
 
     def close(self) -> None:
@@ -68,7 +70,7 @@ class KafkaGroupProgress:
         self._renew(self._topic.timeout_s)
 
     def _oldest(self, reader: Consumer, begins: Mapping[int, int]) -> dict[int, int]:
-        """{partition: timestamp in ms of the message there}, of the partitions that can be read."""
+        """Return {partition: timestamp in ms of the message at its offset}, for the partitions that can be read."""
         found: dict[int, int] = {}
         if not begins:
             return found
@@ -82,14 +84,15 @@ class KafkaGroupProgress:
                         continue
                     if (error := message.error()) is not None:
                         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                            # Not a ConfigError: a producer that may not read goes on with new objects.
+                            # Not a ConfigError: a producer without read permission continues with new objects.
                             raise Transient(str(translate(error, self._topic, "read the oldest messages")))
                         continue
                     partition = message.partition()
                     assert partition is not None
                     if partition not in found:
                         kind, timestamp_ms = message.timestamp()
-                        # Without a time it counts as old as can be: nothing is published again before it is passed.
+                        # Without a time it counts as the oldest possible: nothing is published again before the group
+                        # has passed it.
                         found[partition] = 0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms
                         reader.incremental_unassign(places(self._topic, [partition]))
             finally:

@@ -1,4 +1,5 @@
-"""The producing side on Kafka: idempotent, acknowledged by all in-sync replicas, keyed like every adapter."""
+"""The producing side on Kafka: idempotent, acknowledged by all in-sync replicas, partitioned by key like every
+adapter."""
 
 from __future__ import annotations
 
@@ -24,20 +25,20 @@ from nos_ec.core.errors import ConfigError, NosError, TooLarge, Transient
 _log = structlog.get_logger(__name__)
 
 _SLICE_S = 0.5
-"""Longest wait inside the driver: signals are answered in between."""
+"""The longest wait inside the driver. Signals are handled between such waits."""
 
 _BATCH_BYTES_MAX = 1_000_000
 """librdkafka's own batch.size."""
 _BATCH_BYTES_MIN = 2_000
 _BATCH_DIVISOR = 8
 _BATCH_BYTES_S = 600
-"""After a topic refused a batch, smaller ones are sent for so long."""
+"""How long smaller batches are sent after a topic has refused one."""
 
 Header = tuple[str, bytes]
 
 
 class _Batch:
-    """What became of the messages of one `publish`, by their index."""
+    """The outcome of each message of one `publish`, by index."""
 
     def __init__(self, topic: KafkaTopic, count: int) -> None:
         self._topic = topic
@@ -46,7 +47,7 @@ class _Batch:
         self.partitions_seen = 0
 
     def reported(self, index: int, error: KafkaError | None, message: Message) -> None:
-        """A delivery report. Runs inside the driver's poll."""
+        """Take a delivery report. Runs inside the driver's poll."""
         if error is not None:
             self.failed(index, translate(error, self._topic, "publish"))
             return
@@ -55,25 +56,25 @@ class _Batch:
         self.partitions_seen = max(self.partitions_seen, (message.partition() or 0) + 1)
 
     def failed(self, index: int, error: NosError) -> None:
-        """This one is not known to be appended."""
+        """Note that this message is not known to be appended."""
         self._unknown.discard(index)
         self.errors[index] = error
 
     def rest_failed(self, error: NosError) -> None:
-        """Nothing more will be heard of those that have no report yet."""
+        """Fail all messages that have no report yet; none will come for them."""
         for index in list(self._unknown):
             self.failed(index, error)
 
     def too_large(self) -> list[int]:
-        """Those that were refused for the size of the batch that they were sent in, or for their own."""
+        """The messages that were refused because they, or the batches they were sent in, are too large."""
         return sorted(index for index, error in self.errors.items() if isinstance(error, TooLarge))
 
 
 class KafkaPublisher:
     """See MessagePublisher. Safe to call from several threads, which take turns.
 
-    A message that fails may leave later ones of the same key behind it in the topic: publishing all of them again
-    puts each of them there in order once more.
+    When a message fails, later ones of the same key may still be appended. Publishing all of them again appends each of
+    them once more, in order.
     """
 
     def __init__(
@@ -108,22 +109,22 @@ class KafkaPublisher:
         )
         self._lock = Lock()
         self._batch_bytes: int | None = None
-        """Set once the topic refused a batch of several messages for its size."""
+        """Set once the topic has refused a batch of several messages because of its size."""
         self._batch_bytes_until_s = 0.0
         self._closed = False
         self._producer: Producer | None = self._new_producer()
 
     def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> Mapping[int, Transient]:
-        """See MessagePublisher.publish. What all in-sync replicas have is durable.
+        """See MessagePublisher.publish. A message is durable once all in-sync replicas have it.
 
-        Raises ConfigError when the topic has more partitions than it should, or may not be written.
+        Raises ConfigError when the topic has more partitions than configured, or may not be written.
         """
         batch = self._send(self._topic.name, [(key, value, []) for key, value in messages])
         if batch.partitions_seen > self._topic.partitions:
             raise ConfigError(
-                f"message log: topic {self._topic.name} has grown to at least {batch.partitions_seen} partitions and"
+                f"message log: topic {self._topic.name} has grown to at least {batch.partitions_seen} partitions, but"
                 f" the configuration says {self._topic.partitions}; stop all services, then set log.partitions to"
-                " what the topic has now"
+                " the topic's current number"
             )
         failed = {index: error for index, error in batch.errors.items() if isinstance(error, Transient)}
         lasting = [error for index, error in batch.errors.items() if index not in failed]
@@ -152,7 +153,7 @@ class KafkaPublisher:
                 raise ValueError("publish after close")
             self._news.forget()
             self._send_some(name, messages, range(len(messages)), batch)
-            # The topic's limit is for a batch as a whole, and librdkafka does not divide one that is refused.
+            # The topic's limit is for a batch as a whole, and librdkafka does not split a refused batch.
             while len(refused := batch.too_large()) > 1 and self._divide_batches():
                 self._send_some(name, messages, refused, batch)
         return batch
@@ -160,7 +161,7 @@ class KafkaPublisher:
     def _send_some(
         self, name: str, messages: Sequence[tuple[bytes, bytes, list[Header]]], indexes: Iterable[int], batch: _Batch
     ) -> None:
-        """Send these messages and await what becomes of them."""
+        """Send these messages and wait for their outcome."""
         if self._producer is None:
             self._producer = self._new_producer()
         try:
@@ -170,13 +171,13 @@ class KafkaPublisher:
             batch.rest_failed(error)
         self._await_reports(self._producer, batch)
         if batch.errors:
-            # It may be one that never works again: after a fatal error, and when it has forgotten every broker.
+            # The client may never work again: after a fatal error, or when it has forgotten every broker.
             self._drop_producer()
 
     def _hand_over(
         self, producer: Producer, name: str, message: tuple[bytes, bytes, list[Header]], index: int, batch: _Batch
     ) -> None:
-        """Queue one message. Waits while the driver's queue is full, which delivery or its time-out ends."""
+        """Queue one message. Waits while the driver's queue is full; delivery or its time-out ends that."""
         key, value, headers = message
         reported = partial(batch.reported, index)
         while True:
@@ -191,28 +192,29 @@ class KafkaPublisher:
                 producer.poll(_SLICE_S)
 
     def _await_reports(self, producer: Producer, batch: _Batch) -> None:
-        """Every message gets a report within delivery.timeout.ms: the bound is for a driver that breaks its word."""
+        """Wait for the reports. The driver promises one per message within delivery.timeout.ms; the deadline here is
+        for the case that it breaks that promise."""
         deadline = time.monotonic() + 2 * self._delivery_timeout_ms / 1000
         try:
             with translated_errors(self._topic, "publish"):
                 while len(producer) and time.monotonic() < deadline:
                     producer.flush(_SLICE_S)
         except NosError as error:
-            # Only a fatal error is raised here; what is still queued gets no report any more.
+            # Only a fatal error is raised here. Messages still queued get no report then.
             batch.rest_failed(error)
             return
-        batch.rest_failed(Transient("message log: publish: no word about some messages; publish them again"))
+        batch.rest_failed(Transient("message log: publish: no report for some messages; publish them again"))
 
     def _divide_batches(self) -> bool:
-        """Let the next client send less at once. False when it sends each message by itself already."""
+        """Make the next client send smaller batches. Returns False when each message is already sent by itself."""
         before = self._batch_bytes or _BATCH_BYTES_MAX
         if before == 1:
             return False
         self._batch_bytes = before // _BATCH_DIVISOR if before > _BATCH_BYTES_MIN else 1
         self._batch_bytes_until_s = time.monotonic() + _BATCH_BYTES_S
         _log.warning(
-            f"topic {self._topic.name} refuses batches of several events for their size; smaller ones are sent for"
-            f" {_BATCH_BYTES_S} s: raise max.message.bytes of the topic",
+            f"topic {self._topic.name} refuses batches of several events because of their size; smaller ones are sent"
+            f" for {_BATCH_BYTES_S} s: raise max.message.bytes of the topic",
             batch_bytes=self._batch_bytes,
         )
         return True
@@ -223,7 +225,7 @@ class KafkaPublisher:
             return
 
         def close() -> None:
-            producer.purge()  # or it would go on sending what was reported as failed
+            producer.purge()  # otherwise it would continue to send what was reported as failed
             producer.close()
 
         let_go(close, self._topic.timeout_s)

@@ -1,10 +1,11 @@
 """Notices that a member's client of librdkafka 2.16 has stopped working without reporting it.
 
-3  when a broker that slept answers that there is no broker, the client forgets every broker and may wait for ever
-5  it rejects a leader epoch that is lower than an earlier one, which a recreated topic has, and fetches in vain for
-   ever. So a member that gets nothing looks where the topic ends
-6  when it is told that a broker is no longer the group's coordinator, it does not ask again where to begin: it keeps
-   its partitions and fetches nothing. Nor does it always join after it waited for metadata
+3  When a broker that was suspended answers that there is no broker, the client forgets every broker and may wait for
+   ever.
+5  The client rejects a leader epoch that is lower than an earlier one, and then fetches in vain for ever. A recreated
+   topic has such epochs. So a member that receives nothing looks up where the topic ends.
+6  When a broker answers that it is no longer the group's coordinator, the client does not ask again where to start: it
+   keeps its partitions and fetches nothing. Nor does it always join after it has waited for metadata.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from confluent_kafka import Consumer, KafkaException
 from nos_ec.adapters.kafka.cluster import KafkaTopic
 
 _STUCK_TIMEOUTS = 3
-"""Request time-outs after which a client that waits for brokers or for an answer counts as stuck."""
+"""The number of request time-outs after which a client that waits for brokers or for an answer counts as stuck."""
 _PROBE_S = 1.0
 
 
 class StallWatch:
-    """What one member has taken, and since when nothing has come. Not thread-safe."""
+    """What one member has taken, and how long nothing has come. Not thread-safe."""
 
     def __init__(self, topic: KafkaTopic, poll_interval_s_max: float) -> None:
         self._topic = topic
@@ -30,19 +31,19 @@ class StallWatch:
         self.patience_s = _STUCK_TIMEOUTS * topic.timeout_s
         """How long a client may wait for brokers or for an answer."""
         self._down_s: float | None = None
-        """Since when the driver has had no broker, as far as it has reported."""
+        """The time since which the driver has had no broker, as far as it has reported."""
         self._looked_s = time.monotonic()
-        """When the last message was taken, partitions came, or the ends were looked up."""
+        """The time when a message was last taken, partitions were assigned, or the ends were looked up."""
         self._next: dict[int, int] = {}
-        """Of the partitions owned, the offset after the last message taken."""
+        """For the partitions owned, the offset after the last message taken."""
         self._ends: dict[int, int] = {}
-        """The topic's ends at the last look-up, if nothing was taken or resumed and no partitions came since."""
+        """The topic's ends at the last look-up, if nothing was taken, resumed or assigned since."""
         self._left_out_s: float | None = None
-        """Since when the group has not taken this member in, as far as it has looked."""
+        """The time since which the group has not admitted this member, as far as the checks show."""
 
     # --- what happens -------------------------------------------------------------------------------
     def took(self, partition: int, offset: int) -> bool:
-        """A message came. False when its offset was taken before: then the topic is another one."""
+        """Note that a message came. Returns False when its offset was taken before: then the topic has changed."""
         if offset < self._next.get(partition, 0):
             return False
         self._next[partition] = offset + 1
@@ -50,25 +51,25 @@ class StallWatch:
         return True
 
     def assigned(self) -> None:
-        """Partitions came."""
+        """Note that partitions were assigned."""
         self._looked_s, self._ends, self._left_out_s = time.monotonic(), {}, None
 
     def resumed(self) -> None:
-        """Partitions that were paused go on."""
+        """Note that paused partitions were resumed."""
         self._ends = {}
 
     def forget(self, partitions: Iterable[int]) -> None:
-        """These are not owned any more."""
+        """Forget partitions that are no longer owned."""
         for partition in partitions:
             self._next.pop(partition, None)
 
     def lost_brokers(self) -> None:
-        """The driver has no broker now. It does not report when it has one again."""
+        """Note that the driver has no broker now. It does not report when it has one again."""
         if self._down_s is None:
             self._down_s = time.monotonic()
 
     def reset(self) -> None:
-        """There is another client, which has no broker yet."""
+        """Start over with a new client, which has no broker yet."""
         self._down_s = time.monotonic()
         self._next.clear()
         self._ends = {}
@@ -86,7 +87,7 @@ class StallWatch:
             return True
 
     def may_look(self) -> bool:
-        """Whether nothing has come for so long that it is time to look why. True once in a while."""
+        """Whether nothing has come for so long that it is time to find out why. True only once in a while."""
         now_s = time.monotonic()
         if self._down_s is not None or now_s - self._looked_s < self.patience_s:
             return False
@@ -94,8 +95,9 @@ class StallWatch:
         return True
 
     def is_left_out(self, *, owns: bool, member_id: str | None, known_id: str | None) -> bool:
-        """Whether the group does not take the member in: it owns nothing, and was not told so under its present id, for
-        longer than a rebalance may take; or since the last look it had no id, so the group has not heard of it (6)."""
+        """Whether the group does not admit the member (6). There are two signs. For longer than a rebalance may take,
+        it owns nothing and got no assignment under its present id. Or it has no id, and owned nothing at the last look
+        either: then the group has not heard of it."""
         if owns or (member_id and member_id == known_id):
             self._left_out_s = None
             return False
@@ -111,10 +113,10 @@ class StallWatch:
         beginnings: Callable[[Set[int]], Mapping[int, int]],
         ends: Callable[[], Mapping[int, int]],
     ) -> bool:
-        """Whether a message of the partitions `wanted` does not come, though it was there at the last look (5).
+        """Whether a message of the partitions `wanted` does not come, although it existed at the last look (5).
 
-        `beginnings` looks up where partitions begin from which nothing was taken, `ends` where the topic ends. What
-        they raise passes through; the next look then starts from the beginning.
+        `beginnings` looks up where partitions start from which nothing was taken, `ends` where the topic ends. Their
+        errors pass through; the next look then starts from the beginning.
         """
         earlier, self._ends = self._ends, {}
         if not wanted:

@@ -1,6 +1,6 @@
-"""Notices that the topic was deleted and made anew: then all of its offsets begin again.
+"""Notices that the topic was deleted and recreated: then all of its offsets start again.
 
-Brokers give every topic an id (since Kafka 2.8), which a topic that is made anew under the same name does not share.
+Since Kafka 2.8, brokers give every topic an id. A topic that is recreated under the same name has another id.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nos_ec.adapters.kafka.offset_look_up import OffsetLookUp, id_of
 from nos_ec.core.errors import NosError
 
 WATCH_S = 5.0
-"""Between two looks at the topic's id. Meanwhile messages of the new topic may be handed out under the old id; they are
-delivered again afterwards."""
+"""The time between two look-ups of the topic's id. Meanwhile messages of the new topic may be handed out under the old
+id; they are delivered again afterwards."""
 
 
 class TopicWatch:
-    """Looks from time to time, without waiting for the answer. Not thread-safe."""
+    """Looks the id up from time to time, without waiting for the answer. Not thread-safe."""
 
     def __init__(self, look_up: OffsetLookUp) -> None:
         self._look_up = look_up
@@ -31,12 +31,12 @@ class TopicWatch:
         self._answer: Future[TopicDescription] | None = None
 
     def begin(self, topic_id: str) -> None:
-        """What follows is compared with this id; "" when it is not known yet."""
+        """Compare the ids that follow with this one; "" when it is not known yet."""
         self._known = topic_id
         self._was_missing = False
 
     def is_another(self) -> bool:
-        """Whether the topic is, by the last answer, not the one that it was, or is back after it was missing."""
+        """Whether, by the last answer, the topic is another one than before, or is back after it was missing."""
         if self._answer is not None and self._answer.done():
             answer, self._answer = self._answer, None
             return self._differs(answer)
