@@ -23,8 +23,8 @@ TOPIC = KafkaTopic("broker:9092", "pack-requests", 12)
 @pytest.mark.parametrize(
     ("servers", "name", "partitions", "said"),
     [
-        ("", "t", 1, "give host:port"),
-        (" , ", "t", 1, "give host:port"),
+        ("", "t", 1, "configure host:port"),
+        (" , ", "t", 1, "configure host:port"),
         ("b:1", "", 1, "cannot be a topic"),
         ("b:1", "..", 1, "cannot be a topic"),
         ("b:1", "a topic", 1, "cannot be a topic"),
@@ -41,7 +41,7 @@ def test_a_topic_that_cannot_work_is_refused(servers: str, name: str, partitions
 def test_dead_letters_go_to_a_topic_of_their_own() -> None:
     assert TOPIC.dead_letters == "pack-requests.dead-letters"
     assert KafkaTopic("b:1", "t", 1, dead_letter_topic="d").dead_letters == "d"
-    with pytest.raises(ConfigError, match="name another one"):
+    with pytest.raises(ConfigError, match="name another topic"):
         KafkaTopic("b:1", "t", 1, dead_letter_topic="t")
 
 
@@ -86,7 +86,7 @@ def test_senseless_replication_is_refused(replication: int, in_sync_min: int) ->
 @pytest.mark.parametrize(
     ("code", "kind", "said"),
     [
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, Transient, "make it again with `nos-ec init`"),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, Transient, "recreate it with `nos-ec init`"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, ConfigError, "ACLs"),
         (KafkaError._AUTHENTICATION, ConfigError, "SASL"),
         (KafkaError.MSG_SIZE_TOO_LARGE, TooLarge, r"max\.message\.bytes of topic pack-requests"),
