@@ -354,9 +354,9 @@ def extra_pool(ceph: CephCluster) -> Iterator[Callable[..., str]]:
 @pytest.mark.parametrize(
     ("geometry", "message"),
     [
-        (Geometry(k=8, m=4), r"is 8\+3, the configuration says 8\+4"),
-        (Geometry(k=4, m=2), r"is 8\+3, the configuration says 4\+2"),
-        (Geometry(chunk_size=64 << 10), r"stripe_unit\) of 131072 bytes, the configuration says 65536"),
+        (Geometry(k=8, m=4), r"is 8\+3, but the configuration says 8\+4"),
+        (Geometry(k=4, m=2), r"is 8\+3, but the configuration says 4\+2"),
+        (Geometry(chunk_size=64 << 10), r"stripe_unit\) of 131072 bytes, but the configuration says 65536"),
     ],
 )
 def test_another_geometry_than_the_pool_has(consumer: RadosCluster, geometry: Geometry, message: str) -> None:

@@ -227,7 +227,7 @@ def test_what_does_not_fit(store: Store) -> None:
     assert_told(
         store,
         Case("api", {"CEPH__USER": "client.nobody"}, ("does not accept client.nobody", "ceph.user")),
-        Case("status", {"CEPH__USER": "nos-ec"}, ("give its whole name", "ceph.user")),
+        Case("status", {"CEPH__USER": "nos-ec"}, ("use its full name", "ceph.user")),
         Case("consumer", {"CEPH__CONF_FILE": "absent.conf"}, ("absent.conf does not exist", "ceph.conf_file")),
         Case("gc", {"CEPH__CONF_FILE": __file__}, ("cannot be read as a ceph.conf", "ceph.conf_file")),
         Case("producer", {"CEPH__BLOCKS_POOL": "nowhere"}, ("has no pool nowhere", "docs/CEPH.md", "ceph.blocks_pool")),
@@ -250,7 +250,7 @@ def test_what_does_not_fit(store: Store) -> None:
 
 def test_pools_that_do_not_fit(store: Store, pools: dict[str, str]) -> None:
     found = {
-        "4+2": ("consumer", "is 4+2, the configuration says 8+3", "ceph.blocks_pool"),
+        "4+2": ("consumer", "is 4+2, but the configuration says 8+3", "ceph.blocks_pool"),
         "chunk": ("gc", "stripe_unit", "make a pool", "ceph.blocks_pool"),
         "overwrites": ("producer", "allow_ec_overwrites", "make another pool"),
     }

@@ -1,14 +1,14 @@
 """Finds and loads `rados`, the Python binding of librados, and declares the part of it that is used.
 
 The binding is on no package index. The distribution builds it for its own Python (Debian and Ubuntu: python3-rados),
-and a virtual environment does not see it. So it is looked for where the distribution puts it, and loaded from there by
-its file: with that folder on the path, all other packages of the distribution would come along.
+and a virtual environment does not see it. So this module looks for its file where the distribution puts it, and loads
+that file. With the folder on the path instead, all other packages of the distribution would become visible, too.
 
-What is declared exists alike in the bindings of Ceph 16.2 and 20.2. Traps of both that the callers avoid:
-  - `WriteOp.zero` swaps its arguments, and an OSD of 16.2 dies of a zero of length 0: it is not declared here;
-  - `Ioctx.aio_read` hands over a buffer of the full length, with whatever was in memory, when 0 bytes were read;
-  - `Ioctx.list_objects` ends as if all was listed when listing fails;
-  - `Completion` tells no version of an object, and `Ioctx.get_last_version` is that of the handle's last operation;
+What is declared here is the same in the bindings of Ceph 16.2 and 20.2. Both have traps that the callers avoid:
+  - `WriteOp.zero` swaps its arguments, and a zero of length 0 kills an OSD of 16.2: it is not declared here;
+  - `Ioctx.aio_read` passes on a buffer of the full length, with whatever was in memory, when 0 bytes were read;
+  - when `Ioctx.list_objects` fails, it ends as if everything had been listed;
+  - `Completion` gives no object version, and `Ioctx.get_last_version` is that of the handle's last operation;
   - waiting for a completion without a callback needs no GIL in librados' threads; a callback does.
 """
 
@@ -30,8 +30,8 @@ from nos_ec.core.errors import ConfigError
 
 CREATE_EXCLUSIVE = 1
 FULL_TRY = 64
-"""Flag of a write: on a full pool or cluster fail at once (EDQUOT, ENOSPC) or, for a delete, go on. Without it the
-write would wait for room until it times out."""
+"""Flag of a write. On a full pool or cluster the write then fails at once (EDQUOT, ENOSPC), and a delete proceeds.
+Without the flag, the write would wait for space until it times out."""
 
 _MODULE = "rados"
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -40,11 +40,11 @@ _FOLDERS = (
     Path(f"/usr/lib64/python{_PYTHON}/site-packages"),
     Path(f"/usr/lib/python{_PYTHON}/site-packages"),
 )
-"""Where distributions put it: Debian and Ubuntu; Fedora, RHEL and openSUSE; Arch."""
+"""Where distributions put the binding: Debian and Ubuntu; Fedora, RHEL and openSUSE; Arch."""
 
 
 class WriteOp(Protocol):
-    """Steps that are done all or none, in order."""
+    """Steps that run in order, all or none."""
 
     def new(self, exclusive: int) -> None: ...
     def assert_version(self, version: int) -> None: ...
@@ -55,7 +55,7 @@ class WriteOp(Protocol):
 
 
 class Completion(Protocol):
-    """An operation under way. It keeps its buffers alive by itself."""
+    """An operation in flight. It keeps its buffers alive by itself."""
 
     def wait_for_complete(self) -> None: ...
     def wait_for_complete_and_cb(self) -> int: ...
@@ -63,7 +63,7 @@ class Completion(Protocol):
 
 
 class ListedObject(Protocol):
-    """An object that a listing came to."""
+    """An object in a listing."""
 
     @property
     def key(self) -> str: ...
@@ -121,19 +121,19 @@ class Binding(Protocol):
 
 @cache
 def load() -> Binding:
-    """The binding. Raises ConfigError when there is none for this Python, and says what to install."""
+    """Load the binding. Raises ConfigError, which says what to install, when there is none for this Python."""
     try:
         module = import_module(_MODULE) if _on_the_path() else _load_file(_installed_file())
     except ImportError as error:
         raise ConfigError(f"the Python binding of Ceph cannot be loaded ({error}): {_advice()}") from error
     if not hasattr(module, "WriteOpCtx"):
-        raise ConfigError(f"{module!r} is no Python binding of Ceph 16.2 or newer: {_advice()}")
+        raise ConfigError(f"{module!r} is not a Python binding of Ceph 16.2 or newer: {_advice()}")
     return cast(Binding, module)
 
 
 @contextmanager
 def os_errors() -> Iterator[None]:
-    """Raise the binding's errors as OSError with librados' errno; ValueError for the use of what is closed."""
+    """Raise the binding's errors as OSError with librados' errno. Raises ValueError for the use of a closed handle."""
     binding = load()
     try:
         yield
@@ -145,7 +145,7 @@ def os_errors() -> Iterator[None]:
 
 
 def _on_the_path() -> bool:
-    """Whether this Python sees it by itself: a system's Python, or an environment that lets its packages in."""
+    """Whether this Python can import the binding: the system's Python, or an environment that sees its packages."""
     if _MODULE in sys.modules:
         return True
     return any((Path(folder) / f"{_MODULE}{suffix}").is_file() for folder in sys.path for suffix in EXTENSION_SUFFIXES)
@@ -162,9 +162,9 @@ def _installed_file() -> Path:
 def _load_file(file: Path) -> ModuleType:
     spec = spec_from_file_location(_MODULE, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no extension module")
+        raise ImportError(f"{file} is not an extension module")
     module = module_from_spec(spec)
-    # An extension is initialised once a process; whoever imports `rados` later gets this one.
+    # An extension is initialised once per process. Later imports of `rados` get this module.
     sys.modules[_MODULE] = module
     try:
         spec.loader.exec_module(module)
@@ -178,10 +178,10 @@ def _advice() -> str:
     unfit = sorted(file for folder in _FOLDERS for file in folder.glob(f"{_MODULE}.*.so"))
     if unfit:
         return (
-            f"{unfit[0]} is for another Python than this one ({_PYTHON}): run nos_ec with the Python that the"
-            " distribution's python3-rados is built for, which is its /usr/bin/python3"
+            f"{unfit[0]} is not for this Python ({_PYTHON}): run nos_ec with the Python that the distribution's"
+            " python3-rados is built for, its /usr/bin/python3"
         )
     return (
         "install python3-rados of Ceph 16.2 or newer from your distribution (Debian, Ubuntu: apt-get install"
-        f" python3-rados), and run nos_ec with the Python it is built for; this is Python {_PYTHON}"
+        f" python3-rados), and run nos_ec with the Python that it is built for; this is Python {_PYTHON}"
     )

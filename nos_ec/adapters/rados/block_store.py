@@ -1,17 +1,17 @@
-"""The block store on a Ceph erasure-coded pool: one RADOS object a block.
+"""The block store on a Ceph erasure-coded pool: one RADOS object per block.
 
     object                 xattr                content
-    <block id, hex>        nos_ec.geometry      "1 k=8 m=3 ...": what it was created for; never changes
+    <block id, hex>        nos_ec.geometry      "1 k=8 m=3 ...": the geometry of its creation; never changes
                            nos_ec.end           "open N" or "sealed N": N stripes are written
-    nos_ec.store           nos_ec.geometry      no content; made by `initialise`
+    nos_ec.store           nos_ec.geometry      no content; created by `initialise`
 
 Invariants kept here:
-  a  The end of a block, its seal and its bytes change in one RADOS transaction, which first compares the object's
-     version with the one it had when it ended where the writer believes. Every change of an object raises its version.
-     So of two appends at one end, or of an append and a seal, one wins and the other writes nothing, in whatever
-     process they are and however late a delayed one arrives.
-  b  "sealed" is never taken back.
-  c  The object's size is N stripes. An append is always whole stripes: a shorter one would be the block's last.
+  a  A block's end, seal and bytes change together in one RADOS transaction. The transaction first checks that the
+     object still has the version at which the writer knows its end; every change of an object raises its version. So of
+     two appends at the same end, or of an append and a seal, one wins and the other writes nothing, whatever processes
+     they come from and however late one of them arrives.
+  b  "sealed" is never undone.
+  c  The object's size is N stripes. An append is always whole stripes, because nothing can follow a shorter one.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ STORE_OBJECT = "nos_ec.store"
 GEOMETRY = "nos_ec.geometry"
 
 _CHANGED = frozenset({errno.ERANGE, errno.EOVERFLOW})
-"""What a transaction gives that expects another version than the object has."""
+"""Error codes of a transaction that expects another version than the object has."""
 
 
 class RadosBlockStore:
     """A `BlockStore` on a Ceph pool (see nos_ec.ports.block_store for the contract).
 
     Opening raises ConfigError when the pool is missing, does not fit the geometry, or was not initialised for it;
-    Transient. `namespace` keeps several stores in one pool apart. Closing leaves the cluster connected.
+    Transient. `namespace` separates several stores in one pool. Closing leaves the cluster connected.
 
-    Works while every placement group has k + 1 of its k + m OSDs (the pool's min_size); below that, operations on the
-    groups concerned raise Transient after the time limit, and nothing is lost.
+    The store works while every placement group has k + 1 of its k + m OSDs (the pool's min_size). Operations on groups
+    with fewer OSDs raise Transient after the time limit, and nothing is lost.
     """
 
     def __init__(self, cluster: RadosCluster, pool_name: str, geometry: Geometry, namespace: str = "") -> None:
@@ -70,7 +70,7 @@ class RadosBlockStore:
     def initialise(cls, cluster: RadosCluster, pool_name: str, geometry: Geometry, namespace: str = "") -> None:
         """Mark a pool, or a namespace of it, as a store of this geometry. Durable and idempotent.
 
-        Raises ConfigError when the pool does not fit or is a store of another geometry; NoSpace, Transient.
+        Raises ConfigError when the pool does not fit or has a store of another geometry; NoSpace, Transient.
         """
         with cluster.open_pool(pool_name, namespace) as pool:
             check_blocks_pool(cluster, pool, geometry)
@@ -79,13 +79,13 @@ class RadosBlockStore:
 
     @property
     def geometry(self) -> Geometry:
-        """Geometry the store was created with."""
+        """The geometry that the store was created with."""
         return self._geometry
 
     # --- writing --------------------------------------------------------------------------------------
 
     def create(self, block_id: BlockId, data: Buffer = b"") -> None:
-        """Create a block with what it begins with, in one transaction."""
+        """Create a block with its first stripes, in one transaction."""
         content = [steps.append(data)] if data else []
         end = self._end_after(0, data) if data else BlockEnd(0, sealed=False)
         with self._translated(block_id):
@@ -103,7 +103,7 @@ class RadosBlockStore:
         self._written(block_id, KnownEnd(end, version), data)
 
     def append(self, block_id: BlockId, at_stripe: int, data: Buffer) -> None:
-        """Append whole stripes behind stripe `at_stripe`, in one transaction (invariant a)."""
+        """Append whole stripes at `at_stripe`, in one transaction (invariant a)."""
         end = self._end_after(at_stripe, data)
         known = self._known_ends.take(block_id) or self._look_up(block_id)
         if known.end.sealed:
@@ -113,19 +113,19 @@ class RadosBlockStore:
         version = self._changed(block_id, known, steps.append(data), steps.set_xattr(END, end.encode()))
         if version is None:
             self._look_up(block_id)  # raises NotFound when it was deleted
-            raise Conflict(f"block {block_id.hex()} was changed by another writer or sealed: seal it")
+            raise Conflict(f"block {block_id.hex()} was sealed or changed by another writer: seal it")
         self._written(block_id, KnownEnd(end, version), data)
 
     def _end_after(self, at_stripe: int, data: Buffer) -> BlockEnd:
-        """Where a block ends, and whether it is full and thereby sealed, with `data` behind stripe `at_stripe`.
+        """The end of a block after appending `data` at `at_stripe`. A full block is sealed.
 
-        Raises ValueError unless these are whole stripes that fit a block."""
+        Raises ValueError unless `data` is whole stripes that fit into a block."""
         size_bytes, full = memoryview(data).nbytes, self._geometry.stripes_per_block
         count, rest = divmod(size_bytes, self._geometry.stripe_size)
         if rest or not count or at_stripe < 0 or at_stripe + count > full:
             raise ValueError(
-                f"{size_bytes} bytes at stripe {at_stripe}: needed are whole stripes of {self._geometry.stripe_size}"
-                f" bytes, up to stripe {full}"
+                f"{size_bytes} bytes at stripe {at_stripe}: an append takes whole stripes of"
+                f" {self._geometry.stripe_size} bytes, up to stripe {full}"
             )
         return BlockEnd(at_stripe + count, sealed=at_stripe + count == full)
 
@@ -135,8 +135,8 @@ class RadosBlockStore:
         self._free.spent(memoryview(data).nbytes)
 
     def seal(self, block_id: BlockId) -> int:
-        """Turn "open N" into "sealed N". An append that comes in between makes it look again: at most once for each
-        stripe a block can hold."""
+        """Turn "open N" into "sealed N". If an append comes in between, look the end up again: at most once for each
+        stripe that a block can hold."""
         self._known_ends.take(block_id)
         for _ in range(self._geometry.stripes_per_block + 1):
             known = self._look_up(block_id)
@@ -146,16 +146,16 @@ class RadosBlockStore:
             sealed = BlockEnd(stripes, sealed=True)
             if self._changed(block_id, known, steps.set_xattr(END, sealed.encode())) is not None:
                 return stripes
-        raise Transient(f"block {block_id.hex()} changes all the time; try again")
+        raise Transient(f"block {block_id.hex()} keeps changing; try again")
 
     def delete(self, block_id: BlockId) -> None:
-        """Delete a block: one transaction, so it is there or it is not."""
+        """Delete a block in one transaction, so that it exists completely or not at all."""
         self._known_ends.take(block_id)
         self._blocks.delete(block_id)
 
     def _changed(self, block_id: BlockId, known: KnownEnd, *change: steps.Step) -> int | None:
-        """Do a change if nothing has changed or deleted the block since its end was known (invariant a). Returns the
-        block's new version, None when something has. Raises Conflict, NoSpace, Transient."""
+        """Make a change unless the block was changed or deleted since its end was looked up (invariant a). Returns the
+        block's new version; None if it was changed or deleted. Raises Conflict, NoSpace, Transient."""
         with self._translated(block_id):
             try:
                 return self._pool.write(block_id.hex(), steps.must_have_version(known.version), *change)
@@ -173,8 +173,8 @@ class RadosBlockStore:
         return self._counted(block_id, offset, length, found)
 
     def read_many(self, block_id: BlockId, extents: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several ranges, one operation each, as many at a time as nos_ec.adapters.rados.pool allows. OSDs verify
-        what they read against BlueStore's checksums and decode what is damaged."""
+        """Read several ranges, one operation each, as many at a time as nos_ec.adapters.rados.pool allows. The OSDs
+        verify what they read against BlueStore's checksums, and decode what is damaged."""
         if not extents:
             return []
         with self._blocks.translated(block_id):
@@ -182,35 +182,39 @@ class RadosBlockStore:
         return [self._counted(block_id, *extent, part) for part, extent in zip(found, extents, strict=True)]
 
     def stripes(self, block_id: BlockId) -> int:
-        """What the block's end says. Raises Corrupt when its size says otherwise (invariant c)."""
+        """The number of stripes that the block's end records. Raises Corrupt if its size does not match (invariant
+        c)."""
         end = self._look_up(block_id).end
         with self._translated(block_id):
             size = self._pool.size_of(block_id.hex())
         if size < end.stripes * self._geometry.stripe_size or size % self._geometry.stripe_size:
-            raise Corrupt(f"block {block_id.hex()} has {size} bytes, which are not the {end.stripes} stripes it claims")
+            raise Corrupt(
+                f"block {block_id.hex()} has {size} bytes, not the {end.stripes} stripes that its xattr records"
+            )
         return end.stripes
 
     def list_blocks(self) -> Iterator[BlockId]:
-        """Every block; other objects of the pool are passed over."""
+        """Yield every block. Other objects of the pool are skipped."""
         return map(BlockId, self._blocks.all_ids())
 
     def free_bytes(self) -> int:
-        """Whole stripes that fit by the monitors' last estimate: some seconds old, older while they do not answer."""
+        """The whole stripes that fit, in bytes, by the monitors' last estimate. It is some seconds old, and older while
+        they do not answer."""
         return self._free.value() // self._geometry.stripe_size * self._geometry.stripe_size
 
     def probe(self) -> None:
-        """Read the store's mark from the OSDs, as a block is read; the monitors are not asked."""
+        """Read the store's mark from the OSDs, the way a block is read. The monitors are not asked."""
         self._check_store()
 
     def raw_bytes(self) -> int:
-        """Bytes allocated on all OSDs for the whole pool, other namespaces included; some seconds old."""
+        """The bytes allocated on all OSDs for the whole pool, including other namespaces. Some seconds old."""
         return self._blocks.allocated_bytes()
 
     def blocks_short(self) -> None:
-        """Ceph finds them and recovers their shards; `ceph status` tells how far it is."""
+        """None: Ceph finds such blocks and recovers their shards. `ceph status` shows its progress."""
 
     def counters(self) -> ReadCounters:
-        """Cost of `read` and `read_many` so far, computed from the ranges (see read_cost.py)."""
+        """The cost of `read` and `read_many` so far, computed from the ranges (see read_cost.py)."""
         return self._counter.value()
 
     def close(self) -> None:
@@ -221,19 +225,21 @@ class RadosBlockStore:
     # --------------------------------------------------------------------------------------------------
 
     def _counted(self, block_id: BlockId, offset: int, length: int, found: bytes) -> bytes:
-        """What a read of this range found. Raises Corrupt when it is not all of it."""
+        """Count the read of this range and return its bytes. Raises Corrupt if they are too few."""
         self._counter.count(offset, length)
         if len(found) != length:
             raise Corrupt(f"block {block_id.hex()}: range of {length} bytes at {offset} is past the end")
         return found
 
     def _look_up(self, block_id: BlockId) -> KnownEnd:
-        """Where a block ends, and at which version. Raises NotFound, Corrupt, Transient; ConfigError for a block of
-        another geometry."""
+        """Look up where a block ends, and its object's version. Raises NotFound, Corrupt, Transient; ConfigError for a
+        block of another geometry."""
         with self._translated(block_id):
             xattrs, version = self._pool.xattrs(block_id.hex())
         if END not in xattrs or GEOMETRY not in xattrs:
-            raise Corrupt(f"block {block_id.hex()} has no xattr {END} or {GEOMETRY}: it was not made by this program")
+            raise Corrupt(
+                f"block {block_id.hex()} has no xattr {END} or {GEOMETRY}: it was not created by this program"
+            )
         if xattrs[GEOMETRY] != _geometry_value(self._geometry):
             geometry = xattrs[GEOMETRY].decode(errors="replace")
             raise ConfigError(f"block {block_id.hex()} was created for the geometry {geometry}")
@@ -246,8 +252,8 @@ class RadosBlockStore:
         if stored != wanted:
             raise ConfigError(
                 f"the block store in Ceph pool {self._pool.name} has the geometry {stored.decode(errors='replace')},"
-                f" the configuration says {wanted.decode()}: set the configuration to the store's geometry, or"
-                " initialise a new store in another pool or namespace"
+                f" but the configuration says {wanted.decode()}: configure the store's geometry, or initialise a new"
+                " store in another pool or namespace"
             )
 
     @contextmanager
@@ -259,7 +265,7 @@ class RadosBlockStore:
                 if error.errno in NO_SPACE:
                     self._free.refused()
                 if error.errno == errno.EOPNOTSUPP:
-                    raise Conflict(f"block {block_id.hex()} does not end at a whole stripe: seal it") from error
+                    raise Conflict(f"block {block_id.hex()} does not end with a whole stripe: seal it") from error
                 raise
 
 

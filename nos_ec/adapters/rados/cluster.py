@@ -1,7 +1,7 @@
-"""A connection to a Ceph cluster, and what the monitors tell.
+"""A connection to a Ceph cluster, and commands to its monitors.
 
-Every operation has a time limit, set before the connection is made: without one, an operation on a placement group
-that is not active waits for ever.
+Every operation has a time limit, set before the connection is made. Without one, an operation on a placement group
+that is not active would wait for ever.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _log = structlog.get_logger(__name__)
 class RadosOptions:
     """How to reach a cluster. Raises ConfigError for values that make no sense.
 
-    conf_file: its ceph.conf; `mon_host` is all that is needed in it.
+    conf_file: the cluster's ceph.conf. It needs only `mon_host`.
     user: such as client.nos-ec-consumer.
-    keyring_file: holds the user's key; left out, Ceph looks where ceph.conf or its own defaults say.
-    op_timeout_ms: for one read or write, after which it raises Transient. Ceph counts whole seconds: rounded up.
-    connect_timeout_ms: for connecting, and for commands to the monitors; rounded up as well.
+    keyring_file: holds the user's key. If left out, Ceph looks where ceph.conf or its own defaults say.
+    op_timeout_ms: limit for one read or write, which then raises Transient. Rounded up, as Ceph counts whole seconds.
+    connect_timeout_ms: limit for connecting, and for each command to the monitors. Rounded up as well.
     """
 
     conf_file: Path
@@ -46,17 +46,17 @@ class RadosOptions:
 
     def __post_init__(self) -> None:
         if not self.user.startswith("client.") or self.user == "client.":
-            raise ConfigError(f"Ceph user {self.user!r}: give its whole name, such as client.nos-ec-consumer")
+            raise ConfigError(f"Ceph user {self.user!r}: use its full name, such as client.nos-ec-consumer")
         for name, value in (("op_timeout_ms", self.op_timeout_ms), ("connect_timeout_ms", self.connect_timeout_ms)):
             if value < 1:
-                raise ConfigError(f"{name} is {value}; give 1 or more: an operation without a limit can hang for ever")
+                raise ConfigError(f"{name} is {value}; use 1 or more: an operation without a limit can hang for ever")
 
 
 _LAGGY_S_MAX, _LAGGY_SHARE = 2, 4
-"""After so long, and after this share of its time limit at the latest, an operation makes librados ask the monitors for
-a newer map of the OSDs, and again each time as much has passed. So one that an OSD dropped, because its placement group
-moved or its pool was deleted, is sent elsewhere or fails with the reason. By Ceph's own settings that begins after
-10 s, when all the time is gone."""
+"""An operation that takes longer than the first (in seconds), or than the time limit divided by the second, makes
+librados ask the monitors for a newer map of the OSDs. It asks again each time the same time has passed. So an operation
+that an OSD dropped, because its placement group moved or its pool was deleted, is sent elsewhere or fails with the
+reason. With Ceph's own settings that begins after 10 s, when the time limit is used up."""
 
 LOG_LEVEL = "info"
 
@@ -65,14 +65,16 @@ LogWatcher = Callable[[str, str, str], None]
 
 
 _NOT_ACCEPTED = frozenset({errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.EIO})
-"""What connecting gives for a key that is wrong, unknown, of a type librados does not know, or does not parse (EIO)."""
+"""Errors of connecting with a key that is wrong, unknown, of a type that librados does not know, or not parsable
+(EIO)."""
 
 
 class RadosCluster:
-    """A connection, to be shared by the stores of a process. Safe to call from several threads.
+    """A connection that the stores of a process share. Safe to call from several threads.
 
-    Connecting raises ConfigError when the binding, ceph.conf, the keyring or the key is wrong, Transient when the
-    monitors do not answer in time. Close the stores first, and have no call under way: closing ends librados' threads.
+    Connecting raises ConfigError when the binding, ceph.conf, the keyring or the key is wrong, and Transient when the
+    monitors do not answer in time. Before `close`, close the stores and let all calls finish: it ends librados'
+    threads.
     """
 
     def __init__(self, options: RadosOptions) -> None:
@@ -87,7 +89,7 @@ class RadosCluster:
         try:
             self._configure(rados)
             self._connect(rados)
-            # By these a process is known to Ceph: in `ceph osd blocklist ls`, say.
+            # Ceph identifies a process by these addresses, for example in `ceph osd blocklist ls`.
             _log.info("connected to Ceph", user=options.user, addresses=rados.get_addrs())
         except BaseException:
             self.close()
@@ -102,7 +104,7 @@ class RadosCluster:
         self.close()
 
     def open_pool(self, name: str, namespace: str = "") -> Pool:
-        """A pool, or one namespace of it. Raises ConfigError when there is no such pool, Transient."""
+        """Open a pool, or one namespace of it. Raises ConfigError when there is no such pool, Transient."""
         rados = self._open()
         with self._errors(f"opening pool {name}"):
             try:
@@ -112,14 +114,14 @@ class RadosCluster:
                     pool = Pool(rados, ioctx, name, namespace, _seconds(self._options.op_timeout_ms))
             except FileNotFoundError as error:
                 raise ConfigError(
-                    f"the Ceph cluster of {self._options.conf_file} has no pool {name}: make it as docs/CEPH.md says,"
-                    " or correct the configuration"
+                    f"the Ceph cluster of {self._options.conf_file} has no pool {name}: create it as docs/CEPH.md"
+                    " describes, or correct the configuration"
                 ) from error
         self._pools.append(pool)
         return pool
 
     def command(self, prefix: str, **arguments: str | int | float | list[str]) -> Any:
-        """The JSON answer of the monitors to a command such as "df"; None to one without an answer.
+        """Return the monitors' JSON answer to a command such as "df"; None if the command has no answer.
 
         Raises ConfigError, Transient."""
         request = json.dumps({"prefix": prefix, "format": "json", **arguments})
@@ -127,7 +129,7 @@ class RadosCluster:
             return self._answer(prefix, *self._open().mon_command(request, b""))
 
     def command_osd(self, osd: int, prefix: str, **arguments: str | int | float | list[str]) -> Any:
-        """The JSON answer of one OSD to a command such as "perf dump". Needs an administrator's caps.
+        """Return the JSON answer of one OSD to a command such as "perf dump". Needs an administrator's caps.
 
         Raises ConfigError, Transient."""
         request = json.dumps({"prefix": prefix, "format": "json", **arguments})
@@ -137,9 +139,9 @@ class RadosCluster:
     def watch_log(self, watcher: LogWatcher) -> LogWatch:
         """Have the monitors push each new entry of the cluster's log, of level info and above, to `watcher`.
 
-        It is called in a thread of librados that holds the connection's lock: it must neither raise nor wait, nor use
-        this cluster, but hand over to another thread. Entries are lost while the connection to the monitors is, so
-        whoever must not miss anything looks now and then by himself. One watch at a time. Raises ConfigError,
+        `watcher` is called in a thread of librados that holds the connection's lock. It must not raise, wait or use
+        this cluster; it hands over to another thread instead. Entries are lost while the connection to the monitors is
+        down, so a caller that must not miss a change also has to poll. One watch at a time. Raises ConfigError,
         Transient."""
         rados = self._open()
 
@@ -162,7 +164,7 @@ class RadosCluster:
             self._watched = False
 
     def close(self) -> None:
-        """Close what is open. Idempotent."""
+        """Close the connection and what is open on it. Idempotent."""
         self._end_watch()
         with self._closing:
             rados, self._rados = self._rados, None
@@ -176,7 +178,7 @@ class RadosCluster:
     def _configure(self, rados: Rados) -> None:
         options = self._options
         if not options.conf_file.is_file():
-            raise ConfigError(f"{options.conf_file} does not exist: give the path of the cluster's ceph.conf")
+            raise ConfigError(f"{options.conf_file} does not exist: configure the path of the cluster's ceph.conf")
         try:
             with binding.os_errors():
                 rados.conf_read_file(str(options.conf_file))
@@ -191,14 +193,16 @@ class RadosCluster:
             "objecter_tick_interval": laggy_s,
             "rados_mon_op_timeout": str(_seconds(options.connect_timeout_ms)),
             "client_mount_timeout": str(_seconds(options.connect_timeout_ms)),
-            # What goes wrong is raised; a library must not write to its host's standard error, nor make sockets.
+            # Errors are raised. A library must not write to the standard error of its process, nor create sockets.
             "log_to_stderr": "false",
             "err_to_stderr": "false",
             "admin_socket": "",
         }
         if options.keyring_file is not None:
             if not options.keyring_file.is_file():
-                raise ConfigError(f"{options.keyring_file} does not exist: give the path of {options.user}'s keyring")
+                raise ConfigError(
+                    f"{options.keyring_file} does not exist: configure the path of {options.user}'s keyring"
+                )
             settings["keyring"] = str(options.keyring_file)
         for name, value in settings.items():
             with self._errors(f"setting {name}"):
@@ -212,19 +216,20 @@ class RadosCluster:
         except OSError as error:
             if error.errno == errno.ENOENT:
                 raise ConfigError(
-                    f"{options.conf_file} leads to no monitor, or there is no keyring: is mon_host set in it, and the"
-                    f" keyring of {options.user} there?"
+                    f"{options.conf_file} leads to no monitor, or there is no keyring: set mon_host in it, and check"
+                    f" that the keyring of {options.user} exists"
                 ) from error
             if error.errno in _NOT_ACCEPTED:
                 raise ConfigError(
-                    f"the Ceph cluster of {options.conf_file} does not accept {options.user} (errno {error.errno}): is"
-                    f" its key in {options.keyring_file or 'the keyring that ceph.conf names'}, the one that `ceph auth"
-                    f" get {options.user}` shows, and of a type that librados on this machine knows (aes)?"
+                    f"the Ceph cluster of {options.conf_file} does not accept {options.user} (errno {error.errno}):"
+                    f" check that its key in {options.keyring_file or 'the keyring that ceph.conf names'} is the one"
+                    f" that `ceph auth get {options.user}` shows, and of a type that librados on this machine knows"
+                    " (aes)"
                 ) from error
             if error.errno == errno.ETIMEDOUT:
                 raise Transient(
-                    f"no monitor of {options.conf_file} answers within {options.connect_timeout_ms} ms: check mon_host,"
-                    " the network and that the monitors run"
+                    f"no monitor of {options.conf_file} answered within {options.connect_timeout_ms} ms: check mon_host"
+                    " and the network, and that the monitors run"
                 ) from error
             raise port_error(f"connecting to the Ceph cluster of {options.conf_file}", error) from error
 
@@ -236,7 +241,9 @@ class RadosCluster:
         try:
             return json.loads(answer) if answer.strip() else None
         except ValueError as error:
-            raise Transient(f"Ceph command `{prefix}` gave no JSON ({error}): is this Ceph older than 16.2?") from error
+            raise Transient(
+                f"Ceph command `{prefix}` did not return JSON ({error}): check that Ceph is not older than 16.2"
+            ) from error
 
     def _open(self) -> Rados:
         if self._rados is None:
@@ -256,26 +263,26 @@ class RadosCluster:
 
 
 class LogWatch:
-    """A watch of the log that `RadosCluster.watch_log` began."""
+    """A watch of the log, started by `RadosCluster.watch_log`."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self._end = end
 
     def close(self) -> None:
-        """End it: on return the watcher is not called any more. Idempotent; not to be called by the watcher."""
+        """End the watch: after return the watcher is not called any more. Idempotent. The watcher must not call it."""
         end, self._end = self._end, _nothing
         end()
 
 
 def _nothing() -> None:
-    """What a second close does."""
+    """Stands in for the end of the watch after the first close."""
 
 
 def _text(value: object) -> str:
-    """The binding declares text, and gives bytes."""
+    """A text of the binding, which declares str but passes bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _seconds(duration_ms: int) -> int:
-    """Rounded up, as Ceph counts whole seconds."""
+    """A duration in seconds, rounded up, because Ceph counts whole seconds."""
     return -(-duration_ms // 1000)

@@ -1,7 +1,8 @@
-"""What the monitors' answers say about a pool, as a ClusterMap. Needs the cap `mon 'allow r'`, none of the manager's:
-its figures, in `osd df` and `pg dump`, are handed on by the monitors.
+"""Turns the monitors' answers about a pool into a ClusterMap. The answers need the cap `mon 'allow r'` and no cap on
+the manager: the monitors pass on the manager's figures in `osd df` and `pg dump`.
 
-The same fields on 16.2 and 20.2. A field that is missing or odd raises Transient: the caller keeps what it had.
+The fields are the same in 16.2 and 20.2. A missing or unexpected field raises Transient, and the caller keeps its
+earlier map.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ _FULLNESS = {"nearfull": Fullness.NEARLY, "backfillfull": Fullness.NEARLY, "full
 
 
 def with_osds(earlier: ClusterMap, dump: Any, pool_name: str) -> ClusterMap:
-    """`earlier` with the OSDs and the pool's settings as `osd dump` has them; fill ratios and groups stay.
+    """Return `earlier` with the OSDs and the pool's settings from `osd dump`. Fill ratios and groups stay.
 
-    Raises ConfigError when the pool is not there or maps objects by a rule this program does not know; Transient.
+    Raises ConfigError when the pool is missing or maps objects by a rule that this program does not know; Transient.
     """
     try:
         pool = _pool(dump, pool_name)
@@ -35,7 +36,7 @@ def with_osds(earlier: ClusterMap, dump: Any, pool_name: str) -> ClusterMap:
 
 
 def with_fills(earlier: ClusterMap, df: Any) -> ClusterMap:
-    """`earlier` with the fill ratios of `osd df`. Raises Transient."""
+    """Return `earlier` with the fill ratios from `osd df`. Raises Transient."""
     try:
         ratios = {int(node["id"]): float(node["utilization"]) / 100 for node in df["nodes"]}
     except (KeyError, TypeError, ValueError) as error:
@@ -45,7 +46,7 @@ def with_fills(earlier: ClusterMap, df: Any) -> ClusterMap:
 
 
 def with_groups(earlier: ClusterMap, brief: Any, pool_id: int) -> ClusterMap:
-    """`earlier` with the groups of `pg dump pgs_brief`, those of one pool. Raises Transient."""
+    """Return `earlier` with one pool's groups from `pg dump pgs_brief`. Raises Transient."""
     prefix = f"{pool_id}."
     try:
         groups = {
@@ -69,11 +70,11 @@ def pool_id(dump: Any, pool_name: str) -> int:
 def _pool(dump: Any, pool_name: str) -> Mapping[str, Any]:
     found: Mapping[str, Any] | None = next((pool for pool in dump["pools"] if pool["pool_name"] == pool_name), None)
     if found is None:
-        raise ConfigError(f"Ceph pool {pool_name} is not there any more: restore it or correct the configuration")
+        raise ConfigError(f"Ceph pool {pool_name} no longer exists: restore it or correct the configuration")
     if found["object_hash"] != RJENKINS:
         raise ConfigError(
-            f"Ceph pool {pool_name} has object_hash {found['object_hash']}, known is {RJENKINS} (rjenkins): blocks are"
-            " placed without looking; make a new pool to change that"
+            f"Ceph pool {pool_name} has object_hash {found['object_hash']}, but this program knows only {RJENKINS}"
+            " (rjenkins): blocks are placed at random; create another pool to change that"
         )
     return found
 

@@ -1,11 +1,11 @@
-"""The map of the cluster that placement decides by, kept up to date in the background.
+"""The map of the cluster that placement uses for its decisions. It is kept up to date in the background.
 
-    every REFRESH_S, and soon after `stale` was called:   osd dump    who is up; published at once
+    every REFRESH_S, and soon after `stale` was called:   osd dump    which OSDs are up; published at once
                                                            osd df      how full they are
-                                                           pg dump     what the groups are
+                                                           pg dump     the state of the groups
     when the monitors push a line of the cluster's log about OSDs, groups or health: `stale`
 
-What cannot be asked stays as it was: a monitor or manager that is away costs knowledge, never an operation.
+What cannot be asked stays as it was. While a monitor or the manager is down, the map grows old, but no operation fails.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from nos_ec.core.placement import ClusterMap
 _log = structlog.get_logger(__name__)
 
 REFRESH_S = 5.0
-"""How often the manager's figures change by default (mgr_stats_period): asking more often tells nothing new."""
+"""How often the manager's figures change by default (mgr_stats_period). Asking more often brings nothing new."""
 SETTLE_S = 0.1
-"""After a line of the log: what breaks together is logged together."""
+"""How long to wait after a line of the log, because things that fail together are logged together."""
 
 TELLING = re.compile(r"\bosd\.\d|\b(OSD|PG|POOL)_|\bpgs?\b|\bosds?\b")
-"""Lines of the cluster's log after which the map may be another: "osd.3 marked down", "Health check failed: 1 osds down
-(OSD_DOWN)", "pgs degraded (PG_DEGRADED)"."""
+"""Lines of the cluster's log after which the map may have changed: "osd.3 marked down", "Health check failed: 1 osds
+down (OSD_DOWN)", "pgs degraded (PG_DEGRADED)"."""
 
 
 class ClusterView:
-    """`current` is the latest map, None before the first. Safe to call from several threads; `close` ends its own.
+    """`current` returns the latest map, or None before the first. Safe to call from several threads. It runs its own
+    thread, which `close` ends.
 
-    Close it before the cluster it asks.
+    Close it before the cluster that it asks.
     """
 
     def __init__(self, cluster: RadosCluster, pool_name: str, refresh_s: float = REFRESH_S) -> None:
@@ -45,7 +46,7 @@ class ClusterView:
         self._refresh_s = refresh_s
         self._map: ClusterMap | None = None
         self._complete = threading.Event()
-        """Set once a map has been read, or could not be: nobody waits for the first one any longer."""
+        """Set once a map has been read or the attempt has failed. After that, no caller waits for the first map."""
         self._wanted = threading.Event()
         self._closing = threading.Event()
         self._failed = False
@@ -53,17 +54,17 @@ class ClusterView:
         self._thread.start()
 
     def current(self, first_wait_s: float = 0.0) -> ClusterMap | None:
-        """The latest map, without asking anybody; only for the very first one is it waited, at most so long."""
+        """Return the latest map without asking the monitors. Waits only for the very first one, at most this long."""
         if self._map is None and first_wait_s:
             self._complete.wait(first_wait_s)
         return self._map
 
     def stale(self) -> None:
-        """Something happened: look again soon."""
+        """Make the map be renewed soon, because something has happened."""
         self._wanted.set()
 
     def close(self) -> None:
-        """Stop looking. Idempotent. Waits for a question under way, which the cluster's time limit bounds."""
+        """Stop renewing the map. Idempotent. Waits for a command in flight, at most the cluster's time limit."""
         self._closing.set()
         self._wanted.set()
         self._thread.join()
@@ -77,7 +78,9 @@ class ClusterView:
             try:
                 stack.enter_context(closing(self._cluster.watch_log(self._heard)))
             except NosError as error:
-                _log.warning("log of the Ceph cluster not watched; its map is renewed by the clock", error=str(error))
+                _log.warning(
+                    "cannot watch the Ceph cluster's log; its map is renewed only at intervals", error=str(error)
+                )
             self._renew_until_closed()
 
     def _renew_until_closed(self) -> None:
@@ -89,7 +92,7 @@ class ClusterView:
                 self._closing.wait(SETTLE_S)
 
     def _look(self) -> None:
-        """Ask everything once. Each answer is published as it comes."""
+        """Send all commands once. Each answer is published as it comes."""
         try:
             dump = self._cluster.command("osd dump")
             known = cluster_map.with_osds(self._map or ClusterMap(1, 1), dump, self._pool_name)
@@ -99,13 +102,13 @@ class ClusterView:
             self._map = cluster_map.with_groups(known, brief, cluster_map.pool_id(dump, self._pool_name))
         except NosError as error:
             if not self._failed:
-                _log.warning("map of the Ceph cluster not renewed; blocks are placed by the last one", error=str(error))
+                _log.warning("cannot renew the Ceph cluster's map; blocks are placed by the last one", error=str(error))
             self._failed = True
         except Exception:
-            # A bug in one look must not end them all: nobody would be told that the map is of long ago.
-            _log.exception("map of the Ceph cluster not renewed; blocks are placed by the last one")
+            # A bug in one attempt must not end the thread: then nothing would report that the map grows old.
+            _log.exception("cannot renew the Ceph cluster's map; blocks are placed by the last one")
             self._failed = True
         else:
             if self._failed:
-                _log.info("map of the Ceph cluster is renewed again")
+                _log.info("the Ceph cluster's map is renewed again")
             self._failed = False

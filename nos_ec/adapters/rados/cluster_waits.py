@@ -1,6 +1,6 @@
-"""Waiting for a cluster to come to a state: what a tool of an operator, the bench and tests do after they changed it.
+"""Waits for a cluster to reach a state. Operators' tools, the bench and tests use it after they have changed a cluster.
 
-Each look is a command to the monitors or more, so it is taken a few times a second and not for ever.
+Each check costs at least one command to the monitors, so it runs a few times a second and not for ever.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOOK_S = 0.2
 
 
 def osds_up(cluster: RadosCluster) -> set[int]:
-    """Numbers of the OSDs that the monitors count as up. Raises ConfigError, Transient."""
+    """The numbers of the OSDs that the monitors count as up. Raises ConfigError, Transient."""
     return {osd["osd"] for osd in cluster.command("osd dump")["osds"] if osd["up"]}
 
 
@@ -41,17 +41,18 @@ def await_clean(cluster: RadosCluster) -> None:
 
 
 def await_figures(cluster: RadosCluster) -> None:
-    """Make the OSDs that are up report what they store, and wait until the monitors know. Needs an administrator's
+    """Make the OSDs that are up report what they store, and wait until the monitors know it. Needs an administrator's
     caps. Raises ConfigError, Transient."""
     sequences = {osd: int(cluster.command_osd(osd, "flush_pg_stats")) for osd in osds_up(cluster)}
     await_state(
         lambda: all(_known_sequence(cluster, osd) >= sequence for osd, sequence in sequences.items()),
-        "the monitors do not know what the OSDs store; see `ceph -s` for a manager that runs",
+        "the monitors do not know what the OSDs store; check with `ceph -s` that a manager is running",
     )
 
 
 def await_state(reached: Callable[[], bool], problem: str) -> None:
-    """Look until `reached`. Raises Transient with `problem` after WAIT_S_MAX, and whatever a look raises."""
+    """Wait until `reached` returns true. Raises Transient with `problem` after WAIT_S_MAX, and what `reached`
+    raises."""
     deadline = time.monotonic() + WAIT_S_MAX
     while not reached():
         if time.monotonic() > deadline:
@@ -60,7 +61,7 @@ def await_state(reached: Callable[[], bool], problem: str) -> None:
 
 
 def _known_sequence(cluster: RadosCluster, osd: int) -> int:
-    # In JSON the monitors answer this command with nothing; the plain answer is a number.
+    # With format JSON, the monitors' answer to this command is empty. The plain answer is a number.
     return int(cluster.command("osd last-stat-seq", id=osd, format="plain"))
 
 

@@ -1,8 +1,8 @@
-"""How much a pool still takes, as the monitors estimate it, in bytes and, where a quota counts objects, in objects.
+"""The monitors' estimate of how much a pool still takes, in bytes and, if the pool has a quota of objects, in objects.
 
-The figure is advice: it stops writers before the pool is full, and the OSDs refuse what does not fit. So a monitor that
-hangs must stop nobody. One question at a time is asked, by a thread of its own; until it is answered, everybody goes
-on with the last figure, however old. Only while there is no figure at all do callers wait for the answer.
+The figure is advice: it stops writers before the pool is full, and the OSDs refuse what does not fit. So a hung monitor
+must not stop any process. A separate thread sends one request at a time. Until it is answered, all callers continue
+with the last figure, however old. They wait for an answer only while there is no figure at all.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from nos_ec.core.errors import NosError, Transient
 _log = structlog.get_logger(__name__)
 
 STALE_AFTER_S = 5.0
-"""Ceph's own figures are about that old when they reach the monitors: asking more often tells nothing new."""
+"""Ceph's own figures are about this old when they reach the monitors. Asking more often brings nothing new."""
 FRESH_WAIT_S = 0.5
-"""The caller who finds the figure stale waits this long for a new one, which takes milliseconds to get; not any more
-after an answer took longer, until one comes in time again."""
+"""A caller that finds the figure stale waits this long for a new one, which usually takes milliseconds. After an answer
+that took longer, callers no longer wait, until an answer comes in time again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """User bytes, and objects (None: no limit on their number)."""
+    """Space in user bytes and in objects (None: no limit on their number)."""
 
     size_bytes: int
     objects: int | None = None
 
     def less(self, other: Room) -> Room:
-        """What is left when that much is taken."""
+        """The space left when this much is used."""
         left = None if self.objects is None else self.objects - (other.objects or 0)
         return Room(self.size_bytes - other.size_bytes, left)
 
     def plus(self, other: Room) -> Room:
-        """Both together; neither is without a limit."""
+        """The sum of both. Neither may be without a limit."""
         return Room(self.size_bytes + other.size_bytes, (self.objects or 0) + (other.objects or 0))
 
 
 class FreeSpace:
-    """What a pool still takes; `ask` is called for it at most every STALE_AFTER_S, and raises NosError.
+    """The space that a pool still has. `ask` is called for it at most every STALE_AFTER_S, and raises NosError.
 
-    object_bytes_max: how much one object holds at most. Between two answers what was written meanwhile through `spent`
-    is subtracted. Safe to call from several threads. Close it before what it asks.
+    object_bytes_max: the most bytes that one object holds. Between two answers, what callers reported to `spent` is
+    subtracted. Safe to call from several threads. Close it before the cluster that it asks.
     """
 
     def __init__(self, pool_name: str, ask: Callable[[], Room], object_bytes_max: int) -> None:
@@ -58,29 +58,29 @@ class FreeSpace:
         self._changed = threading.Condition()
         self._room: Room | None = None
         self._spent = Room(0, 0)
-        """Written since the last answer's question was asked: the answer may not know of it."""
+        """Written since the request for the last answer was sent. The answer may not include it."""
         self._refused_until_s = 0.0
         self._asked_at_s = 0.0
         self._ask_from_s = 0.0
         self._asking: threading.Thread | None = None
         self._failure: BaseException | None = None
-        """Why the last question had no answer."""
+        """Why the last request failed."""
         self._slow = False
         self._closed = False
 
     def spent(self, size_bytes: int, objects: int = 0) -> None:
-        """Tell of bytes written, and of objects made."""
+        """Report bytes written and objects created."""
         with self._changed:
             self._spent = self._spent.plus(Room(size_bytes, objects))
 
     def refused(self) -> None:
-        """Tell that the pool took a write no more, for want of space: for a while nothing is free, whatever the
-        monitors say. They hear of it some seconds late, and who asks meanwhile would try in vain."""
+        """Report that the pool refused a write for lack of space. For a while nothing is free, whatever the monitors
+        say: they learn of it some seconds later, and further writes would fail until then."""
         with self._changed:
             self._refused_until_s = time.monotonic() + STALE_AFTER_S
 
     def value(self) -> int:
-        """User bytes, never negative. Raises what `ask` raises while no question was ever answered."""
+        """The free user bytes, never negative. Raises what `ask` raises while no request was ever answered."""
         with self._changed:
             if time.monotonic() < self._refused_until_s:
                 return 0
@@ -95,7 +95,7 @@ class FreeSpace:
             return self._bytes_of(self._room.less(self._spent))
 
     def close(self) -> None:
-        """Ask no more. Idempotent. Waits for a question under way, which its own time limit bounds."""
+        """Stop asking. Idempotent. Waits for a request in flight, at most its own time limit."""
         with self._changed:
             self._closed = True
             asking = self._asking
@@ -108,9 +108,9 @@ class FreeSpace:
         return max(0, min(room.size_bytes, room.objects * self._object_bytes_max))
 
     def _ask_if_stale(self) -> bool:
-        """Begin to ask unless the figure is fresh or the question is under way. Whether it began."""
+        """Send a request unless the figure is fresh or a request is in flight. Returns whether it was sent."""
         if self._closed:
-            raise ValueError(f"the figures of pool {self._pool_name} are closed")
+            raise ValueError(f"the free space of pool {self._pool_name} is closed")
         now_s = time.monotonic()
         if self._asking is not None or now_s < self._ask_from_s:
             return False
@@ -143,10 +143,10 @@ class FreeSpace:
         with self._changed:
             first, self._failure = self._failure is None, error
             known = self._room is not None
-            # While nothing is known, who asks next asks anew; otherwise the figure holds for a while longer.
+            # While nothing is known, the next caller asks again. Otherwise the figure is used for a while longer.
             self._ended(time.monotonic() + STALE_AFTER_S if known else 0.0)
         if first and known:
-            said = "free space of the Ceph pool not renewed; going on with the last figure"
+            said = "cannot renew the free space of the Ceph pool; using the last figure"
             _log.warning(said, pool=self._pool_name, error=str(error), exc_info=not isinstance(error, NosError))
 
     def _ended(self, ask_from_s: float) -> None:
@@ -156,8 +156,8 @@ class FreeSpace:
 
 
 def pool_room(cluster: RadosCluster, pool_name: str) -> Room:
-    """What a pool still takes: max_avail is what the fullest OSD can take, less coding or replicas; quotas of bytes or
-    of objects may be less. Asks the monitors. Raises ConfigError, Transient."""
+    """The space that a pool still has. max_avail is what the fullest OSD can take, less coding or replicas; quotas of
+    bytes or objects may be less. Asks the monitors. Raises ConfigError, Transient."""
     for pool in cluster.command("df", detail="detail").get("pools", []):
         if pool.get("name") == pool_name:
             return room_of(pool["stats"])
@@ -165,7 +165,7 @@ def pool_room(cluster: RadosCluster, pool_name: str) -> Room:
 
 
 def room_of(stats: Mapping[str, Any]) -> Room:
-    """What the `stats` of a pool in `df detail` say. A quota of 0 is none."""
+    """The space by the `stats` of a pool in `df detail`. A quota of 0 means that there is none."""
     free, quota_bytes, quota_objects = (
         int(stats.get(name, 0)) for name in ("max_avail", "quota_bytes", "quota_objects")
     )

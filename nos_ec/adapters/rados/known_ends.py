@@ -1,4 +1,4 @@
-"""Where the blocks end that this process appends to, and at which version of their objects."""
+"""The ends of the blocks that this process appends to, each with the version of its object."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from nos_ec.core.ids import BlockId
 
 END = "nos_ec.end"
 BLOCKS_MAX = 1024
-"""A process has a few blocks open for each of its lanes. One that was dropped costs its next append a look-up."""
+"""A process has a few open blocks for each of its lanes. An end that was dropped costs the next append a look-up."""
 
 _END_VALUE = re.compile(rb"(open|sealed) (0|[1-9][0-9]{0,3})")
 
 
 @dataclass(frozen=True, slots=True)
 class BlockEnd:
-    """Where a block ends, as its xattr `nos_ec.end` says it."""
+    """The end of a block, as its xattr `nos_ec.end` records it."""
 
     stripes: int
     sealed: bool
@@ -30,7 +30,7 @@ class BlockEnd:
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Raises Corrupt for anything that `encode` does not give."""
+        """Decode a value of the xattr. Raises Corrupt for anything that `encode` does not produce."""
         match = _END_VALUE.fullmatch(value)
         if match is None:
             raise Corrupt(f"xattr {END} is {value[:40]!r}: it was not written by this program")
@@ -39,16 +39,16 @@ class BlockEnd:
 
 @dataclass(frozen=True, slots=True)
 class KnownEnd:
-    """An end, and the version that the block's object had when it was there."""
+    """An end, and the version that the block's object had at that end."""
 
     end: BlockEnd
     version: int
 
 
 class KnownEnds:
-    """At most BLOCKS_MAX of them, the oldest dropped first. Safe to call from several threads.
+    """Remembers at most BLOCKS_MAX ends and drops the oldest first. Safe to call from several threads.
 
-    One is taken out for an append and put back when that is acknowledged, so that a failed one leaves nothing behind.
+    An append takes the end out and puts it back once it is acknowledged, so that a failed append leaves no end behind.
     """
 
     def __init__(self) -> None:

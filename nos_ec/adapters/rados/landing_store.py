@@ -1,6 +1,6 @@
-"""The landing store on a replicated Ceph pool: one RADOS object a landing copy, named by its id in hexadecimal.
+"""The landing store on a replicated Ceph pool: one RADOS object per landing copy, named by its id in hexadecimal.
 
-A put is one transaction that also creates the object, so a copy is there in whole or not at all.
+A put is one transaction that also creates the object, so a copy exists completely or not at all.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ STORE_OBJECT = "nos_ec.landing"
 FORMAT = "nos_ec.format"
 FORMAT_VALUE = b"1"
 COPY_BYTES_MAX = 4 << 20
-"""A stripe group of the default geometry: what one copy takes at most, to tell bytes from a quota of objects."""
+"""The size of a stripe group of the default geometry, which is the most that one copy takes. Converts a quota of
+objects to bytes."""
 FIRST_READ_BYTES = 1 << 20
-"""A copy shorter than this is read in one operation. librados counts what is asked for, not what there is, against what
-may be under way at a time (100 MB), so it is not the longest copy's size."""
+"""A copy shorter than this is read in one operation. It is not the size of the longest copy, because librados counts
+the bytes requested, not those found, against its limit for data in flight (100 MB)."""
 
 
 class RadosLandingStore:
     """A `LandingStore` on a Ceph pool (see nos_ec.ports.landing_store for the contract).
 
     Opening raises ConfigError when the pool is missing, does not fit or was not initialised; Transient. `namespace`
-    keeps several stores in one pool apart. Closing leaves the cluster connected.
+    separates several stores in one pool. Closing leaves the cluster connected.
     """
 
     def __init__(self, cluster: RadosCluster, pool_name: str, namespace: str = "") -> None:
@@ -74,12 +75,12 @@ class RadosLandingStore:
         self._free.spent(size_bytes, objects=1)
 
     def read(self, landing_id: LandingId) -> bytes:
-        """The whole copy."""
+        """Return the whole copy."""
         with self._copies.translated(landing_id):
             return self._pool.read_whole(landing_id.hex(), FIRST_READ_BYTES)
 
     def read_range(self, landing_id: LandingId, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`."""
+        """Return exactly `length` bytes from `offset`."""
         with self._copies.translated(landing_id):
             data = self._pool.read(landing_id.hex(), offset, length)
         if len(data) < length:
@@ -91,7 +92,7 @@ class RadosLandingStore:
         self._copies.delete(landing_id)
 
     def delete_many(self, landing_ids: Sequence[LandingId], beat: Beat = unwatched) -> dict[LandingId, Transient]:
-        """Delete copies, several at a time. Raises ConfigError when this user may not, or the pool is gone."""
+        """Delete copies, several at a time. Raises ConfigError when the user lacks the caps or the pool is gone."""
         failed: dict[LandingId, Transient] = {}
         for name, error in self._pool.remove_many([one.hex() for one in landing_ids], beat).items():
             landing_id = LandingId(bytes.fromhex(name))
@@ -102,20 +103,20 @@ class RadosLandingStore:
         return failed
 
     def list_ids(self) -> Iterator[LandingId]:
-        """Every copy; other objects of the pool are passed over."""
+        """Yield every copy. Other objects of the pool are skipped."""
         return map(LandingId, self._copies.all_ids())
 
     def free_bytes(self) -> int:
-        """By the monitors' last estimate, less what this store put since: some seconds old, older while they do not
-        answer."""
+        """The free space by the monitors' last estimate, less what this store has put since. The estimate is some
+        seconds old, and older while they do not answer."""
         return self._free.value()
 
     def probe(self) -> None:
-        """Read the store's mark from the OSDs, as a copy is read; the monitors are not asked."""
+        """Read the store's mark from the OSDs, the way a copy is read. The monitors are not asked."""
         self._check_store()
 
     def raw_bytes(self) -> int:
-        """Bytes allocated on all OSDs for the whole pool, other namespaces included; some seconds old."""
+        """The bytes allocated on all OSDs for the whole pool, including other namespaces. Some seconds old."""
         return self._copies.allocated_bytes()
 
     def close(self) -> None:
@@ -128,6 +129,6 @@ class RadosLandingStore:
         stored = read_mark(self._pool, STORE_OBJECT, FORMAT)
         if stored != FORMAT_VALUE:
             raise ConfigError(
-                f"the landing store in Ceph pool {self._pool.name} has format {stored[:20]!r}, this program knows"
-                f" {FORMAT_VALUE!r}: open it with the program that wrote it"
+                f"the landing store in Ceph pool {self._pool.name} has format {stored[:20]!r}, but this program knows"
+                f" {FORMAT_VALUE!r}: use the program that wrote it"
             )

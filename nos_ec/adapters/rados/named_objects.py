@@ -1,4 +1,4 @@
-"""What the two stores share: objects named by an id of 16 bytes in hexadecimal, and what failures on them mean."""
+"""What the two stores share: objects named by a 16-byte id in hexadecimal, and the meaning of failures on them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NAME = re.compile("[0-9a-f]{32}")
 
 
 class NamedObjects:
-    """The objects of a store in `pool`. `kind` is what messages call one, such as "block"."""
+    """The objects of a store in `pool`. `kind` is the word for one in messages, such as "block"."""
 
     def __init__(self, pool: Pool, kind: str) -> None:
         self._pool = pool
         self._kind = kind
 
     def all_ids(self) -> Iterator[bytes]:
-        """The id of every object; objects of others in the pool are passed over. Raises what `port_error` gives."""
+        """Yield the id of every object. Objects with other names are skipped. Raises what `port_error` returns."""
         try:
             for name in self._pool.names():
                 if _NAME.fullmatch(name):
@@ -31,7 +31,7 @@ class NamedObjects:
             raise port_error(f"listing Ceph pool {self._pool.name}", error) from error
 
     def delete(self, object_id: bytes) -> None:
-        """Delete one, durably; one that is not there is no failure. Raises what `port_error` gives."""
+        """Delete an object, durably. A missing object is not an error. Raises what `port_error` returns."""
         try:
             with self.translated(object_id):
                 self._pool.write(object_id.hex(), steps.remove())
@@ -39,7 +39,7 @@ class NamedObjects:
             return
 
     def allocated_bytes(self) -> int:
-        """Bytes allocated on all OSDs for the whole pool, other namespaces included; some seconds old."""
+        """The bytes allocated on all OSDs for the whole pool, including other namespaces. Some seconds old."""
         try:
             return self._pool.allocated_bytes()
         except OSError as error:
@@ -47,7 +47,7 @@ class NamedObjects:
 
     @contextmanager
     def translated(self, object_id: bytes) -> Iterator[None]:
-        """Raise NotFound, or what `port_error` gives, for an OSError of an operation on this object."""
+        """Raise NotFound, or what `port_error` returns, for an OSError of an operation on this object."""
         try:
             yield
         except FileNotFoundError as error:
@@ -56,5 +56,5 @@ class NamedObjects:
             raise self.failure(object_id, error) from error
 
     def failure(self, object_id: bytes, error: OSError) -> NosError:
-        """What `port_error` gives for this object."""
+        """The port's error for an OSError on this object."""
         return port_error(f"{self._kind} {object_id.hex()} in Ceph pool {self._pool.name}", error)

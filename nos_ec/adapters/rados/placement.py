@@ -1,4 +1,4 @@
-"""Placement on a Ceph pool: of a few random ids, the one whose placement group is best off."""
+"""Placement on a Ceph pool: of a few random ids, picks the one whose placement group is in the best condition."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from nos_ec.core.placement import CANDIDATES, ClusterMap, Condition, Grade, Plac
 _log = structlog.get_logger(__name__)
 
 FIRST_MAP_WAIT_S = 2.0
-"""The first id of a process waits so long for the first map, which takes some milliseconds to get."""
+"""How long the first id of a process waits for the first map, which usually takes milliseconds."""
 REMEMBERED_BLOCKS = 1024
-"""Blocks whose condition at the start is remembered, the latest ones: writers have far fewer open."""
+"""The number of blocks, the latest ones, whose condition at the start is remembered. Writers have far fewer open."""
 
 
 class RadosPlacement:
     """A `Placement` on a Ceph pool (see nos_ec.ports.placement for the contract).
 
-    new_id: draws an id at random. It asks the monitors from the first id on, in a thread of its own; a process that
-    writes no blocks asks nothing. Close it before the cluster.
+    new_id: draws an id at random. From the first id on, a separate thread asks the monitors; a process that writes no
+    blocks asks nothing. Close it before the cluster.
     """
 
     def __init__(
@@ -49,25 +49,25 @@ class RadosPlacement:
 
     @property
     def alternatives(self) -> bool:
-        """As many as the pool has placement groups."""
+        """Always True: there are as many places as the pool has placement groups."""
         return True
 
     def new_block_id(self) -> BlockId:
-        """The best of some ids; any, while nothing is known."""
+        """Return the best of some random ids, or any id while nothing is known."""
         known = self._opened_view().current(FIRST_MAP_WAIT_S)
         if known is None or not known.groups:
             return self._new_id()
         places = [self._place(known, self._new_id()) for _ in range(self._candidates)]
         chosen = choose(known, places)
         if chosen is None:
-            # The map may be older than what it describes; the append will tell.
-            _log.warning("none of the placement groups looked at takes writes", pool=self._pool_name)
+            # The map may be out of date. The append will show.
+            _log.warning("none of the candidate placement groups accepts writes", pool=self._pool_name)
             chosen = places[0]
         self._remember(chosen.block_id, condition(known, chosen.group))
         return chosen.block_id
 
     def healthy(self, block_id: BlockId) -> bool:
-        """Whether its group is at least as well off as it ever was since the id was given out."""
+        """Whether the block's group is in as good a condition as it has ever been since the id was given out."""
         view = self._view
         known = view.current() if view else None
         if known is None:

@@ -1,9 +1,10 @@
 """Operations on the objects of one pool: atomic writes of several steps, and reads of several ranges at once.
 
 A write is one RADOS transaction: all of its steps are done on all replicas or shards, or none is.
-Failures are raised as OSError with librados' errno; the stores say what each means.
+Failures are raised as OSError with librados' errno; the stores decide what each means.
 
-Versions: each object has one, which every transaction on it raises, and which no later object of that name takes again.
+Each object has a version. Every transaction on the object raises it, and no later object of the same name gets the same
+version again.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from nos_ec.ports.clock import Beat, unwatched
 
 READS_IN_FLIGHT_MAX = 32
 READ_BYTES_IN_FLIGHT_MAX = 16 << 20
-"""What one call for several ranges has under way at a time, unless a single range is longer. They bound the memory of a
-call and its share of an OSD's queue."""
+"""The most that one call for several ranges has in flight at a time, unless a single range is longer. The two limits
+bound the memory of a call and its share of an OSD's queue."""
 
 REMOVALS_IN_FLIGHT_MAX = 32
-"""Removals one call has under way at a time. They are small, and wait for the OSDs' journals."""
+"""The most removals that one call has in flight at a time. They are small, and wait for the OSDs' journals."""
 
 _PROBE = "nos_ec.probe"
-"""An object that need not exist; asked for to see whether this client may ask."""
+"""An object that need not exist. Looking it up shows whether this client has access."""
 
 Buffer = bytes | bytearray | memoryview
 Step = Callable[[WriteOp], None]
 
 
 class Pool:
-    """One namespace of one pool. Made by RadosCluster.open_pool. Safe to call from several threads.
+    """One namespace of one pool. Created by RadosCluster.open_pool. Safe to call from several threads.
 
-    `op_timeout_s` is the time limit that the connection has for operations.
+    `op_timeout_s` is the connection's time limit for operations.
     """
 
     def __init__(self, rados: Rados, ioctx: Ioctx, name: str, namespace: str, op_timeout_s: int) -> None:
@@ -61,7 +62,7 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close all handles. Idempotent."""
         with self._closing:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -70,22 +71,23 @@ class Pool:
 
     @property
     def alignment(self) -> int:
-        """Bytes that every append must be a multiple of; 0 when the pool takes any."""
+        """The size in bytes that every append must be a multiple of; 0 if the pool accepts any size."""
         with self._errors():
             return self._ioctx.alignment() or 0
 
     def allocated_bytes(self) -> int:
-        """Bytes allocated on all OSDs, all namespaces together, as the monitors last heard (some seconds ago)."""
+        """The bytes allocated on all OSDs, all namespaces together, as last reported to the monitors (some seconds
+        ago)."""
         with self._errors():
             return self._ioctx.get_stats()["num_bytes"]
 
     # --- writing --------------------------------------------------------------------------------------
 
     def write(self, name: str, *steps: Step) -> int:
-        """Do all steps on object `name` in one transaction; durable on return. Returns the object's new version.
+        """Do all steps on object `name` in one transaction. Durable on return. Returns the object's new version.
 
-        Raises OSError, and then did nothing - except for ETIMEDOUT, after which the transaction may have been done or
-        may yet be."""
+        Raises OSError, and then nothing was done. The exception is ETIMEDOUT, after which the transaction may have been
+        done or may still be done later."""
         with self._errors(), self._own_ioctx() as ioctx, binding.load().WriteOpCtx() as operation:
             for step in steps:
                 step(operation)
@@ -93,9 +95,9 @@ class Pool:
             return ioctx.get_last_version()
 
     def remove_many(self, names: Sequence[str], beat: Beat = unwatched) -> dict[str, OSError]:
-        """Remove objects, several at a time; durable on return. Those that may still be there, each with the reason;
-        one that was not there is no failure. `beat` is called for each. Raises ConfigError when the pool itself is
-        gone."""
+        """Remove objects, several at a time. Durable on return. Returns those that may still exist, each with the
+        reason; a missing object is not a failure. `beat` is called for each object. Raises ConfigError when the pool
+        itself is gone."""
         waiting: deque[tuple[str, Completion]] = deque()
         failed: dict[str, OSError] = {}
         try:
@@ -130,7 +132,8 @@ class Pool:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """What lies there, shorter where the object ends; one operation. Raises OSError, ValueError for no range."""
+        """Return the bytes of a range, fewer where the object ends. One operation. Raises OSError, and ValueError for
+        an invalid range."""
         _check_range(offset, length)
         with self._errors():
             if not length:
@@ -140,8 +143,8 @@ class Pool:
             return self._ioctx.read(name, length, offset)
 
     def read_many(self, name: str, extents: Sequence[tuple[int, int]]) -> list[bytes]:
-        """What lies at these (offset, length) ranges, shorter where the object ends. Raises OSError, and ValueError
-        before anything is read when one is no range."""
+        """Return the bytes of these (offset, length) ranges, fewer where the object ends. Raises OSError, and, before
+        anything is read, ValueError for an invalid range."""
         for offset, length in extents:
             _check_range(offset, length)
         if len(extents) == 1 or not any(length for _, length in extents):
@@ -162,8 +165,8 @@ class Pool:
         return found
 
     def read_whole(self, name: str, first_read_bytes: int) -> bytes:
-        """A whole object that nobody changes: one operation for one shorter than `first_read_bytes`, two for one
-        shorter than five times that, and so on. Raises OSError."""
+        """Return a whole object, which must not change meanwhile. Takes one operation if it is shorter than
+        `first_read_bytes`, two if it is shorter than five times that, and so on. Raises OSError."""
         parts = [self.read(name, 0, first_read_bytes)]
         offset, asked = 0, first_read_bytes
         while len(parts[-1]) == asked:
@@ -172,25 +175,26 @@ class Pool:
         return b"".join(parts)
 
     def size_of(self, name: str) -> int:
-        """Bytes of an object. Raises OSError."""
+        """The size of an object in bytes. Raises OSError."""
         with self._errors():
             size, _ = self._ioctx.stat(name)
         return size
 
     def xattr(self, name: str, key: str) -> bytes:
-        """One xattr. Raises OSError: ENOENT without the object, ENODATA without the xattr."""
+        """The value of one xattr. Raises OSError: ENOENT without the object, ENODATA without the xattr."""
         with self._errors():
             return self._ioctx.get_xattr(name, key)
 
     def xattrs(self, name: str) -> tuple[dict[str, bytes], int]:
-        """All xattrs of an object, and its version when it had them; one operation. Raises OSError."""
+        """All xattrs of an object, and the version at which it has them. One operation. Raises OSError."""
         with self._errors(), self._own_ioctx() as ioctx:
             found = ioctx.get_xattrs(name)
             version = ioctx.get_last_version()
             return dict(found), version
 
     def names(self) -> Iterator[str]:
-        """The objects of the namespace, in no order. Raises OSError. Names that are no UTF-8 are not ours: skipped."""
+        """Yield the names of the objects of the namespace, in no order. Skips names that are not UTF-8, because they
+        are not ours. Raises OSError."""
         with self._errors():
             listing = self._ioctx.list_objects()
         while (name := self._next_name(listing)) is not None:
@@ -208,11 +212,11 @@ class Pool:
                     return None
 
     def _check_listed(self, listing: Iterator[ListedObject]) -> None:
-        """Raise OSError unless the listing came to its end: to the binding, a failure is an end too.
+        """Raise OSError unless the listing is complete: the binding ends a listing that failed like one that is done.
 
-        An end is at hand when it is asked for again; a listing that failed goes on, and so either fails as late as the
-        time limit or finds something. What fails at once - a key without rights, a process on the blocklist, a pool
-        that is gone - fails whatever is asked."""
+        So the next name is asked for once more. A complete listing ends again at once. One that failed continues: it
+        finds something, or fails only after the time limit. Failures that come at once (a key without caps, a process
+        on the blocklist, a deleted pool) fail every operation, and so also the look-up of the probe object."""
         begun = time.monotonic()
         more = self._next_name(listing)
         if more is not None or time.monotonic() - begun > self._op_timeout_s / 2:
@@ -226,7 +230,7 @@ class Pool:
 
     @contextmanager
     def _own_ioctx(self) -> Iterator[Ioctx]:
-        """A handle that no other thread uses meanwhile: the version that it tells is that of its last operation."""
+        """Lend a handle that no other thread uses meanwhile: its version is that of its last operation."""
         try:
             ioctx = self._idle.pop()
         except IndexError:
@@ -243,7 +247,7 @@ class Pool:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Raise the binding's errors as OSError; ConfigError when an object is missing because its pool is."""
+        """Raise the binding's errors as OSError. Raises ConfigError when an object is missing because its pool is."""
         if self._closed:
             raise ValueError(f"pool {self.name} is closed")
         try:
@@ -258,13 +262,13 @@ class Pool:
 
 
 def _check_range(offset: int, length: int) -> None:
-    """A range that is none is the caller's bug, and reaches no cluster."""
+    """Raise ValueError for an invalid range: it is a bug in the caller, and is not sent to the cluster."""
     if offset < 0 or length < 0:
         raise ValueError(f"range of {length} bytes at {offset}")
 
 
 class _Read:
-    """A read under way."""
+    """A read in flight."""
 
     def __init__(self, ioctx: Ioctx, name: str, offset: int, length: int) -> None:
         self.length = length
@@ -276,16 +280,16 @@ class _Read:
         """Called in a thread of librados."""
         size = completion.get_return_value()
         if data is not None:
-            # Of a read of 0 bytes the binding hands over its whole buffer, which nobody has written to.
+            # When 0 bytes were read, the binding passes on its whole buffer, which was never written to.
             self._found = data[:size]
 
     def wait(self) -> None:
-        """Wait for the end; bounded by the time limit of operations."""
+        """Wait for the end of the read, at most the time limit of operations."""
         if self._completion is not None:
             self._completion.wait_for_complete_and_cb()
 
     def result(self) -> bytes:
-        """What was read, when it has ended. Raises OSError."""
+        """Wait for the end of the read and return its bytes. Raises OSError."""
         self.wait()
         if self._completion is not None:
             _check(self._completion)
@@ -306,12 +310,12 @@ def _check(completion: Completion) -> None:
 
 
 def must_be_new() -> Step:
-    """Create the object; fail with EEXIST when it is there."""
+    """Create the object; fail with EEXIST if it exists."""
     return lambda operation: operation.new(binding.CREATE_EXCLUSIVE)
 
 
 def must_have_version(version: int) -> Step:
-    """Fail with ERANGE when the object has a later version, with EOVERFLOW when it has an earlier one or is absent."""
+    """Fail with ERANGE if the object has a later version, and with EOVERFLOW if it has an earlier one or is absent."""
     return lambda operation: operation.assert_version(version)
 
 
@@ -331,5 +335,5 @@ def write_full(data: Buffer) -> Step:
 
 
 def remove() -> Step:
-    """Remove the object; fail with ENOENT when it is not there."""
+    """Remove the object; fail with ENOENT if it does not exist."""
     return lambda operation: operation.remove()

@@ -1,4 +1,4 @@
-"""Does a pool fit? Asked once, when a store is opened: a pool that does not would fail later, or cost more silently.
+"""Checks once, when a store is opened, that its pool fits. Another pool would fail later, or silently cost more.
 
 The replies used (`osd pool ls detail`, `osd erasure-code-profile get`, `versions`) need the cap `mon 'allow r'`.
 """
@@ -17,14 +17,14 @@ from nos_ec.core.geometry import PAGE, Geometry
 
 REPLICATED, ERASURE = 1, 3
 PARTIAL_READS_RELEASE_MIN = 20
-"""Major version of the first Ceph whose OSDs read only the chunks a range lies in (measured: docs/CEPH.md)."""
+"""The major version of the first Ceph whose OSDs read only the chunks that a range lies in (measured: docs/CEPH.md)."""
 
 _VERSION = re.compile(r"ceph version (\d+)\.")
 
 
 def check_blocks_pool(cluster: RadosCluster, pool: Pool, geometry: Geometry) -> ReadCost:
-    """What reads of this pool cost. Raises ConfigError unless it is an erasure-coded pool of this geometry that takes
-    whole stripes only; Transient."""
+    """Check a pool and return the cost of its reads. Raises ConfigError unless it is an erasure-coded pool of this
+    geometry that accepts only whole stripes; Transient."""
     facts = _facts(cluster, pool.name)
     if facts.get("type") != ERASURE:
         raise ConfigError(f"Ceph pool {pool.name} is not erasure-coded: blocks need an EC pool, {_wanted(geometry)}")
@@ -32,34 +32,34 @@ def check_blocks_pool(cluster: RadosCluster, pool: Pool, geometry: Geometry) -> 
     k, m = (int(profile.get(name, 0)) for name in ("k", "m"))
     if (k, m) != (geometry.k, geometry.m):
         raise ConfigError(
-            f"Ceph pool {pool.name} is {k}+{m}, the configuration says {geometry.k}+{geometry.m}: correct the"
+            f"Ceph pool {pool.name} is {k}+{m}, but the configuration says {geometry.k}+{geometry.m}: correct the"
             f" configuration, or make a pool {_wanted(geometry)}"
         )
     if pool.alignment == 0 or "ec_overwrites" in str(facts.get("flags_names", "")):
         raise ConfigError(
-            f"Ceph pool {pool.name} does not insist on whole stripes (allow_ec_overwrites is set, which cannot be"
-            f" undone): make another pool without it, {_wanted(geometry)}"
+            f"Ceph pool {pool.name} accepts partial stripes (allow_ec_overwrites is set, which cannot be undone):"
+            f" make another pool without it, {_wanted(geometry)}"
         )
     if pool.alignment != geometry.stripe_size:
         raise ConfigError(
-            f"Ceph pool {pool.name} has chunks (stripe_unit) of {pool.alignment // k} bytes, the configuration says"
-            f" {geometry.chunk_size}: correct the configuration, or make a pool {_wanted(geometry)}"
+            f"Ceph pool {pool.name} has chunks (stripe_unit) of {pool.alignment // k} bytes, but the configuration"
+            f" says {geometry.chunk_size}: correct the configuration, or make a pool {_wanted(geometry)}"
         )
     return ReadCost(geometry, _read_granularity(cluster, facts, geometry))
 
 
 def check_landing_pool(cluster: RadosCluster, pool: Pool) -> None:
-    """Raises ConfigError unless the pool keeps 2 replicas or more; Transient."""
+    """Raise ConfigError unless the pool keeps at least 2 replicas. Raises Transient."""
     facts = _facts(cluster, pool.name)
     if facts.get("type") != REPLICATED:
         raise ConfigError(
-            f"Ceph pool {pool.name} is erasure-coded, where a small landing copy costs up to a whole stripe: give a"
+            f"Ceph pool {pool.name} is erasure-coded, where a small landing copy takes up to a whole stripe: use a"
             " replicated pool of size 3"
         )
     if int(facts.get("size", 0)) < 2:
         raise ConfigError(
-            f"Ceph pool {pool.name} keeps a single copy, so that one lost disk loses acknowledged objects:"
-            f" ceph osd pool set {pool.name} size 3"
+            f"Ceph pool {pool.name} keeps a single copy, so that the loss of one disk loses acknowledged objects: run"
+            f" `ceph osd pool set {pool.name} size 3`"
         )
 
 
@@ -67,11 +67,12 @@ def _facts(cluster: RadosCluster, name: str) -> Mapping[str, Any]:
     for facts in cluster.command("osd pool ls", detail="detail"):
         if facts.get("pool_name") == name:
             return dict(facts)
-    raise Transient(f"Ceph pool {name} is not listed by the monitors: was it made or renamed just now? Try again")
+    raise Transient(f"the monitors do not list Ceph pool {name}, perhaps because it was just created or renamed: retry")
 
 
 def _read_granularity(cluster: RadosCluster, facts: Mapping[str, Any], geometry: Geometry) -> int:
-    """Bytes an OSD reads at least, of each chunk a range touches; a stripe where every read touches all k."""
+    """The smallest number of bytes that an OSD reads of each chunk that a range touches. It is a stripe where every
+    read touches all k chunks."""
     if "ec_optimizations" in str(facts.get("flags_names", "")):
         return PAGE
     versions = cluster.command("versions").get("osd", {})

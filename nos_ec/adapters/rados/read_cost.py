@@ -1,4 +1,4 @@
-"""What a read costs the OSDs, told from the client's side: the range's place in the stripes decides it."""
+"""The cost of a read for the OSDs, computed on the client's side from the range's place in the stripes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from nos_ec.ports.block_store import ReadCounters
 
 @dataclass(frozen=True, slots=True)
 class ReadCost:
-    """Cost of reads in a pool. `granularity`, in bytes, is what an OSD reads at least: a page with Tentacle's
-    `allow_ec_optimizations`, a chunk without it; a stripe before Tentacle, where every read asks k OSDs."""
+    """The cost of reads in a pool. `granularity` is the smallest number of bytes that an OSD reads: a page with
+    Tentacle's `allow_ec_optimizations`, a chunk without it. Before Tentacle it is a stripe, because every read then
+    goes to k OSDs."""
 
     geometry: Geometry
     granularity: int
 
     def of(self, offset: int, length: int) -> tuple[int, int]:
-        """(OSDs that read, bytes they read) for a range, while no OSD is down."""
+        """Return (number of OSDs that read, bytes that they read) for a range, while no OSD is down."""
         if not length:
             return 0, 0
         step = self.granularity
@@ -27,7 +28,7 @@ class ReadCost:
 
 
 class ReadCounter:
-    """Adds up what reads cost. Safe to call from several threads."""
+    """Adds up the cost of reads. Safe to call from several threads."""
 
     def __init__(self, cost: ReadCost) -> None:
         self._cost = cost
@@ -43,6 +44,6 @@ class ReadCounter:
             self._bytes += size_bytes
 
     def value(self) -> ReadCounters:
-        """So far. Ceph decodes on its OSDs and does not tell its clients: degraded_reads is always 0."""
+        """The sums so far. Ceph's OSDs decode without reporting it to clients, so degraded_reads is always 0."""
         with self._lock:
             return ReadCounters(self._reads, self._bytes, 0)

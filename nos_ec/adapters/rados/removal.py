@@ -1,4 +1,4 @@
-"""Removing a whole store from a pool."""
+"""Removes a whole store from a pool."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NAMES_PER_ROUND = 1000
 
 
 def remove_namespace(cluster: RadosCluster, pool_name: str, namespace: str) -> None:
-    """Remove every object of a namespace. Raises ConfigError, Transient; called again it goes on."""
+    """Remove every object of a namespace. Raises ConfigError, Transient; a second call then continues."""
     if not namespace:
-        raise ConfigError(f"all of Ceph pool {pool_name} is not removed from here; name a namespace")
+        raise ConfigError(f"refusing to remove all of Ceph pool {pool_name}; name a namespace")
     with cluster.open_pool(pool_name, namespace) as pool:
         try:
             while names := list(islice(pool.names(), _NAMES_PER_ROUND)):

@@ -1,6 +1,6 @@
-"""Objects that say: this pool, or this namespace of it, is a store, of what kind, and whose metadata belongs to it.
+"""Objects that mark a pool, or a namespace of it, as a store, with its kind and the metadata that it belongs to.
 
-They have no content, as an erasure-coded pool takes only whole stripes; what each says is one xattr.
+They have no content, because an erasure-coded pool accepts only whole stripes. Each has its value in one xattr.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ STORE_ID = "nos_ec.store_id"
 
 
 def claim_for(pool: Pool, store_id: str, *, anew: bool) -> None:
-    """Note, durably, that the data here is the one that the metadata with this id knows. `anew`: whatever was noted
-    before. Raises ConfigError when it is another's, NoSpace, Transient."""
+    """Record, durably, that the data here belongs to the metadata with this id. `anew`: replaces any earlier record.
+    Raises ConfigError when the data belongs to another store, NoSpace, Transient."""
     if anew:
         try:
             pool.write(OWNER_OBJECT, steps.set_xattr(STORE_ID, store_id.encode()))
@@ -30,7 +30,7 @@ def claim_for(pool: Pool, store_id: str, *, anew: bool) -> None:
 
 
 def require_owner(pool: Pool, store_id: str) -> None:
-    """Raises ConfigError unless the data here belongs to the metadata with this id; Transient."""
+    """Raise ConfigError unless the data here belongs to the metadata with this id. Raises Transient."""
     try:
         found = pool.xattr(OWNER_OBJECT, STORE_ID).decode(errors="replace")
     except FileNotFoundError:
@@ -39,13 +39,13 @@ def require_owner(pool: Pool, store_id: str) -> None:
         raise port_error(f"opening the store in Ceph pool {pool.name}", error) from error
     if found != store_id:
         raise ConfigError(
-            f"Ceph pool {pool.name} holds {f'another store ({found})' if found else 'no store'} there, and the metadata"
-            f" is that of {store_id}: correct the pool, the namespace or the metadata URL"
+            f"Ceph pool {pool.name} holds {f'another store ({found})' if found else 'no store'} there, but the metadata"
+            f" is that of store {store_id}: correct the pool, the namespace or the metadata URL"
         )
 
 
 def make_mark(pool: Pool, name: str, key: str, value: bytes) -> None:
-    """Make the mark, durably; one that exists is left as it is. Raises ConfigError, NoSpace, Transient."""
+    """Create the mark, durably. An existing one is left as it is. Raises ConfigError, NoSpace, Transient."""
     try:
         pool.write(name, steps.must_be_new(), steps.set_xattr(key, value))
     except OSError as error:
@@ -54,12 +54,12 @@ def make_mark(pool: Pool, name: str, key: str, value: bytes) -> None:
 
 
 def read_mark(pool: Pool, name: str, key: str) -> bytes:
-    """What the mark says. Raises ConfigError when there is none, Transient."""
+    """The value of the mark. Raises ConfigError when there is no mark, Transient."""
     try:
         return pool.xattr(name, key)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"Ceph pool {pool.name} has no mark of a store ({name}): run `nos-ec init` to make one, or correct the"
+            f"Ceph pool {pool.name} is not marked as a store ({name}): run `nos-ec init` to create one, or correct the"
             " pool or namespace in the configuration"
         ) from error
     except OSError as error:
