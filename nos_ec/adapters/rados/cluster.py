@@ -53,10 +53,10 @@ class RadosOptions:
 
 
 _LAGGY_S_MAX, _LAGGY_SHARE = 2, 4
-"""An operation that takes longer than the first (in seconds), or than the time limit divided by the second, makes
-librados ask the monitors for a newer map of the OSDs. It asks again each time the same time has passed. So an operation
-that an OSD dropped, because its placement group moved or its pool was deleted, is sent elsewhere or fails with the
-reason. With Ceph's own settings that begins after 10 s, when the time limit is used up."""
+"""An operation that takes longer than the first, in seconds, or than its time limit divided by the second (whichever is
+shorter) makes librados ask the monitors for a newer map of the OSDs, and again each time as much time has passed. So an
+operation that an OSD dropped, because its placement group moved or its pool was deleted, is sent elsewhere or fails
+with the reason. With Ceph's own settings this begins after 10 s, when the time limit is used up."""
 
 LOG_LEVEL = "info"
 
