@@ -741,7 +741,7 @@ class CommitContract:
         block_id = bench.block(lease)
         with pytest.raises(ValueError, match="outside its group"):
             bench.store.commit_group(GroupCommit(lease, block_id, 0, 1, [Move(1, 1, None, *move)], 5, 4))
-        with pytest.raises(ValueError, match="do not lie in a block"):
+        with pytest.raises(ValueError, match="do not lie within a block"):
             bench.store.commit_group(GroupCommit(lease, block_id, 7, 2, [], 5, 4))
 
     @pytest.mark.invariant(3)

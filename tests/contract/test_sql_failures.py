@@ -227,7 +227,7 @@ def test_a_locked_file_is_transient_after_the_wait(url: str, tmp_path: Path) -> 
     bench = MetadataBench(store)
     other = sqlite3.connect(tmp_path / "meta.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(Transient, match="another process writes"):
+    with pytest.raises(Transient, match="another process is writing"):
         bench.put("n", 0)
     assert store.list_buckets("", 5) == [], "reading does not wait for a writer"
     other.execute("ROLLBACK")
@@ -244,7 +244,7 @@ def test_a_full_disk_is_no_space_and_changes_nothing(store: SqlMetadata) -> None
     for _ in range(2):
         with store._engine.connect() as connection:
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(NoSpace, match="make room"):
+        with pytest.raises(NoSpace, match="free space"):
             bench.put_all([f"{i}" * 100 for i in range(1000)])
     assert store.list_objects("bucket", "", "", 9) == [row]
     assert bench.delete("n") == row
@@ -289,7 +289,7 @@ def again(call, *arguments):
         try:
             return call(*arguments)
         except Transient as error:
-            if "another process writes, try again" not in str(error):
+            if "another process is writing, try again" not in str(error):
                 raise
 
 bench = again(MetadataBench, again(open_metadata, sys.argv[1]))

@@ -55,7 +55,9 @@ def test_a_store_of_a_newer_release_is_refused(url: str, call: object) -> None:
 
 def test_a_store_of_an_older_release_asks_for_the_upgrade(url: str) -> None:
     migrate(url, "0001")
-    with pytest.raises(ConfigError, match="schema 0001, needed is 0003; stop its daemons, then run `nos-ec init`"):
+    with pytest.raises(
+        ConfigError, match="schema 0001, but this release needs 0003; stop the daemons, then run `nos-ec init`"
+    ):
         open_metadata(url)
     migrate(url)
     open_metadata(url).close()
@@ -77,11 +79,11 @@ def test_a_url_that_is_no_good_is_refused_with_an_example(bad: str) -> None:
         ("wat=1&read_timeout=5", "does not know: wat; remove"),
         ("ssl=true", "does not know: ssl; remove"),
         ("port=3306", "does not know: port; remove"),
-        ("connect_timeout=soon", "wrong value.*soon"),
+        ("connect_timeout=soon", "invalid value.*soon"),
         ("ssl_ca=/nowhere/ca.pem", "ssl_ca /nowhere/ca.pem: No such file or directory; name PEM files"),
-        ("ssl_disabled=maybe", "ssl_disabled has a wrong value .'maybe' is no truth value.; use true or false"),
+        ("ssl_disabled=maybe", "ssl_disabled has an invalid value .'maybe'.; use true or false"),
         ("ssl_disabled=false&ssl_disabled=true", "more than once: ssl_disabled"),
-        ("ssl_disabled=true&ssl_ca=ca.pem", "ssl_disabled=true and ssl_ca; remove the one that is not meant"),
+        ("ssl_disabled=true&ssl_ca=ca.pem", "ssl_disabled=true and ssl_ca; remove the one that you do not mean"),
         ("ssl_verify_cert=true", "ssl_verify_cert=true needs ssl_ca"),
         ("ssl_verify_identity=1", "ssl_verify_identity=true needs ssl_ca"),
         ("ssl_check_hostname=true", "ssl_check_hostname=true needs ssl_ca"),
@@ -90,10 +92,10 @@ def test_a_url_that_is_no_good_is_refused_with_an_example(bad: str) -> None:
             "ssl_ca=ca.pem&ssl_check_hostname=true&ssl_verify_identity=false",
             "ssl_check_hostname and ssl_verify_identity contradict each other",
         ),
-        ("autocommit=true", "autocommit=true is nothing a store can work with; remove it"),
-        ("use_unicode=0", "use_unicode=false is nothing"),
-        ("compress=yes", "compress=true is nothing"),
-        ("defer_connect=on", "defer_connect=true is nothing"),
+        ("autocommit=true", "autocommit=true cannot work with a store; remove it"),
+        ("use_unicode=0", "use_unicode=false cannot work"),
+        ("compress=yes", "compress=true cannot work"),
+        ("defer_connect=on", "defer_connect=true cannot work"),
     ],
 )
 def test_options_that_no_connection_takes_are_named(options: str, says: str) -> None:

@@ -159,7 +159,7 @@ def test_work_that_a_lock_of_another_session_holds_up_is_told(
         assert deleting.result(60) == row
     waiting.require_unblocked()
     assert [entry["event"] for entry in logged] == [
-        "metadata: held up by a lock of another session; trying on",
+        "metadata: held up by a lock of another session; still trying",
         "metadata: no longer held up by a lock of another session",
     ]
     waiting.close()

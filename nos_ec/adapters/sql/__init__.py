@@ -1,1 +1,1 @@
-"""Metadata on SQLite, MySQL and MariaDB through SQLAlchemy."""
+"""The metadata store on SQLite, MySQL and MariaDB, using SQLAlchemy."""

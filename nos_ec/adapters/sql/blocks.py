@@ -1,4 +1,4 @@
-"""Blocks: their life from allocation to being forgotten, and the questions GC, recovery and checks ask."""
+"""Blocks: their life from allocation until they are forgotten, and the queries of GC, recovery and checks."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ LOCK_IDS = looked_up(
     select(*BLOCK_COLUMNS).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]).with_for_update(of=BLOCKS), BLOCKS
 )
 
-# In an order that the index on (state, waste_ppm, ...) has, so that no planner prefers to sort the whole table.
+# In the order of the index on (state, waste_ppm, ...), so that no planner prefers to sort the whole table.
 FENCED = select(*BLOCK_COLUMNS).where(_B.state == BlockState.FENCED).order_by(_B.waste_ppm).limit(bindparam("rows_max"))
-# `waste_ppm` is rounded and finds the rows by index; what is exact is asked of the rows.
+# `waste_ppm` is rounded; it finds the rows by index. The exact condition is checked on the rows.
 _BY_WASTE = by_index(select(*BLOCK_COLUMNS), BLOCKS, "blocks_by_waste").where(_B.state == BlockState.SEALED)
 EMPTY = (
     _BY_WASTE.where(_B.waste_ppm >= _PPM, _B.live_objects == 0)
@@ -90,7 +90,7 @@ _EMPTY = dict.fromkeys(("stripes", "live_bytes", "dead_bytes", "overhead_bytes",
 
 
 def lock(connection: Connection, block_id: BlockId) -> BlockRow | None:
-    """The block's row, locked until the transaction ends."""
+    """Return the block's row, locked until the transaction ends."""
     row = connection.execute(BY_ID.with_for_update(), {"block_id": block_id}).first()
     return None if row is None else block_row(row)
 
@@ -111,7 +111,7 @@ def allocate(connection: Connection, lease: Lease, block_id: BlockId, kind: Bloc
         same = (found.writer, found.epoch, found.kind, found.state, found.stripes)
         if same == (lease.name, lease.epoch, kind, BlockState.OPEN, 0):
             return
-        raise Conflict(f"block {block_id.hex()} exists already; an id is never used again")
+        raise Conflict(f"block {block_id.hex()} already exists; an id is never used again")
     made: dict[str, Any] = {"block_id": block_id, "kind": kind, "state": BlockState.OPEN, "created_ms": now_ms}
     connection.execute(insert(BLOCKS), made | _EMPTY | {"writer": lease.name, "epoch": lease.epoch})
 
@@ -123,7 +123,7 @@ def seal(connection: Connection, lease: Lease, block_id: BlockId, now_ms: int) -
     if found is None:
         raise NotFound(f"block {block_id.hex()} has no row")
     if not _is_of(found, lease) or found.state is BlockState.FENCED:
-        raise LeaseLost(f"block {block_id.hex()} was taken from writer {lease.name!r}; it must not be written")
+        raise LeaseLost(f"block {block_id.hex()} was taken from writer {lease.name!r}, which must not write to it")
     if found.state is BlockState.OPEN:
         sealed = {"state": advance_block(found.state, BlockEvent.SEAL), "sealed_ms": now_ms}
         connection.execute(update(BLOCKS).where(_B.block_id == block_id).values(sealed))
@@ -148,9 +148,9 @@ def forget_unwritten(connection: Connection, lease: Lease, block_id: BlockId) ->
 def seal_large(
     connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int, *, live: bool
 ) -> bool:
-    """Seal the blocks of a large object, its bytes live or dead. False when an earlier call did it already.
+    """Seal the blocks of a large object, with its bytes counted as live or dead. False when an earlier call did so.
 
-    Raises LeaseLost when one of them was taken from the writer, NotFound when one was never allocated.
+    Raises LeaseLost when one of the blocks was taken from the writer, NotFound when one was never allocated.
     """
     found = _lock_listed(connection, [segment.extent.block_id for segment in new.segments])
     if any(not _is_of(row, lease) or row.state is BlockState.FENCED for row in found.values()):
@@ -176,7 +176,7 @@ def _lock_listed(connection: Connection, block_ids: list[BlockId]) -> dict[Block
     found = {row.block_id: row for row in map(block_row, connection.execute(LOCK_IDS, id_rows(block_ids)))}
     missing = [block_id.hex() for block_id in block_ids if block_id not in found]
     if missing:
-        raise NotFound(f"blocks {', '.join(missing)} have no row; allocate a block before it is written")
+        raise NotFound(f"blocks {', '.join(missing)} have no row; allocate a block before writing it")
     return found
 
 
@@ -198,7 +198,7 @@ def seal_reconciled(
     """See `Metadata.seal_reconciled`."""
     overhead_bytes = stripes * geometry.stripe_size - live_bytes - dead_bytes
     if min(stripes, live_bytes, dead_bytes, live_objects, overhead_bytes) < 0:
-        raise ValueError(f"block {block_id.hex()}: {live_bytes} + {dead_bytes} bytes do not fit {stripes} stripes")
+        raise ValueError(f"block {block_id.hex()}: {live_bytes} + {dead_bytes} bytes do not fit into {stripes} stripes")
     as_found = and_(_B.block_id == block_id, _B.state == BlockState.FENCED, _B.live_bytes == live_bytes)
     books = {
         "state": advance_block(BlockState.FENCED, BlockEvent.SEAL),
@@ -220,7 +220,7 @@ def page(connection: Connection, after: BlockId | None, limit: int) -> list[Bloc
 
 
 def placed_in(connection: Connection, block_id: BlockId) -> list[Placed]:
-    """See `Metadata.placed_in`. One statement, so that it sees one moment."""
+    """See `Metadata.placed_in`. One statement, so that it sees a single point in time."""
     placed = [
         Placed(object_id, ObjectKey(bucket, name), version, Extent(block_id, offset, length), crc32c)
         for object_id, bucket, name, version, offset, length, crc32c in connection.execute(
@@ -253,7 +253,7 @@ def cool_down(connection: Connection, block_id: BlockId, not_before_ms: int) -> 
 
 
 def condemn(connection: Connection, block_id: BlockId, delete_after_ms: int) -> bool:
-    """See `Metadata.condemn_block`. With the row locked and SEALED no commit can point into it any more."""
+    """See `Metadata.condemn_block`. Once the row is locked and SEALED, no commit can point into the block any more."""
     found = lock(connection, block_id)
     if found is None or found.state is not BlockState.SEALED:
         return False

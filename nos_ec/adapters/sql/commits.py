@@ -1,11 +1,11 @@
 """The commit of one stripe group: a fixed number of statements, however many objects the group holds.
 
-Order of locks: object rows by id, block, old blocks by id. Deletes and overwrites take rows and then blocks, too, and
-one of these may be the block that is written; what can still deadlock is run again.
+Locks are taken in this order: object rows by id, the block, old blocks by id. Deletes and overwrites also lock rows
+first and then blocks, but one of these may be the block that is written. Transactions that still deadlock are retried.
 
-The lease itself is looked at only to say why a commit is refused. An OPEN block has its writer's lease of its epoch:
-it is allocated under that lease, and whoever fences or releases a lease turns its OPEN blocks FENCED in the same
-transaction, for which it waits while we hold the block's row (invariant 8).
+The lease itself is read only to report why a commit is refused. While a block is OPEN, its writer holds the lease of
+the block's epoch: the block was allocated under that lease, and a transaction that fences or releases the lease also
+turns its OPEN blocks FENCED. Such a transaction waits while we hold the block's row (invariant 8).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOVES = JsonRows(
 _FROM_LANDING = sorted(state for state in object_sources(ObjectEvent.PACK) if state.in_landing)
 _PACKED = advance_object(ObjectState.PACKED, ObjectEvent.PACK)
 
-# Written out: SQLAlchemy makes the text of a statement with an IN list anew for each execution.
+# Written out, because SQLAlchemy regenerates the text of a statement with an IN list at each execution.
 _IN_LANDING = and_(_MOVES.missing("from_block"), or_(*(_O.state == state for state in _FROM_LANDING)))
 _IN_BLOCK = and_(_O.state == ObjectState.PACKED, _O.block_id == _MOVES["from_block"])
 
@@ -61,8 +61,8 @@ QUEUE_COPIES = queueing(
         OBJECTS,
     )
 )
-"""Queues the landing copies of the moves that match, and locks their rows: when it queues one for each move, all of
-them match and nothing has to be asked."""
+"""Queues the landing copies of the moves that match, and locks their rows. If it queues one for each move, all of them
+match, and no query is needed to find out which do."""
 MOVE = (
     UpdateListed(OBJECTS)
     .where(_O.object_id == _MOVES["object_id"])
@@ -122,11 +122,11 @@ def commit_group(connection: Connection, geometry: Geometry, commit: GroupCommit
 
 
 def _check(geometry: Geometry, commit: GroupCommit) -> None:
-    """Refuse a group that cannot be: a bug of the caller that would put wrong figures in the books."""
+    """Refuse an impossible group: a bug in the caller that would make the books wrong."""
     start = commit.at_stripe * geometry.stripe_size
     end = start + commit.stripe_count * geometry.stripe_size
     if not (0 <= commit.at_stripe < commit.at_stripe + commit.stripe_count <= geometry.stripes_per_block):
-        raise ValueError(f"stripes {commit.at_stripe} + {commit.stripe_count} do not lie in a block")
+        raise ValueError(f"stripes {commit.at_stripe} + {commit.stripe_count} do not lie within a block")
     for move in commit.moves:
         if move.length < 1 or not start <= move.offset <= end - move.length:
             raise ValueError(f"object {move.object_id} at {move.offset} + {move.length} lies outside its group")
@@ -137,7 +137,7 @@ def _check(geometry: Geometry, commit: GroupCommit) -> None:
 def _book(connection: Connection, geometry: Geometry, commit: GroupCommit) -> None:
     """Add the group to the block's books as if every move won; live + dead + overhead = its stripes (invariant 6).
 
-    The same statement locks the block and checks it; only when it finds none that fits is the reason looked for.
+    The same statement locks the block and checks it. The reason is looked up only if the statement finds no such block.
     """
     live = sum(move.length for move in commit.moves)
     full = commit.at_stripe + commit.stripe_count == geometry.stripes_per_block
@@ -154,13 +154,13 @@ def _book(connection: Connection, geometry: Geometry, commit: GroupCommit) -> No
         "sealed_at_ms": commit.written_ms if full else None,
     }
     if not connection.execute(BOOK_GROUP, books).rowcount:
-        # A lease that is lost is said to be lost, whatever became of the block since.
+        # A lost lease is reported as lost, whatever has happened to the block since.
         leases.require(connection, commit.lease)
         raise _refused(blocks.lock(connection, commit.block_id), commit)
 
 
 def _book_losers(connection: Connection, commit: GroupCommit, winners: Sequence[Move]) -> None:
-    """What did not win is dead bytes."""
+    """Count the bytes of moves that did not win as dead."""
     if len(winners) < len(commit.moves):
         lost_bytes = sum(move.length for move in commit.moves) - sum(move.length for move in winners)
         lost = {"lost_bytes": lost_bytes, "lost_objects": len(commit.moves) - len(winners)}
@@ -172,16 +172,19 @@ def _refused(block: BlockRow | None, commit: GroupCommit) -> NosError:
     if block is None:
         return NotFound(f"block {name} has no row; allocate it before writing")
     if block.state is BlockState.FENCED or (block.writer, block.epoch) != (commit.lease.name, commit.lease.epoch):
-        return LeaseLost(f"block {name} was taken from writer {commit.lease.name!r}; seal nothing, start a new block")
+        return LeaseLost(
+            f"block {name} was taken from writer {commit.lease.name!r}; do not seal it, but start a new block"
+        )
     if block.state is not BlockState.OPEN:
         return Conflict(f"block {name} is {block.state.value}; nothing can be added to it")
     return Conflict(f"block {name} ends at stripe {block.stripes}, not at {commit.at_stripe}")
 
 
 def _without_repeats(moves: Sequence[Move]) -> list[Move]:
-    """Moves in order of object. Of one that is twice in a group the first copy can win, and the other one cannot.
+    """The moves in order of object. If a move is in a group twice, only the first copy can win.
 
-    A group may well hold two versions of an object, or one taken from two places: at most one of them matches its row.
+    A group may well hold two versions of an object, or one version from two places. At most one of them matches its
+    row.
     """
     first: dict[tuple[int, int, BlockId | None], Move] = {}
     for move in moves:
@@ -190,18 +193,20 @@ def _without_repeats(moves: Sequence[Move]) -> list[Move]:
 
 
 def _queue_copies(connection: Connection, commit: GroupCommit, moves: Sequence[Move], listed: dict[str, str]) -> int:
-    """Queue the winners' landing copies, before their rows forget them; how many: if as many as moves, all win."""
+    """Queue the winners' landing copies before their rows drop them. Returns how many: if one per move, all win."""
     if all(move.from_block is not None for move in moves):
         return 0
     return connection.execute(QUEUE_COPIES, {**listed, "not_before_ms": commit.landing_not_before_ms}).rowcount
 
 
 def _match(connection: Connection, moves: Sequence[Move], listed: dict[str, str]) -> list[Move]:
-    """The moves whose row still matches, in order of object; the rows are locked. `listed` is their dump."""
+    """Return the moves whose rows still match, in order of object, and lock these rows. `listed` is their dump."""
     found: list[Move] = []
     for number, size in connection.execute(MATCH_MOVES, listed):
         if size != moves[number].length:
-            raise ValueError(f"object {moves[number].object_id} has {size} bytes, its move {moves[number].length}")
+            raise ValueError(
+                f"object {moves[number].object_id} has {size} bytes, but its move has {moves[number].length}"
+            )
         found.append(moves[number])
     return sorted(found, key=lambda move: move.object_id)
 
@@ -219,7 +224,7 @@ def _dump(moves: Sequence[Move]) -> dict[str, str]:
 
 
 def _bury(connection: Connection, winners: Sequence[Move]) -> None:
-    """What the winners leave behind in other blocks is dead."""
+    """Count the bytes that the winners leave behind in other blocks as dead."""
     burial = Burial()
     for move in winners:
         if move.from_block is not None:

@@ -1,4 +1,4 @@
-"""Whole databases on a server: made for a store that will not stay, and dropped with it."""
+"""Whole databases on a server, created for a temporary store and dropped with it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from nos_ec.adapters.sql.failures import translate
 from nos_ec.core.errors import ConfigError
 
 SCRATCH = "_scratch_"
-"""Part of the name of every database that may be dropped here."""
+"""Part of the name of every database that this module may drop."""
 
 
 def scratch_url(url: str, tag: str) -> str:
-    """The URL of a scratch database beside the one of `url` (MySQL, MariaDB). Raises ConfigError."""
+    """The URL of a scratch database on the server of `url` (MySQL, MariaDB). Raises ConfigError."""
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
-        raise ConfigError("a SQLite store has a file and no server; name another file")
+        raise ConfigError("a SQLite store is a file and has no server; name another file")
     return parsed.set(database=f"{parsed.database}{SCRATCH}{tag}").render_as_string(hide_password=False)
 
 
 def create_database(url: str) -> None:
-    """Create the database that the URL names. Raises ConfigError (it exists, not allowed), Transient."""
+    """Create the database that the URL names. Raises ConfigError (it exists, or the user may not), Transient."""
     _administer(url, "CREATE DATABASE {} CHARACTER SET utf8mb4")
 
 
 def drop_database(url: str) -> None:
-    """Drop a scratch database; one that is not there is no error. Raises ConfigError, Transient."""
+    """Drop a scratch database. A missing one is not an error. Raises ConfigError, Transient."""
     if SCRATCH not in str(parse_url(url).database):
-        raise ConfigError(f"{parse_url(url).database} is no scratch database; drop it by hand if that is meant")
+        raise ConfigError(f"{parse_url(url).database} is not a scratch database; drop it by hand if you mean to")
     _administer(url, "DROP DATABASE IF EXISTS {}")
 
 
@@ -46,7 +46,9 @@ def _administer(url: str, statement: str) -> None:
     except DBAPIError as error:
         failure = translate(error, engine.url)
         if failure is None:
-            raise ConfigError(f"database {parsed.database}: {error.orig}; let this user create databases") from error
+            raise ConfigError(
+                f"database {parsed.database}: {error.orig}; give this user the right to create databases"
+            ) from error
         raise failure.error from error
 
 

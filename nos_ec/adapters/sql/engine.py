@@ -1,12 +1,13 @@
-"""Engines: which URLs are taken, and how a connection is set up.
+"""Engines: which URLs are accepted, and how a connection is set up.
 
-SQLite: write-ahead log with synchronous=FULL, so that a commit is on the disk when it returns. The driver's own
-transaction handling is switched off; SQLAlchemy's begin event says BEGIN, or BEGIN IMMEDIATE for a transaction that
-writes, so that it waits for its turn at the start instead of failing in the middle. Where the disk has no room for the
-file that connections share beside the log, one is opened that does without: it has the store for itself while in use.
+SQLite: a write-ahead log with synchronous=FULL, so that a commit is on the disk when it returns. The driver's own
+transaction handling is switched off. SQLAlchemy's begin event sends BEGIN, or BEGIN IMMEDIATE for a transaction that
+writes, so that it waits for its turn at the start instead of failing in the middle. If the disk has no room for the
+file that connections share, a connection is opened that does without the file: it has exclusive use of the store while
+it is in use.
 
-MySQL, MariaDB: READ COMMITTED, because every decision is taken on rows read FOR UPDATE; strict mode, because a value
-cut to fit would be silent damage.
+MySQL, MariaDB: READ COMMITTED, because every decision is based on rows read FOR UPDATE; strict mode, because a value
+truncated to fit would be silent damage.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from nos_ec.core.errors import ConfigError
 SQLITE_BUSY_MS = 10_000
 MYSQL_CONNECT_S = 5
 MYSQL_LOCK_WAIT_S = 5
-"""Longest wait for a lock before the work is run again, which says that it waits (lock_waits.py)."""
+"""The longest wait for a lock. After it the work is retried, and the wait is reported (lock_waits.py)."""
 MYSQL_READ_S = 60
-"""Longer than any lock wait, so that a slow lock is told apart from a dead server."""
+"""Longer than any lock wait, so that a slow lock cannot be mistaken for a dead server."""
 MYSQL_RECYCLE_S = 1_800
 POOL_SIZE = 8
 POOL_OVERFLOW = 24
 
 WRITES = "nos_ec_writes"
-"""Execution option of an engine whose transactions write."""
+"""The execution option of an engine whose transactions write."""
 
 _ALONE = "nos_ec_alone"
 
@@ -47,14 +48,14 @@ _MYSQL_SETUP = (
 
 
 def parse_url(url: str) -> URL:
-    """The URL, checked. Raises ConfigError with an example when it is not one of a store we know."""
+    """Parse and check the URL. Raises ConfigError with an example when it is not that of a supported store."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
-        raise ConfigError(f"the metadata URL does not parse; {_EXAMPLES}") from error
+        raise ConfigError(f"the metadata URL cannot be parsed; {_EXAMPLES}") from error
     if parsed.get_backend_name() == "sqlite":
         if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
-            raise ConfigError(f"SQLite metadata must be a file, it has to survive the process; {_EXAMPLES}")
+            raise ConfigError(f"SQLite metadata must be a file, because it has to survive the process; {_EXAMPLES}")
         return parsed.set(drivername="sqlite+pysqlite")
     if parsed.get_backend_name() in ("mysql", "mariadb"):
         if not parsed.database:
@@ -67,9 +68,9 @@ _EXAMPLES = "use sqlite:////var/lib/nos-ec/meta.db or mysql+pymysql://user:passw
 
 
 def make_engine(url: str | URL, *, create: bool = False, sqlite_busy_ms: int = SQLITE_BUSY_MS) -> Engine:
-    """An engine for the URL. Connects to nothing yet.
+    """Create an engine for the URL. Does not connect yet.
 
-    Raises ConfigError for a URL that is no good, or a SQLite file that is not there (unless `create`).
+    Raises ConfigError for an invalid URL, or a missing SQLite file (unless `create`).
     """
     parsed = parse_url(url.render_as_string(hide_password=False) if isinstance(url, URL) else url)
     if parsed.get_backend_name() == "sqlite":
@@ -78,10 +79,10 @@ def make_engine(url: str | URL, *, create: bool = False, sqlite_busy_ms: int = S
 
 
 def reading_engine(engine: Engine) -> Engine | None:
-    """An engine beside `engine` whose statements are transactions of their own; None for SQLite.
+    """A second engine like `engine`, whose statements are each a separate transaction; None for SQLite.
 
-    With READ COMMITTED each statement sees what was committed when it began, in a transaction or not: work that only
-    reads loses nothing by this, and saves the round trip of its COMMIT.
+    With READ COMMITTED each statement sees what was committed when it began, inside a transaction or not. So work that
+    only reads loses nothing by this, and saves the round trip of its COMMIT.
     """
     if engine.dialect.name == "sqlite":
         return None
@@ -94,8 +95,8 @@ def _mysql_engine(url: URL, **options: Any) -> Engine:
         pool_size=POOL_SIZE,
         max_overflow=POOL_OVERFLOW,
         pool_recycle=MYSQL_RECYCLE_S,
-        # Every transaction has been ended when its connection goes back: another ROLLBACK would cost a round trip,
-        # and one that fails, because the server went down just then, is logged by the pool as if it were a bug.
+        # Every transaction has ended when its connection returns to the pool. Another ROLLBACK would cost a round trip,
+        # and the pool logs one that fails, because the server has just gone down, as if it were a bug.
         pool_reset_on_return=None,
         connect_args={
             "charset": "utf8mb4",
@@ -135,7 +136,7 @@ def _sqlite_connect(busy_ms: int) -> Callable[..., Any]:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_IOERR_SHMSIZE:
                 raise
-        # Nobody else has the file open, or what they share would be there; but somebody may come for it just now.
+        # No other process has the file open, or else the shared file would exist. But one may be opening it just now.
         connection = _when_free(lambda: opened(alone=True), busy_ms)
         record.info[_ALONE] = True
         return connection
@@ -144,7 +145,8 @@ def _sqlite_connect(busy_ms: int) -> Callable[..., Any]:
 
 
 def _when_free(opened: Callable[[], Any], busy_ms: int) -> Any:
-    """Of two that want the file for themselves at once each would wait for the other: they give way and come again."""
+    """Open an exclusive connection. Two processes that want one at once would wait for each other, so each gives way
+    and retries after a random time."""
     deadline = time.monotonic() + busy_ms / 1000
     while True:
         try:
@@ -167,13 +169,13 @@ def _set_up(connection: Any, busy_ms: int, *, alone: bool) -> None:
 
 
 def _sqlite_let_others_in(_connection: Any, record: ConnectionPoolEntry) -> None:
-    """Close a connection that has the store for itself as soon as it is not in use: its lock ends only so."""
+    """Close an exclusive connection as soon as it is not in use, which is the only way to release its lock."""
     if record.info.pop(_ALONE, False):
         record.invalidate()
 
 
 def _unhex(text: str | None) -> bytes | None:
-    """SQLite has UNHEX only from 3.41 on."""
+    """UNHEX for SQLite, which has it only since 3.41."""
     return None if text is None else bytes.fromhex(text)
 
 

@@ -1,4 +1,4 @@
-"""What a driver's error means: the class to raise, and whether the transaction may simply be run again."""
+"""The meaning of a driver's error: the class to raise, and whether the transaction may simply be retried."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SQLITE_FULL, _SQLITE_IOERR = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR
 
 _MYSQL_LOCK_WAIT = 1205
 _MYSQL_ROLLED_BACK = {1020, _MYSQL_LOCK_WAIT, 1213}
-"""Record changed, lock wait, deadlock: the server undid the transaction, even when COMMIT was what failed."""
+"""Record changed, lock wait, deadlock: the server has rolled the transaction back, even if COMMIT failed."""
 _MYSQL_DUPLICATE = 1062
 _MYSQL_REFUSED_CHECK = {3819, 4025}
-"""MySQL's, MariaDB's."""
+"""MySQL's and MariaDB's codes for it."""
 _MYSQL_INTERRUPTED = 1317
 _MYSQL_DEMOTED = {1290, 1836}
-"""--read-only, --super-read-only: a primary that became a replica and may keep its connections."""
+"""--read-only, --super-read-only: a primary that has become a replica and may keep its connections open."""
 _MYSQL_OF_THE_SERVER = (pymysql.err.OperationalError, pymysql.err.InternalError)
 _MYSQL_LOST = {0, 1053, 1077, 1079, 1080, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2055}
 _MYSQL_UNREACHABLE = {1040, 1129, 1203, 2002, 2003, 2005}
@@ -39,9 +39,13 @@ _MYSQL_GOT_ERRNO = {3, 1026, 1030}
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`error` is what to raise. `again`: the work may be run again if COMMIT was not sent. `undone`: even if it was.
-    `demoted`: this server takes no writes any more; another one may by now answer at its address. `lock_wait`: a lock
-    was waited for in vain."""
+    """What to do about an error.
+
+    error: what to raise.
+    again: the work may be retried if COMMIT was not sent. undone: it may be retried even if COMMIT was sent.
+    demoted: this server no longer accepts writes; another one may answer at its address by now.
+    lock_wait: a wait for a lock timed out.
+    """
 
     error: NosError
     again: bool = False
@@ -51,22 +55,23 @@ class Failure:
 
 
 class RefusedCheck(Exception):
-    """A CHECK of the tables refused a change: counted wrong, here or earlier. No NosError, because nobody can decide
-    anything but to report it: the daemon that meets it ends with a trace, instead of trying again for ever."""
+    """A CHECK of the tables refused a change: something was counted wrong, now or earlier. It is not a NosError,
+    because the only thing to do is to report it: the daemon that meets it ends with a trace instead of retrying for
+    ever."""
 
 
 def place(url: URL) -> str:
-    """Where the store is, for messages: host and port, or the file. Never the user's password."""
+    """The store's place for messages: host and port, or the file. Never includes the user's password."""
     if url.get_backend_name() == "sqlite":
         return f"SQLite file {url.database}"
     return f"{url.host or '127.0.0.1'}:{url.port or 3306}"
 
 
 def read_only(url: URL) -> Failure:
-    """What it means that the server says it is read-only."""
+    """The failure to report when the server says that it is read-only."""
     return Failure(
         Transient(
-            f"metadata at {place(url)}: this server is read-only: a replica, or a primary that was demoted. What it has"
+            f"metadata at {place(url)}: this server is read-only: a replica, or a primary that was demoted. Its data"
             " may be old, so it is not read; try again when the address leads to the primary (store.metadata_replica"
             " lets a process that only reads use a replica)"
         ),
@@ -76,7 +81,7 @@ def read_only(url: URL) -> Failure:
 
 
 def translate(error: Exception, url: URL) -> Failure | None:
-    """The failure a driver or pool error stands for; None for an error that is a bug of ours. Raises RefusedCheck."""
+    """The failure that a driver or pool error stands for; None for an error that is our bug. Raises RefusedCheck."""
     if isinstance(error, PoolTimeout):
         return Failure(Transient(f"metadata at {place(url)}: all connections are busy; try again"))
     cause = error.orig if isinstance(error, DBAPIError) else error
@@ -97,13 +102,13 @@ def _sqlite(cause: sqlite3.Error, url: URL) -> Failure | None:
     code = extended & 0xFF
     where = f"metadata at {place(url)}: {cause}"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Failure(Transient(f"{where}; another process writes, try again"))
+        return Failure(Transient(f"{where}; another process is writing, try again"))
     if code == _SQLITE_FULL or extended == sqlite3.SQLITE_IOERR_SHMSIZE:
-        return Failure(NoSpace(f"{where}; make room on that disk"))
+        return Failure(NoSpace(f"{where}; free space on its disk"))
     if code == _SQLITE_IOERR:
-        return Failure(Transient(f"{where}; check that disk"))
+        return Failure(Transient(f"{where}; check its disk"))
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return Failure(Corrupt(f"{where}; restore the file from a backup or rebuild the index from the blocks"))
+        return Failure(Corrupt(f"{where}; restore the file from a backup"))
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return Failure(ConfigError(f"{where}; check that the folder exists and is writable"))
     return None
@@ -117,16 +122,19 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
     if code == _MYSQL_DUPLICATE:
         return Failure(Transient(where), again=True)
     if code in _MYSQL_FULL or (code in _MYSQL_GOT_ERRNO and _names_no_space(str(cause.args[-1]))):
-        return Failure(NoSpace(f"{where}; make room on the server's disk"))
+        return Failure(NoSpace(f"{where}; free space on the server's disk"))
     if code == _MYSQL_UNENCRYPTED:
         return Failure(
-            ConfigError(f"{where}; it cannot encrypt: give it TLS, or take the ssl options out of the metadata URL")
+            ConfigError(
+                f"{where}; the server does not support encryption: set up TLS on it, or remove the ssl options from the"
+                " metadata URL"
+            )
         )
     if isinstance(getattr(cause, "original_exception", None), ssl.SSLCertVerificationError):
         return Failure(
             ConfigError(
-                f"{where}; it does not prove who it is: ssl_ca in the metadata URL must name the certificate of who"
-                " signed the server's, and that be made for the host in the URL"
+                f"{where}; the server's certificate cannot be verified: ssl_ca in the metadata URL must name the"
+                " certificate of the authority that signed it, and it must be valid for the host in the URL"
             )
         )
     if code in _MYSQL_UNREACHABLE:
@@ -147,11 +155,11 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
     if code == _MYSQL_NO_TABLE:
         return Failure(ConfigError(f"{where}; run `nos-ec init`"))
     if code == _MYSQL_INTERRUPTED:
-        return Failure(Transient(f"{where}; somebody ended the statement (KILL QUERY)"), again=True)
+        return Failure(Transient(f"{where}; the statement was ended by KILL QUERY"), again=True)
     if code in _MYSQL_DEMOTED:
         return Failure(Transient(where), again=True, demoted=True)
-    # What only the server knows, such as too many connections of this user, or memory. A statement that is wrong is a
-    # ProgrammingError, and ours.
+    # Trouble that only the server knows of, such as too many connections of this user, or lack of memory. A wrong
+    # statement is a ProgrammingError, and our bug.
     return Failure(Transient(where)) if isinstance(cause, _MYSQL_OF_THE_SERVER) else None
 
 

@@ -1,16 +1,18 @@
-"""A table made of one JSON parameter, to join with: what makes a statement's count independent of its rows.
+"""A table made from one JSON parameter, for joins. It makes the number of statements independent of the number of rows.
 
-`JsonRows` describes the columns; `dump` makes the parameter. It is `JSON_TABLE` on MySQL 8 and MariaDB 10.6+ and
-`json_each` on SQLite. Ids travel as hexadecimal text. See docs/adr/0016.
+`JsonRows` describes the columns; `dump` makes the parameter. The table is `JSON_TABLE` on MySQL 8 and MariaDB 10.6+ and
+`json_each` on SQLite. Ids are passed as hexadecimal text. See docs/adr/0016.
 
-A SELECT that locks names the table it locks (`with_for_update(of=...)`): MySQL 8.0.12 refuses to lock a JSON_TABLE,
-and MariaDB, which has no OF and does not mind, is spared it by SQLAlchemy. The same MySQL turns a JSON null into the
-text `null`, so "no id" travels as empty text and integers cannot be null; and it cuts a BIGINT column of a JSON_TABLE
-to 32 bits, so integers are read as DECIMAL and cast. Each of these was seen on a real 8.0.12; newer ones do not mind.
+A SELECT that locks names the table that it locks (`with_for_update(of=...)`), because MySQL 8.0.12 refuses to lock a
+JSON_TABLE. MariaDB has no OF and does not need it; SQLAlchemy omits it there. The same MySQL turns a JSON null into the
+text `null`, so "no id" is passed as empty text, and integers cannot be null. It also cuts a BIGINT column of a
+JSON_TABLE to 32 bits, so integers are read as DECIMAL and cast. All of this was seen on a real 8.0.12; newer versions
+do not have these faults.
 
-A statement that locks goes from the JSON table to the rows, each by its key: `looked_up`, UpdateListed, DeleteListed
-say so to MySQL and MariaDB. Of a table with few rows, as far as they know, they would rather read all: it would wait
-for every row that another transaction has locked, and that one for it (tests/rig/sql_races.py).
+A statement that locks goes from the JSON table to the rows, and finds each by its key: `looked_up`, UpdateListed and
+DeleteListed tell MySQL and MariaDB to do so. When they believe that a table has few rows, they would rather read all of
+it. Such a statement would wait for every row that another transaction has locked, and deadlock with that transaction
+(tests/rig/sql_races.py).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 
 
 class _JsonFunction(FunctionElement[Any]):
-    """One subclass per shape, because SQLAlchemy's statement cache tells elements apart by class."""
+    """The base of one subclass per shape: SQLAlchemy's statement cache distinguishes elements by class."""
 
     inherit_cache = True
     shape: Sequence[tuple[str, int]] = ()
@@ -52,7 +54,7 @@ def _json_table(element: _JsonFunction, compiler: Any, **options: Any) -> str:
 class JsonRows:
     """Rows bound to the parameter `parameter`. A column's number is its size in bytes; 0 means an integer.
 
-    The one `optional` column may be None.
+    Values of the one `optional` column may be None.
     """
 
     def __init__(self, parameter: str, *, optional: str = "", **columns: int) -> None:
@@ -66,19 +68,19 @@ class JsonRows:
         self.table: TableValuedAlias = function(bindparam(parameter, type_=Text)).table_valued(*types, name=parameter)
 
     def __getitem__(self, name: str) -> ColumnElement[Any]:
-        """The column as an expression: an integer, or the bytes its hexadecimal text stands for."""
+        """The column as an expression: an integer, or the bytes that its hexadecimal text stands for."""
         plain: ColumnElement[Any] = self.table.c[name]
         if not self._sizes[name]:
             return cast(plain, BigInteger)
         return func.unhex(func.nullif(plain, "") if name == self._optional else plain, type_=LargeBinary)
 
     def missing(self, name: str) -> ColumnElement[bool]:
-        """True where the optional column has no id."""
+        """An expression that is true where the optional column has no id."""
         assert name == self._optional, f"{name} is not optional"
         return self.table.c[name] == ""
 
     def dump(self, rows: Iterable[Sequence[int | bytes | None]]) -> dict[str, str]:
-        """The parameter for these rows, each in the order of the columns. None only in the optional column."""
+        """The parameter for these rows, each in the order of the columns. Only the optional column may hold None."""
         given: list[list[int | bytes | str | None]] = [list(row) for row in rows]
         for at in self._ids_at:
             for row in given:
@@ -88,7 +90,8 @@ class JsonRows:
 
 
 def looked_up(query: Select[Any], table: Table, index: str = "PRIMARY") -> Select[Any]:
-    """The query FROM a JSON table joined with `table`, whose rows are looked up one by one in that unique index."""
+    """Make a query FROM a JSON table joined with `table` look up the rows of `table` one by one in this unique
+    index."""
     for dialect in ("mysql", "mariadb"):
         hinted = query.with_hint(table, _by(index), dialect)
         query = hinted.prefix_with("STRAIGHT_JOIN", dialect=dialect)
@@ -102,7 +105,7 @@ class UpdateListed(Update):
 
 
 class DeleteListed(Delete):
-    """DELETE of rows listed in a JSON table by their primary key, or the first column of it."""
+    """DELETE of rows listed in a JSON table by their primary key, or its first column."""
 
     inherit_cache = True
 
@@ -120,7 +123,7 @@ def _delete_listed(element: DeleteListed, compiler: Any, **options: Any) -> str:
 
 
 def _straight(statement: str, element: Update | Delete, before: str, after: str) -> str:
-    """The statement with `table, listed` turned into a join that begins with what is listed."""
+    """The statement with `table, listed` turned into a join that starts from the listed rows."""
     table = str(element.table)
     start, found, rest = statement.partition(f"{before} {table}, ")
     listed, ends, rest = rest.partition(after)

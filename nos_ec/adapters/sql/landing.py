@@ -1,6 +1,6 @@
-"""The queue of landing copies to delete: reservations of PUTs in flight, and copies whose object moved or is gone.
+"""The queue of landing copies to delete: reservations of PUTs in flight, and copies whose object has moved or is gone.
 
-Every change of what a queue entry means (claimed by a PUT, doomed, reverted) is made with the entry locked.
+Every change to the meaning of a queue entry (claimed by a PUT, doomed, reverted) is made while the entry is locked.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ RESERVE = insert(LANDING_DELETIONS).from_select(
 
 
 def _deletions(whose: ColumnElement[bool]) -> Select[Any]:
-    """Entries and their rows. The entries are found first: joined directly, MariaDB sorts the whole queue."""
+    """Entries with their object rows. The entries are selected first: MariaDB would sort the whole queue for a direct
+    join."""
     entries = (
         by_index(
             select(_D.landing_id, _D.object_id, _D.version, _D.doomed, _D.not_before_ms), LANDING_DELETIONS, _BY_TIME
@@ -96,7 +97,7 @@ NEEDED = union_all(CLAIMED, QUEUED.where(_D.doomed == false()))
 
 
 def reserve(connection: Connection, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
-    """See `Metadata.reserve_landing`. An id that is queued already stays as it is."""
+    """See `Metadata.reserve_landing`. An id that is already queued stays as it is."""
     if landing_ids:
         connection.execute(RESERVE, {**id_rows(landing_ids), "not_before": not_before_ms})
 
@@ -139,7 +140,8 @@ def doom(connection: Connection, verified: Mapping[LandingId, BlockId | None]) -
 
 
 def _may_go(row: ObjectRow | None, verified_in: BlockId | None) -> bool:
-    """The rule of invariant 2: nobody has this version any more, or it is read back fine from where it is now."""
+    """The rule of invariant 2: this version no longer exists, or it was read back and verified in the block that holds
+    it now."""
     return row is None or (row.extent is not None and row.extent.block_id == verified_in)
 
 
@@ -197,7 +199,8 @@ def forget(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
 
 
 def known(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
-    """See `Metadata.landing_known`. One statement, so that it sees one moment: copies change places."""
+    """See `Metadata.landing_known`. One statement, so that it sees a single point in time: copies move between rows and
+    queue."""
     return _listed(connection, KNOWN, landing_ids) if landing_ids else frozenset()
 
 

@@ -1,4 +1,4 @@
-"""Leases: who may write, and the proof of it inside every transaction that depends on it (invariant 8)."""
+"""Leases: which process may write, and the check of this inside every transaction that depends on it (invariant 8)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def acquire(connection: Connection, name: str, now_ms: int, ttl_ms: int, holder:
     if not taken:
         raise _taken(connection, name, now_ms)
     if holder:
-        # Beside the lease's row, not in it: the epoch tells whether it is of the present holder.
+        # The note is not part of the lease's row. Its epoch shows whether it is about the present holder.
         connection.execute(delete(STORE_INFO).where(_I.name == _holder_row(name)))
         note = {"name": _holder_row(name), "value": f"{taken[0].epoch} {holder}"}
         connection.execute(insert(STORE_INFO), note)
@@ -62,12 +62,12 @@ def _taken(connection: Connection, name: str, now_ms: int) -> Conflict:
     until = datetime.fromtimestamp(expires_ms / 1000, UTC).isoformat(timespec="seconds")
     if not waits(expires_ms, now_ms, LEASE_MS_MAX):
         return Conflict(
-            f"lease {name!r} was held{by} until {until} and has run out; the next consumer or GC run fences it, then"
-            " it is free: try again"
+            f"lease {name!r} was held{by} until {until} and has run out; the next consumer or GC run fences it, and"
+            " then it is free: try again"
         )
     return Conflict(
         f"lease {name!r} is held{by} until {until}, {(expires_ms - now_ms) / 1000:.0f} s from now, and longer while its"
-        " holder lives and renews it: let that one finish, or stop it; if it died, try again after that time"
+        " holder is alive and renews it: let the holder finish, or stop it; if it died, try again after that time"
     )
 
 
@@ -80,7 +80,7 @@ def acquire_free(connection: Connection, names: Sequence[str], now_ms: int, ttl_
     for name in names:
         if not 0 < len(utf8(name)) <= WRITER_BYTES_MAX:
             raise InvalidInput(f"a lease's name must have 1 to {WRITER_BYTES_MAX} bytes of UTF-8; this one is {name!r}")
-    # The counter's row lock makes concurrent calls take turns, so the look for the leases below sees the winner's.
+    # The counter's row lock makes concurrent calls take turns, so the query for leases below sees the winner's.
     connection.execute(update(COUNTERS).where(_EPOCH).values(value=_C.value + len(names)))
     held = set(connection.execute(_LOCK_NAMED, _NAMES.dump((name,) for name in sorted(map(utf8, names)))).scalars())
     free = [name for name in dict.fromkeys(names) if name not in held]
@@ -114,7 +114,7 @@ def release(connection: Connection, lease: Lease) -> None:
 
 def release_all(connection: Connection, held: Sequence[Lease]) -> None:
     """See `Metadata.release_leases`."""
-    # One by one: given several at once, planners read all leases, or all blocks.
+    # One by one, because planners read all leases, or all blocks, when given several at once.
     for lease in sorted(held, key=lambda lease: lease.name):
         connection.execute(delete(LEASES).where(_is(lease)))
     for lease in held:
@@ -133,8 +133,8 @@ def listed(connection: Connection, prefix: str) -> list[Lease]:
 
 
 def begins_with(prefix: str) -> ColumnElement[bool]:
-    """Of a lease's name; a range of the primary key."""
-    # No byte of UTF-8 is 0xFF, so every longer name lies below.
+    """The condition that a lease's name begins with `prefix`: a range of the primary key."""
+    # UTF-8 has no byte 0xFF, so every name with this prefix sorts below the end of the range.
     return and_(_L.name >= _bytes("from", utf8(prefix)), _L.name < _bytes("to", utf8(prefix) + b"\xff"))
 
 
@@ -147,16 +147,17 @@ def fence(connection: Connection, lease: Lease, now_ms: int) -> bool:
 
 
 def require(connection: Connection, lease: Lease) -> None:
-    """Raises LeaseLost unless the lease is held. It stays held until this transaction ends: fencing waits for it.
+    """Raise LeaseLost unless the lease is held. It stays held until this transaction ends: fencing waits for it.
 
-    Shared, so that commits of one writer to several blocks do not wait for each other.
+    The lock is shared, so that commits of one writer to several blocks do not wait for each other.
     """
     if connection.execute(select(_L.epoch).where(_is(lease)).with_for_update(read=True)).first() is None:
         raise _lost(lease)
 
 
 def _over(now_ms: int) -> ColumnElement[bool]:
-    """Of leases that `waits` says are over. They are as many as there are processes: no index is needed."""
+    """The condition for leases that are over according to `waits`. There are only about as many leases as processes, so
+    no index is needed."""
     return or_(_L.expires_ms <= now_ms, _L.expires_ms > now_ms + LEASE_MS_MAX)
 
 
@@ -165,7 +166,8 @@ def _is(lease: Lease) -> ColumnElement[bool]:
 
 
 def _among(held: Sequence[Lease]) -> ColumnElement[bool]:
-    """One of these. An epoch belongs to one name for ever, so names and epochs need not be compared in pairs."""
+    """The condition for one of these leases. An epoch belongs to one name for ever, so names and epochs need not be
+    compared in pairs."""
     return and_(_L.name.in_([one.name for one in held]), _L.epoch.in_([one.epoch for one in held]))
 
 
@@ -179,10 +181,10 @@ def _bytes(name: str, value: bytes) -> BindParameter[bytes]:
 
 
 def _fence_blocks(connection: Connection, lease: Lease) -> None:
-    """Fence the OPEN blocks of a lease that this transaction has removed: there will be no more of them.
+    """Fence the OPEN blocks of a lease that this transaction has removed. No new ones can appear.
 
-    They are found by reading alone, then changed by their ids alone. One statement for both walks an index on the
-    state, if the planner likes, and passes over a block that a commit moves behind it there (sql_races.py).
+    One statement only reads to find them, and another changes them by their ids alone. A single statement for both may
+    walk an index on the state, and then miss a block that a commit moves behind its position there (sql_races.py).
     """
     mine = and_(_B.writer == lease.name, _B.epoch == lease.epoch, _B.state == BlockState.OPEN)
     found = connection.execute(select(_B.block_id).where(mine)).scalars().all()

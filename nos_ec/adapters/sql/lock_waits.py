@@ -1,8 +1,8 @@
-"""Work that a lock of another session holds up: said in the log once, and told to checks of this process's health.
+"""Work that a lock of another session holds up. It is logged once, and reported to this process's health checks.
 
 A session that keeps a row locked, for example one that an operator forgot in a console, holds up every PUT and commit
-that needs the row. The server ends each wait after MYSQL_LOCK_WAIT_S, and the work is run again; so this is where a
-process learns that it waits.
+that needs the row. The server ends each wait after MYSQL_LOCK_WAIT_S, and the work is retried. At that point a process
+learns that it is waiting.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ _log = structlog.get_logger(__name__)
 
 
 class LockWaits:
-    """Which threads are held up, and since when. Safe to share between threads.
+    """The threads that are held up, and for how long. Safe to share between threads.
 
-    where: the server, for messages.
+    where: names the server in messages.
     """
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._lock = threading.Lock()
         self._since_s: dict[int, float] = {}
-        """By thread: when its work began to wait (time.monotonic)."""
+        """For each thread, the time when its work began to wait (time.monotonic)."""
 
     def note(self, waited_s: float) -> None:
-        """The server ended a wait of this thread's work."""
+        """Note that the server has ended a wait of this thread's work."""
         now_s = time.monotonic()
         with self._lock:
             first = not self._since_s
             self._since_s.setdefault(threading.get_ident(), now_s - waited_s)
         if first:
             _log.warning(
-                "metadata: held up by a lock of another session; trying on",
+                "metadata: held up by a lock of another session; still trying",
                 server=self._where,
                 waited_s=round(waited_s),
             )
 
     def settle(self) -> None:
-        """This thread's work has ended, well or not."""
+        """Note that this thread's work has ended, successfully or not."""
         if not self._since_s:
             return
         with self._lock:
@@ -54,11 +54,11 @@ class LockWaits:
             _log.info("metadata: no longer held up by a lock of another session", server=self._where, waited_s=waited_s)
 
     def require_none(self) -> None:
-        """Raises Transient while work is held up."""
+        """Raise Transient while work is held up."""
         with self._lock:
             longest_s = max((time.monotonic() - since_s for since_s in self._since_s.values()), default=None)
         if longest_s is not None:
             raise Transient(
                 f"metadata at {self._where}: a lock of another session has held up work for {longest_s:.0f} s; find"
-                " that session in information_schema.innodb_trx, and end it"
+                " the session in information_schema.innodb_trx and end it"
             )

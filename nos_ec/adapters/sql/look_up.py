@@ -1,19 +1,19 @@
-"""One row by its key on MySQL and MariaDB, straight through the driver: half of the cost of a small GET.
+"""Looks up one row by its key on MySQL and MariaDB, directly through the driver. It is half of the cost of a small GET.
 
-The driver parses a description of each column it is sent, which takes longer than the server takes for the row;
-SQLAlchemy adds as much again for running a statement, and half of that for handing out a connection. So the row comes
-as one column of text, asked for with the driver's own cursor, on a connection that is kept from the pool for the next
+The driver parses a description of each column that it receives, which takes longer than the server needs for the row.
+SQLAlchemy adds as much again for running a statement, and half of that for handing out a connection. So the row is
+fetched as one column of text, with the driver's own cursor, on a connection that is kept out of the pool for the next
 look-up. Microseconds between two reads of an OSD, lower quartiles on a busy machine: 250 for a bare look-up of three
-columns, 290 for this, 320 when the pool hands the connection out each time, 470 for `objects.find`. The same column
-says whether the server takes writes (nos_ec.adapters.sql.primary), for 20 more; asking apart costs 250.
+columns, 290 for this one, 320 when the pool hands the connection out each time, 470 for `objects.find`. The same column
+says whether the server accepts writes (nos_ec.adapters.sql.primary), for 20 more; a separate query costs 250.
 
-Kept here:
-  a  the row is the one that `objects.find` gives: the contract suite compares them
-  b  what fails here is asked for again in the ordinary way, which knows what each failure means and what may be retried
-  c  a connection with an answer half read is never used again
-  d  no more than LOOK_UPS_IDLE_MAX connections are kept, none for longer than the pool would keep it
-  e  a connection ends with its pool: none is used that was opened before the pool was disposed of
-  f  a server that is read-only is not believed, not even that there is no such row
+Invariants kept here:
+  a  The row is the one that `objects.find` returns. The contract suite compares them.
+  b  What fails here is repeated in the ordinary way, which knows what each failure means and what may be retried.
+  c  A connection with a half-read answer is never used again.
+  d  No more than LOOK_UPS_IDLE_MAX connections are kept, and none for longer than the pool would keep it.
+  e  A connection ends with its pool: none is used that was opened before the pool was disposed of.
+  f  The answers of a read-only server are not trusted, not even that a row does not exist.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from nos_ec.core.lifecycle import ObjectState
 from nos_ec.ports.metadata import ObjectRow
 
 LOOK_UPS_IDLE_MAX = POOL_SIZE
-"""Reads of other kinds still have POOL_OVERFLOW connections."""
+"""This leaves POOL_OVERFLOW connections for other kinds of reads."""
 
 FAILURES = (pymysql.err.Error, SQLAlchemyError, ReadOnlyServer)
-"""Of the driver, of the pool when it opens a connection, and invariant f."""
+"""The errors of the driver, those of the pool when it opens a connection, and that of invariant f."""
 
 BY_KEY = (
     f"SELECT CONCAT_WS(' ', {READ_ONLY_FLAGS},"  # noqa: S608 - our own words
@@ -45,21 +45,21 @@ BY_KEY = (
     " COALESCE(HEX(landing_id), ''), COALESCE(HEX(block_id), ''), COALESCE(block_offset, ''))"
     " FROM objects WHERE bucket = %s AND name = %s))"
 )
-"""The flags, and the row if there is one. Ids as hexadecimal text; empty text for NULL, which CONCAT_WS would pass over
-together with its separator."""
+"""The flags, and the row if there is one. Ids are hexadecimal text. NULL is empty text, because CONCAT_WS would skip a
+NULL together with its separator."""
 
 
 class LookUps:
-    """Look-ups by key. Safe to call from several threads: each has a connection to itself meanwhile."""
+    """Look-ups by key. Safe to call from several threads: each has its own connection during a look-up."""
 
     def __init__(self, engine: Engine, *, replica: bool = False) -> None:
-        """`engine` commits each statement by itself. `replica` believes servers that are read-only."""
+        """`engine` commits each statement by itself. With `replica`, read-only servers are trusted."""
         self._engine = engine
         self._replica = replica
         self._idle: list[_Kept] = []
 
     def find(self, key: ObjectKey) -> ObjectRow | None:
-        """The current version, not locked. Raises FAILURES: then ask in the ordinary way (invariant b)."""
+        """Return the current version, not locked. Raises FAILURES: then look up in the ordinary way (invariant b)."""
         kept = self._take()
         try:
             flags, _, found = _asked(kept.connection.cursor(), key).partition(" ")
@@ -98,7 +98,7 @@ class LookUps:
             self._end(kept)
 
     def _end(self, kept: _Kept) -> None:
-        """Back to the pool, if that is still in use."""
+        """Return the connection to its pool if that is still in use, or else close it."""
         if kept.pool is self._engine.pool:
             kept.connection.close()
         else:
@@ -106,7 +106,7 @@ class LookUps:
 
 
 class _Kept(NamedTuple):
-    """A connection, when the pool gave it, and that pool."""
+    """A connection, the time when the pool handed it out, and that pool."""
 
     connection: PoolProxiedConnection
     since_s: float
@@ -119,7 +119,7 @@ def _asked(cursor: Any, key: ObjectKey) -> str:
 
 
 def _object_row(key: ObjectKey, found: str) -> ObjectRow:
-    """The value of the row in an answer to BY_KEY."""
+    """The row in an answer to BY_KEY, as a value of the port."""
     object_id, version, size, crc32c, md5, state, created_ms, landing_id, block_id, offset = found.split(" ")
     now = ObjectState(state)
     return ObjectRow(

@@ -1,6 +1,7 @@
-"""Create or upgrade the tables (alembic, run from inside the program), and tell which version a store has.
+"""Creates or upgrades the tables (alembic, run from inside the program), and finds out which schema a store has.
 
-Alembic is imported when tables are made: it takes a quarter of the time in which a command starts.
+Alembic is imported only when tables are created or upgraded, because the import takes a quarter of the time in which a
+command starts.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _LOCK_WAIT_S = 30
 
 
 def migrate(url: str, to: str = "head") -> None:
-    """Bring the store at `url` to this release's schema; creates a SQLite file, but not a MySQL database.
+    """Bring the store at `url` to this release's schema. Creates a SQLite file, but not a MySQL database.
 
-    `to` names an older schema, for tests of the way from there. Safe to call again and from several processes at
+    `to` names an older schema, for tests of upgrades from it. Safe to call repeatedly, and from several processes at
     once. Raises ConfigError (bad URL, no such database, a store of a newer release), Transient (server unreachable,
     with host and port).
     """
@@ -51,7 +52,7 @@ def migrate(url: str, to: str = "head") -> None:
 
 
 def check_schema(connection: Connection) -> None:
-    """Raises ConfigError, naming the command to run, unless the store has exactly this release's schema."""
+    """Raise ConfigError, naming the command to run, unless the store has exactly this release's schema."""
     found = _revision(connection)
     head = schema_head()
     where = place(connection.engine.url)
@@ -60,7 +61,8 @@ def check_schema(connection: Connection) -> None:
     if found != head:
         _refuse_unknown(connection)
         raise ConfigError(
-            f"metadata at {where} has schema {found}, needed is {head}; stop its daemons, then run `nos-ec init`"
+            f"metadata at {where} has schema {found}, but this release needs {head}; stop the daemons, then run"
+            " `nos-ec init`"
         )
 
 
@@ -70,12 +72,12 @@ def schema_head() -> str:
 
 
 def _revisions() -> set[str]:
-    """Those that this release knows: 0002 is made by versions/v0002_slots.py."""
+    """The schema versions that this release knows: for example, versions/v0002_slots.py creates 0002."""
     return {path.name[1:5] for path in (_SCRIPTS / "versions").glob("v[0-9][0-9][0-9][0-9]_*.py")}
 
 
 def _revision(connection: Connection) -> str | None:
-    """The one that the store has; None before the first."""
+    """The store's schema version; None before the first."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
@@ -87,7 +89,7 @@ def _refuse_unknown(connection: Connection) -> None:
     if found is not None and found not in _revisions():
         raise ConfigError(
             f"metadata at {place(connection.engine.url)} has schema {found}, which this release does not know;"
-            " it was made by a newer one: install that, then run `nos-ec init`"
+            " a newer release created it: install that release, then run `nos-ec init`"
         )
 
 
@@ -101,7 +103,8 @@ def _config() -> Config:
 
 @contextmanager
 def _alone(connection: Connection) -> Iterator[None]:
-    """One migration at a time. SQLite: the write transaction. On MySQL, whose DDL commits, a named lock."""
+    """Allow one migration at a time: on SQLite by the write transaction, on MySQL, whose DDL commits, by a named
+    lock."""
     if connection.dialect.name == "sqlite":
         yield
         return
@@ -115,7 +118,8 @@ def _alone(connection: Connection) -> Iterator[None]:
 
 
 def open_checked(url: str) -> Engine:
-    """An engine whose store has the right schema. Raises ConfigError, Transient, Corrupt as `migrate` does."""
+    """Open an engine and check that its store has the right schema. Raises ConfigError, Transient and Corrupt as
+    `migrate` does."""
     engine = make_engine(url)
     try:
         with engine.connect() as connection:

@@ -1,12 +1,12 @@
-"""The options in the query of a MySQL URL: what they mean, checked before PyMySQL is asked to connect.
+"""Reads and checks the options in the query of a MySQL URL before PyMySQL is asked to connect.
 
-SQLAlchemy hands most of them to PyMySQL as text, and PyMySQL takes any text for true: `ssl_disabled=false` would switch
-TLS off. It also leaves host names unchecked without a word where no authority is named. So truth values are read here,
-and what is left in the URL means to both what it says:
+SQLAlchemy passes most of them to PyMySQL as text, and PyMySQL takes any text as true: `ssl_disabled=false` would switch
+TLS off. It also silently leaves host names unchecked if no authority is named. So truth values are read here. What is
+left in the URL means the same to both of them:
 
-- ssl_disabled=true, and no other ssl option beside it
-- ssl_check_hostname, which SQLAlchemy reads; ssl_verify_identity and ssl_verify_cert=false are put as that
-- no other truth value: they must have the only value that a store can work with, which is the default
+- ssl_disabled=true, and no other ssl option with it
+- ssl_check_hostname, which SQLAlchemy reads; ssl_verify_identity and ssl_verify_cert=false are translated to it
+- no other truth value: each must have the only value that works with a store, which is the default
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from nos_ec.core.errors import ConfigError
 
 
 def checked(url: URL) -> URL:
-    """The URL with options that mean what they say. Raises ConfigError, which shows no URL: it may hold a password."""
+    """Return the URL with options that mean what they say. Raises ConfigError without the URL in it, because the URL
+    may contain a password."""
     twice = sorted(name for name, value in url.query.items() if not isinstance(value, str))
     if twice:
-        raise ConfigError(f"the metadata URL has options more than once: {', '.join(twice)}; give each of them once")
+        raise ConfigError(f"the metadata URL has options more than once: {', '.join(twice)}; use each of them once")
     flags = {name: _flag(name, str(value)) for name, value in url.query.items() if name in _TLS_FLAGS | _FIXED.keys()}
     for name, value in flags.items():
         if name in _FIXED and value != _FIXED[name]:
-            raise ConfigError(f"the metadata URL's {name}={_text(value)} is nothing a store can work with; remove it")
+            raise ConfigError(f"the metadata URL's {name}={_text(value)} cannot work with a store; remove it")
     options = {name: str(value) for name, value in url.query.items() if name not in flags}
     plain = url.set(query=options | _tls({name: flags[name] for name in _TLS_FLAGS & flags.keys()}, options))
     _check_driver(plain)
@@ -40,9 +41,7 @@ def _flag(name: str, value: str) -> bool:
     try:
         return bool(asbool(value))
     except ValueError as error:
-        raise ConfigError(
-            f"the metadata URL's {name} has a wrong value ({value!r} is no truth value); use true or false"
-        ) from error
+        raise ConfigError(f"the metadata URL's {name} has an invalid value ({value!r}); use true or false") from error
 
 
 def _text(value: bool) -> str:
@@ -50,12 +49,12 @@ def _text(value: bool) -> str:
 
 
 def _tls(flags: dict[str, bool], options: dict[str, str]) -> dict[str, str]:
-    """The options to give in place of `flags`."""
+    """The options to put in place of `flags`."""
     others = sorted({name for name in {*flags, *options} if name.startswith("ssl")} - {"ssl_disabled"})
     if flags.pop("ssl_disabled", False):
         if others:
             raise ConfigError(
-                f"the metadata URL has ssl_disabled=true and {', '.join(others)}; remove the one that is not meant"
+                f"the metadata URL has ssl_disabled=true and {', '.join(others)}; remove the one that you do not mean"
             )
         return {"ssl_disabled": "true"}
     wanted = sorted(name for name, value in flags.items() if value)
@@ -63,7 +62,7 @@ def _tls(flags: dict[str, bool], options: dict[str, str]) -> dict[str, str]:
         if wanted:
             raise ConfigError(
                 f"the metadata URL's {wanted[0]}=true needs ssl_ca, the PEM file of the authority that signed the"
-                " server's certificate: without it nothing is checked"
+                " server's certificate; without it nothing would be checked"
             )
     elif flags.pop("ssl_verify_cert", True) is False:
         raise ConfigError(
@@ -71,16 +70,16 @@ def _tls(flags: dict[str, bool], options: dict[str, str]) -> dict[str, str]:
         )
     if len(set(flags.values())) > 1:
         raise ConfigError(f"the metadata URL's {' and '.join(sorted(flags))} contradict each other; remove one")
-    # Without an authority they are all false: the connection is encrypted, to whoever answers.
+    # Without an authority they are all false: the connection is encrypted, but the server is not authenticated.
     return {"ssl_check_hostname": _text(all(flags.values()))} if flags else {}
 
 
 def _check_driver(url: URL) -> None:
-    """Refuse what PyMySQL would not take."""
+    """Refuse options that PyMySQL would not accept."""
     try:
         _, options = url.get_dialect()().create_connect_args(url)
     except ValueError as error:
-        raise ConfigError(f"the metadata URL has an option of a wrong value ({error}); correct it") from error
+        raise ConfigError(f"the metadata URL has an option with an invalid value ({error}); correct it") from error
     known = signature(pymysql.connect).parameters.keys() - _NOT_TEXT
     unknown = {name for name, value in options.items() if name not in known and isinstance(value, str)}
     if unknown:
@@ -113,9 +112,9 @@ _FIXED = {
     "named_pipe": False,
     "use_unicode": True,
 }
-"""Truth values that can only be what they are by default: transactions, text columns and connecting rest on them."""
+"""Truth values that must keep their defaults: transactions, text columns and connecting depend on them."""
 
 _NOT_TEXT = {"auth_plugin_map", "conv", "cursorclass", "max_allowed_packet", "port", "ssl"}
-"""Arguments of PyMySQL that no text in a query can be."""
+"""Arguments of PyMySQL that cannot be passed as text in a query."""
 
 _CERTIFICATES = ("ca", "capath", "cert", "key")

@@ -1,4 +1,4 @@
-"""Objects: look up, list, delete, and what the producer asks."""
+"""Objects: look-ups, listings, deletes, and the producer's queries."""
 
 from __future__ import annotations
 
@@ -89,32 +89,32 @@ NO_LONGER_LANDED = select(_REQUESTS["number"]).where(
         )
     )
 )
-"""Asked this way round, because nearly all of them are true: hardly any rows come back."""
+"""It asks for the requests that no longer hold, because nearly all of them do: hardly any rows come back."""
 NEXT_BUCKET = select(func.min(_O.bucket)).where(_O.bucket > bindparam("after_bucket", type_=_O.bucket.type))
 
 
 def next_version(previous: int | None, now_ms: int) -> int:
-    """The rule of versions: unique and increasing per key, and near the clock in microseconds."""
+    """The rule for versions: unique and increasing per key, and close to the clock in microseconds."""
     return max((previous or 0) + 1, now_ms * 1000)
 
 
 def find(connection: Connection, key: ObjectKey) -> ObjectRow | None:
-    """The current version, not locked."""
+    """Return the current version, not locked."""
     row = connection.execute(BY_KEY, {"bucket": key.bucket, "name": key.name}).first()
     return None if row is None else object_row(row)
 
 
 def lock(connection: Connection, key: ObjectKey) -> ObjectRow | None:
-    """The current version, locked until the transaction ends."""
+    """Return the current version, locked until the transaction ends."""
     row = connection.execute(BY_KEY.with_for_update(), {"bucket": key.bucket, "name": key.name}).first()
     return None if row is None else object_row(row)
 
 
 def lock_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
-    """The current versions of those of the keys that have one, locked until the transaction ends.
+    """Return the current versions of those keys that have one, locked until the transaction ends.
 
-    They are locked in order of object, as commits do, and not in order of key: who locks many in another order is
-    ended as a deadlock, again and again. A key that comes to be meanwhile is not there yet.
+    The rows are locked in order of object id, as in commits, and not in order of key: a transaction that locks many
+    rows in another order would be ended as a deadlock again and again. A key that is created meanwhile is not included.
     """
     found = sorted((row.object_id, row.version) for row in find_listed(connection, keys).values())
     if not found:
@@ -124,7 +124,7 @@ def lock_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[Objec
 
 
 def find_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
-    """The current versions of those of the keys that have one, not locked. One statement."""
+    """Return the current versions of those keys that have one, not locked. One statement."""
     rows = [object_row(row) for row in connection.execute(BY_KEYS, key_rows(keys))]
     return {row.key: row for row in rows}
 
@@ -171,7 +171,7 @@ def remove_listed(connection: Connection, keys: Sequence[ObjectKey], now_ms: int
 
 
 def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
-    """See `Metadata.list_objects`. A range of (bucket, name), whatever the prefix: never a scan of the bucket."""
+    """See `Metadata.list_objects`. Reads a range of (bucket, name), whatever the prefix, and never scans the bucket."""
     found = by_index(select(*OBJECT_COLUMNS), OBJECTS, "objects_by_key").where(_O.bucket == bucket)
     start, past, end = utf8(prefix), utf8(after), prefix_end(utf8(prefix))
     found = found.where(_O.name >= _bytes("start", start) if start > past else _O.name > _bytes("after", past))
@@ -181,16 +181,16 @@ def list_objects(connection: Connection, bucket: str, prefix: str, after: str, l
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """The least byte string greater than every one that starts with `prefix`; None when there is none.
+    """The smallest byte string that is greater than all that start with `prefix`; None when there is none.
 
-    UTF-8 has no 0xFF byte, but a bound that is right only for UTF-8 would be a trap for the next user of it.
+    UTF-8 has no byte 0xFF, but a bound that is right only for UTF-8 would be a trap for later callers.
     """
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
 def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
-    """See `Metadata.list_buckets`. One index seek a bucket, however many objects each has."""
+    """See `Metadata.list_buckets`. One index seek per bucket, however many objects each has."""
     buckets: list[str] = []
     while len(buckets) < limit:
         last = buckets[-1] if buckets else after
@@ -216,8 +216,8 @@ def _walked(
     connection: Connection, numbered: Mapping[str, int], bounds: Mapping[str, int], *, far: bool
 ) -> list[ObjectRow]:
     asked, limit = {**bounds, **numbered}, bounds["rows_max"]
-    # When many wait everywhere, twice a slot's part of the batch is enough from each; when it is not, a second look
-    # takes from a few slots what they have.
+    # When many rows are due in all slots, twice a slot's share of the batch is enough from each. Otherwise a second
+    # query takes more from the few slots that have more.
     part = 2 * limit // len(numbered) + 1
     found = connection.execute(_due_in(len(numbered), far), asked | {"walk_max": part}).all()
     if len(found) < limit and part in Counter(row.slot for row in found).values():
@@ -227,12 +227,12 @@ def _walked(
 
 @cache
 def _due_in(slots: int, far: bool) -> Select[Any]:
-    """The due rows of that many slots, or those so far ahead that they count as due.
+    """Select the due rows of this number of slots, or those with times so far ahead that they count as due.
 
     Columns: OBJECT_COLUMNS, the due time and the slot.
 
-    For each slot a walk along the index from its first such row on, of at most `walk_max` rows, so that what waits
-    behind them costs nothing. The walks read the index alone; only the `rows_max` that are returned are looked up.
+    For each slot, the query walks along the index from the first such row, for at most `walk_max` rows, so that the
+    rows behind them cost nothing. The walks read only the index; only the `rows_max` returned rows are looked up.
     """
     due = _O.due_ms > bindparam("far_ms") if far else _O.due_ms <= bindparam("now_ms")
     walks = [

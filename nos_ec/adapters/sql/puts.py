@@ -1,7 +1,8 @@
-"""Recording PUTs: batches of landed and empty objects, and large ones whose blocks are written already.
+"""Records PUTs: batches of landed and empty objects, and large objects whose blocks are already written.
 
 A landing id proves that its PUT is in time: its reservation must be in the deletion queue and not doomed. The queue
-also remembers ids that were recorded and released since, so that recording twice (after a Transient) changes nothing.
+also remembers ids that were recorded and have been released since, so that recording twice (after a Transient) changes
+nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ OVERWRITE = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A deletion queue entry. A reservation has no object; one with an object was recorded once and then released."""
+    """An entry of the deletion queue. A reservation has no object. An entry with an object was recorded and then
+    released."""
 
     object_id: int | None
     version: int | None
@@ -76,7 +78,8 @@ def record_puts(connection: Connection, new: Sequence[NewObject], now_ms: int) -
 
 
 def lock_entries(connection: Connection, landing_ids: Sequence[LandingId]) -> dict[LandingId, Entry]:
-    """The queue entries of these ids, locked: taking an id off the queue and dooming it exclude each other."""
+    """Return the queue entries of these ids, locked, so that taking an id off the queue and dooming it exclude each
+    other."""
     if not landing_ids:
         return {}
     found = connection.execute(LOCK_ENTRIES, id_rows(landing_ids))
@@ -90,12 +93,14 @@ def _check(new: Sequence[NewObject]) -> None:
     for one in new:
         if (one.landing_id is None) != (one.size == 0):
             raise ValueError(
-                f"object {one.key} of {one.size} bytes: an empty object has no landing copy, any other one"
+                f"object {one.key} of {one.size} bytes: an empty object must have no landing copy; every other object"
+                " must have one"
             )
 
 
 def _turns(new: Sequence[NewObject]) -> Iterator[list[int]]:
-    """Indices of `new` in groups without a repeated key, later ones of a key in later groups; nearly always one."""
+    """Yield the indices of `new` in groups without repeated keys; a later PUT of a key is in a later group. There is
+    nearly always one group."""
     seen: dict[ObjectKey, int] = {}
     turns: list[list[int]] = []
     for i, one in enumerate(new):
@@ -122,14 +127,15 @@ def _record_turn(
 
 
 def _recorded_before(one: NewObject, current: ObjectRow | None, entries: Mapping[LandingId, Entry]) -> ObjectRow | None:
-    """The row an earlier call made of this landing copy; None when it may be recorded now. Raises Transient."""
+    """The row that an earlier call recorded for this landing copy; None when it may be recorded now. Raises
+    Transient."""
     if one.landing_id is None:
         return None
     if current is not None and current.landing_id == one.landing_id:
         return current
     entry = entries.get(one.landing_id)
     if entry is None or (entry.doomed and entry.object_id is None):
-        raise Transient(f"object {one.key}: its landing copy took longer than its reservation; PUT it again")
+        raise Transient(f"object {one.key}: its PUT took longer than its reservation; PUT it again")
     if entry.object_id is None or entry.version is None:
         return None
     if current is not None and (current.object_id, current.version) == (entry.object_id, entry.version):
@@ -138,7 +144,7 @@ def _recorded_before(one: NewObject, current: ObjectRow | None, entries: Mapping
 
 
 def _superseded(one: NewObject, object_id: int, version: int) -> ObjectRow:
-    """What was recorded, and deleted or overwritten since: the same PUT must not come back to life."""
+    """The row of a PUT that was recorded, and deleted or overwritten since. The PUT must not take effect again."""
     return ObjectRow(
         object_id=object_id,
         key=one.key,
@@ -176,7 +182,7 @@ def _overwrite(
 def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> None:
     if not new:
         return
-    # One multi-row INSERT of literal rows, in key order. INSERT ... SELECT would hold MySQL's auto-increment lock.
+    # One multi-row INSERT of literal rows, in key order: INSERT ... SELECT would hold MySQL's auto-increment lock.
     rows = [
         {
             "bucket": one.key.bucket,

@@ -1,7 +1,7 @@
-"""Let go of what a version held: its landing copy is queued for deletion, its bytes in blocks become dead.
+"""Releases what a version held: its landing copy is queued for deletion, and its bytes in blocks become dead.
 
-A fixed number of statements whatever the number of versions. Used by delete, overwrite and commit alike, so that
-the books of blocks (invariant 6) are kept in one place.
+The number of statements is fixed, whatever the number of versions. Deletes, overwrites and commits all use this module,
+so that the books of blocks (invariant 6) are kept in one place.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _ROWS_OF_BLOCKS = looked_up(select(_B.block_id).join_from(IDS.table, BLOCKS, _B.
 
 
 def queueing(copies: Select[Any]) -> Insert:
-    """Queues for deletion what `copies` selects: landing id, object id, version. Parameter: not_before_ms."""
+    """A statement that queues for deletion what `copies` selects: landing id, object id, version. Its parameter is
+    not_before_ms."""
     not_before_ms = bindparam("not_before_ms", type_=LANDING_DELETIONS.c.not_before_ms.type)
     columns = ["landing_id", "object_id", "version", "not_before_ms", "doomed"]
     return insert(LANDING_DELETIONS).from_select(columns, copies.add_columns(not_before_ms, false()))
@@ -61,16 +62,17 @@ class Burial:
     _by_block: dict[BlockId, list[int]] = field(default_factory=dict)
 
     def add(self, block_id: BlockId, data_bytes: int) -> None:
-        """One object's, or segment's, bytes in that block are dead."""
+        """Add the bytes of one object or segment in this block."""
         sums = self._by_block.setdefault(block_id, [0, 0])
         sums[0] += data_bytes
         sums[1] += 1
 
     def apply(self, connection: Connection) -> None:
-        """Write it into the books of the blocks, all of them in one statement, in order of block.
+        """Write the sums into the books of the blocks: all of them in one statement, in order of block.
 
-        A block without a row is damage of the metadata: one cannot be forgotten while a row points into it. It has no
-        books to write, and who deletes or overwrites its objects makes it better, so that goes on, and is logged.
+        A block without a row is damage to the metadata, because no block can be forgotten while a row points into it.
+        There are no books to write for it, and deleting or overwriting its objects reduces the damage. So the work
+        continues, and the damage is logged as an error.
         """
         if not self._by_block:
             return
@@ -92,7 +94,7 @@ class Burial:
 
 
 def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: int) -> None:
-    """Let go of what these versions hold. Their rows must be locked; the caller removes or overwrites them."""
+    """Release what these versions hold. Their rows must be locked; the caller removes or overwrites them."""
     copies = [(row.landing_id, row.object_id, row.version) for row in rows if row.landing_id is not None]
     _queue_copies(connection, copies, not_before_ms)
     burial = Burial()
@@ -117,5 +119,5 @@ def _remove_segments(connection: Connection, large: Sequence[ObjectRow], burial:
     listed = OBJECT_IDS.dump(sorted((row.object_id, row.version) for row in large))
     for block_id, length in connection.execute(_SEGMENTS_OF, listed):
         burial.add(BlockId(block_id), length)
-    # By object_id alone: segments of an older version are gone, those of a newer one are not there yet.
+    # By object_id alone: segments of an older version are gone, and those of a newer one do not exist yet.
     connection.execute(delete_listed(connection, SEGMENTS, _S.object_id, OBJECT_IDS, "object_id"), listed)

@@ -1,4 +1,4 @@
-"""Rows of result sets as values of the port, and the JSON tables that several statements join with."""
+"""Turns rows of result sets into values of the port, and defines the JSON tables that several statements join with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OBJECT_COLUMNS: list[Column[Any]] = [
     _O.block_offset,
     _O.created_ms,
 ]
-"""What `object_row` reads, in its order."""
+"""The columns that `object_row` reads, in order."""
 
 BLOCK_COLUMNS: list[Column[Any]] = [
     _B.block_id,
@@ -47,7 +47,7 @@ BLOCK_COLUMNS: list[Column[Any]] = [
     _B.delete_after_ms,
     _B.gc_failures,
 ]
-"""What `block_row` reads, in its order."""
+"""The columns that `block_row` reads, in order."""
 
 KEYS = JsonRows("keys", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX)
 IDS = JsonRows("ids", id=ID_BYTES)
@@ -55,9 +55,9 @@ OBJECT_IDS = JsonRows("object_ids", object_id=0, version=0)
 
 
 def by_index(query: Select[Any], table: Table, index: str) -> Select[Any]:
-    """The query with its index named to MySQL, whose planner, when most rows match, would rather sort the table.
+    """The query with an index hint for MySQL, whose planner would rather sort the table when most rows match.
 
-    It does not see that LIMIT makes the index walk short. SQLite has no such hint and needs none.
+    The planner does not see that LIMIT makes the index walk short. SQLite has no such hint and needs none.
     """
     return query.with_hint(table, f"FORCE INDEX ({index})", "mysql").with_hint(
         table, f"FORCE INDEX ({index})", "mariadb"
@@ -65,14 +65,15 @@ def by_index(query: Select[Any], table: Table, index: str) -> Select[Any]:
 
 
 def by_primary(one: Update) -> Update:
-    """The UPDATE of one row, found by its primary key: MariaDB may walk an index on what else is asked of the row."""
+    """The UPDATE of one row with a hint to find it by its primary key. Without the hint, MariaDB may walk an index on
+    its other conditions."""
     for dialect in ("mysql", "mariadb"):
         one = one.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
     return one
 
 
 def object_row(row: Sequence[Any], due_ms: int | None = None) -> ObjectRow:
-    """The value of a row selected as OBJECT_COLUMNS."""
+    """The ObjectRow of a row selected as OBJECT_COLUMNS."""
     object_id, bucket, name, version, size, crc32c, md5, state, landing_id, block_id, offset, created_ms = row
     return ObjectRow(
         object_id=object_id,
@@ -90,12 +91,12 @@ def object_row(row: Sequence[Any], due_ms: int | None = None) -> ObjectRow:
 
 
 def block_row(row: Sequence[Any]) -> BlockRow:
-    """The value of a row selected as BLOCK_COLUMNS."""
+    """The BlockRow of a row selected as BLOCK_COLUMNS."""
     return BlockRow(*row)
 
 
 def key_rows(keys: Iterable[ObjectKey]) -> dict[str, str]:
-    """The parameter of KEYS, in key order: transactions that lock rows in one order do not deadlock."""
+    """The parameter of KEYS, in key order: transactions that lock rows in the same order do not deadlock."""
     return KEYS.dump(sorted((key.bucket.encode(), key.name.encode()) for key in keys))
 
 
@@ -109,19 +110,19 @@ def id_rows(ids: Iterable[bytes]) -> dict[str, str]:
 
 
 def require_all(matched: int, wanted: int, what: str) -> None:
-    """Raise Transient, which undoes the transaction, unless a statement reached all the rows that are locked for it.
+    """Raise Transient, which rolls the transaction back, unless a statement reached all rows that are locked for it.
 
-    Locked rows do not go away. But a server can be told to end a statement (KILL QUERY): should one ever end early and
-    say nothing, the other statements of the transaction must not stand alone. After a storm of such kills on MariaDB
-    10.11 the books of one block were once found to have buried an object twice."""
+    Locked rows do not disappear. But a server can be told to end a statement (KILL QUERY). If a statement ever ended
+    early without an error, the other statements of the transaction must not be committed without it. After a storm of
+    such kills on MariaDB 10.11, the books of one block were once found to have counted an object as dead twice."""
     if matched != wanted:
-        raise Transient(f"metadata: {matched} of {wanted} {what} were changed, so nothing is; try again")
+        raise Transient(f"metadata: {matched} of {wanted} {what} were changed, so all was rolled back; try again")
 
 
 def delete_listed(connection: Connection, table: Table, matched: Column[Any], rows: JsonRows, listed: str) -> Delete:
-    """DELETE of the rows whose `matched` column is in column `listed` of `rows`, in the form that uses the index.
+    """A DELETE of the rows whose `matched` column is in column `listed` of `rows`, in the form that uses the index.
 
-    MySQL 8.0 runs IN (SELECT ...) of a DELETE once per row of the table; SQLite has no DELETE with a join.
+    MySQL 8.0 runs the IN (SELECT ...) of a DELETE once per row of the table; SQLite has no DELETE with a join.
     """
     if connection.dialect.name == "sqlite":
         return delete(table).where(matched.in_(select(rows[listed])))

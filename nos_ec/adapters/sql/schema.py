@@ -1,14 +1,14 @@
 """Tables of the metadata store, the same on SQLite, MySQL 8 and MariaDB 10.6+.
 
-Rules all of them keep:
-  - everything that is compared or ordered is binary (names are UTF-8 bytes), so that order is byte order on every
-    server, whatever its collations;
-  - `waste_ppm` is a generated column. MySQL assigns left to right with the new values and SQLite with the old ones
-    (and in a multi-table UPDATE MySQL promises no order at all): what no statement assigns, none can get wrong;
-  - only LANDED and QUEUED rows have a `due_ms`, so the index of due objects is as small as the backlog;
-  - the CHECK of `blocks` turns a counting bug into a refused statement instead of a wrong figure.
+Rules for all of them:
+  - Everything that is compared or ordered is binary (names are UTF-8 bytes), so that the order is byte order on every
+    server, whatever its collations.
+  - `waste_ppm` is a generated column. MySQL assigns left to right with the new values, SQLite uses the old ones, and in
+    a multi-table UPDATE MySQL promises no order at all. No statement can get a column wrong that none assigns.
+  - Only LANDED and QUEUED rows have a `due_ms`, so the index of due objects is as small as the backlog.
+  - The CHECK of `blocks` turns a counting bug into a refused statement instead of a wrong figure.
 
-Changing a table here needs a new migration in `migrations/versions`; a test compares the two.
+A change to a table here needs a new migration in `migrations/versions`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _S = TypeVar("_S", bound=StrEnum)
 
 
 def utf8(text: str) -> bytes:
-    """UTF-8 bytes of `text`. Raises InvalidInput for text that has none (lone surrogates)."""
+    """The UTF-8 bytes of `text`. Raises InvalidInput for text that cannot be encoded (lone surrogates)."""
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -58,7 +58,7 @@ def utf8(text: str) -> bytes:
 
 
 class Utf8(TypeDecorator[str]):
-    """Text kept as its UTF-8 bytes. Bytes are taken as they are, for bounds of ranges."""
+    """Text stored as its UTF-8 bytes. Parameters may also be bytes, which bounds of ranges need."""
 
     impl = LargeBinary
     cache_ok = True
@@ -80,7 +80,7 @@ class Utf8(TypeDecorator[str]):
 
 
 class Id(TypeDecorator[bytes]):
-    """Exactly 16 bytes: a shorter id would be zero-padded by MySQL and then be another one."""
+    """Exactly 16 bytes. MySQL would pad a shorter id with zeros and so turn it into another one."""
 
     impl = LargeBinary
     cache_ok = True
@@ -103,7 +103,7 @@ class Id(TypeDecorator[bytes]):
 
 
 class Word(TypeDecorator[_S]):
-    """A StrEnum kept as its value, readable in any SQL console."""
+    """A StrEnum stored as its value, readable in any SQL console."""
 
     impl = String
     cache_ok = True
@@ -131,8 +131,8 @@ def _table(name: str, *parts: Any, **options: Any) -> Table:
 
 
 def _partial(name: str, *columns: str, where_set: str = "") -> Index:
-    """An index of the rows whose column `where_set`, else the first, is set; on MySQL, which has no partial ones, of
-    all rows."""
+    """An index of the rows whose column `where_set` (default: the first) is set. MySQL has no partial indexes, so there
+    it covers all rows."""
     return Index(name, *columns, sqlite_where=column(where_set or columns[0]).is_not(None))
 
 
@@ -166,7 +166,7 @@ OBJECTS = _table(
 )
 """Current versions. An overwrite keeps the row and its object_id; an object_id is never used twice.
 
-slot: `core.slots.bucket_slot` of the bucket, set when the row is made and never changed.
+slot: `core.slots.bucket_slot` of the bucket, set when the row is created and never changed.
 """
 
 SEGMENTS = _table(
@@ -180,7 +180,7 @@ SEGMENTS = _table(
     _bigint("crc32c"),
     Index("segments_by_block", "block_id"),
 )
-"""Parts of LARGE objects; those of a released version are removed with it."""
+"""The parts of LARGE objects. Those of a released version are removed with it."""
 
 _WASTE_BYTES: Any = column("dead_bytes", BigInteger) + column("overhead_bytes", BigInteger)
 _SIZE_BYTES: Any = column("live_bytes", BigInteger) + _WASTE_BYTES
@@ -211,10 +211,10 @@ BLOCKS = _table(
     Index("blocks_by_grace", "state", "delete_after_ms"),
     Index("blocks_by_writer", "writer", "epoch", "state"),
 )
-"""Blocks and their books, bytes each.
+"""Blocks and their books, which count bytes.
 
-waste_ppm: dead and overhead bytes in a million bytes of the block; a million in a block without stripes.
-gc_not_before_ms: GC leaves the block alone until then; gc_failures: how often in a row it could not collect it.
+waste_ppm: dead and overhead bytes per million bytes of the block; a million for a block without stripes.
+gc_not_before_ms: GC leaves the block alone until then. gc_failures: how many times in a row GC could not collect it.
 """
 
 LEASES = _table(
@@ -230,7 +230,7 @@ COUNTERS = _table(
     Column("name", String(32), primary_key=True),
     _bigint("value"),
 )
-"""`lease_epoch` is the last epoch handed out; the migration puts its row there."""
+"""`lease_epoch` is the last epoch handed out. The migration inserts its row."""
 
 LANDING_DELETIONS = _table(
     "landing_deletions",
@@ -247,5 +247,5 @@ STORE_INFO = _table(
     Column("name", String(32), primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""Facts about the whole store: `geometry` as JSON; `store_id`, which its pools or folders carry too. And who took a
-lease: `holder of NAME`, an epoch and a process."""
+"""Facts about the whole store: `geometry` as JSON; `store_id`, which is also recorded in its pools or folders. Also the
+holders of leases: `holder of NAME`, with an epoch and a process."""

@@ -28,25 +28,26 @@ def bind_geometry(connection: Connection, geometry: Geometry) -> None:
         connection.execute(insert(STORE_INFO).values(name="geometry", value=value))
     elif bound != geometry:
         raise ConfigError(
-            f"this store was made with {bound}, but {geometry} is configured;"
+            f"this store was created with {bound}, but {geometry} is configured;"
             " correct the configuration, or create another store for that geometry"
         )
 
 
 def find_geometry(connection: Connection) -> Geometry | None:
-    """The geometry the store was bound to, if it was."""
+    """The geometry that the store was bound to, if it was."""
     value = connection.execute(select(STORE_INFO.c.value).where(STORE_INFO.c.name == "geometry")).scalar()
     return None if value is None else Geometry(**json.loads(value))
 
 
 def find_store_id(connection: Connection) -> str | None:
-    """What tells this store from all others, if it was given one."""
+    """The id that distinguishes this store from all others, if it has one."""
     found = connection.execute(select(STORE_INFO.c.value).where(STORE_INFO.c.name == "store_id")).scalar()
     return None if found is None else str(found)
 
 
 def claim_store_id(connection: Connection, store_id: str) -> str:
-    """The store's id; `store_id` becomes it if there is none yet. Of two that claim at once, one wins for both."""
+    """Return the store's id. If there is none yet, `store_id` becomes it. If two calls claim at once, both return the
+    winner's id."""
     found = find_store_id(connection)
     if found is None:
         connection.execute(insert(STORE_INFO).values(name="store_id", value=store_id))
@@ -76,7 +77,7 @@ def totals(connection: Connection) -> Totals:
 
 
 def _sum(of: Any, name: str) -> Any:
-    """SUM as an integer: MySQL's is a decimal."""
+    """SUM as an integer, because MySQL's SUM is a decimal."""
     return cast(func.sum(of), BigInteger).label(name)
 
 
@@ -91,9 +92,9 @@ _BLOCK_SUMS = select(
     _sum(_B.overhead_bytes, "overhead_bytes"),
     _sum(_B.live_objects, "live_objects"),
 ).group_by(_B.kind, _B.state)
-# As many rows as large objects have blocks: no more work than the sums over blocks.
+# Reads as many rows as large objects have blocks, which is no more work than the sums over blocks.
 _LARGE_OBJECTS = select(func.count()).where(SEGMENTS.c.part == 0)
-# The slots are listed for the index of due objects: it begins with them.
+# The slots are listed so that the index of due objects, which starts with them, can be used.
 _LANDED_SUMS = (
     by_index(select(_O.state, func.count().label("objects"), _sum(_O.size, "bytes")), OBJECTS, "objects_due_by_slot")
     .where(_O.slot.in_(sorted(ALL_SLOTS)), _O.due_ms.is_not(None))

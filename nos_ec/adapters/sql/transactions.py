@@ -1,10 +1,10 @@
-"""Run a piece of work in one transaction: all of it or nothing, retried a bounded number of times.
+"""Runs a piece of work in one transaction, all of it or nothing, and retries it a bounded number of times.
 
-What may be retried: deadlocks, lock waits and lost connections, as long as COMMIT was not sent. When it was, only the
-caller can know whether to ask again (the port promises that asking again is safe), so it gets Transient.
+Deadlocks, lock waits and lost connections may be retried, as long as COMMIT was not sent. After COMMIT was sent, only
+the caller can know whether to try again (the port promises that this is safe), so it gets Transient.
 
-What a read-only server answers is not believed (nos_ec.adapters.sql.primary): all connections are closed, and the work
-is run again on new ones, which lead to the new primary once its address does.
+The answers of a read-only server are not trusted (nos_ec.adapters.sql.primary). All connections are closed, and the
+work is retried on new ones, which reach the new primary once the address leads to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nos_ec.core.errors import NosError, Transient
 
 ATTEMPTS_MAX = 5
 LOCK_WAITS_MAX = 10
-"""Waits for locks in vain, MYSQL_LOCK_WAIT_S each, after which work is given up: 50 s."""
+"""The number of lock waits, MYSQL_LOCK_WAIT_S each, after which the work is given up: 50 s in all."""
 BACKOFF_FIRST_S = 0.02
 
 P = ParamSpec("P")
@@ -40,7 +40,7 @@ class Transactions:
     """Transactions of one engine. Safe to use from several threads."""
 
     def __init__(self, engine: Engine, *, replica: bool = False) -> None:
-        """`replica` lets `read` believe a server that is read-only."""
+        """`replica` lets `read` trust a read-only server."""
         self._engine = engine
         self._believes_all = replica or engine.dialect.name == "sqlite"
         self._reading = reading_engine(engine)
@@ -57,13 +57,13 @@ class Transactions:
         return self._retried(engine, lambda connection: work(connection, *args, **kwargs))
 
     def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run work that writes; durable on return. Raises as `read` does."""
+        """Run work that writes. Durable on return. Raises the same errors as `read`."""
         with self._own_turn():
             return self._retried(self._writing, lambda connection: work(connection, *args, **kwargs))
 
     @property
     def reading(self) -> Engine | None:
-        """The engine of `read` whose statements commit themselves; None where there is none."""
+        """The engine of `read` whose statements commit themselves; None if there is none."""
         return self._reading
 
     @property
@@ -72,18 +72,19 @@ class Transactions:
         return (self._engine,) if self._reading is None else (self._engine, self._reading)
 
     def close_too(self, close_others: Callable[[], object]) -> None:
-        """Let whoever keeps connections of `engines` give them back at every `close`."""
+        """Register a function that gives back connections of `engines` kept elsewhere. Every `close` calls it."""
         self._close_others = close_others
 
     def close(self) -> None:
-        """Close all connections that are not in use; those that are, after it. Later work opens new ones."""
+        """Close all idle connections now, and those in use after their use. Later work opens new ones."""
         self._close_others()
         for engine in self.engines:
             engine.dispose()
 
     @contextmanager
     def _own_turn(self) -> Iterator[None]:
-        """SQLite takes one writer at a time. Threads queue for it here: SQLite's own way is to sleep and look again."""
+        """Hold this thread's turn to write. SQLite allows one writer at a time; without this queue, threads would sleep
+        and poll."""
         if self._turn is None:
             yield
             return
@@ -130,15 +131,15 @@ class Transactions:
                     return result
                 except BaseException:
                     if committing:
-                        # A COMMIT that fails may leave the transaction open (SQLite, when its disk is full): the next
-                        # user of the connection would be inside it. Closing it is the one sure end.
+                        # A failed COMMIT may leave the transaction open (SQLite, when its disk is full), and the next
+                        # user of the connection would be inside it. Only closing the connection surely ends it.
                         connection.invalidate()
                     elif transaction.is_active:
                         _roll_back(connection, transaction)
                     raise
         except (StatementError, PoolTimeout) as error:
             if isinstance(error, StatementError) and isinstance(error.orig, NosError):
-                raise error.orig from error  # a value that a column type refuses
+                raise error.orig from error  # a column type refused a value
             failure = translate(error, engine.url)
             if failure is None:
                 raise
@@ -150,7 +151,7 @@ class Transactions:
             return _Failed(read_only(self._engine.url), error, may_run_again=True)
 
     def _believed(self, connection: Connection, work: Callable[[Connection], T]) -> T:
-        """What the work returns or raises, unless a read-only server told it: then ReadOnlyServer."""
+        """Return or raise what the work does. Raises ReadOnlyServer if that relies on a read-only server."""
         if self._believes_all:
             return work(connection)
         connection.info.pop(_WROTE, None)
@@ -164,14 +165,14 @@ class Transactions:
         return result
 
     def _leave(self, pool: Pool, engine: Engine) -> None:
-        """Close all connections, of every pool: the next ones lead to the server that took this one's place. Unless
-        another thread has done so since the work got its connection from `pool`."""
+        """Close all connections of all pools, so that the next ones reach the server that took this one's place. Does
+        nothing if another thread has done so since the work got its connection from `pool`."""
         if engine.pool is pool:
             self.close()
 
 
 _WROTE = "nos_ec_wrote"
-"""Key of Connection.info, present when the server has taken a statement that writes."""
+"""A key of Connection.info, present when the server has accepted a statement that writes."""
 
 
 def _note_writes(
@@ -182,8 +183,9 @@ def _note_writes(
 
 
 def _roll_back(connection: Connection, transaction: Transaction) -> None:
-    """Undo what was done, by ending the connection if need be: the pool takes one back as it is. What made the work
-    fail stays the reason. (SQLAlchemy itself ends a connection whose ROLLBACK is interrupted.)"""
+    """Roll back, if need be by closing the connection, because the pool takes a connection back as it is. An error here
+    is ignored, so that the original failure is reported. (SQLAlchemy itself closes a connection whose ROLLBACK is
+    interrupted.)"""
     try:
         transaction.rollback()
     except Exception:
@@ -191,7 +193,7 @@ def _roll_back(connection: Connection, transaction: Transaction) -> None:
 
 
 class _Failed:
-    """An attempt that ended in a driver error."""
+    """An attempt that ended with a driver error, or on a read-only server."""
 
     def __init__(self, failure: Failure, cause: Exception, *, may_run_again: bool) -> None:
         self.failure = failure

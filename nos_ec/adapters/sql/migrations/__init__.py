@@ -1,1 +1,1 @@
-"""Migrations of the metadata schema, in alembic's layout; run by `nos_ec.adapters.sql.migrate`."""
+"""Migrations of the metadata schema, in alembic's layout. `nos_ec.adapters.sql.migrate` runs them."""

@@ -1,4 +1,4 @@
-"""Alembic's entry point. Only ever run with a connection handed in: there is no alembic.ini and no offline mode."""
+"""Alembic's entry point. It always gets a connection from the program: there is no alembic.ini and no offline mode."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The first schema.
 
-MySQL commits after every DDL statement, so a migration may be cut off in the middle: each table and index is
-created only if it is not there, and running it again completes it.
+MySQL commits after every DDL statement, so a migration may be interrupted in the middle. Each table and index is
+created only if it does not exist, so running the migration again completes it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refused: going back would drop every table."""
+    """Always refused: going back would drop every table."""
     raise NotImplementedError("the first schema has no predecessor; restore a backup instead")
 
 

@@ -1,11 +1,11 @@
-"""Slots: each object's row says which range of bucket hashes it is in, and the index of due objects is led by it.
+"""Slots: each object's row records its range of bucket hashes, and the index of due objects starts with it.
 
-A process of the release before may still write while this runs, and after: its rows get slot 0, which is as good as
-any but for the even spread.
+A process of the previous release may still write while this runs, and afterwards. Its rows get slot 0, which works as
+well as any other, except that the rows are then not spread evenly.
 
-MySQL commits after every DDL statement, so this may be cut off anywhere. Every step looks whether it is done, and the
-slots are computed in batches with a mark beside them that says how far: running it again goes on from there. SQLite
-does all of it in one transaction.
+MySQL commits after every DDL statement, so this may be interrupted anywhere. Every step checks whether it is done. The
+slots are computed in batches, and a mark records how far they have come: running the migration again continues from
+there. SQLite does all of it in one transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ branch_labels = None
 depends_on = None
 
 BATCH_ROWS = 5000
-"""Rows whose slot is computed at a time: short transactions, and fewer parameters than SQLite takes."""
+"""Rows whose slots are computed at a time. It keeps transactions short, and needs fewer parameters than SQLite's
+limit."""
 
 _SLOT_BITS = 4
 _MARK = "slots_computed_to"
@@ -33,7 +34,7 @@ _O, _I = _OBJECTS.c, _INFO.c
 
 
 def upgrade() -> None:
-    """Add the column, compute it, and change the index."""
+    """Add the column, compute its values, and change the index."""
     if "slot" not in {column["name"] for column in sa.inspect(op.get_bind()).get_columns("objects")}:
         op.add_column("objects", sa.Column("slot", sa.SmallInteger, nullable=False, server_default="0"))
     _compute_slots()
@@ -47,7 +48,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refused: producers of the release before would publish everything twice beside new ones."""
+    """Always refused: producers of the previous release, running beside new ones, would publish everything twice."""
     raise NotImplementedError("there is no way back from slots; restore a backup instead")
 
 
@@ -65,7 +66,7 @@ def _compute_slots() -> None:
 
 
 def _set_slots(connection: sa.Connection, rows: Sequence[Any]) -> None:
-    """All rows of one slot in one statement."""
+    """Set the slots of these rows, with one statement per slot."""
     ids = defaultdict(list)
     for object_id, bucket in rows:
         ids[_murmur2(bytes(bucket)) >> (32 - _SLOT_BITS)].append(object_id)
@@ -74,7 +75,7 @@ def _set_slots(connection: sa.Connection, rows: Sequence[Any]) -> None:
 
 
 def _murmur2(data: bytes) -> int:
-    """The hash as it was when this schema was made: a migration must not change with the program's code."""
+    """The hash as it was when this schema was created: a migration must not change with the program's code."""
     multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
     hash_ = 0x9747B28C ^ len(data)
     tail_start = len(data) & ~3

@@ -1,10 +1,12 @@
-"""Waste: GC finds blocks by all that is not live in them, headers and padding too, and may leave one alone for a while.
+"""Waste: GC finds blocks by all that is not live in them, including headers and padding, and may leave a block alone
+for a while.
 
-`hole_ppm`, dead bytes in data bytes, goes with its index. No data is computed: the new figure is a generated column.
+`hole_ppm`, the share of dead bytes in data bytes, is dropped together with its index. No data is computed: the new
+figure is a generated column.
 
-MySQL and MariaDB make the table of blocks anew, in one statement that happens wholly or not at all; blocks cannot be
-changed meanwhile. SQLite does all of it in one transaction. Every step looks whether it is done, so it may be cut off
-anywhere and run again.
+MySQL and MariaDB rebuild the table of blocks, in one statement that is done completely or not at all; blocks cannot be
+changed meanwhile. SQLite does all of it in one transaction. Every step checks whether it is done, so the migration may
+be interrupted anywhere and run again.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _INDEXED = ["state", "waste_ppm", "gc_not_before_ms"]
 
 
 def upgrade() -> None:
-    """Add the columns and their index, remove the ones they replace."""
+    """Add the columns and their index, and remove those that they replace."""
     if op.get_bind().dialect.name == "sqlite":
         _upgrade_sqlite()
     else:
@@ -33,7 +35,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refused: the release before would not find the column it looks for."""
+    """Always refused: the previous release would not find a column that it needs."""
     raise NotImplementedError("there is no way back from waste; restore a backup instead")
 
 
@@ -63,7 +65,7 @@ def _upgrade_sqlite() -> None:
     if "hole_ppm" in columns:
         op.drop_column("blocks", "hole_ppm")
     if "waste_ppm" not in columns:
-        # SQLite adds no stored one to a table; the index holds its values all the same.
+        # SQLite cannot add a stored generated column to a table. The index holds the values of a virtual one, too.
         op.execute(sa.text(f"ALTER TABLE blocks ADD COLUMN waste_ppm BIGINT AS ({_WASTE % '/'}) VIRTUAL"))
     if "gc_not_before_ms" not in columns:
         op.add_column("blocks", sa.Column("gc_not_before_ms", sa.BigInteger))
@@ -74,7 +76,7 @@ def _upgrade_sqlite() -> None:
 
 
 def _found() -> tuple[set[str], set[str | None]]:
-    """The columns and indexes that the table of blocks has."""
+    """The columns and indexes of the table of blocks."""
     found = sa.inspect(op.get_bind())
     columns = {str(column["name"]) for column in found.get_columns("blocks")}
     return columns, {index["name"] for index in found.get_indexes("blocks")}
