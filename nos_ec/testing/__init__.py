@@ -1,1 +1,1 @@
-"""Contract suites every adapter must pass, and the fakes tests use."""
+"""The contract suites that every adapter must pass, and the fakes that tests use."""

@@ -1,4 +1,4 @@
-"""The books of a whole store, checked against what is really there. Cost grows with the store: for tests."""
+"""Checks the books of a whole store against what the store really holds. The cost grows with the store: for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nos_ec.ports.metadata import BlockRow, Blocks, Metadata
 
 
 def all_blocks(metadata: Blocks) -> Iterator[BlockRow]:
-    """Every block row."""
+    """Yield every block row."""
     after: BlockId | None = None
     while page := metadata.list_blocks(after, 500):
         yield from page
@@ -23,19 +23,19 @@ def all_blocks(metadata: Blocks) -> Iterator[BlockRow]:
 
 
 def problems(metadata: Metadata, blocks: BlockStore, landing: LandingStore) -> list[str]:
-    """Everything that does not add up; an empty list for a store whose books balance (invariants 3, 6, 7, 8)."""
+    """Return everything that does not add up; an empty list if the store's books balance (invariants 3, 6, 7, 8)."""
     found: list[str] = []
     rows = {row.block_id: row for row in all_blocks(metadata)}
     stored = set(blocks.list_blocks())
     found += [f"block {block_id.hex()} has no row" for block_id in stored - rows.keys()]
     held = {(lease.name, lease.epoch) for lease in metadata.list_leases("")}
     orphans = (row for row in rows.values() if row.state is BlockState.OPEN and (row.writer, row.epoch) not in held)
-    found += [f"block {row.block_id.hex()} is open and nobody holds the lease {row.writer!r} of it" for row in orphans]
+    found += [f"block {row.block_id.hex()} is open, but no process holds its lease {row.writer!r}" for row in orphans]
     for row in rows.values():
         found += _block_problems(metadata, blocks, row, row.block_id in stored)
     copies = list(landing.list_ids())
     known = metadata.landing_known(copies)
-    found += [f"landing copy {copy.hex()} belongs to nothing" for copy in copies if copy not in known]
+    found += [f"landing copy {copy.hex()} belongs to no object" for copy in copies if copy not in known]
     return found
 
 
@@ -48,10 +48,10 @@ def _block_problems(metadata: Blocks, blocks: BlockStore, row: BlockRow, stored:
     placed = metadata.placed_in(row.block_id)
     if not stored:
         if placed or row.state is BlockState.SEALED:
-            yield f"{name}: not in the store, and {len(placed)} rows point to it"
+            yield f"{name}: not in the store, but {len(placed)} rows point to it"
         return
     if row.state is BlockState.SEALED and blocks.stripes(row.block_id) != row.stripes:
-        yield f"{name}: {blocks.stripes(row.block_id)} stripes in the store, {row.stripes} in the row"
+        yield f"{name}: {blocks.stripes(row.block_id)} stripes in the store, but {row.stripes} in the row"
         return
     scan = scan_headers(blocks, row.block_id, row.stripes)
     account = account_block(geometry, row.stripes, scan.headers, scan.damaged_stripes, live_entries(placed))

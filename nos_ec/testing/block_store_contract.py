@@ -1,4 +1,4 @@
-"""What every block store must do. Subclass it and give `open_store`; the geometry is the store's own."""
+"""What every block store must do. Subclass the contract and define `open_store`. It uses the store's own geometry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nos_ec.ports.block_store import BlockStore
 
 
 def new_block_id() -> BlockId:
-    """A block id nobody has used."""
+    """A block id that was never used."""
     return BlockId(os.urandom(16))
 
 
@@ -27,9 +27,9 @@ class BlockStoreContract:
 
     @pytest.fixture
     def open_store(self) -> Callable[[], BlockStore]:
-        """Opens one and the same store, each time as another process would; the tests close what they open.
+        """A function that opens the same store each time, as another process would. The tests close what they open.
 
-        A block of it must hold at least 4 stripes.
+        A block of the store must hold at least 4 stripes.
         """
         raise NotImplementedError
 
@@ -41,7 +41,7 @@ class BlockStoreContract:
 
     @pytest.fixture
     def other(self, open_store: Callable[[], BlockStore]) -> Iterator[BlockStore]:
-        """A second handle, as of another process."""
+        """A second handle, as if in another process."""
         store = open_store()
         yield store
         store.close()
@@ -55,7 +55,7 @@ class BlockStoreContract:
 
     @staticmethod
     def stripes_of(store: BlockStore, count: int, seed: int = 0) -> bytes:
-        """Bytes of `count` stripes, no two alike."""
+        """The bytes of `count` stripes, all of them different."""
         return Random(seed).randbytes(count * store.geometry.stripe_size)
 
     # --- create ---------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ class BlockStoreContract:
 
 
 def _race(*acts: Callable[[], object]) -> list[str]:
-    """Do all acts at once; "done" or "Conflict" for each."""
+    """Run all calls at once. Returns "done" or "Conflict" for each."""
     start = threading.Barrier(len(acts))
 
     def run(act: Callable[[], object]) -> str:

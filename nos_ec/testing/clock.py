@@ -6,7 +6,7 @@ from threading import Event, Lock
 
 
 class FakeClock:
-    """Time passes only by `advance` and by `wait`, which returns at once. Safe to share between threads."""
+    """Time advances only by `advance` and by `wait`, which returns at once. Safe to share between threads."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
@@ -18,7 +18,7 @@ class FakeClock:
             return self._now_ms
 
     def advance(self, by_ms: int) -> None:
-        """Let `by_ms` pass. Raises ValueError for a step backwards: use a second clock to test those."""
+        """Let `by_ms` pass. Raises ValueError for a step backwards: use a second clock to test that."""
         if by_ms < 0:
             raise ValueError(f"advance by {by_ms} ms; time does not run backwards")
         with self._lock:
@@ -32,7 +32,7 @@ class FakeClock:
 
 
 class SetClock(FakeClock):
-    """Time passes only by `advance`: who waits in the background waits until its stop is set."""
+    """Time advances only by `advance`. A thread that waits does so until its stop is set."""
 
     def wait(self, stop: Event, wait_ms: int) -> bool:
         """Wait until `stop` is set."""

@@ -1,4 +1,5 @@
-"""Wrappers that make a port fail on demand: before it did anything, or after it did it all and the answer was lost."""
+"""Wrappers that make a port fail on demand: before it has done anything, or after it has done all and the answer is
+lost."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ T = TypeVar("T")
 
 
 class Faults:
-    """What is to fail. Counts are per method name. Several threads may call what fails."""
+    """Which calls are to fail, by method name. Several threads may call the failing methods."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self.before: dict[str, list[Exception]] = defaultdict(list)
-        """Errors to raise instead of calling the method, first one first."""
+        """Errors to raise instead of calling the method, in this order."""
         self.after: dict[str, list[Exception]] = defaultdict(list)
         """Errors to raise after the method has done its work: the answer is lost."""
         self.calls: dict[str, int] = defaultdict(int)
@@ -24,18 +25,18 @@ class Faults:
         """Called with the method's name before each call."""
 
     def counted(self, name: str) -> None:
-        """One more call of the method."""
+        """Count one more call of the method."""
         with self._lock:
             self.calls[name] += 1
 
     def next_of(self, errors: list[Exception]) -> Exception | None:
-        """Takes the first of the errors that are left, which no other thread gets."""
+        """Take the first of the remaining errors, so that no other thread gets it."""
         with self._lock:
             return errors.pop(0) if errors else None
 
 
 def faulty(port: T, faults: Faults) -> T:
-    """`port`, with its methods failing as `faults` says."""
+    """Wrap `port` so that its methods fail as `faults` says."""
     return cast(T, _Faulty(port, faults))
 
 

@@ -1,4 +1,4 @@
-"""What every landing store must do. Subclass it and give `open_store`."""
+"""What every landing store must do. Subclass the contract and define `open_store`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nos_ec.ports.landing_store import LandingStore
 
 
 def new_landing_id() -> LandingId:
-    """A landing id nobody has used."""
+    """A landing id that was never used."""
     return LandingId(os.urandom(16))
 
 
@@ -25,7 +25,7 @@ class LandingStoreContract:
 
     @pytest.fixture
     def open_store(self) -> Callable[[], LandingStore]:
-        """Opens one and the same store, each time as another process would; the tests close what they open."""
+        """A function that opens the same store each time, as another process would. The tests close what they open."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -36,7 +36,7 @@ class LandingStoreContract:
 
     @pytest.fixture
     def other(self, open_store: Callable[[], LandingStore]) -> Iterator[LandingStore]:
-        """A second handle, as of another process."""
+        """A second handle, as if in another process."""
         store = open_store()
         yield store
         store.close()
@@ -153,7 +153,7 @@ class LandingStoreContract:
 
     def test_raw_bytes_follow_puts_and_deletes(self, store: LandingStore) -> None:
         ids = [new_landing_id() for _ in range(5)]
-        before = store.raw_bytes()  # a pool's figure has other stores of it in it
+        before = store.raw_bytes()  # a pool's figure includes other stores in it
         for landing_id in ids:
             store.put(landing_id, bytes(range(256)) * 400)
         assert store.raw_bytes() >= before + 5 * 102_400

@@ -1,7 +1,7 @@
-"""What every message log must do. Speaks only through the port and a harness, so that a real broker can run it.
+"""What every message log must do. The suite uses only the port and a harness, so that it can run on a real broker.
 
-A test module of an adapter subclasses `MessageLogContract` and defines a fixture `log` that yields a fresh
-`MessageLogHarness` (an empty topic) per test.
+An adapter's test module subclasses `MessageLogContract` and defines a fixture `log` that yields a fresh
+`MessageLogHarness` (an empty topic) for each test.
 """
 
 from __future__ import annotations
@@ -18,45 +18,47 @@ from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, Message
 
 POLL_MS = 50
 TURNS_MAX = 1200
-"""Polls that a test waits for something to come, POLL_MS each: a minute of a real broker's time. What has not come by
-then never will: a member whose client lost its brokers has joined anew by then."""
+"""The number of polls, POLL_MS each, that a test waits for something: a minute with a real broker. What has not come by
+then never will: even a member whose client lost its brokers has rejoined by then."""
 
 
 class MessageLogHarness(Protocol):
-    """An empty topic with at least 4 partitions, and the time its sessions run on.
+    """An empty topic with at least 4 partitions, and the clock of its sessions.
 
-    The harness closes what it made; closing earlier is allowed.
+    The harness closes what it created; tests may close things earlier.
     """
 
     partitions: int
     session_ms: int
-    """How long a member of a short session may stay silent: several seconds, as the members of a test poll in turn."""
+    """How long a member with a short session may go without a poll: several seconds, as a test's members poll in
+    turn."""
 
     def publisher(self) -> MessagePublisher:
         """A new publisher."""
         ...
 
     def consumer(self, group: str, *, short_session: bool = False) -> MessageConsumer:
-        """A new member of a group; a group that is new starts with the first message stored.
+        """A new member of a group. A new group starts with the first stored message.
 
-        One of a short session is out after session_ms without a poll. Others may outlast a machine that stalls.
+        A member with a short session is removed after session_ms without a poll. Other members may survive a stall of
+        the machine.
         """
         ...
 
     def progress(self, group: str) -> GroupProgress:
-        """How far a group has come."""
+        """The progress of a group."""
         ...
 
     def now_ms(self) -> int:
-        """The time that the publishers publish at."""
+        """The publishers' present time."""
         ...
 
     def dead_letters(self) -> Sequence[DeadLetter]:
-        """What was set aside of this topic, in that order."""
+        """The messages of this topic that were set aside, in that order."""
         ...
 
     def pass_time(self, time_ms: int) -> None:
-        """Let that much time pass for sessions: a fake clock steps, a real broker is waited for."""
+        """Let this much time pass for sessions: a fake clock is advanced, and for a real broker the call waits."""
         ...
 
 
@@ -72,7 +74,7 @@ def keys_of_partitions(partitions: int) -> list[bytes]:
 
 
 def take(consumer: MessageConsumer, count: int, messages_max: int = 100) -> list[Message]:
-    """Poll until `count` messages came. Fails when they do not."""
+    """Poll until `count` messages have come. Fails if they do not."""
     messages: list[Message] = []
     for _ in range(TURNS_MAX):
         messages += consumer.poll(messages_max, POLL_MS)
@@ -97,18 +99,18 @@ def settle(members: Sequence[MessageConsumer], partitions: int) -> list[list[Mes
 
 
 def ends(messages: Iterable[Message]) -> dict[int, int]:
-    """What to commit when all of these are done."""
+    """The offsets to commit when all of these messages are done."""
     return {message.partition: message.offset + 1 for message in messages}
 
 
 def assert_between(told: Mapping[int, int], first_ms: int, end_ms: int, partitions: int) -> None:
-    """So many partitions tell a time from the first on and before the end."""
+    """Assert that this number of partitions have a time, not before the first and before the end."""
     assert len(told) == partitions
     assert first_ms <= min(told.values()) <= max(told.values()) < end_ms
 
 
 class MessageLogContract:
-    """The suite. Offsets are not compared with literals but for their order: a broker may leave gaps."""
+    """The suite. It checks only the order of offsets, not their values, because a broker may leave gaps."""
 
     # --- publishing and polling -------------------------------------------------------------------
     def test_messages_come_as_published_in_order_per_key(self, log: MessageLogHarness) -> None:
@@ -217,7 +219,7 @@ class MessageLogContract:
 
     # --- progress ---------------------------------------------------------------------------------
     def test_progress_is_the_time_of_the_oldest_message_that_waits(self, log: MessageLogHarness) -> None:
-        """Before the group exists, while it reads, and when it is through."""
+        """Before the group exists, while it reads, and when it has read everything."""
         publisher, progress, keys = log.publisher(), log.progress("g"), keys_of_partitions(log.partitions)
         asked_ms = log.now_ms()
         assert min(progress.passed_until().values()) >= asked_ms, "nothing waits"
@@ -269,7 +271,7 @@ class MessageLogContract:
         assert len(log.dead_letters()) == 3
 
     def test_a_message_of_nearly_a_megabyte_is_set_aside_whole(self, log: MessageLogHarness) -> None:
-        """As large as a publisher of Kafka sends it without being told to; of bytes that no compression makes fewer."""
+        """The largest message that a Kafka publisher sends by default, with bytes that cannot be compressed."""
         log.publisher().publish([(b"k", random.Random(1).randbytes(999_000))])
         consumer = log.consumer("g")
         (message,) = take(consumer, 1)
@@ -420,7 +422,7 @@ class MessageLogContract:
 
     @staticmethod
     def _outlive(log: MessageLogHarness, survivor: MessageConsumer) -> list[Message]:
-        """Let more than a session pass in which only `survivor` polls. Returns what it got."""
+        """Let more than one session pass, in which only `survivor` polls. Returns what it received."""
         got: list[Message] = []
         for _ in range(10):
             log.pass_time(log.session_ms // 8)

@@ -1,4 +1,4 @@
-"""A metadata store with a clock and shorthands around it, and the check of its books. Used by every metadata suite."""
+"""A metadata store with a clock, shorthands and a check of its books. Every metadata suite uses it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RESERVED_MS = 60_000
 
 
 def new_landing_id() -> LandingId:
-    """An id never used before."""
+    """An id that was never used."""
     return LandingId(secrets.token_bytes(16))
 
 
@@ -42,7 +42,7 @@ def pack_request(row: ObjectRow) -> PackRequest:
 
 
 def new_block_id() -> BlockId:
-    """An id never used before."""
+    """An id that was never used."""
     return BlockId(secrets.token_bytes(16))
 
 
@@ -78,11 +78,11 @@ class MetadataBench:
         return self.store.record_puts(new, self.now_ms)
 
     def lease(self, name: str = "") -> Lease:
-        """A lease of a writer with that name, or a new one."""
+        """Acquire the lease of a writer with this name, or of a new writer."""
         return self.store.acquire_lease(name or f"writer-{next(self._writers)}", self.now_ms, TTL_MS)
 
     def block(self, lease: Lease, kind: BlockKind = BlockKind.FRESH) -> BlockId:
-        """An open, empty block of that writer."""
+        """Allocate an open, empty block of this writer."""
         block_id = new_block_id()
         self.store.allocate_block(lease, block_id, kind, self.now_ms)
         return block_id
@@ -90,7 +90,7 @@ class MetadataBench:
     def group(
         self, lease: Lease, block_id: BlockId, rows: Sequence[ObjectRow], *, at: int = 0, stripes: int = 1
     ) -> GroupCommit:
-        """A group with these objects one after the other, each moved from where its row says it is."""
+        """A group with these objects one after another, each moved from where its row says it is."""
         offset = at * GEOMETRY.stripe_size + HEADER
         moves = []
         for row in rows:
@@ -100,7 +100,7 @@ class MetadataBench:
         return GroupCommit(lease, block_id, at, stripes, moves, self.now_ms + 5, self.now_ms)
 
     def pack(self, rows: Sequence[ObjectRow], *, seal: bool = True) -> BlockId:
-        """Pack the objects into a block of their own, by a writer of its own."""
+        """Pack the objects into a new block, with a new writer."""
         lease = self.lease()
         block_id = self.block(lease)
         won = self.store.commit_group(self.group(lease, block_id, rows))
@@ -110,7 +110,7 @@ class MetadataBench:
         return block_id
 
     def packed(self, name: str, size: int = 1000) -> ObjectRow:
-        """PUT and pack one object; its row."""
+        """PUT and pack one object. Returns its row."""
         self.pack([self.put(name, size)])
         return self.get(name)
 
@@ -125,11 +125,11 @@ class MetadataBench:
         return NewLargeObject(key, version, parts * length, 99, bytes(range(16)), segments, [1] * parts)
 
     def get(self, name: str, bucket: str = "bucket") -> ObjectRow:
-        """The row of that object."""
+        """The row of an object."""
         return self.store.get(ObjectKey(bucket, name))
 
     def delete(self, name: str) -> ObjectRow:
-        """Delete that object."""
+        """Delete an object."""
         return self.store.delete(ObjectKey("bucket", name), self.now_ms)
 
     def deletions(self) -> dict[LandingId, LandingDeletion]:
@@ -137,7 +137,7 @@ class MetadataBench:
         return {entry.landing_id: entry for entry in self.store.due_deletions(2**60, 100_000)}
 
     def check_books(self) -> None:
-        """Invariants 3 and 6: each block's figures are what its rows say and sum to its size."""
+        """Check invariants 3 and 6: each block's figures match its rows and sum to its size."""
         for block in self.store.list_blocks(None, 100_000):
             placed = self.store.placed_in(block.block_id)
             size = block.stripes * GEOMETRY.stripe_size

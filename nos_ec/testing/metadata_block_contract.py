@@ -1,4 +1,4 @@
-"""The part of the metadata contract that is about blocks; `testing/metadata_contract.py` puts it together."""
+"""The part of the metadata contract that is about blocks. `testing/metadata_contract.py` has the whole contract."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class BlockContract:
         assert bench.store.placed_in(new_block_id()) == []
 
     def test_candidates_are_sealed_and_most_wasteful_first(self, bench: MetadataBench) -> None:
-        # A stripe of 32 KiB with four objects of 4 KiB; or, without any hole, with one: padding is waste as well.
+        # A stripe of 32 KiB has four objects of 4 KiB, or only one and no holes: padding is waste, too.
         blocks = []
         for deleted in range(4):
             names = [f"{deleted}-{i}" for i in range(4)]
@@ -189,7 +189,7 @@ class BlockContract:
 
     @pytest.mark.invariant(6)
     def test_waste_keeps_in_step_with_every_change(self, bench: MetadataBench) -> None:
-        # Each kind of change, and after each the index must find the block at exactly its ratio and not above.
+        # After each kind of change, the index must find the block at exactly its ratio and not above.
         first, second = bench.put("a", SIZE // 4), bench.put("b", SIZE // 2)
         block_id = bench.pack([first, second])
         self._found_at(bench, block_id, 0.25)

@@ -1,7 +1,7 @@
-"""What every metadata store must do: the sentences of `nos_ec.ports.metadata`, one test or more each.
+"""What every metadata store must do: at least one test for each sentence of `nos_ec.ports.metadata`.
 
-Derive from `MetadataContract` and give a fixture `store`: an empty store, nothing bound, nobody else using it.
-Numbers in names and comments are those of docs/INVARIANTS.md.
+Derive from `MetadataContract` and define a fixture `store`: an empty store, not bound to a geometry, that nothing else
+uses. Numbers in names and comments are those of docs/INVARIANTS.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MetadataSuite:
 
     @pytest.fixture
     def bench(self, store: Metadata) -> MetadataBench:
-        """The store under test, bound and with shorthands around it."""
+        """The store under test, bound to a geometry, with shorthands."""
         return MetadataBench(store)
 
 
@@ -328,7 +328,7 @@ class LookUpContract:
         assert bench.put("n").object_id > first.object_id
 
     def test_listing_is_in_byte_order_from_after(self, bench: MetadataBench) -> None:
-        # U+FFFF sorts before U+10000 in UTF-8 and after it in UTF-16; a collation would merge case, accents, blanks.
+        # U+FFFF sorts before U+10000 in UTF-8 and after it in UTF-16. A collation would merge case, accents and blanks.
         names = ["A", "a", "a ", "ä", "z", "é", "e", "\uffff", "\U00010000", "a%", "a_", "ab"]
         bench.put_all(names)
         bench.put("a", bucket="Bucket")
@@ -435,7 +435,7 @@ class ProducerContract:
         assert bench.store.still_landed([]) == frozenset()
 
     def test_what_never_was_is_not_still_landed(self, bench: MetadataBench) -> None:
-        """One field that is not the row's is enough: nobody packs an object under another one's name."""
+        """One field that differs from the row is enough, so that no object is packed under another one's name."""
         row, other = pack_request(bench.put("å/✓ name")), pack_request(bench.put("other"))
         lies = [
             msgspec.structs.replace(row, **{field: value})
@@ -938,4 +938,4 @@ class MetadataContract(
     LandingContract,
     FiguresContract,
 ):
-    """All of it."""
+    """The whole contract."""

@@ -1,6 +1,7 @@
-"""A Hypothesis state machine: a metadata store against a dict, with the books of every block checked after each step.
+"""A Hypothesis state machine that compares a metadata store with a dict, and checks the books of every block after each
+step.
 
-Subclass it, or call `metadata_machine`, with a function that gives a fresh store for each run.
+Subclass it, or call `metadata_machine`, with a function that creates a fresh store for each run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PICKS = st.lists(NAMES, max_size=5)
 
 @dataclass
 class Expected:
-    """What the model knows of an object."""
+    """What the model knows about an object."""
 
     version: int
     size: int
@@ -50,7 +51,7 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, size=SIZES)
     def put(self, name: str, size: int) -> None:
-        """PUT, over whatever is there."""
+        """PUT an object, over any existing one."""
         row = self.bench.put(name, size)
         assert row.version > (self.model[name].version if name in self.model else 0)
         self.model[name] = Expected(row.version, size, large=False)
@@ -60,7 +61,7 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @rule(names=st.lists(NAMES, min_size=1, max_size=8))
     def put_batch(self, names: list[str]) -> None:
-        """PUT several at once, some of them twice."""
+        """PUT several objects at once, some of them twice."""
         for name, row in zip(names, self.bench.put_all(names, 321), strict=True):
             self.model[name] = Expected(row.version, 321, large=False)
             self.seen.append(row)
@@ -78,7 +79,7 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def delete(self, name: str) -> None:
-        """DELETE, of what may not be there."""
+        """DELETE an object that may not exist."""
         if name in self.model:
             assert self.bench.delete(name).version == self.model.pop(name).version
         else:
@@ -87,7 +88,7 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @rule(names=PICKS)
     def delete_batch(self, names: list[str]) -> None:
-        """DELETE several at once, some of them not there, some twice."""
+        """DELETE several objects at once. Some do not exist, and some are listed twice."""
         rows = self.store.delete_many([ObjectKey("bucket", name) for name in names], self.bench.now_ms)
         there = [name for name in dict.fromkeys(names) if name in self.model]
         assert [(row.key.name, row.version) for row in rows] == [(n, self.model.pop(n).version) for n in there]
@@ -96,7 +97,7 @@ class MetadataMachine(RuleBasedStateMachine):
         names=PICKS, stale=st.lists(st.integers(min_value=0, max_value=99), max_size=3), kind=st.sampled_from(BlockKind)
     )
     def commit(self, names: list[str], stale: list[int], kind: BlockKind) -> None:
-        """Commit a group of current rows, repeated ones and rows seen long ago."""
+        """Commit a group of current rows, repeated rows, and rows seen long ago."""
         rows = [self.bench.get(name) for name in names if name in self.model]
         rows += [self.seen[i % len(self.seen)] for i in stale if self.seen]
         rows = [row for row in rows if row.size and row.state is not ObjectState.LARGE]
@@ -121,7 +122,7 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @rule()
     def lose_the_lease(self) -> None:
-        """The writer dies: it is fenced, can do nothing any more, and its blocks are reconciled."""
+        """The writer dies: it is fenced, can no longer do anything, and its blocks are reconciled."""
         block_id = self.bench.block(self.lease)
         assert self.store.fence_lease(self.lease, self.lease.expires_ms)
         with pytest.raises(LeaseLost):
@@ -131,7 +132,7 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @rule(verified=st.booleans(), revert=st.booleans())
     def reap(self, verified: bool, revert: bool) -> None:
-        """Look after due landing copies as the reaper does: doom and forget them, or revert."""
+        """Handle due landing copies as the reaper does: doom and forget them, or revert."""
         for deletion in self.bench.deletions().values():
             extent = deletion.row.extent if deletion.row else None
             if revert:
@@ -145,7 +146,7 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @rule()
     def collect(self) -> None:
-        """Condemn and forget what GC may: exactly the sealed blocks nobody points into."""
+        """Condemn and forget what GC may: exactly the sealed blocks that no row points into."""
         for block in (*self.store.gc_candidates(0.0, self.bench.now_ms, 0, 999), *self.store.empty_blocks(999)):
             free = not self.store.placed_in(block.block_id)
             assert self.store.condemn_block(block.block_id, self.bench.now_ms) is free
@@ -155,14 +156,14 @@ class MetadataMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     @rule(forward_ms=st.integers(min_value=0, max_value=10))
     def publish(self, forward_ms: int) -> None:
-        """Time passes and the producer publishes what is due."""
+        """Let time pass, and let the producer publish what is due."""
         self.bench.now_ms += forward_ms
         due = self.store.due_objects(self.bench.now_ms, 99, ALL_SLOTS)
         assert self.store.mark_published(due, self.bench.now_ms + 5) == len(due)
 
     @invariant()
     def objects_are_the_models(self) -> None:
-        """Every object is there in its version and size, and no other is."""
+        """Every object exists with its version and size, and there are no others."""
         rows = {row.key.name: row for row in self._rows()}
         assert {name: (row.version, row.size) for name, row in rows.items()} == {
             name: (expected.version, expected.size) for name, expected in self.model.items()

@@ -1,7 +1,7 @@
-"""Races on a metadata store: two threads at once, and only outcomes that some order of the two explains.
+"""Races on a metadata store: two threads at once, and only outcomes that some order of the two can explain.
 
-Derive from `MetadataRaces` and give a fixture `store`, as for the contract. A race has no fixed winner, so each is run
-several times; what is asserted holds whoever wins.
+Derive from `MetadataRaces` and define a fixture `store`, as for the contract. A race has no fixed winner, so each is
+run several times; the assertions hold whichever thread wins.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nos_ec.testing.metadata_contract import MetadataSuite
 
 ROUNDS = 12
 JOIN_S = 300
-"""Enough for some 400 transactions, each of which waits for a disk that is in trouble: whoever takes longer hangs."""
+"""Enough for some 400 transactions that each wait for a struggling disk. A thread that takes longer hangs."""
 
 
 def race(*calls: Callable[[], Any]) -> list[Any]:
-    """Run the calls at once, each in its thread; their results, or the exceptions they ended with."""
+    """Run the calls at once, each in its own thread. Returns their results, or the exceptions that ended them."""
     gate = threading.Barrier(len(calls))
     results: list[Any] = [None] * len(calls)
 
@@ -46,7 +46,7 @@ def race(*calls: Callable[[], Any]) -> list[Any]:
 
 
 class MetadataRaces(MetadataSuite):
-    """Races by two threads; and many threads at once."""
+    """Races between two threads, and many threads at once."""
 
     @pytest.mark.parametrize("source", ["landing", "block"])
     @pytest.mark.invariant(5, 6)

@@ -26,7 +26,7 @@ def test_open_block_whose_lease_is_gone(bench: Bench) -> None:
         system.metadata.allocate_block(lease, BlockId(bytes(16)), BlockKind.FRESH, now_ms)
         assert _found(system) == []
         _run(bench, "DELETE FROM leases")
-        assert _found(system) == [f"block {bytes(16).hex()} is open and nobody holds the lease 'writer' of it"]
+        assert _found(system) == [f"block {bytes(16).hex()} is open, but no process holds its lease 'writer'"]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_wrong_books(bench: Bench, statement: str, complaint: str) -> None:
 def test_landing_copy_of_nothing(bench: Bench) -> None:
     with bench.open() as system:
         system.landing.put(LandingId(bytes(16)), b"data")
-        assert _found(system) == [f"landing copy {bytes(16).hex()} belongs to nothing"]
+        assert _found(system) == [f"landing copy {bytes(16).hex()} belongs to no object"]
 
 
 def _run(bench: Bench, statement: str) -> None:
