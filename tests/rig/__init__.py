@@ -1,1 +1,1 @@
-"""What the test suites and soak tests run on: servers, chaos, power cuts, probes of SQL. Not shipped."""
+"""What the test suites and soak tests need: servers, chaos, power cuts, probes of SQL. Not shipped."""

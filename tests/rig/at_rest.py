@@ -1,4 +1,4 @@
-"""Bringing a store to rest: every service does what there is to do, until nothing is left over."""
+"""Brings a store to rest: every service works until nothing is left over."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 
 HOUR_MS = 3_600_000
-"""Every lease, reservation, wait, grace and republishing of a test's configuration is over by then."""
+"""By then, every lease, reservation, wait, grace period and republishing wait of a test's configuration is over."""
 GC_RUNS_MAX = 3
 ROUNDS_MAX = 4
-"""What one round moves leaves a block to delete for the next one, which may leave another."""
+"""What one round moves leaves a block for the next round to delete, which may leave another one."""
 
 
 class LaterClock:
-    """The system's time, and `ahead_ms` more. Nobody waits longer: only what is asked for the time learns of it."""
+    """The system's time plus `ahead_ms`. Waits take no longer; only readings of the time are changed."""
 
     def __init__(self, ahead_ms: int) -> None:
         self.ahead_ms = ahead_ms
@@ -34,7 +34,7 @@ class LaterClock:
 
 
 def settle(system: System) -> None:
-    """Let every service do what there is to do, as it would in time. Raises Transient."""
+    """Let every service do all the work that there is, as it would in time. Raises Transient."""
     system.housekeeping().run_once()
     with producer_service(system) as producer:
         producer.drain()
@@ -48,7 +48,7 @@ def settle(system: System) -> None:
 def come_to_rest(system: System) -> list[str]:
     """Settle round after round, each an hour later than the one before, until nothing is left over.
 
-    Returns what is left over all the same. The system's clock stays ahead. Raises Transient.
+    Returns what is still left over after the last round. The system's clock stays ahead. Raises Transient.
     """
     left: list[str] = []
     for hours in range(1, ROUNDS_MAX + 1):
@@ -61,8 +61,8 @@ def come_to_rest(system: System) -> list[str]:
 
 
 def left_over(system: System) -> list[str]:
-    """All that does not balance, and all that a store at rest has none of: leases, queues, landing copies, blocks
-    that are not sealed. Empty for a store at rest."""
+    """Return all that does not balance, and all that a store at rest does not have: leases, queues, landing copies,
+    blocks that are not sealed. Empty for a store at rest."""
     found = problems(system.metadata, system.blocks, system.landing)
     totals = system.metadata.totals()
     for what, count in (

@@ -1,7 +1,7 @@
-"""A large backlog, made quickly: rows by bulk insert, landing copies as plain files, events in large batches.
+"""Creates a large backlog quickly: rows by bulk insert, landing copies as plain files, events in large batches.
 
-What it makes is what as many PUTs and a producer would have made; only how is different: nothing is synced file by
-file, and object ids are chosen here. For measuring on the embedded store, never for data that anybody needs.
+The result is what as many PUTs and a producer would have created. Only the way differs: nothing is synced file by
+file, and object ids are chosen here. For measurements on the embedded store, never for data that matters.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from nos_ec.ports.message_log import MessagePublisher
 
 BATCH_OBJECTS = 10_000
 BUCKETS = 64
-"""Enough that every partition of the log gets some."""
+"""Enough buckets that every partition of the log gets some."""
 
 _FIRST_OFFSET = 256 << 10
-"""Where the objects of a made-up block begin: behind any header that its entries could have."""
+"""The offset of the first object in an invented block: past any header that its entries could have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """One landed object: its row's fields and its bytes. created_ms: Unix time of its PUT."""
+    """One landed object: its row's fields and its bytes. created_ms is the Unix time of its PUT."""
 
     object_id: int
     created_ms: int
@@ -54,13 +54,13 @@ class Backlog:
         self._rng = random.Random(seed)
 
     def close(self) -> None:
-        """Let go of the metadata store."""
+        """Release the metadata store."""
         self._engine.dispose()
 
     def land(self, count: int, size_min: int, size_max: int, publisher: MessagePublisher | None) -> int:
-        """`count` landed objects with their copies; returns their bytes.
+        """Create `count` landed objects with their copies. Returns their total bytes.
 
-        With a publisher they are QUEUED and their events are in its log, without one they are due now.
+        With a publisher, they are QUEUED and their events are in its log. Without one, they are due now.
         """
         total = 0
         objects = self._objects(count, size_min, size_max)
@@ -77,9 +77,10 @@ class Backlog:
         return total
 
     def add_packed(self, count: int, size: int, geometry: Geometry) -> int:
-        """`count` rows of objects that are packed, and their blocks' rows, without any bytes; returns the blocks.
+        """Create `count` rows of packed objects, and their blocks' rows, without any bytes. Returns the number of
+        blocks.
 
-        For measuring what a full store costs those that look things up in it. Nothing can read these objects.
+        For measuring what look-ups cost in a full store. These objects cannot be read.
         """
         per_block = (geometry.block_size - _FIRST_OFFSET) // size
         numbers = range(0, count, per_block)
@@ -90,7 +91,7 @@ class Backlog:
     # --- parts ------------------------------------------------------------------------------------
     def _objects(self, count: int, size_min: int, size_max: int) -> Iterator[Landed]:
         rng = self._rng
-        # One PUT a millisecond, the last one now: landing ids begin with the time, so that indexes see them in order.
+        # One PUT per millisecond, the last one now. Landing ids begin with the time, so that indexes get them in order.
         for created_ms, object_id in enumerate(self._ids(count), self._now_ms - count + 1):
             yield Landed(
                 object_id,

@@ -1,4 +1,4 @@
-"""A cluster that deploy/dev/ceph.sh started, from the side of a test: clients of each kind, and faults."""
+"""A cluster that deploy/dev/ceph.sh started, as tests use it: clients of each kind, and faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.rig.dev_servers import kill_process, stop_process
 POOL_BLOCKS = "nos-ec-blocks"
 POOL_LANDING = "nos-ec-landing"
 FIGURE_LOOKS = 3
-"""Looks at a figure that must agree: the OSDs report about once a second."""
+"""The number of readings of a figure that must agree. The OSDs report about once a second."""
 CHANGES_S, CHANGES_S_USUAL = 0.1, 1.0
 """paxos_propose_interval of deploy/dev and Ceph's own."""
 
@@ -46,24 +46,24 @@ class CephCluster:
     # --- what the cluster knows -----------------------------------------------------------------------
 
     def reads_pages(self) -> bool:
-        """Whether the OSDs of the blocks' pool read just the pages asked for; before Tentacle, and without its
+        """Whether the OSDs of the blocks' pool read only the pages requested. Before Tentacle, or without its
         optimizations, they cannot."""
         with self.admin.open_pool(POOL_BLOCKS) as pool:
             return check_blocks_pool(self.admin, pool, Geometry()).granularity == PAGE
 
     def osds(self) -> list[int]:
-        """Numbers of all OSDs."""
+        """The numbers of all OSDs."""
         return sorted(osd["osd"] for osd in self.admin.command("osd dump")["osds"])
 
     def osds_of(self, pool_name: str, namespace: str, object_name: str) -> list[int]:
-        """The OSDs of an object's placement group, the primary one first."""
+        """The OSDs of an object's placement group, primary first."""
         found = self.admin.command("osd map", pool=pool_name, object=object_name, nspace=namespace)
         primary = found["acting_primary"]
         return [primary, *(osd for osd in found["acting"] if osd != primary)]
 
     def settled_figure(self, ask: Callable[[], int]) -> int:
-        """A figure of what is stored, once all OSDs have reported and it is the same FIGURE_LOOKS times: a delete that
-        was acknowledged gives its room back a moment later, when each shard forgets what it could have rolled back to.
+        """A figure of what is stored, once all OSDs have reported and it has been the same FIGURE_LOOKS times. An
+        acknowledged delete frees its space a moment later, when each shard drops what it could have rolled back to.
         """
         looks: list[int] = []
 
@@ -76,7 +76,7 @@ class CephCluster:
         return looks[-1]
 
     def store_reads(self) -> dict[int, tuple[int, int]]:
-        """(reads, bytes) that each OSD has read from its store so far."""
+        """The (reads, bytes) of each OSD from its store so far."""
         found = {}
         for osd in self.osds():
             figures = self.admin.command_osd(osd, "perf dump")["bluestore"]
@@ -89,13 +89,13 @@ class CephCluster:
     # --- faults ---------------------------------------------------------------------------------------
 
     def owned(self) -> bool:
-        """Whether the daemons are the script's, so that a test may kill some."""
+        """Whether the script started the daemons, so that a test may kill some."""
         return "NOS_EC_DEV_CEPH_CONF" not in os.environ
 
     @contextmanager
     def maps_change_as_usual(self) -> Iterator[None]:
-        """The monitors gather changes of the map for as long as Ceph does by itself, not as briefly as deploy/dev lets
-        them: for what is measured."""
+        """Let the monitors collect changes of the map for as long as by Ceph's default, not as briefly as deploy/dev
+        sets it. For measurements."""
         self._gather_changes_for(CHANGES_S_USUAL)
         try:
             yield
@@ -107,7 +107,8 @@ class CephCluster:
 
     @contextmanager
     def osds_killed(self, osds: Sequence[int]) -> Iterator[None]:
-        """Some OSDs die (SIGKILL), and the cluster has noticed. At the end they are back and all is clean."""
+        """Kill some OSDs (SIGKILL) and wait until the cluster has noticed. At the end they are back and all is
+        clean."""
         try:
             for osd in osds:
                 kill_process(self._pid(osd))
@@ -118,7 +119,7 @@ class CephCluster:
 
     @contextmanager
     def osd_stopped(self, osd: int) -> Iterator[None]:
-        """An OSD hangs (SIGSTOP) for less than the time after which others report it."""
+        """Hang an OSD (SIGSTOP) for less than the time after which other OSDs report it."""
         pid = self._pid(osd)
         try:
             stop_process(pid)
@@ -128,16 +129,16 @@ class CephCluster:
 
     @contextmanager
     def osd_hung(self, osd: int) -> Iterator[None]:
-        """An OSD hangs (SIGSTOP) for as long as it takes. At the end it goes on, and all is clean again."""
+        """Hang an OSD (SIGSTOP) for any length of time. At the end it continues, and all is clean again."""
         with self.osd_stopped(osd):
             yield
-        # It finds out that it was marked down, and comes back by itself.
+        # The OSD finds out that it was marked down, and comes back by itself.
         await_up(self.admin, [osd])
         self._start()
 
     @contextmanager
     def monitor_hung(self) -> Iterator[None]:
-        """The only monitor hangs (SIGSTOP). The OSDs go on. At the end it answers again."""
+        """Hang the only monitor (SIGSTOP). The OSDs continue. At the end it answers again."""
         pid = int((self.folder / "run" / "mon.pid").read_text())
         try:
             stop_process(pid)
@@ -147,7 +148,7 @@ class CephCluster:
             self.admin.command("osd dump")
 
     def is_up(self, osd: int) -> bool:
-        """Whether the monitors count it as up."""
+        """Whether the monitors count an OSD as up."""
         return osd in osds_up(self.admin)
 
     def await_down(self, osd: int) -> None:
@@ -155,18 +156,19 @@ class CephCluster:
         await_down(self.admin, [osd])
 
     def await_map(self) -> None:
-        """Wait until every placement group of the blocks goes by the map that the monitors have now: they tell some
-        OSDs, which tell the others, and an OSD that has a map still has to write it and to pass it to its groups."""
+        """Wait until every placement group of the blocks uses the map that the monitors have now. The monitors send it
+        to some OSDs, which send it to the others. An OSD then still has to write the map and to pass it to its
+        groups."""
         dump = self.admin.command("osd dump")
         epoch = dump["epoch"]
         pool_id = next(pool["pool"] for pool in dump["pools"] if pool["pool_name"] == POOL_BLOCKS)
         await_state(
             lambda: all(known >= epoch for known in self._map_epochs(pool_id)),
-            f"not all placement groups go by the map of epoch {epoch}",
+            f"not all placement groups use the map of epoch {epoch}",
         )
 
     def _map_epochs(self, pool_id: int) -> Iterator[int]:
-        """Of the map that each placement group of a pool goes by, as its primary OSD says."""
+        """The epoch of the map that each placement group of a pool uses, as its primary OSD reports."""
         for group in self.admin.command("pg dump", dumpcontents=["pgs_brief"])["pg_stats"]:
             if group["pgid"].startswith(f"{pool_id}."):
                 yield int(self.admin.command_osd(group["acting_primary"], "query", pgid=group["pgid"])["epoch"])
@@ -180,7 +182,7 @@ class CephCluster:
 
 
 class OwnBlockStore(RadosBlockStore):
-    """A store with a connection of its own, as of another process, whose figures are up to date."""
+    """A store with its own connection, as if in another process, whose figures are up to date."""
 
     def __init__(self, ceph: CephCluster, namespace: str, geometry: Geometry, op_timeout_ms: int = 30_000) -> None:
         self._ceph = ceph
@@ -202,7 +204,7 @@ class OwnBlockStore(RadosBlockStore):
 
 
 class OwnLandingStore(RadosLandingStore):
-    """A store with a connection of its own, as of another process, whose figures are up to date."""
+    """A store with its own connection, as if in another process, whose figures are up to date."""
 
     def __init__(self, ceph: CephCluster, namespace: str, op_timeout_ms: int = 30_000) -> None:
         self._ceph = ceph

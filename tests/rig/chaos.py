@@ -1,6 +1,6 @@
-"""Chaos on the real stack: clients beside the daemons, while daemons, OSDs, Kafka and the SQL server are killed.
+"""Chaos on the real stack: clients and daemons work while daemons, OSDs, Kafka and the SQL server are killed.
 
-At the end all is healed and comes to rest, every key is read and compared, and the books are checked.
+At the end everything is healed and comes to rest, every key is read and compared, and the books are checked.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.rig.dev_servers import free_port
 from tests.rig.patience import patient
 
 RESTART_WAIT_S = 1.0
-"""As systemd waits before it starts a daemon again."""
+"""How long a daemon stays away before it is restarted, as with systemd."""
 DRAIN_S_MAX = 180.0
 RUN_SHARE_MAX = 4
-"""A run goes on until GC has moved and deleted something, at most so many times as long as it is to: clients that are
-slow take their time to make holes."""
+"""A run continues until GC has moved and deleted something, for at most this many times its planned length: slow
+clients take a while to make holes."""
 
 ARGUMENTS = {"producer": ("producer",), "consumer": ("consumer",), "gc": ("gc", "run", "--apply", "--loop")}
 
@@ -95,14 +95,14 @@ request_timeout_ms = 5000
 [logging]
 format = "json"
 """
-"""Short leases, graces and waits, so that a run of a minute passes through everything."""
+"""Short leases, grace periods and waits, so that a run of a minute passes through everything."""
 
 
 # --- a run --------------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Report:
-    """What a run did and found. `problems` is all that must not be; leaked: blocks and copies nobody knows, books that
-    do not balance, work left over."""
+    """What a run did and found. problems: everything that must not happen. leaked: blocks and copies without an owner,
+    books that do not balance, work left over."""
 
     seed: int
     seconds: float
@@ -124,12 +124,12 @@ class Report:
         return not (self.verdict.lost or self.verdict.corrupt or self.leaked or self.problems)
 
     def as_json(self) -> str:
-        """All of it, in one line."""
+        """The whole report, in one line."""
         return json.dumps({"ok": self.ok} | asdict(self))
 
 
 def configure(folder: Path, servers: Servers) -> Path:
-    """Write the configuration of a new store on the servers into `folder`, and make that store. Returns the file."""
+    """Write the configuration of a new store on the servers into `folder`, and create that store. Returns the file."""
     tag = f"chaos-{uuid.uuid4().hex[:12]}"
     url = urlunsplit(urlsplit(servers.mysql.url)._replace(path="/" + tag.replace("-", "_")))
     create_database(url)
@@ -150,7 +150,7 @@ def configure(folder: Path, servers: Servers) -> Path:
 
 
 def _actors(keyrings: Path) -> dict[str, Actor]:
-    """Each kind of daemon with the key of least privilege made for it, and each with a port of its own."""
+    """The daemons of each kind. Each has its kind's key of least privilege, and its own port."""
     actors = {}
     for name in DAEMONS:
         kind, port = name.partition("-")[0], free_port()
@@ -166,9 +166,9 @@ def _actors(keyrings: Path) -> dict[str, Actor]:
 def run_chaos(
     folder: Path, servers: Servers, *, seed: int, seconds: float, every_s: float, say: Callable[[str], None]
 ) -> Report:
-    """One run on servers that are started, with a new store. Files of the run go into `folder`. Ends with no process
-    of its own left, however it ends; servers may miss something when it raises. Raises ServerFailed when a server does
-    not come back, NosError when the store cannot be inspected.
+    """Run once on servers that are already started, with a new store. Files of the run go into `folder`. However the
+    run ends, none of its processes is left; when it raises, parts of the servers may be missing. Raises ServerFailed
+    when a server does not come back, NosError when the store cannot be inspected.
     """
     config = configure(folder, servers)
     settings = load_settings(config, {})
@@ -191,7 +191,7 @@ def run_chaos(
 def _run_clients(
     systems: Sequence[System], striker: Striker, fleet: Fleet, report: Report
 ) -> Mapping[ObjectKey, History]:
-    """Let clients work and strikes fall for as long as the run is to go on. Returns what the clients know."""
+    """Let clients work and strikes happen for the length of the run. Returns what the clients know."""
     totals = Totals()
     store, other = (system.store() for system in systems)
     pool = systems[0].pool
@@ -219,16 +219,16 @@ def _run_clients(
 
 
 def _heal_and_drain(system: System, striker: Striker, report: Report, say: Callable[[str], None]) -> None:
-    """The daemons themselves come back to health and pack all there is: nobody helps them."""
+    """Wait until the daemons are healthy again and have packed everything, without help."""
 
     def waiting() -> str:
         striker.turn()
         try:
             totals = system.metadata.totals()
         except Transient as error:
-            return f"an answer of the database: {error}"
+            return f"an answer from the database: {error}"
         left = totals.landed_objects + totals.queued_objects
-        return f"{left} objects wait to be packed" if left else ""
+        return f"{left} objects are still to be packed" if left else ""
 
     start_s = time.monotonic()
     try:
@@ -249,14 +249,14 @@ def _ask_fleet(fleet: Fleet, report: Report) -> None:
 
 
 def _collected(fleet: Fleet) -> tuple[int, int]:
-    """Objects that GC moved, and blocks that it deleted, as far as it told."""
+    """The numbers of objects that GC moved and blocks that it deleted, as far as it has logged them."""
     return fleet.sum_said("gc", "collected", "objects_moved"), fleet.sum_said("gc", "collected", "blocks_deleted")
 
 
 def _inspect(
     system: System, histories: Mapping[ObjectKey, History], report: Report, say: Callable[[str], None]
 ) -> None:
-    """Read all before and after the last clean-up, and audit what is left after it."""
+    """Read all keys before and after the last clean-up, and audit what is left after it."""
     before = judge(system.store(), histories)
     report.leaked = come_to_rest(system)
     report.verdict = judge(system.store(), histories)

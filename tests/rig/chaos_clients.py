@@ -1,7 +1,8 @@
-"""Clients of a chaos run: they put, overwrite, delete and read, and know what each reading may give.
+"""The clients of a chaos run. They put, overwrite, delete and read, and know what each read may return.
 
-The model of one key is all that was ever asked for it, in order, and which of it was acknowledged last. A reading
-that begins now gives that, or anything asked for since: an operation that was never acknowledged may have happened.
+The model of one key is every operation ever requested for it, in order, and which of them was acknowledged last. A read
+that begins now returns the result of that operation or of any requested since, because an operation that was never
+acknowledged may have taken effect.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
 
 Value = tuple[int, bytes] | None
-"""Size and SHA-256 of an object: a long run asks for more bytes than memory holds. None: there is no object."""
+"""The size and SHA-256 of an object, because a long run writes more bytes than memory holds. None: no object."""
 
 
 def value_of(data: bytes) -> Value:
@@ -33,13 +34,13 @@ def value_of(data: bytes) -> Value:
 
 @dataclass(slots=True)
 class History:
-    """All that was ever asked for one key, in order. `acknowledged` is the index of what was acknowledged last."""
+    """Every value ever requested for one key, in order. `acknowledged` is the index of the last acknowledged one."""
 
     asked: list[Value] = field(default_factory=lambda: [None])
     acknowledged: int = 0
 
     def allowed(self, since: int) -> list[Value]:
-        """What a reading may give that began when `since` was the acknowledged index."""
+        """The values that a read may return if it began when `since` was the acknowledged index."""
         return self.asked[since:]
 
 
@@ -52,7 +53,7 @@ class Totals:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, what: str) -> None:
-        """One more of `what`. Safe to call from several threads."""
+        """Count one more of `what`. Safe to call from several threads."""
         with self.lock:
             self.counts[what] += 1
 
@@ -64,10 +65,10 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a writer does. Sizes in bytes: most are random up to size_max, some one of edge_sizes or large_sizes.
+    """What a writer does. Sizes are in bytes: most are random up to size_max, some are from edge_sizes or large_sizes.
 
-    tries_max: how often an operation is asked for before it stays unacknowledged; pause_s: rest after each change;
-    retry_wait_s: before it is asked for again.
+    tries_max: how often an operation is tried before it stays unacknowledged. pause_s: the pause after each change.
+    retry_wait_s: the wait before the next try.
     """
 
     keys: int
@@ -81,7 +82,7 @@ class Workload:
 
 
 class Writer:
-    """Puts, overwrites and deletes keys that are its own, one after the other."""
+    """Puts, overwrites and deletes its own keys, one after another."""
 
     def __init__(
         self,
@@ -133,7 +134,8 @@ class Writer:
         self._change(what, {key: value_of(data)}, lambda: self._store.put(key, BytesIO(data)), stop)
 
     def _delete(self, key: ObjectKey) -> None:
-        """Not there is an answer only where the key may have been absent before, which a lost answer makes it, too."""
+        """Delete a key. NotFound is a valid answer only if the key may have been absent before, which may also be the
+        effect of an earlier try whose answer was lost."""
         history = self.histories[key]
         try:
             self._store.delete(key)
@@ -143,7 +145,7 @@ class Writer:
                 raise
 
     def _change(self, what: str, new: Mapping[ObjectKey, Value], act: Callable[[], object], stop: Event) -> None:
-        """Ask until it is acknowledged, as a client does that was told to try again, or gives up."""
+        """Try a change until it is acknowledged, as a client does that is told to try again, or give up."""
         for key, value in new.items():
             self.histories[key].asked.append(value)
         for attempt in range(1, self._workload.tries_max + 1):
@@ -161,11 +163,11 @@ class Writer:
         self._totals.count(f"{what}: given up")
 
     _asked_before = False
-    """Whether the operation at hand was sent already, and may have happened."""
+    """Whether the current operation was already sent and may have taken effect."""
 
 
 class Reader:
-    """Reads any key at any moment."""
+    """Reads any key at any time."""
 
     def __init__(
         self,
@@ -183,7 +185,7 @@ class Reader:
         self._pause_s = pause_s
 
     def run(self, stop: Event) -> None:
-        """Read until `stop` is set. Raises AssertionError for a reading that cannot be right, Corrupt."""
+        """Read until `stop` is set. Raises AssertionError for a result that cannot be right, Corrupt."""
         keys = list(self._histories)
         while not stop.is_set():
             self._read(self._rng.choice(keys))
@@ -200,7 +202,7 @@ class Reader:
         allowed = history.allowed(since)
         self._totals.count("read" if found is not None else "read: not found")
         if found not in allowed:
-            raise AssertionError(f"{key}: read {_sizes([found])}, and it could only be {_sizes(allowed)}")
+            raise AssertionError(f"{key}: read {_sizes([found])}, but it could only be {_sizes(allowed)}")
 
 
 def read_value(store: Store, key: ObjectKey) -> Value:
@@ -217,8 +219,8 @@ def _sizes(values: Sequence[Value]) -> str:
 
 @dataclass(slots=True)
 class Verdict:
-    """What became of the keys after a run. `objects`: those that are there. lost: acknowledged and gone. corrupt:
-    cannot be read, or reads as something that was not asked for last."""
+    """The state of the keys after a run. objects: the existing ones. lost: acknowledged, but gone. corrupt: unreadable,
+    or with another value than the last ones requested."""
 
     keys: int = 0
     objects: int = 0
@@ -228,7 +230,7 @@ class Verdict:
 
 
 def judge(store: Store, histories: Mapping[ObjectKey, History]) -> Verdict:
-    """Read every key and compare it with what it may be; no other object may be there. Raises Transient."""
+    """Read every key and compare it with its allowed values. No other object may exist. Raises Transient."""
     verdict = Verdict()
     present = set()
     for key, history in histories.items():
@@ -253,17 +255,17 @@ def judge(store: Store, histories: Mapping[ObjectKey, History]) -> Verdict:
     listed = {
         row.key for bucket in store.list_buckets("", 10_000) for row in store.list_objects(bucket, "", "", 1_000_000)
     }
-    verdict.corrupt += [f"{key}: is listed, and cannot be there" for key in sorted(listed - present)]
-    verdict.lost += [f"{key}: is there, and not listed" for key in sorted(present - listed)]
+    verdict.corrupt += [f"{key}: is listed, but cannot exist" for key in sorted(listed - present)]
+    verdict.lost += [f"{key}: exists, but is not listed" for key in sorted(present - listed)]
     return verdict
 
 
 CLIENT_END_S_MAX = 180.0
-"""A client ends after the operation it is at, which tries several times."""
+"""A client ends after its current operation, which tries several times."""
 
 
 class Clients:
-    """Runs clients on threads. One that fails ends the run, and its error is told."""
+    """Runs clients on threads. If one fails, the run ends and its error is reported."""
 
     def __init__(self, clients: Sequence[Callable[[Event], None]], totals: Totals) -> None:
         self._totals = totals
@@ -271,12 +273,12 @@ class Clients:
         self._threads = [threading.Thread(target=self._run, args=(client,), daemon=True) for client in clients]
 
     def start(self) -> None:
-        """Start them all."""
+        """Start all clients."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Let each finish what it is at. One that hangs is a failure."""
+        """Let each client finish its current operation. A client that hangs is a failure."""
         self.stopped.set()
         deadline = time.monotonic() + CLIENT_END_S_MAX
         for thread in self._threads:

@@ -1,4 +1,4 @@
-"""The daemons of a chaos run: real processes that are killed and stopped, and started again whenever they end."""
+"""The daemons of a chaos run: real processes that are killed and stopped, and restarted whenever they end."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ HUNG_WORDS_MAX = 8000
 
 KILLED = -signal.SIGKILL
 UNREACHED = 7
-"""Exit code of a daemon that could not reach a server when it started."""
+"""The exit code of a daemon that could not reach a server when it started."""
 CODES = {0, 9, KILLED}
-"""How a daemon may end: asked to, after its lease was lost, killed by the run."""
+"""How a daemon may end: on request, after its lease was lost, or killed by the run."""
 
 _DAMAGE = re.compile(r".*(?:damaged|no readable header|lost stripes|reads back differently).*")
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A daemon: arguments of `nos-ec`, further environment, port of its endpoint (0: none)."""
+    """A daemon: its arguments to `nos-ec`, additional environment, and the port of its endpoint (0: none)."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -41,10 +41,10 @@ class Actor:
 
 
 class Fleet:
-    """Daemons over one configuration, each with one log file for all its lives."""
+    """Daemons with one configuration. Each has one log file, which it keeps over restarts."""
 
     def __init__(self, config: Path, actors: Mapping[str, Actor], *, restart_wait_s: float) -> None:
-        """Start them all. restart_wait_s: how long one that ended stays away, as systemd's RestartSec."""
+        """Start all daemons. restart_wait_s: how long a daemon that ended stays away, like systemd's RestartSec."""
         self._config = config
         self._actors = actors
         self._restart_wait_s = restart_wait_s
@@ -54,12 +54,12 @@ class Fleet:
         self._asleep_until_s: dict[str, float] = {}
         self._hung: list[str] = []
         self.codes: Counter[int] = Counter()
-        """How often a daemon ended with each exit code; negative: by that signal."""
+        """How often a daemon ended with each exit code. A negative code is a signal."""
         for name in actors:
             self._start(name)
 
     def log(self, name: str) -> Path:
-        """Where a daemon's words go."""
+        """The log file of a daemon."""
         return self._config.parent / f"{name}.log"
 
     def names(self, kind: str) -> list[str]:
@@ -80,23 +80,23 @@ class Fleet:
 
     # --- faults -----------------------------------------------------------------------------------
     def kill(self, name: str) -> None:
-        """Kill it with SIGKILL, whatever it is at. Nothing happens when it has ended already."""
+        """Kill a daemon with SIGKILL, whatever it is doing. Does nothing if it has already ended."""
         if name in self._processes:
             self._processes[name].kill()
 
     def put_to_sleep(self, name: str, for_s: float) -> None:
-        """Stop it with SIGSTOP; `mend` wakes it after that time."""
+        """Stop a daemon with SIGSTOP. `mend` wakes it after this time."""
         if name in self._processes:
             self._processes[name].send_signal(signal.SIGSTOP)
             self._asleep_until_s[name] = time.monotonic() + for_s
 
     def asleep(self) -> set[str]:
-        """Who is stopped now."""
+        """The daemons that are stopped now."""
         return set(self._asleep_until_s)
 
     # --- care -------------------------------------------------------------------------------------
     def mend(self) -> None:
-        """Wake whoever slept long enough, start whoever ended long enough ago."""
+        """Wake daemons that have slept long enough, and restart those that ended long enough ago."""
         now_s = time.monotonic()
         for name, until_s in list(self._asleep_until_s.items()):
             if now_s >= until_s:
@@ -112,7 +112,7 @@ class Fleet:
                 self._start(name)
 
     def wake(self) -> None:
-        """Wake all sleepers: one that sleeps inside a transaction keeps others waiting."""
+        """Wake all stopped daemons, because one that is stopped inside a transaction keeps others waiting."""
         for name in list(self._asleep_until_s):
             self._wake(name)
 
@@ -122,7 +122,7 @@ class Fleet:
             self._processes[name].send_signal(signal.SIGCONT)
 
     def not_ready(self) -> dict[str, str]:
-        """Daemons that do not answer /readyz with 200, and why. Those without an endpoint count as ready."""
+        """The daemons that do not answer /readyz with 200, and the reason. Those without an endpoint count as ready."""
         found = {}
         for name, actor in self._actors.items():
             if actor.port and not (answer := readyz(actor.port, timeout_s=READY_S_MAX)).ready:
@@ -130,7 +130,7 @@ class Fleet:
         return found
 
     def stop(self) -> None:
-        """End them all as an operator does, each when it is up: sooner, SIGTERM ends it as it ends any process."""
+        """End all daemons as an operator does, each once it is up. Before that, SIGTERM would just kill the process."""
         self.wake()
         for process in self._processes.values():
             _await_handler(process)
@@ -140,14 +140,14 @@ class Fleet:
             try:
                 self.codes[process.wait(timeout=STOP_S_MAX)] += 1
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGABRT)  # the fault handler tells in the log where each thread is
+                process.send_signal(signal.SIGABRT)  # the fault handler logs where each thread is
                 process.wait()
                 words = self.log(name).read_text()
                 self._hung.append(f"{name} did not end {STOP_S_MAX:.0f} s after SIGTERM: {words[-HUNG_WORDS_MAX:]}")
         self._processes.clear()
 
     def abandon(self) -> None:
-        """Leave no process behind, however the run ended."""
+        """End all processes, however the run ended."""
         for process in self._processes.values():
             process.kill()
             process.wait()
@@ -155,18 +155,18 @@ class Fleet:
 
     # --- what they said ---------------------------------------------------------------------------
     def said(self, name: str) -> list[dict[str, object]]:
-        """What a daemon logged, whole lines of it. Beside it there are the last words of those that ended with an
-        error."""
+        """The complete log lines of a daemon. Skips other lines, such as the last output of a process that ended with
+        an error."""
         lines = self.log(name).read_text().rpartition("\n")[0].splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def sum_said(self, kind: str, event: str, figure: str) -> int:
-        """Sum of a figure over all events of that name that daemons of that kind logged."""
+        """The sum of a figure over all events with this name that daemons of this kind logged."""
         lines = (line for name in self.names(kind) for line in self.said(name))
         return sum(int(str(line[figure])) for line in lines if line["event"] == event)
 
     def misbehaviour(self, codes: set[int]) -> list[str]:
-        """Exit codes that are not among `codes`, daemons that hung, bugs that were told, data found damaged."""
+        """Exit codes that are not among `codes`, daemons that hung, logged bugs, and data found damaged."""
         found = [*self._hung]
         found += [f"{count} ended with exit code {code}" for code, count in self.codes.items() if code not in codes]
         for name in self._actors:
@@ -178,7 +178,8 @@ class Fleet:
 
 
 def _await_handler(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the process catches SIGTERM, or has ended, or is not going to: /proc tells its signal handlers."""
+    """Wait until the process catches SIGTERM or has ended, or a time limit has passed. /proc shows its signal
+    handlers."""
     deadline = time.monotonic() + START_S_MAX
     while process.poll() is None and time.monotonic() < deadline:
         status = Path(f"/proc/{process.pid}/status").read_text()

@@ -1,4 +1,4 @@
-"""What a chaos run does to daemons and servers, when, and how all comes back."""
+"""What a chaos run does to daemons and servers, and when, and how they come back."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ KINDS = (
 )
 DAEMONS = ("producer-0", "producer-1", "consumer-0", "consumer-1", "consumer-2", "gc-0")
 OSDS_DOWN_MAX = 2
-"""8+3 can be read and written with that many of its 11 OSDs down."""
+"""8+3 can be read and written with this many of its 11 OSDs down."""
 LEASE_S = 4.0
-"""How long leases last in a chaos run; daemons sleep for longer."""
+"""How long leases last in a chaos run. Daemons are stopped for longer."""
 FIRST_STRIKE_S = 5.0
-"""By then the daemons are at work."""
+"""By then the daemons are working."""
 HEAL_S_MAX = 180.0
 WAIT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """The stack. With a Ceph cluster that is not the script's there is nothing of it to kill."""
+    """The stack. If the script did not start the Ceph cluster, no part of the cluster is killed."""
 
     ceph: DevServer
     kafka: DevServer
     mysql: DevServer
 
     def all(self) -> tuple[DevServer, ...]:
-        """Each of them."""
+        """All servers."""
         return self.ceph, self.kafka, self.mysql
 
     def osds(self) -> int:
-        """How many OSDs may be killed; 0 when they are not the script's."""
+        """How many OSDs may be killed; 0 if the script did not start them."""
         count = self.ceph.folder / "osd_count"
         return int(count.read_text()) if count.exists() else 0
 
     def kinds(self) -> list[str]:
-        """The strikes there can be."""
+        """The kinds of strikes that are possible."""
         return [kind for kind in KINDS if not kind.endswith("osd") or self.osds()]
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """Something is killed, or put to sleep, at_s after the start, and is back for_s later."""
+    """Something is killed or stopped at_s after the start, and comes back for_s later."""
 
     at_s: float
     kind: str
@@ -67,12 +67,12 @@ class Strike:
 
     @property
     def what(self) -> str:
-        """What is struck: consumer, producer, gc, osd, kafka or mysql."""
+        """The target: consumer, producer, gc, osd, kafka or mysql."""
         return self.kind.partition(" ")[2]
 
     @property
     def kills(self) -> bool:
-        """SIGKILL, not SIGSTOP."""
+        """Whether the strike is a SIGKILL, not a SIGSTOP."""
         return self.kind.startswith("kill")
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Strike:
 
 
 def schedule(seed: int, seconds: float, every_s: float, kinds: Sequence[str], osds: int) -> Iterator[Strike]:
-    """The strikes of a run, which the seed decides. Each kind comes once a round; the rounds are shuffled."""
+    """Yield the strikes of a run, which depend on the seed. Each kind comes once per round; each round is shuffled."""
     rng = random.Random(f"{seed}/strikes")
     at_s = FIRST_STRIKE_S
     while True:
@@ -104,7 +104,7 @@ def _targets(rng: random.Random, kind: str, osds: int) -> tuple[str, ...]:
 
 
 class Striker:
-    """Carries strikes out, one after the other, and brings back what they took."""
+    """Carries out strikes, one after another, and brings back what they took down."""
 
     def __init__(self, servers: Servers, fleet: Fleet, strikes: Iterator[Strike], say: Callable[[str], None]) -> None:
         self._servers = servers
@@ -114,11 +114,11 @@ class Striker:
         self._next = next(strikes, None)
         self._start_s = time.monotonic()
         self._struck: dict[DevServer, Strike] = {}
-        """Servers that miss something, until it is brought back."""
+        """The servers with a missing part, until it is brought back."""
         self.done: list[str] = []
 
     def turn(self) -> None:
-        """Do what is due. A strike on a server waits until that server is whole: with Ceph, until all is clean."""
+        """Carry out what is due. A strike on a server waits until the server is whole: with Ceph, until it is clean."""
         self._fleet.mend()
         for server, strike in list(self._struck.items()):
             if self._passed_s() >= strike.at_s + strike.for_s:
@@ -156,7 +156,8 @@ class Striker:
         self._say(self.done[-1])
 
     def _bring_back(self, server: DevServer) -> None:
-        """Also one that slept is started: that waits until a cluster is clean, and brings back who died of it."""
+        """Bring a server back. One that was stopped is also started, because that waits until a cluster is clean and
+        restarts daemons that died from the stop."""
         strike = self._struck.pop(server)
         if not strike.kills:
             for target in strike.targets:
@@ -164,13 +165,13 @@ class Striker:
         server.begin_start()
 
     def wake_all(self) -> None:
-        """Leave nobody asleep who could not be stopped then."""
+        """Wake everything: a stopped process could not be ended afterwards."""
         self._fleet.wake()
         for server in list(self._struck):
             self._bring_back(server)
 
     def heal(self) -> None:
-        """Bring all back, and wait until every daemon says it is ready. Raises TimeoutError."""
+        """Bring everything back, and wait until every daemon reports that it is ready. Raises TimeoutError."""
         self._next = None
         self.wake_all()
         await_nothing("all servers to be back", HEAL_S_MAX, self._servers_are_whole)
@@ -186,7 +187,7 @@ class Striker:
 
 
 def await_nothing(what: str, seconds_max: float, missing: Callable[[], str]) -> None:
-    """Wait until nothing is missing any more for `what`. Raises TimeoutError, which says what still is."""
+    """Wait until nothing is missing any more for `what`. Raises TimeoutError, which names what still is."""
     deadline = time.monotonic() + seconds_max
     while problem := missing():
         if time.monotonic() > deadline:

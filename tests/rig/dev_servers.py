@@ -1,4 +1,4 @@
-"""Real servers through the scripts of deploy/dev: started, killed, started again, stopped."""
+"""Starts, kills, restarts and stops real servers with the scripts of deploy/dev."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[2] / "deploy" / "dev"
 MISSING = 3
-"""Exit status of the scripts when something is not there and cannot be installed."""
+"""The scripts' exit status when something is missing and cannot be installed."""
 START_S_MAX = 600
-"""The first start may have to install and fetch."""
+"""The first start may have to download and install programs."""
 WHOLE = "server"
-"""The part of a server that is one process."""
+"""The `part` of a server that is a single process."""
 SIGNAL_S_MAX = 60.0
-"""A process that waits for a disk takes no signal."""
+"""A process that waits for a disk does not handle signals until the wait is over."""
 STOPPED, ENDED = frozenset("Tt"), frozenset("ZX")
-"""States of threads, as proc(5) has them."""
+"""States of threads, as proc(5) defines them."""
 
 
 class ServerMissing(Exception):
@@ -29,22 +29,23 @@ class ServerMissing(Exception):
 
 
 class ServerFailed(Exception):
-    """The server's script failed; the message is what it said."""
+    """The server's script failed; the message is its output."""
 
 
 _given: set[int] = set()
-"""Ports that this process gave to somebody, who may not listen yet, or not now."""
+"""Ports that this process has given out. Their servers may not be listening yet, or not at the moment."""
 
 
 def beside(port: int) -> int:
-    """The port that kafka.sh takes for the controller, besides the one it is told, if it is free."""
+    """The port that kafka.sh uses for the controller, in addition to the given one, if it is free."""
     return 20_000 + (port + 97) % 10_000
 
 
 def free_port() -> int:
-    """A port nobody uses now, below those that Linux gives to clients: a server that comes back finds it free.
+    """A port that is not in use, below those that Linux gives to clients, so that a restarted server finds it free.
 
-    Nobody else gets it, nor the one `beside` it. Processes that run tests at once have a thousand of them each.
+    It is not given out again, nor is the one `beside` it. Each of the processes that run tests at once has a thousand
+    ports.
     """
     left = [port for port in _own_ports() if not {port, beside(port)} & _given]
     for port in random.sample(left, 100):
@@ -56,7 +57,7 @@ def free_port() -> int:
 
 
 def _own_ports() -> range:
-    """Those of this process of pytest -n, or all. With each of them, the one `beside` it."""
+    """The ports of this process of pytest -n, or all ports. With each of them comes the one `beside` it."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if not worker:
         return range(20_000, 30_000)
@@ -65,13 +66,13 @@ def _own_ports() -> range:
 
 
 def kill_process(pid: int) -> None:
-    """End a process as a crash does, and wait until it has ended: who starts it anew must not find it."""
+    """End a process as a crash does, and wait until it has ended, so that a restart does not find it."""
     os.kill(pid, signal.SIGKILL)
     _await_threads(pid, ENDED)
 
 
 def stop_process(pid: int) -> None:
-    """Let a process hang, and wait until all of it does: threads that have other processors go on for a while."""
+    """Make a process hang, and wait until all of its threads do: those on other processors continue for a while."""
     os.kill(pid, signal.SIGSTOP)
     _await_threads(pid, STOPPED | ENDED)
 
@@ -80,12 +81,12 @@ def _await_threads(pid: int, states: frozenset[str]) -> None:
     deadline_s = time.monotonic() + SIGNAL_S_MAX
     while not _states_of_threads(pid) <= states:
         if time.monotonic() > deadline_s:
-            raise ServerFailed(f"process {pid} does not take a signal")
+            raise ServerFailed(f"process {pid} does not react to a signal")
         time.sleep(0.002)
 
 
 def _states_of_threads(pid: int) -> set[str]:
-    """Nothing for a process that is gone."""
+    """The states of a process's threads; empty for a process that is gone."""
     states = set()
     with suppress(FileNotFoundError, ProcessLookupError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -95,10 +96,10 @@ def _states_of_threads(pid: int) -> set[str]:
 
 
 class DevServer:
-    """A server with its data in `folder`/`name`, on a port of its own, through its script.
+    """A server with its data in `folder`/`name` and its own port, controlled by its script.
 
-    fast: commits do not wait for the disk. Not for tests that kill a database: what was acknowledged may be lost.
-    environment: more of what the script reads.
+    fast: commits do not wait for the disk. Not for tests that kill a database, which may then lose acknowledged data.
+    environment: further variables that the script reads.
     """
 
     def __init__(self, name: str, folder: Path, *, fast: bool = True, **environment: str) -> None:
@@ -114,11 +115,11 @@ class DevServer:
         self._starting: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start it, or what of it does not run. Raises ServerMissing, ServerFailed."""
+        """Start the server, or those parts of it that are not running. Raises ServerMissing, ServerFailed."""
         self._started(self.script("start"))
 
     def begin_start(self) -> None:
-        """As `start`, without waiting; `settled` tells the end of it."""
+        """Like `start`, but without waiting. `settled` reports the end of the start."""
         self._starting = subprocess.Popen(
             self._command("start"),
             env=self._environment,
@@ -129,7 +130,7 @@ class DevServer:
         )
 
     def settled(self) -> bool:
-        """Whether no start is under way. Raises ServerFailed when one has failed."""
+        """Whether no start is in progress. Raises ServerFailed when one has failed."""
         starting = self._starting
         if starting is None:
             return True
@@ -141,7 +142,7 @@ class DevServer:
         return True
 
     def stop(self) -> None:
-        """Stop it; its data stays. A start that is under way is waited for. Raises ServerFailed."""
+        """Stop the server. Its data stays. Waits for a start in progress. Raises ServerFailed."""
         if self._starting is not None:
             self._starting.communicate(timeout=START_S_MAX)
             self._starting = None
@@ -150,15 +151,15 @@ class DevServer:
             raise ServerFailed(f"{self.name} cannot be stopped: {stopped.stderr.strip()}")
 
     def kill(self, part: str = WHOLE) -> None:
-        """As a crash of the process leaves it. `part` is a daemon of a server that has several, such as osd.3."""
+        """Kill the process, as a crash would. `part` is a daemon of a server that has several, such as osd.3."""
         kill_process(self._pid(part))
 
     def put_to_sleep(self, part: str = WHOLE) -> None:
-        """Let it hang, as on a machine that swaps or a disk that does not answer. On return it does."""
+        """Make the server hang, as on a swapping machine or with a disk that does not answer. On return it hangs."""
         stop_process(self._pid(part))
 
     def wake(self, part: str = WHOLE) -> None:
-        """End what `put_to_sleep` began."""
+        """Wake the server after `put_to_sleep`."""
         os.kill(self._pid(part), signal.SIGCONT)
 
     def _pid(self, part: str) -> int:

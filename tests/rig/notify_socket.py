@@ -1,4 +1,4 @@
-"""The receiving end of NOTIFY_SOCKET, as systemd holds it: it hears what services tell of themselves."""
+"""The receiving end of NOTIFY_SOCKET, which is systemd's in production: it receives the states that services report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class NotifySocket:
-    """It listens all the time: a socket holds a few datagrams (net.unix.max_dgram_qlen), and then who sends waits.
+    """Receives all the time, because a socket holds only a few datagrams (net.unix.max_dgram_qlen); then senders wait.
 
     address: a path, or a name of the abstract namespace after an @.
     """

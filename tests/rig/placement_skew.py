@@ -1,8 +1,8 @@
-"""How evenly blocks fill OSDs of unequal size or fill: chosen places against random ones, simulated.
+"""Simulates how evenly blocks fill OSDs of unequal size or fill level, with chosen and with random places.
 
-Groups get their OSDs as CRUSH gives them: k + m different ones, drawn with a chance by their weight, their size. A
-block adds its shards to the OSDs of its group. What the choice is made by is as old as it is in life: the map is
-renewed after so many blocks.
+Groups get their OSDs as CRUSH would assign them: k + m different ones, each drawn with a chance by its weight, which is
+its size. A block adds its shards to the OSDs of its group. The map that the choice uses is as old as in production: it
+is renewed only after a number of blocks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from nos_ec.core.placement import CANDIDATES, ClusterMap, Group, Osd, Place, cho
 CLEAN = frozenset({"active", "clean"})
 SHARDS = 11
 SHARD_BYTES = 4 << 20
-"""Of a full block of the default geometry, on each OSD."""
+"""The bytes of a full block of the default geometry on each OSD."""
 BLOCKS_PER_MAP = 20
 """Blocks between two maps: 5 s of four writers at 32 MiB/s each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """An OSD to begin with. Sizes in bytes; weight as CRUSH has it."""
+    """An OSD at the start. Sizes are in bytes. CRUSH's weight is the size."""
 
     size: int
     used: int = 0
@@ -33,7 +33,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """Fill ratios at the end: the fullest over the mean, and the standard deviation, in points of the ratio."""
+    """Fill ratios at the end: the fullest OSD's above the mean, and the standard deviation, in points of the ratio."""
 
     mean: float
     max_over_mean: float
@@ -41,7 +41,7 @@ class Skew:
 
 
 def skew(disks: Sequence[Disk], groups: int, blocks: int, candidates: int = CANDIDATES, seed: int = 1) -> Skew:
-    """Fill the disks with `blocks` blocks; `candidates` 1 is random placement. The same seed gives the same groups."""
+    """Fill the disks with `blocks` blocks. `candidates` 1 is random placement. The same seed gives the same groups."""
     rng = random.Random(seed)
     cluster = ClusterMap(
         group_count=groups,
@@ -63,7 +63,7 @@ def skew(disks: Sequence[Disk], groups: int, blocks: int, candidates: int = CAND
 
 
 def _acting(disks: Sequence[Disk], rng: random.Random) -> tuple[int, ...]:
-    """Straws: each disk draws one, the longer the heavier it is by chance, and the longest win."""
+    """Each disk draws a random straw, which tends to be longer the heavier the disk is. The longest straws win."""
     straws = sorted(range(len(disks)), key=lambda number: rng.expovariate(disks[number].size))
     return tuple(straws[:SHARDS])
 

@@ -1,16 +1,16 @@
 """Power cuts for the embedded stores: what a disk may hold when it loses everything that was not synced.
 
-`Recorder` runs the real code of the adapters on a real folder and records each change they make there: entries of
-folders (create, rename, link, unlink, mkdir), bytes written, and every fsync with the place in the code it came from.
-`Disk` plays a recording up to any operation. What was fsynced is durable; of the rest a `Fate` chooses what survives:
-none, all, entries without bytes, or any mixture by chance. POSIX promises no more: a file's fsync makes its bytes
-durable but not the entry that names it, and operations that were not synced reach the disk in any order.
-`write_image` makes a folder of it, on which a store is opened as after the restart.
+`Recorder` runs the real code of the adapters on a real folder, and records each change that they make there: entries of
+folders (create, rename, link, unlink, mkdir), bytes written, and every fsync with its place in the code. `Disk` replays
+a recording up to any operation. What was fsynced is durable. A `Fate` chooses what survives of the rest: nothing,
+everything, entries without bytes, or any random mixture. POSIX promises no more: a file's fsync makes its bytes durable
+but not the entry that names it, and operations that were not synced reach the disk in any order. `write_image` writes
+the result to a folder, on which a store is opened as after the restart.
 
-A site is a place in the code that syncs, named by the calls that lead there. `Disk(ignoring=...)` leaves the syncs of
-one site out, as if that line were removed: a suite of power cuts that does not notice is worth nothing for that line.
+A site is a place in the code that syncs, named by the calls that lead there. `Disk(ignoring=...)` omits the syncs of
+one site, as if that line were removed. A suite of power cuts that does not notice proves nothing for that line.
 
-Kill -9 needs none of this: the operating system survives it, and with it all that was written.
+Kill -9 needs none of this: the operating system survives it, and so does everything that was written.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from unittest.mock import patch
 
 PAGE = 4096
 ROOT = 0
-"""Number of the node of the recorded folder itself, which is there from the beginning."""
+"""The node number of the recorded folder itself, which exists from the beginning."""
 
 _CODE = str(Path("nos_ec", "adapters")) + os.sep
 _NOT_RECORDED = ("-shm",)
-"""Memory that SQLite's connections share in a file; the restart makes it anew."""
+"""Memory that SQLite's connections share in a file. It is recreated after a restart."""
 
 Site = tuple[str, ...]
-"""`module:function:line` of each call inside the adapters that led to a sync, the outermost first."""
+"""`module:function:line` of each call inside the adapters that led to a sync, outermost first."""
 
 
 # --- what was done to the disk --------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """An entry of a folder for a node: a new file or folder, or one more name of a file."""
+    """A folder gets an entry for a node: a new file or folder, or another name of a file."""
 
     parent: int
     name: str
@@ -63,7 +63,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """An entry gets another name in its folder, replacing what had that name: one step of the file system."""
+    """An entry gets another name in its folder and replaces what had that name, in one step of the file system."""
 
     parent: int
     name: str
@@ -73,7 +73,7 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes of a file."""
+    """Bytes are written to a file."""
 
     node: int
     offset: int
@@ -82,7 +82,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A file is cut, or made longer with zeros."""
+    """A file is truncated, or extended with zeros."""
 
     node: int
     size: int
@@ -102,9 +102,9 @@ Operation = Enter | Leave | Rename | Write | Resize | Sync
 # --- what is left of it ---------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of unsynced operations: `entries` of folders and `pages` of files survive with these chances.
+    """The fate of unsynced operations: `entries` of folders and `pages` of files survive with these chances.
 
-    A file's new size may survive without its pages, which are zeros then, with the chance `sizes`."""
+    With the chance `sizes`, a file's new size survives without its pages, which are then zeros."""
 
     name: str
     entries: float
@@ -122,7 +122,7 @@ ZEROS = Fate("entries and sizes survive, bytes are zeros", 1, 0, 1)
 BYTES = Fate("bytes survive without entries", 0, 1, 1)
 MIXED = Fate("any mixture", 0.5, 0.5, 0.5)
 FATES = (NOTHING, ENTRIES, ZEROS, BYTES, EVERYTHING, *[MIXED] * 7)
-"""All of them, and several mixtures."""
+"""All fates, with several mixtures."""
 
 
 @dataclass(slots=True)
@@ -187,7 +187,7 @@ class Disk:
         self._nodes: dict[int, _File | _Folder] = {ROOT: _Folder()}
 
     def apply(self, operations: Sequence[Operation]) -> None:
-        """Go on by these operations."""
+        """Apply further operations."""
         for operation in operations:
             match operation:
                 case Enter() | Leave() | Rename():
@@ -200,12 +200,12 @@ class Disk:
                     self._nodes[operation.node].sync()
 
     def write_image(self, root: Path, fate: Fate, seed: str) -> None:
-        """Make `root`, a new folder, what the disk may hold after a power cut now."""
+        """Write to `root`, a new folder, what the disk may hold after a power cut now."""
         root.mkdir()
         self._write(root, ROOT, fate, Random(seed))
 
     def tree(self) -> dict[str, bytes | None]:
-        """What is there while the power is on: relative paths of files with their bytes, of folders with None."""
+        """What exists while the power is on: the relative paths of files with their bytes, and of folders with None."""
         return dict(self._walk("", ROOT))
 
     def _write(self, path: Path, number: int, fate: Fate, random: Random) -> None:
@@ -236,9 +236,9 @@ class Disk:
 
 
 def points(operations: Sequence[Operation]) -> list[int]:
-    """Where to cut: before and behind each sync, and where an entry was removed or renamed.
+    """Where to cut: before and after each sync, and where an entry was removed or renamed.
 
-    Between two of these, cuts differ only in how much is unsynced, and fates choose from all of it.
+    Between two of these points, cuts differ only in how much is unsynced, and fates choose from all of that.
     """
     near = {len(operations)}
     for position, operation in enumerate(operations):
@@ -255,9 +255,10 @@ def cuts(
     check: Callable[[Path, int], None],
     ignoring: Site | None = None,
 ) -> None:
-    """Cut the power behind so many operations, in each of `positions` (ascending), with each fate of what is unsynced.
+    """Cut the power after each number of operations in `positions` (ascending), with each fate of what is unsynced.
 
-    check: takes the folder `image`, as a restart finds it, and the position. Raises what it raises, with the cut noted.
+    check: gets the folder `image`, as a restart finds it, and the position. Its errors are raised with a note of the
+    cut.
     """
     disk, applied = Disk(ignoring), 0
     for position in positions:
@@ -269,7 +270,7 @@ def cuts(
                 with patch.object(os, "fsync", lambda fd: None):  # a check is not cut itself
                     check(image, position)
             except Exception as error:
-                error.add_note(f"power cut behind operation {position} of {len(operations)}: {fate}")
+                error.add_note(f"power cut after operation {position} of {len(operations)}: {fate}")
                 raise
             finally:
                 shutil.rmtree(image)
@@ -277,7 +278,7 @@ def cuts(
 
 @contextmanager
 def memory_folder(otherwise: Path) -> Iterator[Path]:
-    """A folder in memory, where there is such a place: thousands of images are made. Else `otherwise`."""
+    """A folder in memory if there is one, because thousands of images are written, or else `otherwise`."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield otherwise
@@ -303,10 +304,10 @@ def _resize(data: bytearray, size: int) -> None:
 
 # --- recording ------------------------------------------------------------------------------------
 class Recorder:
-    """Records what this process does below `root` (a folder that is empty) while it is entered as a context.
+    """A context manager that records what this process does below `root`, an empty folder.
 
-    It sees what Python's code does through `os`, and what SQLite does through `sqlite_files`. `check` tells whether
-    that was everything. Nothing is really synced meanwhile: it costs time and proves nothing here.
+    It sees what Python code does through `os`, and what SQLite does through `sqlite_files`. `check` verifies that this
+    was everything. Nothing is really synced meanwhile, because that costs time and proves nothing here.
     """
 
     def __init__(self, root: Path) -> None:
@@ -321,15 +322,15 @@ class Recorder:
 
     @property
     def position(self) -> int:
-        """How many operations there are so far."""
+        """The number of operations so far."""
         return len(self.operations)
 
     def sites(self) -> list[Site]:
-        """Every place that synced, in the order they first did."""
+        """Every place that synced, in the order of the first syncs."""
         return list(dict.fromkeys(op.site for op in self.operations if isinstance(op, Sync)))
 
     def check(self) -> None:
-        """Raises AssertionError when the folder holds anything that the recording does not account for."""
+        """Raise AssertionError if the folder holds anything that the recording does not account for."""
         disk = Disk()
         disk.apply(self.operations)
         found = {
@@ -339,7 +340,7 @@ class Recorder:
         }
         told = disk.tree()
         odd = [name for name in sorted(found.keys() | told.keys()) if found.get(name, 0) != told.get(name, 0)]
-        assert not odd, f"changed past the recorder: {odd[:5]}"
+        assert not odd, f"changed without being recorded: {odd[:5]}"
 
     def __enter__(self) -> Self:
         assert not any(self.root.iterdir())
@@ -369,7 +370,7 @@ class Recorder:
                 self._add(Write(self._paths[path], offset, data))
 
     def resized(self, path: Path, size: int) -> None:
-        """A file was cut, or made longer."""
+        """A file was truncated or extended."""
         with self._lock:
             if path in self._paths:
                 self._add(Resize(self._paths[path], size))
@@ -387,7 +388,7 @@ class Recorder:
             if path in self._paths:
                 self._add(Sync(self._paths[path], site))
 
-    # --- in place of functions of `os` ----------------------------------------------------------------
+    # --- replacements for functions of `os` -----------------------------------------------------------
     def _os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         with self._lock:
             where = self._resolved(path) if dir_fd is None else None
@@ -483,7 +484,7 @@ class Recorder:
         return (*getattr(self._submitted, "calls", ()), *inner)
 
     def _submit(self) -> Callable[..., Future[Any]]:
-        """A pool's `submit` that lets the work know who asked for it."""
+        """A pool's `submit` that passes the caller's site on to the work."""
         submit, submitted = ThreadPoolExecutor.submit, self._submitted
 
         def told(pool: ThreadPoolExecutor, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

@@ -1,4 +1,4 @@
-"""/readyz of daemons under test: asked, and waited for."""
+"""Asks /readyz of daemons under test, and waits until they are ready."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """status: of HTTP, None when nobody answers. text: the body, or why there is none."""
+    """status: the HTTP status, or None if there is no answer. text: the body, or why there is none."""
 
     status: int | None
     text: str
@@ -27,7 +27,7 @@ class Answer:
 
 
 def readyz(port: int, *, timeout_s: float) -> Answer:
-    """What a daemon of this machine answers, or that it does not, also because it ends meanwhile."""
+    """Return the answer of a daemon on this machine, or why there is none. The daemon may end meanwhile."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=timeout_s) as answer:
             return Answer(answer.status, answer.read().decode())
@@ -39,8 +39,8 @@ def readyz(port: int, *, timeout_s: float) -> Answer:
 
 
 def await_ready(port: int, *, wait_s: float, look: Callable[[], None]) -> None:
-    """Wait until a daemon is ready. `look` is called before each probe: it raises when the daemon has ended, or starts
-    it again. Raises AssertionError with the last answer after `wait_s`."""
+    """Wait until a daemon is ready. `look` is called before each probe: it raises if the daemon has ended, or restarts
+    it. Raises AssertionError with the last answer after `wait_s`."""
     deadline_s = time.monotonic() + wait_s
     while True:
         look()

@@ -1,11 +1,12 @@
-"""A pytest plugin: tests on real servers or in real time that fail run once more, alone, after all others.
+"""A pytest plugin that reruns failed tests on real servers or in real time once, alone, after all others.
 
-A failure of a test with a marker of MARKERS is put off. When the other tests are through and have stopped their
-servers, what was put off runs in a pytest of its own, with fixtures and servers of its own: a server that the first run
-broke is not met again. What passes there is FLAKY, with the first run's traceback at the end of the report. What fails
-again has failed, with both tracebacks. More than FLAKY_MAX flaky tests are an error of the whole run.
+The failure of a test with a marker of MARKERS is put off. When the other tests have finished and their servers have
+stopped, the tests that were put off run in a separate pytest, with new fixtures and servers, so that they do not meet a
+server that the first run broke. A test that passes there is FLAKY, and the first run's traceback is at the end of the
+report. A test that fails again has failed, with both tracebacks. More than FLAKY_MAX flaky tests are an error of the
+whole run.
 
-Why this and no library: docs/adr/0014-tests-that-run-again.md.
+Why a plugin and not a library: docs/adr/0014-tests-that-run-again.md.
 """
 
 from __future__ import annotations
@@ -23,25 +24,26 @@ import pytest
 
 MARKERS = ("real", "timed")
 NEVER = ("unit", "contract")
-"""Folders of tests that depend on nothing outside of them: they have none of MARKERS."""
+"""Folders of tests that depend on nothing outside. Their tests have none of MARKERS."""
 FLAKY_MAX = 2
-"""So many flaky tests are a report. More fail the run."""
+"""Up to this many flaky tests are only reported. More fail the run."""
 AGAIN_MAX = 10
-"""When more tests fail than this, something else is wrong, and none of them runs again."""
+"""If more tests fail than this, something else is wrong, and none of them is rerun."""
 
 PUT_OFF, FLAKY = "put off", "flaky"
-"""Outcomes of reports, besides those of pytest."""
+"""Outcomes of reports, in addition to pytest's."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options."""
+    """Add the plugin's options."""
     group = parser.getgroup("reruns")
     group.addoption("--no-reruns", action="store_true", help=f"a failed test of {MARKERS} does not run once more")
     group.addoption("--reruns-results", type=Path, metavar="FILE", help="this is the second run; write reports to FILE")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put failures off, or write down how the second run goes. Not while somebody looks at the first failure."""
+    """In the second run, record its results. In the first run, put failures off, unless the run is to stop after some
+    failures or in a debugger."""
     results: Path | None = config.getoption("--reruns-results")
     if results is not None:
         config.pluginmanager.register(SecondRun(config, results))
@@ -58,33 +60,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Letters and words for the outcomes. What is put off counts nowhere yet."""
+    """The letters and words for the outcomes. A test that is put off does not count yet."""
     if report.outcome == PUT_OFF:
         return "", "A", "AGAIN"
     return (FLAKY, "K", "FLAKY") if report.outcome == FLAKY else None
 
 
 def may_run_again(item: pytest.Item) -> bool:
-    """Whether the test stands on something outside of it."""
+    """Whether the test depends on something outside."""
     return any(item.get_closest_marker(name) for name in MARKERS)
 
 
 class SecondRun:
-    """In the second run: all reports, as lines of JSON."""
+    """In the second run: writes all reports as lines of JSON."""
 
     def __init__(self, config: pytest.Config, results: Path) -> None:
         self._config = config
         self._results = results
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write it down at once: the run may be killed."""
+        """Write the report at once, because the run may be killed."""
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         with self._results.open("a") as file:
             file.write(json.dumps(data) + "\n")
 
 
 class FirstRun:
-    """In the first run: failures put off, by test, and what became of them."""
+    """In the first run: the failures that were put off, by test, and their outcomes."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -93,7 +95,7 @@ class FirstRun:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Where the test runs, which may be a process of its own."""
+        """Put a failure off, in the process where the test runs."""
         report = yield
         if report.failed and may_run_again(item):
             report.outcome = PUT_OFF  # type: ignore[assignment]
@@ -107,7 +109,8 @@ class FirstRun:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """After all tests, and after the servers of this run have stopped. A run that was interrupted has failures."""
+        """Rerun after all tests, and after the servers of this run have stopped. If the run was interrupted, the
+        failures stand."""
         if hasattr(self._config, "workerinput"):
             return (yield)  # the process that gathers reports does the rest
         try:
@@ -124,7 +127,7 @@ class FirstRun:
         return result
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The flaky tests: how they failed at first, and that they passed then."""
+        """List the flaky tests: how they failed at first, and that they passed then."""
         if not self._flaky:
             return
         terminalreporter.section("FLAKY: failed, and passed when run again alone")
@@ -151,7 +154,8 @@ class FirstRun:
             self._log(_error(f"{len(self._flaky)} tests passed only when they ran again; at most {FLAKY_MAX} may"))
 
     def _command(self, results: Path) -> list[str]:
-        """One test after the other, whatever the options of this run. Its closing line is not ours."""
+        """The command of the second run: one test after another, whatever the options of this run, and without a
+        summary line."""
         options = ["-q", "--no-header", "--no-summary", "--maxfail=0", "-p", "no:cacheprovider"]
         if self._config.pluginmanager.hasplugin("xdist"):
             options.append("-n0")
@@ -165,7 +169,7 @@ class FirstRun:
             terminal.flush()
 
     def _shown(self) -> AbstractContextManager[Any]:
-        """What is printed meanwhile is seen."""
+        """Show what is printed meanwhile."""
         capture = self._config.pluginmanager.getplugin("capturemanager")
         return nullcontext() if capture is None else capture.global_and_fixture_disabled()
 
@@ -203,7 +207,7 @@ class FirstRun:
 
 
 def _text(failures: list[pytest.TestReport]) -> str:
-    """Tracebacks and what was captured."""
+    """The tracebacks and captured output."""
     parts = []
     for report in failures:
         parts += [f"({report.when})", report.longreprtext]
@@ -212,5 +216,5 @@ def _text(failures: list[pytest.TestReport]) -> str:
 
 
 def _error(sentence: str) -> pytest.TestReport:
-    """An error of no one test."""
+    """An error that belongs to no single test."""
     return pytest.TestReport("flaky tests", ("", None, "flaky tests"), {}, "failed", sentence, "setup")

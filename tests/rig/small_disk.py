@@ -1,4 +1,4 @@
-"""A small disk that tests can fill up: a tmpfs of its own for root, else writes that fail when a file would grow."""
+"""A small disk that tests can fill up: a tmpfs if the user is root, or else writes that fail when a file would grow."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class SmallDisk(Protocol):
     folder: Path
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Leave no room but that much, in whole pages."""
+        """Fill the disk up, except for this many bytes, in whole pages."""
         ...
 
     def clear(self) -> None:
-        """Give back what `fill` took."""
+        """Free what `fill` took."""
         ...
 
 
 @contextmanager
 def small_disk(folder: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """An empty folder on a small disk, real if the machine lets us mount one."""
+    """An empty folder on a small disk. The disk is real if this machine lets us mount one."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)]
     if os.geteuid() == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0:
@@ -70,7 +70,7 @@ class _Emulated:
             return self._pwritev(fd, buffers, offset)
         if not self._room_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        # As a real disk does: what fits is written, and only the next write finds it full.
+        # Like a real disk: what fits is written, and only the next write finds the disk full.
         growing = min(growth, self._room_bytes)
         self._room_bytes -= growing
         return self._pwritev(fd, [b"".join(buffers)[: size - growth + growing]], offset)

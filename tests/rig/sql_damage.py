@@ -1,4 +1,4 @@
-"""What a SQL metadata store does with books that are wrong, and with rows that are missing."""
+"""What a SQL metadata store does with wrong books and missing rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from nos_ec.testing.metadata_bench import MetadataBench
 
 
 class SqlDamage:
-    """Give a fixture `store`, an empty SqlMetadata."""
+    """Define a fixture `store`, an empty SqlMetadata."""
 
     @pytest.fixture
     def bench(self, store: SqlMetadata) -> MetadataBench:
-        """The store under test with shorthands around it."""
+        """The store under test, with shorthands."""
         return MetadataBench(store)
 
     def test_a_change_that_a_check_refuses_is_a_bug_and_not_tried_again(

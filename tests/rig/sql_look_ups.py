@@ -1,4 +1,4 @@
-"""A look-up by key on a real server: the row is right, the index finds it, and answers never mix.
+"""Look-ups by key on a real server: the row is right, the index is used, and answers are never mixed up.
 
 Letters are the invariants of nos_ec.adapters.sql.look_up.
 """
@@ -23,11 +23,11 @@ from tests.rig.sql_plans import scans
 
 
 class SqlLookUps:
-    """Give a fixture `store`, an empty SqlMetadata."""
+    """Define a fixture `store`, an empty SqlMetadata."""
 
     @pytest.fixture
     def bench(self, store: SqlMetadata) -> MetadataBench:
-        """The store under test with shorthands around it."""
+        """The store under test, with shorthands."""
         return MetadataBench(store)
 
     def test_it_gives_the_row_of_the_ordinary_statement_in_every_state(

@@ -1,4 +1,4 @@
-"""A store of an older release becomes one of this release without losing a row, also when it takes two attempts."""
+"""A store of an older release is migrated to this release without losing a row, even if it takes two attempts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OLD_OBJECTS = table("objects", *(column(one.name, one.type) for one in OBJECTS.
 
 
 class SqlMigrations:
-    """Give a fixture `url`: a database without tables, which may be dropped again."""
+    """Define a fixture `url`: a database without tables, whose tables may be dropped."""
 
     @pytest.fixture
     def old(self, url: str) -> Iterator[Engine]:
@@ -58,7 +58,7 @@ class SqlMigrations:
             open_metadata(url)
         with _running(_SETS_SLOTS) as ran:
             migrate(url)
-        # Where DDL commits, the batches before count; SQLite takes all of it back.
+        # Where DDL commits, the earlier batches stay; SQLite rolls everything back.
         assert len(ran) == (BATCHES * SLOTS if old.dialect.name == "sqlite" else SLOTS)
         self._assert_migrated(url, old, before)
 
@@ -124,12 +124,13 @@ class SqlMigrations:
 
 
 class _CutOffError(Exception):
-    """Where the migration was made to stop."""
+    """Stops the migration at a chosen statement."""
 
 
 @contextmanager
 def _running(begins: str, fail_at: int = 1_000_000) -> Iterator[list[str]]:
-    """The statements that run meanwhile and begin so; instead of the one of that number, an exception."""
+    """Collect the statements that run meanwhile and begin with this text. The statement with number `fail_at` raises an
+    exception instead."""
     ran: list[str] = []
 
     def catch(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -180,7 +181,7 @@ def _old_row(number: int) -> dict[str, Any]:
 
 
 def _old_block(number: int) -> dict[str, Any]:
-    """A block of 1,000 bytes, a tenth of them live for each unit of `number`; one more tenth is overhead."""
+    """A block of 1,000 bytes. A tenth of them is live for each unit of `number`, and one more tenth is overhead."""
     live = 100 * number
     return {
         "block_id": number.to_bytes(16, "big"),

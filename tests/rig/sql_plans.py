@@ -1,6 +1,7 @@
 """Every hot query of the SQL metadata store uses an index; a commit takes as many statements for 2000 objects as for 1.
 
-The statements are caught as they run and explained with the same parameters, so what is checked is what is executed.
+The statements are captured as they run, and explained with the same parameters, so that the check sees what is
+executed.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Statement = tuple[str, Any]
 
 @contextmanager
 def caught(store: SqlMetadata) -> Iterator[list[Statement]]:
-    """The statements that run while it is open, with their parameters; BEGIN is not one of them.
+    """Capture the statements that run inside the `with`, with their parameters. BEGIN is not among them.
 
-    Of `get` on a server there are none: it goes past SQLAlchemy, and sql_look_ups.py looks after it.
+    `get` on a server has none, because it bypasses SQLAlchemy; sql_look_ups.py tests it.
     """
     statements: list[Statement] = []
 
@@ -49,7 +50,7 @@ def caught(store: SqlMetadata) -> Iterator[list[Statement]]:
 
 
 def scans(connection: Connection, statement: str, parameters: Any) -> list[str]:
-    """Lines of the plan that read a hot table from end to end, be it the table or an index of it."""
+    """The lines of the plan that read a whole hot table, or a whole index of it."""
     explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
     rows = connection.exec_driver_sql(explain + statement, parameters).mappings().all()
     if connection.dialect.name == "sqlite":
@@ -58,17 +59,17 @@ def scans(connection: Connection, statement: str, parameters: Any) -> list[str]:
             for row in rows
             if row["detail"].split()[0] == "SCAN" and row["detail"].split()[1] in HOT_TABLES
         ]
-    # An INSERT has a line for the table it adds to, whose type means nothing.
+    # An INSERT has a line for the table that it inserts into; the type in that line means nothing.
     read = [row for row in rows if row["select_type"] != "INSERT" and row["table"] in HOT_TABLES]
     return [str(dict(row)) for row in read if row["type"] in ("ALL", "index", None)]
 
 
 class SqlPlans:
-    """Give a fixture `store`, an empty SqlMetadata."""
+    """Define a fixture `store`, an empty SqlMetadata."""
 
     @pytest.fixture
     def bench(self, store: SqlMetadata) -> MetadataBench:
-        """The store under test with shorthands around it."""
+        """The store under test, with shorthands."""
         return MetadataBench(store)
 
     def test_no_hot_query_scans_a_table(self, store: SqlMetadata, bench: MetadataBench) -> None:

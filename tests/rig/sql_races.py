@@ -1,10 +1,12 @@
-"""What statements of several transactions do to each other on a server that locks rows, shown step by step.
+"""How statements of several transactions affect each other on a server that locks rows, shown step by step.
 
-They reach every row. Under READ COMMITTED InnoDB walks an index entry by entry and waits where one is locked. An entry
-that another transaction moves behind the walk is passed over, although its row matched before and matches after. So
-what has to reach a row must look for it by a key that never changes, whichever index the planner likes better.
+Statements must reach every row. Under READ COMMITTED, InnoDB walks an index entry by entry and waits at a locked one.
+If another transaction moves an entry to a place that the walk has already passed, the walk misses it, although its row
+matched before and matches afterwards. So a statement that has to reach a row must find it by a key that never changes,
+whichever index the planner prefers.
 
-They wait only for rows that they concern, and all lock them in one order: else they are ended as deadlocks.
+Statements must wait only for rows that concern them, and all must lock rows in the same order. Otherwise the server
+ends them as deadlocks.
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ from nos_ec.core.slots import ALL_SLOTS
 from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
 
 WAITS_S = 0.3
-"""Long enough for a statement to reach the row that is locked."""
+"""Long enough for a statement to reach the locked row."""
 WORKS_S = 30
-"""Enough for a score of transactions on a busy machine, and less than five waits for a lock take."""
+"""Enough for a score of transactions on a busy machine, and less than five lock waits take."""
 
 
 class SqlRaces:
-    """Give a fixture `store`, an empty SqlMetadata on a server that locks rows."""
+    """Define a fixture `store`, an empty SqlMetadata on a server that locks rows."""
 
     @pytest.fixture
     def bench(self, store: SqlMetadata) -> MetadataBench:
-        """The store under test with shorthands around it."""
+        """The store under test, with shorthands."""
         return MetadataBench(store)
 
     @pytest.mark.parametrize("way", ["fence_lease", "release_lease", "release_leases"])
@@ -65,8 +67,9 @@ class SqlRaces:
         bench.check_books()
 
     def test_nothing_waits_for_rows_that_it_does_not_concern(self, store: SqlMetadata, bench: MetadataBench) -> None:
-        """A planner that knows of few rows, or none yet, would rather read all of them: so each waits for all others,
-        and as they wait for it, too, servers end one PUT in five of several at once."""
+        """A planner that believes that there are few rows, or none yet, would rather read all of them. Then each
+        transaction waits for all others, which also wait for it, and servers end one in five of several concurrent
+        PUTs."""
         held, hers = bench.packed("held"), bench.lease("held")
         assert held.extent is not None
         reserved = new_landing_id()
@@ -84,7 +87,8 @@ class SqlRaces:
 
     @pytest.mark.parametrize("way", ["delete_many", "record_puts"])
     def test_objects_are_locked_in_order_of_their_ids(self, store: SqlMetadata, bench: MetadataBench, way: str) -> None:
-        """As commits do, whatever their keys: else many at once and a commit are a deadlock time and again."""
+        """As in commits, whatever their keys. Otherwise an operation on many objects and a commit would deadlock again
+        and again."""
         first, second = bench.put("z"), bench.put("a")
         new = [bench.new("a"), bench.new("z")]
         ways: dict[str, Callable[[], Any]] = {
@@ -102,7 +106,8 @@ class SqlRaces:
         bench.check_books()
 
     def test_a_commit_that_waits_for_an_object_holds_no_block(self, store: SqlMetadata, bench: MetadataBench) -> None:
-        """A delete holds its object and wants the block: who held it and waits for the object would be a deadlock."""
+        """A delete holds its object and needs the block. A commit that held the block and waited for the object would
+        deadlock with it."""
         packed, row = bench.put("packed"), bench.put("n")
         lease = bench.lease()
         block_id = bench.block(lease)
@@ -119,7 +124,8 @@ class SqlRaces:
 
     @pytest.mark.invariant(2)
     def test_a_landing_copy_that_changes_places_is_known(self, store: SqlMetadata, bench: MetadataBench) -> None:
-        """A PUT is recorded by a COMMIT whose answer was lost, and packed, as its writer asks if the copy may go."""
+        """A COMMIT whose answer was lost records a PUT, and the object is packed, while its writer asks whether the
+        copy may be deleted."""
         new = bench.new("n")
         assert new.landing_id is not None
         reading = store._transactions.reading
@@ -140,7 +146,7 @@ class SqlRaces:
 
 
 def _work(store: SqlMetadata, bench: MetadataBench) -> None:
-    """Something of everything, on rows of its own."""
+    """Do some of every kind of work, on separate rows."""
     lease, *_ = mine = store.acquire_leases(["a", "b"], bench.now_ms, 50)
     rows = bench.put_all(["m", "n"])
     store.mark_published(store.due_objects(bench.now_ms, 9, ALL_SLOTS), bench.now_ms)

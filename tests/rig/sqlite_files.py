@@ -1,10 +1,11 @@
-"""What SQLite itself writes, syncs and removes, told to a `power_cut.Recorder`.
+"""Reports what SQLite itself writes, syncs and removes to a `power_cut.Recorder`.
 
-SQLite reaches its files through a table of C functions, its VFS. `recorded` puts a copy of the default one in its place
-whose functions for opening, writing, cutting, syncing and removing also tell the recorder; all else stays SQLite's own.
+SQLite accesses its files through a table of C functions, its VFS. `recorded` replaces the default table with a copy
+whose functions for opening, writing, truncating, syncing and removing also report to the recorder. Everything else
+stays SQLite's own.
 
-One thing the table does not show is told by what SQLite's Unix VFS does: at the first sync of a new journal or
-write-ahead log it also syncs the folder, as it does after a removal that asks for it.
+One thing does not show in the table and is inferred from what SQLite's Unix VFS does: at the first sync of a new
+journal or write-ahead log, it also syncs the folder, and likewise after a removal that asks for it.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ class _Methods(ctypes.Structure):
 
 
 _kept: list[object] = []
-"""Tables that connections may point to for as long as the process lives."""
+"""Tables that connections may point to until the process ends."""
 
 
 @contextmanager
 def recorded(recorder: Recorder) -> Iterator[None]:
-    """Tell the recorder about the files of connections that are opened meanwhile.
+    """Report the files of connections that are opened meanwhile to the recorder.
 
-    Raises OSError where SQLite's library cannot be reached (a Python with SQLite inside).
+    Raises OSError if SQLite's library cannot be reached (a Python with built-in SQLite).
     """
     library = _library()
     default = ctypes.cast(library.sqlite3_vfs_find(None), ctypes.POINTER(_Vfs))
@@ -100,7 +101,7 @@ class _ToldVfs:
         self._recorder = recorder
         self._paths: dict[int, Path] = {}
         self._new: set[int] = set()
-        """Files whose first sync is one of their folder, too."""
+        """Files whose first sync also syncs their folder."""
         self._methods: dict[int, _Methods] = {}
         self._real_open = _OPEN(default.contents.open)
         self._real_delete = _DELETE(default.contents.delete)
@@ -124,7 +125,7 @@ class _ToldVfs:
         return int(result)
 
     def _told(self, address: int) -> _Methods:
-        """The table for files that SQLite gives the one at `address`."""
+        """The replacement for the table at `address`, which SQLite uses for a file."""
         if address not in self._methods:
             self._methods[address] = self._made(_Methods.from_address(address))
         return self._methods[address]

@@ -1,4 +1,4 @@
-"""When this process was kept from running: for tests of how long something takes, on a machine that stalls."""
+"""Detects when this process was kept from running, for tests that measure durations on a machine that stalls."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from types import TracebackType
 
 BEAT_S = 0.05
 LATE_S = 0.2
-"""A beat that comes later than this was kept waiting by the machine."""
+"""If a beat comes later than this, the machine has kept it waiting."""
 
 
 class Stalls:
-    """When the machine kept this process from running, as a thread notices that does nothing else. Use it as a context
-    manager. A call that waits for something is no stall, so that one that takes too long still shows."""
+    """The times when the machine kept this process from running, which a separate thread notices. Use it as a context
+    manager. A call that waits for something is not a stall, so a call that takes too long still shows."""
 
     def __init__(self) -> None:
         self._found: list[tuple[float, float]] = []
@@ -31,8 +31,8 @@ class Stalls:
         self._thread.join()
 
     def took_s(self, begun_s: float, ended_s: float) -> float:
-        """Seconds from one time of `time.monotonic` to another, less those of stalls. Stalls of the last moment may not
-        be known yet: ask later, or after the end."""
+        """The seconds from one time of `time.monotonic` to another, less those of stalls. Very recent stalls may not be
+        known yet: call it later, or after the end."""
         stalled = (min(end_s, ended_s) - max(begin_s, begun_s) for begin_s, end_s in self._found)
         return ended_s - begun_s - sum(overlap_s for overlap_s in stalled if overlap_s > 0)
 

@@ -1,5 +1,5 @@
-"""A TCP address in front of servers, such as a virtual IP or a proxy: after a switch new connections lead to another
-server, and those that are open stay where they are."""
+"""A TCP address in front of servers, such as a virtual IP or a proxy. After a switch, new connections lead to another
+server, and open connections stay where they are."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SwitchedProxy:
 
     @contextmanager
     def running(self) -> Iterator[SwitchedProxy]:
-        """Forward until the end of the `with`; then all connections are closed."""
+        """Forward until the end of the `with`, and then close all connections."""
         accepting = threading.Thread(target=self._accept, name="proxy", daemon=True)
         accepting.start()
         try:
