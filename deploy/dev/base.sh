@@ -1,13 +1,14 @@
-# What every script here stands on: its folder, errors, packages, processes by pid. Sourced; `name` is set before.
+# The base of every script here: its folder, errors, packages, processes by pid. Sourced; `name` must be set before.
 #
-# Environment of all of them:
-#   NOS_EC_DEV_DIR   where data, logs and pids go (default: var/dev in the repository, ignored by git)
+# Environment of all scripts:
+#   NOS_EC_DEV_DIR   folder for data, logs and pids (default: var/dev in the repository, ignored by git)
 # Exit status: 0 done; 1 failed; 3 something is missing and cannot be installed (status: 3 means not running).
-# Programs that are not packages go to var/dev, whatever NOS_EC_DEV_DIR is: new data needs no new download.
+# Programs that are not packages are installed in var/dev, whatever NOS_EC_DEV_DIR is, so that new data needs no new
+# download.
 
 set -eu
 export LC_ALL=C
-PATH=$PATH:/usr/sbin:/sbin # where Debian keeps ldconfig, debootstrap and servers; not in a user's PATH
+PATH=$PATH:/usr/sbin:/sbin # where Debian puts ldconfig, debootstrap and servers; not in a user's PATH
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(cd "$here/../.." && pwd)
 programs=$repository/var/dev
@@ -22,17 +23,17 @@ failed() { # MESSAGE [LOG]
     exit 1
 }
 
-# One start or stop at a time. Daemons are started with 9>&-, or they would hold the lock as long as they live.
+# One start or stop at a time. Daemons are started with 9>&-; otherwise they would hold the lock until they end.
 take_lock() {
     exec 9>"$base/lock"
-    flock -w 120 9 || failed "another start or stop is still under way"
+    flock -w 120 9 || failed "another start or stop is still in progress"
 }
 
 # --- programs -----------------------------------------------------------------------------------------------------
 
-# Install Debian packages, or say which ones are missing. Scripts that run at once take turns at it.
+# Install Debian packages, or report which ones are missing. Scripts that run at the same time take turns.
 install_packages() {
-    command -v apt-get >/dev/null || missing "needs the packages: $*; install them by your system's means"
+    command -v apt-get >/dev/null || missing "needs the packages: $*; install them with your system's package manager"
     local as_root=() log=$base/install.log
     if [ "$(id -u)" != 0 ]; then
         sudo -n true 2>/dev/null || missing "needs root or sudo to install the packages: $*"
@@ -47,14 +48,14 @@ install_packages() {
     ) 8>"$programs/install.lock" >"$log" 2>&1 </dev/null || missing "could not install $*; see $log"
 }
 
-# Fill a folder of programs, once: a function fills another folder beside it, which is renamed when it is complete, so
-# that an interrupted one is never used. Scripts that want the same folder at once wait for the first.
-install_program() { # FOLDER PROOF FUNCTION    PROOF: a path in the folder that the function makes last
+# Fill a folder of programs, once. A function fills a temporary folder next to it, which is renamed when it is complete,
+# so that an incomplete one is never used. If several scripts need the same folder at once, they wait for the first.
+install_program() { # FOLDER PROOF FUNCTION    PROOF: a path in the folder that the function creates last
     local folder=$1 proof=$2 part
     [ ! -e "$folder/$proof" ] || return 0
     mkdir -p "$base" "$(dirname "$folder")"
     exec 8>"$folder.lock"
-    flock -w 900 8 || failed "another installation of $folder is still under way"
+    flock -w 900 8 || failed "another installation of $folder is still in progress"
     if [ ! -e "$folder/$proof" ]; then
         part=$(mktemp -d "$folder.XXXXXX")
         chmod 755 "$part"
@@ -62,13 +63,13 @@ install_program() { # FOLDER PROOF FUNCTION    PROOF: a path in the folder that 
             { rm -rf --one-file-system "$part"; missing "could not install $folder; see $base/fetch.log"; }
         mv -T "$part" "$folder" 2>/dev/null || {
             rm -rf --one-file-system "$part"
-            failed "$folder is in the way: it holds no complete installation; remove it"
+            failed "$folder exists, but holds no complete installation; remove it"
         }
     fi
     exec 8>&-
 }
 
-# Maven's cache is not made for two at once: the scripts take turns.
+# Maven's cache is not safe for two processes at once, so the scripts take turns.
 run_maven() { # ARGUMENT...
     (
         flock -w 600 6 &&
@@ -76,13 +77,13 @@ run_maven() { # ARGUMENT...
     ) 6>"$programs/maven.lock"
 }
 
-# --- systems of Debian --------------------------------------------------------------------------------------------
+# --- Debian systems -----------------------------------------------------------------------------------------------
 
-# The mirror that apt uses already.
+# The mirror that apt already uses.
 debian_mirror() { apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | grep -m1 -E '/debian/?$'; }
 
-# A minimal system in a folder. A disk flush for every file unpacked makes no sense in what is thrown away when it is
-# incomplete, and its packages are to start no services.
+# A minimal system in a folder. Unpacked files are not flushed to disk one by one, because an incomplete system is
+# thrown away. Its packages must not start services.
 make_debian() { # SUITE FOLDER MIRROR OPTION...
     local suite=$1 folder=$2 mirror=$3 script=/usr/share/debootstrap/scripts/$1
     shift 3
@@ -96,8 +97,8 @@ make_debian() { # SUITE FOLDER MIRROR OPTION...
 
 # --- processes and ports ------------------------------------------------------------------------------------------
 
-# The pid noted in a file, if that process runs and has this argument. A pid that now belongs to another program does
-# not count.
+# The pid recorded in a file, if that process is running and has this argument. A pid that now belongs to another
+# program does not count.
 process_of() { # FILE ARGUMENT
     local pid
     pid=$(cat "$1" 2>/dev/null) || return 1
@@ -105,7 +106,7 @@ process_of() { # FILE ARGUMENT
     echo "$pid"
 }
 
-# A stopped process (SIGSTOP) takes its TERM only after CONT.
+# A stopped process (SIGSTOP) handles TERM only after CONT.
 signal_process() { # PID SIGNAL
     kill "-$2" "$1" 2>/dev/null || true
     kill -CONT "$1" 2>/dev/null || true
@@ -113,4 +114,4 @@ signal_process() { # PID SIGNAL
 
 answers_on() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
-need_free_port() { ! answers_on "$1" || failed "port $1 is taken by another program; choose another one"; }
+need_free_port() { ! answers_on "$1" || failed "port $1 is in use by another program; choose another port"; }

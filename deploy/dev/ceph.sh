@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # A Ceph cluster for development and tests, on 127.0.0.1 only: 1 monitor, 1 manager, 12 OSDs (BlueStore), an 8+3
 # erasure-coded pool, a 3-replica landing pool, and a key of least privilege for each kind of client.
-# No system service; every daemon is known by its pid. docs/CEPH.md tells what is made and why.
-# usage: deploy/dev/ceph.sh start|stop|status|install        start again also restarts daemons that died
+# It uses no system service and finds each daemon by its pid. docs/CEPH.md says what is created and why.
+# usage: deploy/dev/ceph.sh start|stop|status|install        a second start restarts daemons that died
 #
-# The last word that `start` and `status` print is the path of ceph.conf; the keyrings lie beside it.
+# The last word that `start` and `status` print is the path of ceph.conf. The keyrings are in the same folder.
 #
 # Environment, besides that of base.sh:
-#   NOS_EC_DEV_PORT          port of the monitor (default 13320); the other daemons take free ports from 6800 up
-#   NOS_EC_DEV_CEPH          tentacle (default): Ceph 20.2 of Debian's forky suite, in a chroot, needs root
+#   NOS_EC_DEV_PORT          port of the monitor (default 13320); the other daemons use free ports from 6800 up
+#   NOS_EC_DEV_CEPH          tentacle (default): Ceph 20.2 of Debian's forky suite, in a chroot; needs root
 #                            system: the distribution's own Ceph (Debian 12: Pacific 16.2)
 #   NOS_EC_DEV_CEPH_PROGRAMS folder of the chroot (default: var/dev/ceph-tentacle in the repository)
 #   NOS_EC_DEV_CEPH_OSDS     number of OSDs, 11 or more (default 12)
-#   NOS_EC_DEV_CEPH_CONF     ceph.conf of a cluster that exists: `start` only makes the pools and keys it lacks there,
+#   NOS_EC_DEV_CEPH_CONF     ceph.conf of an existing cluster: `start` then only creates the pools and keys that it
+# lacks,
 #   NOS_EC_DEV_CEPH_KEYRING  with this keyring of client.admin; no daemon is started or stopped
 
 name=ceph
@@ -27,15 +28,15 @@ conf=$own_conf
 admin_keyring=$base/admin.keyring
 wait_s_max=120
 stop_wait_s_max=40
-making=() # pids of what makes the OSDs
+making=() # pids of the processes that create the OSDs
 
 exists_elsewhere() { [ -n "${NOS_EC_DEV_CEPH_CONF:-}" ]; }
 
-# Copies, so that the programs find both in their chroot.
+# Copies both files, so that the programs find them in their chroot.
 adopt() {
     [ -r "$NOS_EC_DEV_CEPH_CONF" ] || failed "NOS_EC_DEV_CEPH_CONF: $NOS_EC_DEV_CEPH_CONF cannot be read"
     [ -r "${NOS_EC_DEV_CEPH_KEYRING:-}" ] || failed "NOS_EC_DEV_CEPH_KEYRING must name a readable keyring of client.admin"
-    [ ! -e "$base/mon" ] || failed "$base holds a cluster of its own; set NOS_EC_DEV_DIR to another folder"
+    [ ! -e "$base/mon" ] || failed "$base holds a cluster that this script created; set NOS_EC_DEV_DIR to another folder"
     (umask 077 && cp "$NOS_EC_DEV_CEPH_CONF" "$conf" && cp "$NOS_EC_DEV_CEPH_KEYRING" "$admin_keyring")
 }
 
@@ -58,11 +59,11 @@ start() {
     make_pools
     make_client_keys
     exists_elsewhere || await "all placement groups to be active and clean" "$wait_s_max" groups_are_clean
-    echo "$name runs: $(described)"
+    echo "$name is running: $(described)"
     echo "$conf"
 }
 
-# A start that fails leaves nothing running.
+# A failed start leaves nothing running.
 stop_after_failure() {
     local status=$?
     trap - EXIT
@@ -74,8 +75,8 @@ stop_after_failure() {
 }
 
 stop() {
-    ! exists_elsewhere || { echo "$name: $conf is not this script's to stop"; return; }
-    [ -e "$base/lock" ] || { echo "$name does not run"; return; }
+    ! exists_elsewhere || { echo "$name: this script did not start the cluster of $conf, and does not stop it"; return; }
+    [ -e "$base/lock" ] || { echo "$name is not running"; return; }
     take_lock
     stop_daemons
 }
@@ -85,13 +86,13 @@ status() {
         need_programs
         adopt
     else
-        [ -n "$(running_daemons)" ] || { echo "$name does not run"; exit 3; }
+        [ -n "$(running_daemons)" ] || { echo "$name is not running"; exit 3; }
         know_osd_count
         need_all_daemons
         need_programs
-        osds_are_up || failed "$(cluster_version), of the OSDs are only $(osd_counts); see $base/log"
+        osds_are_up || failed "not all OSDs are up: $(cluster_version), $(osd_counts); see $base/log"
     fi
-    echo "$name runs: $(described)"
+    echo "$name is running: $(described)"
     echo "$conf"
 }
 

@@ -1,17 +1,17 @@
-# The daemons of the development cluster: made once, started, stopped; sourced by ceph.sh.
+# Creates (once), starts and stops the daemons of the development cluster. Sourced by ceph.sh.
 
-# Linux has 65,536 places for asynchronous I/O by default (/proc/sys/fs/aio-max-nr), for all processes together. An OSD
-# takes twice this many; with the default of 1,024 a third cluster on a machine could not start.
+# By default, Linux has 65,536 slots for asynchronous I/O (/proc/sys/fs/aio-max-nr) for all processes together. An OSD
+# takes twice this number. With the default of 1,024, a third cluster on a machine could not start.
 aio_depth=256
 
 start_daemons() {
     know_osd_count
     [ "$osd_count" -ge 11 ] 2>/dev/null || failed "NOS_EC_DEV_CEPH_OSDS is $osd_count; 8+3 needs 11 or more"
-    # The path of a socket has at most 107 bytes. Daemons take no commands without one.
+    # The path of a socket may have at most 107 bytes. Without a socket, daemons accept no commands.
     [ ${#base} -le 85 ] || failed "the path $base is too long for sockets; set NOS_EC_DEV_DIR to a shorter one"
     [ ! -e "$base/flavour" ] || [ "$(cat "$base/flavour")" = "$flavour" ] ||
-        failed "$base was made by $(cat "$base/flavour"), not $flavour: set NOS_EC_DEV_CEPH to it, or remove $base"
-    # A cluster whose making was interrupted is made anew: its monitor may know OSDs that were never made.
+        failed "$base was created by $(cat "$base/flavour"), not $flavour: set NOS_EC_DEV_CEPH to it, or remove $base"
+    # A cluster whose creation was interrupted is recreated: its monitor may know OSDs that were never created.
     [ -e "$base/osds.complete" ] || { stop_daemons >/dev/null; make_monitor; }
     launch mon ceph-mon -f -i a
     launch mgr ceph-mgr -f -i x
@@ -22,10 +22,10 @@ start_daemons() {
     await "$osd_count OSDs to be up" "$wait_s_max" osds_are_up
 }
 
-# A cluster keeps the number of OSDs that it was made with.
+# A cluster keeps the number of OSDs that it was created with.
 know_osd_count() { [ ! -e "$base/osd_count" ] || osd_count=$(cat "$base/osd_count"); }
 
-# Start a daemon unless it runs. It never forks (-f), so the pid of what is started is the daemon's.
+# Start a daemon unless it is running. It does not fork (-f), so the pid of the started process is the daemon's.
 launch() {
     local daemon=$1 wrapped
     shift
@@ -45,11 +45,11 @@ running_daemons() {
     done
 }
 
-# TERM to all at once, KILL to what is left: BlueStore's journal makes both safe.
+# Send TERM to all daemons at once, then KILL to those that are left. BlueStore's journal makes both safe.
 stop_daemons() {
     local daemons daemon waited
     daemons=$(running_daemons)
-    [ -n "$daemons" ] || { echo "$name does not run"; return; }
+    [ -n "$daemons" ] || { echo "$name is not running"; return; }
     for daemon in $daemons; do signal "$daemon" TERM; done
     for ((waited = 0; waited < stop_wait_s_max * 5; waited++)); do
         [ -n "$(running_daemons)" ] || break
@@ -57,7 +57,7 @@ stop_daemons() {
     done
     for daemon in $(running_daemons); do signal "$daemon" KILL; done
     sleep 0.2
-    [ -z "$(running_daemons)" ] || failed "still there: $(running_daemons | tr '\n' ' ')"
+    [ -z "$(running_daemons)" ] || failed "still running: $(running_daemons | tr '\n' ' ')"
     rm -f "$base"/run/*.pid
     echo "$name stopped"
 }
@@ -67,18 +67,18 @@ signal() {
     ! pid=$(running_pid "$1") || signal_process "$pid" "$2"
 }
 
-# Fails with the names of the daemons that do not run.
+# Fails with the names of the daemons that are not running.
 need_all_daemons() {
     local daemon lacking=()
     for daemon in mon mgr $(seq -f 'osd.%g' 0 $((osd_count - 1))); do
         running_pid "$daemon" >/dev/null || lacking+=("$daemon")
     done
-    [ ${#lacking[@]} = 0 ] || failed "${lacking[*]} of $((osd_count + 2)) daemons not running; start again to complete it"
+    [ ${#lacking[@]} = 0 ] || failed "not running, of $((osd_count + 2)) daemons: ${lacking[*]}; run start again"
 }
 
-# --- making -------------------------------------------------------------------------------------------------------
+# --- creating -----------------------------------------------------------------------------------------------------
 
-# An `aes` key: type 1, time of creation, 16 random bytes. Tentacle's own tools would make aes256k keys, which older
+# An `aes` key: type 1, time of creation, 16 random bytes. Tentacle's own tools would create aes256k keys, which older
 # client libraries cannot read.
 new_key() {
     {
@@ -105,20 +105,20 @@ make_monitor() {
     echo "$flavour" >"$base/flavour"
     write_conf "$fsid"
     (umask 077 && make_keyrings)
-    # The client library of Debian 12 knows the cipher `aes` alone.
+    # The client library of Debian 12 knows only the cipher `aes`.
     ! run monmaptool --help 2>&1 | grep -q -- --auth-allowed-ciphers ||
         ciphers=(--auth-allowed-ciphers "aes,aes256k" --auth-service-cipher aes --auth-preferred-cipher aes)
     {
         run monmaptool --create --clobber --fsid "$fsid" --addv a "[v2:127.0.0.1:$port]" "${ciphers[@]}" "$base/tmp/monmap" &&
             run ceph-mon --mkfs -c "$own_conf" -i a --monmap "$base/tmp/monmap" --keyring "$base/tmp/first.keyring"
-    } >"$base/log/mon.make" 2>&1 || failed "the monitor cannot be made" "$base/log/mon.make"
-    cp "$base/tmp/mon.keyring" "$base/mon/keyring" # not before: a folder that is not empty counts as made
+    } >"$base/log/mon.make" 2>&1 || failed "the monitor cannot be created" "$base/log/mon.make"
+    cp "$base/tmp/mon.keyring" "$base/mon/keyring" # not before: a folder that is not empty counts as created
 }
 
-# It gathers changes of its maps for a second before it publishes them; here nobody waits for many at once. Not in
-# ceph.conf, where it could not be changed while it runs: a test that measures does that.
+# By default, the monitor collects changes of its maps for a second before it publishes them. Here there are never many
+# at once. The setting is not in ceph.conf, where it could not be changed at run time: tests that measure change it.
 hurry_monitor() {
-    ceph config set mon paxos_propose_interval 0.1 >"$base/log/mon.hurry" 2>&1 || failed "the monitor takes no setting" "$base/log/mon.hurry"
+    ceph config set mon paxos_propose_interval 0.1 >"$base/log/mon.hurry" 2>&1 || failed "the monitor does not accept a setting" "$base/log/mon.hurry"
 }
 
 make_keyrings() {
@@ -149,15 +149,15 @@ make_osds() {
     done
     osd=0
     for pid in "${making[@]}"; do
-        wait "$pid" || failed "osd.$osd cannot be made" "$base/log/osd.$osd.make"
+        wait "$pid" || failed "osd.$osd cannot be created" "$base/log/osd.$osd.make"
         osd=$((osd + 1))
     done
     making=()
     touch "$base/osds.complete"
 }
 
-# Settings that differ from Ceph's defaults are there so that 12 OSDs fit one small machine and so that a test need
-# not wait for grace periods. None of them weakens durability: BlueStore syncs as always.
+# Settings differ from Ceph's defaults so that 12 OSDs fit on one small machine, and so that tests need not wait for
+# grace periods. None of them weakens durability: BlueStore syncs as always.
 write_conf() {
     cat >"$own_conf" <<CONF
 [global]
@@ -222,7 +222,7 @@ osd_max_pg_log_entries = 500
 osd_min_pg_log_entries = 100
 CONF
     [ "$flavour" != tentacle ] || return 0
-    # Pacific has no such setting per section and would scale the memory of each OSD to the machine's.
+    # Pacific would otherwise scale the memory of each OSD to that of the machine.
     echo "osd_memory_target = $((896 << 20))" >>"$own_conf"
 }
 
@@ -235,7 +235,7 @@ await() { # WHAT SECONDS COMMAND...
         for file in "$base"/run/*.pid; do
             running_pid "$(basename "$file" .pid)" >/dev/null || failed "$(basename "$file" .pid) died" "$base/log/$(basename "$file" .pid).out"
         done
-        [ "$SECONDS" -lt "$deadline" ] || failed "waited in vain for $what" "$base/log/mon.a.log"
+        [ "$SECONDS" -lt "$deadline" ] || failed "timed out waiting for $what" "$base/log/mon.a.log"
         sleep 0.3
     done
 }
@@ -247,7 +247,7 @@ osds_are_up() { ceph osd stat -f json | grep -q "\"num_up_osds\":[ ]*${osd_count
 groups_are_clean() {
     local report
     report=$(ceph pg stat -f json) || return 1
-    # The only state there is must be active+clean (scrubbing does not count as another one).
+    # All groups must be active+clean (scrubbing does not count as another state).
     printf '%s' "$report" | grep -q '"name":[ ]*"active+clean' &&
         ! printf '%s' "$report" | grep -o '"name":[ ]*"[^"]*"' | grep -v '"active+clean' | grep -q .
 }

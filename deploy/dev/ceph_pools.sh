@@ -1,5 +1,5 @@
-# Pools and client keys, in this script's cluster or in one that exists already; sourced by ceph.sh.
-# What exists is left as it is: nos_ec checks the pools when it opens them and says what does not fit.
+# Creates pools and client keys, in this script's cluster or in an existing one. Sourced by ceph.sh.
+# Existing ones are left as they are: nos_ec checks the pools when it opens them, and reports what does not fit.
 
 pool_blocks=nos-ec-blocks
 pool_landing=nos-ec-landing
@@ -13,7 +13,7 @@ make_pools() {
     {
         grep -qx "$pool_blocks" <<<"$pools" || make_pool_blocks
         grep -qx "$pool_landing" <<<"$pools" || make_pool_landing
-    } >>"$log" 2>&1 || failed "the pools cannot be made" "$log"
+    } >>"$log" 2>&1 || failed "the pools cannot be created" "$log"
     touch "$base/pools.complete"
 }
 
@@ -23,7 +23,7 @@ make_pool_blocks() {
         "osd erasure-code-profile set $profile plugin=isa technique=reed_sol_van k=8 m=3 crush-failure-domain=${NOS_EC_DEV_CEPH_DOMAIN:-osd} stripe_unit=131072" \
         "osd pool create $pool_blocks $pool_groups $pool_groups erasure $profile" \
         "osd pool application enable $pool_blocks nos_ec" | ceph
-    # Tentacle only, and for ever: reads touch just the pages and the OSDs they need.
+    # Tentacle only, and cannot be undone: reads touch only the pages and the OSDs that they need.
     ceph osd pool set "$pool_blocks" allow_ec_optimizations true || [ "$flavour" = system ] || exists_elsewhere
 }
 
@@ -35,8 +35,8 @@ make_pool_landing() {
         "osd pool application enable $pool_landing nos_ec" | ceph
 }
 
-# Least privilege, by kind of process (docs/CEPH.md has the table). `mon r` is for maps, pool
-# settings, free space, states of placement groups and the cluster's log.
+# Least privilege for each kind of process (docs/CEPH.md has the table). `mon r` is needed for maps, pool settings, free
+# space, states of placement groups and the cluster's log.
 roles=(front producer consumer gc reader)
 caps_of() {
     case $1 in

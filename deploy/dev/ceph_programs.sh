@@ -1,8 +1,8 @@
-# Where Ceph's programs come from, and how to run one; sourced by ceph.sh.
+# Installs Ceph's programs and runs them. Sourced by ceph.sh.
 #
-# Tentacle runs in a chroot, each program in a mount namespace of its own in which the cluster's folder is bound to
-# the same path inside and outside. The mounts are gone when the program ends, however it ends: nothing is left
-# mounted below the repository.
+# Tentacle runs in a chroot. Each program has its own mount namespace, in which the cluster's folder has the same path
+# inside and outside of the chroot. The mounts are gone when the program ends, however it ends, so nothing stays mounted
+# below the repository.
 
 packages=(ceph-mon ceph-mgr ceph-osd ceph-common)
 
@@ -22,7 +22,7 @@ need_programs() {
     esac
 }
 
-# What nos_ec itself loads: the Python binding of the distribution it runs on.
+# nos_ec itself loads the Python binding of the distribution that it runs on.
 need_client() {
     local found=(/usr/lib/python3/dist-packages/rados.*.so /usr/lib*/python3.*/site-packages/rados.*.so)
     local file
@@ -30,8 +30,8 @@ need_client() {
     install_packages python3-rados
 }
 
-# Debian's forky suite from the mirror that apt uses already: about 170 MB to fetch, 750 MB on disk, one or two
-# minutes.
+# Debian's forky suite, from the mirror that apt already uses: downloads about 170 MB, needs 750 MB on disk, and takes
+# one or two minutes.
 install_chroot() {
     command -v debootstrap >/dev/null || install_packages debootstrap
     mirror=$(debian_mirror) || missing "apt knows no Debian mirror to take Tentacle from; set NOS_EC_DEV_CEPH=system or NOS_EC_DEV_CEPH_CONF"
@@ -46,14 +46,14 @@ bootstrap() { # FOLDER
 }
 
 fill_chroot() {
-    # The Release file of a testing suite can look expired on a mirror that lags; its signature is still checked.
+    # On a mirror that lags, the Release file of a testing suite can look expired. Its signature is still checked.
     in_chroot "$1" apt-get -o Acquire::Check-Valid-Until=false update -q &&
         in_chroot "$1" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${packages[@]}" &&
         rm -rf "$1"/var/cache/apt/archives/*.deb
 }
 
-# Fill the array `wrapped` with what runs a command in a chroot that has /proc and the cluster's folder. Every step
-# of it is an exec, so that the pid of the first is the pid of the command itself.
+# Fill the array `wrapped` with the command line that runs a command in a chroot with /proc and the cluster's folder.
+# Every step of it is an exec, so the first process keeps its pid and becomes the command itself.
 wrap_in_chroot() { # ROOT COMMAND...
     local root=$1
     shift
@@ -74,7 +74,7 @@ in_chroot() {
     "${wrapped[@]}"
 }
 
-# Fill `wrapped` with what runs one of Ceph's programs where it is installed.
+# Fill `wrapped` with the command line that runs one of Ceph's programs where it is installed.
 wrap() {
     if [ "$flavour" = tentacle ]; then wrap_in_chroot "$chroot_dir" "$@"; else wrapped=("$@"); fi
 }
@@ -85,6 +85,6 @@ run() {
     "${wrapped[@]}"
 }
 
-# The command line of an administrator. Each call takes a third of a second, so commands are sent in batches
-# through standard input where there are many.
+# Runs `ceph` as the administrator. Each call takes a third of a second, so many commands are sent as one batch through
+# standard input.
 ceph() { run ceph --connect-timeout 30 -c "$conf" --name client.admin --keyring "$admin_keyring" "$@"; }

@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# A fresh machine for one command: a minimal Debian with nothing but python3 and make. A machine that is in use hides an
-# install step that is missing, because something else has installed the package before. A fresh machine does not.
+# A fresh machine for one command: a minimal Debian with nothing but python3 and make. A machine in use can hide a
+# missing install step, because something else has already installed the package. A fresh machine does not.
 # usage: deploy/dev/fresh.sh COMMAND     a line for bash; it runs as root in a copy of the working tree
 #
 # The copy has the files of the working tree as they are, committed or not, except those that .gitignore names.
 # Each run gets its own mount, process and IPC namespaces, and an empty layer (overlayfs) over the pristine system. What
 # the command installs, mounts or leaves running is gone when it ends, or when this script ends, even by SIGKILL. Files
 # that a SIGKILL leaves are removed by the next run.
-# The network is the host's. Settings for the package registries are the host's too: apt's and pip's configuration,
-# certificates, Maven's settings, and variables of the environment. Nothing else is.
+# The network is the host's, and so are the settings for package registries: the configuration of apt and pip,
+# certificates, Maven's settings, and environment variables. Nothing else comes from the host.
 #
 # Environment, besides that of base.sh:
-#   NOS_EC_FRESH_SUITE   Debian's suite (default bookworm). Its pristine system is made once: 270 MB in var/dev
+#   NOS_EC_FRESH_SUITE   Debian's suite (default bookworm). Its pristine system is created once: 270 MB in var/dev
 #   NOS_EC_FRESH_MIRROR  Debian mirror (default: the one that apt uses)
 #   NOS_EC_FRESH_KEEP    1: what a successful command installed in its var/dev is moved to var/dev here, if it is missing
-# Exit status: that of the command; 3 when there can be no fresh machine here; 1 when it cannot be set up.
-# The ports of the development servers are set to free ones, so that they can run beside those of the host.
+# Exit status: that of the command; 3 when a fresh machine is impossible here; 1 when it cannot be set up.
+# The ports of the development servers are set to free ones, so that they can run at the same time as those of the host.
 
 name=fresh
 . "$(dirname "$0")/base.sh"
 suite=${NOS_EC_FRESH_SUITE:-bookworm}
 system=$programs/fresh-$suite
-packages=python3,make,ca-certificates # the last one only to reach registries over TLS
+packages=python3,make,ca-certificates # the last one is only for reaching registries over TLS
 stop_wait_s_max=60
 kept=(ceph-tentacle/.complete kafka-4.0.0/.complete mysql-8.0.12/bin/mysqld)
 layer=
@@ -32,7 +32,7 @@ machine=
 
 need_system() {
     [ "$(id -u)" = 0 ] || missing "needs root, for its mounts and namespaces"
-    command -v apt-get >/dev/null || missing "needs apt, to know a Debian mirror"
+    command -v apt-get >/dev/null || missing "needs apt, to find a Debian mirror"
     [ ! -e "$system/.complete" ] || return 0
     command -v debootstrap >/dev/null || install_packages debootstrap
     mirror=${NOS_EC_FRESH_MIRROR:-$(debian_mirror)} || missing "apt knows no Debian mirror; set NOS_EC_FRESH_MIRROR"
@@ -51,7 +51,7 @@ remove() { rm -rf --one-file-system "$@"; }
 
 # --- one run ------------------------------------------------------------------------------------------------------
 
-# The lock of a layer is held by every process of its machine, and by nobody when the last one has ended.
+# Every process of a machine holds the lock of its layer. It is free once the last of them has ended.
 make_layer() {
     local old
     mkdir -p "$base"
@@ -77,7 +77,7 @@ copy_working_tree() {
     tar -C "$repository" --exclude-from="$excluded" -c . | tar -C "$layer/project" -x --no-same-owner
 }
 
-# How this machine reaches its package registries, as files of the layer.
+# Copy the settings with which this machine reaches its package registries into the layer.
 carry_settings() {
     local file upper=$layer/upper
     mkdir -p "$upper/etc/apt/apt.conf.d"
@@ -97,12 +97,12 @@ carry() { # FROM TO
     cp -RL "$1" "$2"
 }
 
-# NAME=VALUE lines of the variables that say how to reach registries.
+# NAME=VALUE lines of the variables that say how to reach package registries.
 carried_variables() {
     env | grep -E '^(PIP_(INDEX_URL|EXTRA_INDEX_URL|TRUSTED_HOST|CERT|PROXY|DEFAULT_TIMEOUT|RETRIES|CONFIG_FILE)|MAVEN_(OPTS|ARGS)|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY)=' || true
 }
 
-# Ports that nobody uses now, and that neither tests, development servers nor Linux's clients choose.
+# Choose ports that are not in use, and that neither tests, development servers nor Linux's clients choose.
 choose_ports() {
     local variable port taken=:
     ports=()
@@ -114,7 +114,7 @@ choose_ports() {
     done
 }
 
-# The death of this script ends unshare, that of unshare ends the machine's first process, and that ends all of them.
+# If this script dies, unshare ends. Then the machine's first process ends, and with it all others.
 run_command() { # COMMAND
     local variables=()
     mapfile -t variables < <(carried_variables)
@@ -129,7 +129,7 @@ run_command() { # COMMAND
     return "$status"
 }
 
-# Renamed, under the lock that an installation takes.
+# Move programs to var/dev, under the lock that an installation takes.
 keep_programs() {
     [ "${NOS_EC_FRESH_KEEP:-0}" = 1 ] || return 0
     local proof folder
@@ -146,7 +146,7 @@ clean_up() {
     [ -z "$machine" ] || { kill -KILL "$machine" 2>/dev/null || true; wait "$machine" 2>/dev/null || true; }
     release_layer
     if [ -n "$layer" ]; then
-        flock -w "$stop_wait_s_max" "$layer/lock" true || echo "$name: some process is still there" >&2
+        flock -w "$stop_wait_s_max" "$layer/lock" true || echo "$name: some process is still running" >&2
         remove "$layer"
     fi
     exit "$status"

@@ -1,4 +1,5 @@
-# Inside the namespaces of a fresh machine: its mounts, then the command. Run by fresh.sh, as the machine's first process.
+# Runs inside the namespaces of a fresh machine: makes its mounts, then runs the command. fresh.sh starts it as the
+# machine's first process.
 # arguments: SYSTEM LAYER COMMAND NAME=VALUE...
 
 set -eu
@@ -8,7 +9,7 @@ root=$layer/root
 
 unable() { echo "fresh: $*" >&2; exit 3; }
 
-# Nobody needs what is in the layer after a power cut, so nothing waits for the disk.
+# The layer is not needed after a power cut, so nothing waits for the disk.
 mount -t overlay overlay -o "lowerdir=$system,upperdir=$layer/upper,workdir=$layer/work,volatile" "$root" ||
     unable "overlayfs cannot be mounted on $layer; set NOS_EC_DEV_DIR to a folder on another file system"
 mkdir -p "$root/project"
@@ -21,5 +22,5 @@ mount --bind /dev "$root/dev"
 
 own=(HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TERM=dumb)
 [ ! -d "$root/usr/local/share/ca-certificates" ] || chroot "$root" env -i "${own[@]}" update-ca-certificates >/dev/null 2>&1 ||
-    unable "this machine's own certificates cannot be taken over"
+    unable "the host's own certificates cannot be installed"
 exec chroot "$root" env -i "${own[@]}" "$@" bash -euc "cd /project; $command"

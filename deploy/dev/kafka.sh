@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # A Kafka 4 broker (KRaft: broker and controller in one process, no ZooKeeper) for development and tests, on 127.0.0.1
-# only, with its own data folder; no system service. The program comes out of Maven artifacts and needs Java 17.
-# usage: deploy/dev/kafka.sh start|stop|status|install  The last word of start and status is what clients connect to.
+# only, with its own data folder; no system service. The program comes from Maven artifacts and needs Java 17.
+# usage: deploy/dev/kafka.sh start|stop|status|install  The last word of start and status is the address for clients.
 #
 # Environment, besides that of base.sh and server.sh (the controller takes a free port between 20000 and 29999):
 #   NOS_EC_DEV_FAST  1: messages and offsets do not wait for the disk. For test runs only: a crash of the machine
-#                    loses data. Otherwise every append is synced, as there is no second broker that has it too
+#                    loses data. Otherwise every append is synced, because no second broker has a copy
 #   NOS_EC_DEV_KAFKA_LISTENER    one more listener with TLS and SASL, such as SECURE://127.0.0.1:19093
-#   NOS_EC_DEV_KAFKA_PROPERTIES  a file with more of the broker's properties: what that listener needs, such as
+#   NOS_EC_DEV_KAFKA_PROPERTIES  a file with further properties of the broker: what that listener needs, such as
 #                                certificates and logins
 
 name=kafka
@@ -37,7 +37,7 @@ fetch() { # FOLDER
         touch "$1/.complete"
 }
 
-# slf4j-simple: Kafka brings the interface of a logger only, and would fail without a word.
+# slf4j-simple: Kafka comes only with the interface of a logger, and without a logger it would fail silently.
 pom() {
     cat <<POM
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -53,8 +53,8 @@ pom() {
 POM
 }
 
-# Everything that a cluster would replicate has one copy here. The first member of a group is not kept waiting for
-# others, and sessions may be short: both for the sake of quick tests.
+# Everything that a cluster would replicate has one copy here. For quick tests, the first member of a group does not
+# wait for others, and sessions may be short.
 write_properties() { # PORT_OF_CONTROLLER
     local more=${NOS_EC_DEV_KAFKA_LISTENER:-}
     cat <<PROPERTIES
@@ -97,7 +97,7 @@ prepare() {
     write_properties "$controller_port" >"$properties"
 }
 
-# Below the ports that Linux gives to clients: one of those may be taken at any moment.
+# A port below those that Linux gives to clients, because one of those may be taken at any moment.
 free_port_for_controller() {
     local tried candidate
     for ((tried = 1; tried < 100; tried++)); do
@@ -108,7 +108,7 @@ free_port_for_controller() {
     return 1
 }
 
-# It has one node, so any cluster id will do.
+# The cluster has one node, so any cluster id will do.
 make_data() {
     mkdir -p "$data"
     java "${java_options[@]}" kafka.tools.StorageTool format --cluster-id bm9zLWVjLWRldi1sb2dfMQ --config "$properties"

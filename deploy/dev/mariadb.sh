@@ -6,8 +6,8 @@
 name=mariadb
 . "$(dirname "$0")/base.sh"
 
-# The core packages hold programs alone: nothing is started by installing them. mariadb-install-db calls
-# my_print_defaults, which is in that of the client.
+# The core packages contain only programs, so installing them starts nothing. mariadb-install-db calls
+# my_print_defaults, which is in the client's core package.
 need_program() {
     local program
     for program in mariadbd mariadb-install-db my_print_defaults; do

