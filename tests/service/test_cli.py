@@ -439,7 +439,7 @@ def test_a_gc_run_says_who_else_is_at_it(cli: Cli, system: System) -> None:
     with system.contended_lease("gc", 60_000):
         message = cli("gc", "run", "--apply", exits=5)["message"]
     assert f"lease 'gc' is held by process {os.getpid()} on " in message
-    assert "let that one finish, or stop it" in message
+    assert "let the holder finish, or stop it" in message
     cli("gc", "run", "--apply")
 
 
