@@ -63,7 +63,10 @@ def test_a_damaged_sqlite_file_is_said_to_be_damaged(bench: Bench, name: str, da
     root = _filled(bench)
     data = (root / name).read_bytes()
     _lose(root, name, b"garbage" * 10 + data[70:] if damage == "head" else data[:5000])
-    with pytest.raises(Corrupt, match=r"restore|remove it and run `nos-ec init`"), open_system(bench.settings()) as system:
+    with (
+        pytest.raises(Corrupt, match=r"restore|remove it and run `nos-ec init`"),
+        open_system(bench.settings()) as system,
+    ):
         system.check_for_daemon(writes=True)
 
 
