@@ -418,7 +418,8 @@ class LogSettings(_Section):
         default=10 * _SECOND,
         ge=100,
         le=_HOUR,
-        description="Milliseconds after which a consumer that does not poll loses its partitions to the others.",
+        description="Milliseconds after which a consumer whose process died loses its partitions to the others. On the"
+        " embedded log also one that does not poll; on Kafka see kafka.poll_interval_ms_max.",
     )
 
 
