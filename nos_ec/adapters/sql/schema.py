@@ -214,7 +214,7 @@ BLOCKS = _table(
 """Blocks and their books, which count bytes.
 
 waste_ppm: dead and overhead bytes per million bytes of the block; a million for a block without stripes.
-gc_not_before_ms: GC leaves the block alone until then. gc_failures: how many times in a row GC could not collect it.
+gc_not_before_ms: GC leaves the block alone until then. gc_failures: how many times in a row GC left it alone.
 """
 
 LEASES = _table(
