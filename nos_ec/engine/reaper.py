@@ -10,8 +10,8 @@ the copy -> forget the entry. After a crash anywhere in between, the next run co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from nos_ec.core.errors import Corrupt, NosError, NotFound, Transient
 from nos_ec.core.ids import BlockId, Extent, LandingId
@@ -21,7 +21,7 @@ from nos_ec.engine.limited_log import LimitedLog
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.clock import Beat, Clock, unwatched
+from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import LandingDeletion, LandingQueue, ObjectRow, Objects
 
@@ -33,9 +33,10 @@ PARKED_MAX = 10_000
 _EXTENTS_PER_READ_MAX = 64
 
 
-class _Copy(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Copy:
     landing_id: LandingId
-    object: str
+    object: str = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class Reaper:
         self._clock = clock
         self._batch_objects = batch_objects
         self._errors = LimitedLog(__name__, clock)
+        self._look_ms = 0
+        """When parked entries that are not due here are looked up again."""
         self.parked: Parking[_Copy] = Parking("landing copy", _name, clock, BACK_OFF, PARKED_MAX)
         """Entries that could not be settled because of an error; any thread may read its figures."""
 
@@ -86,7 +89,7 @@ class Reaper:
         due = self._metadata.due_deletions(now_ms, self._batch_objects)
         self._errors.report()
         if len(due) < self._batch_objects:
-            self._release_settled_elsewhere(due)
+            self._release_settled_elsewhere(due, now_ms)
         if not due:
             return ReapResult()
         unneeded = [deletion for deletion in due if deletion.doomed or deletion.row is None]
@@ -138,15 +141,20 @@ class Reaper:
         for wait_ms, landing_ids in by_wait_ms.items():
             self._metadata.postpone_deletion(landing_ids, now_ms + wait_ms)
 
-    def _release_settled_elsewhere(self, due: Sequence[LandingDeletion]) -> None:
-        """`due` is everything that is due. A parked entry that should be due but is not in it was settled by another
-        reaper."""
-        if not self.parked:
+    def _release_settled_elsewhere(self, due: Sequence[LandingDeletion], now_ms: int) -> None:
+        """`due` is everything that is due. A parked entry that should be due but is not in it was put off by another
+        reaper, or settled: then nothing refers to its copy any more."""
+        if not self.parked or waits(self._look_ms, now_ms, BACK_OFF.first_ms):
             return
+        self._look_ms = now_ms + BACK_OFF.first_ms
         found = {_copy(deletion) for deletion in due}
-        for copy in self.parked.due(PARKED_MAX):
-            if copy not in found:
-                self.parked.release(copy)
+        missing = [copy for copy, _ in self.parked if copy not in found and not self.parked.waits(copy)]
+        for first in range(0, len(missing), self._batch_objects):
+            some = missing[first : first + self._batch_objects]
+            known = self._metadata.landing_known([copy.landing_id for copy in some])
+            for copy in some:
+                if copy.landing_id not in known:
+                    self.parked.release(copy)
 
     def _delete(self, doomed: Sequence[LandingId], beat: Beat) -> Mapping[LandingId, NosError]:
         """Delete doomed copies and forget them. Returns the errors of those that could not be deleted."""

@@ -13,7 +13,7 @@ from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.limited_log import LINES_MAX
-from nos_ec.engine.parking import NAMED_MAX
+from nos_ec.engine.parking import NAMED_MAX, ParkingFigures
 from nos_ec.engine.reaper import BACK_OFF, Reaper, ReapResult
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.testing.audit import all_blocks
@@ -217,4 +217,29 @@ def test_a_parked_entry_that_another_reaper_settled_is_no_longer_counted(
     assert another.run_once().deleted == 3
     assert one.parked.figures().items == 3
     assert one.run_once() == ReapResult()
+    assert one.parked.figures().items == 0
+
+
+def test_a_parked_entry_that_another_reaper_put_off_stays_parked(
+    bench: Bench, system: System, clock: FakeClock
+) -> None:
+    keys = _packed_with_copies(bench, system, 3)
+    _lose(bench, system)
+    for path in (bench.folder / "store" / "landing").glob("??/*"):
+        path.write_bytes(b"x" * path.stat().st_size)
+    one, another = _reaper(system), _reaper(system)
+    since_ms = clock.now_ms()
+    assert one.run_once().postponed == 3
+    for _ in range(5):
+        clock.advance(BACK_OFF.first_ms)
+        another.run_once()
+        assert one.run_once() == ReapResult()
+        assert one.parked.figures() == ParkingFigures(3, since_ms)
+    for key in keys:
+        bench.delete(system, key)
+    clock.advance(BACK_OFF.max_ms)
+    assert another.run_once().deleted == 3
+    assert another.parked.figures().items == 0
+    clock.advance(BACK_OFF.first_ms)
+    one.run_once()
     assert one.parked.figures().items == 0

@@ -437,9 +437,11 @@ class FailingProducer:
 
     def __init__(self, _configuration: object) -> None:
         self.queued = 0
+        self.reports: list[Callable[[KafkaError, None], None]] = []
 
-    def produce(self, *_arguments: object, **_named: object) -> None:
+    def produce(self, *_arguments: object, on_delivery: Callable[[KafkaError, None], None], **_named: object) -> None:
         self.queued += 1
+        self.reports.append(on_delivery)
 
     def flush(self, _timeout: float) -> int:
         try:
@@ -455,6 +457,8 @@ class FailingProducer:
 
     def close(self) -> None:
         assert self.queued == 0, "closing would go on sending them"
+        for report in self.reports:  # as the driver does for what was purged
+            report(KafkaError(KafkaError._PURGE_QUEUE), None)
 
 
 def test_a_producer_with_a_fatal_error_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

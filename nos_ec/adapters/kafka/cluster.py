@@ -252,7 +252,7 @@ def let_go(close: Callable[[], object], wait_s: float) -> None:
     """
 
     def close_quietly() -> None:
-        with suppress(KafkaException, RuntimeError):  # no caller is left to handle it; RuntimeError: already closed
+        with suppress(KafkaException, SystemError, RuntimeError):  # no caller is left; RuntimeError: already closed
             close()
 
     thread = threading.Thread(target=close_quietly, name="kafka-let-go", daemon=True)

@@ -272,7 +272,7 @@ class KafkaConsumer:
     def _start_anew(self) -> None:
         """Abandon a client that makes no progress (3 to 6). The partitions are lost, as when the member is removed."""
         _log.warning(f"rejoining the group: {self._anew_because}", member=self._member, brokers=self._topic.servers)
-        self._client.replace()
+        abandoned = self._client.replace()
         self._joined = False
         self._member_id = None
         self._anew_because = ""
@@ -282,12 +282,14 @@ class KafkaConsumer:
         self._commits.reset()
         self._stalls.reset()
         self._run_callback(lost)
+        # Only now: another member gets the partitions when this one has left.
+        self._client.abandon(abandoned)
 
     def _renew_onlookers(self) -> None:
         """Abandon the clients that only look up offsets. They may never work again (3), and no poll replaces them."""
         self._look_up.renew()
         if not self._joined and not self._closed:
-            self._client.replace()
+            self._client.abandon(self._client.replace())
 
     # --- polling ----------------------------------------------------------------------------------
     def _join(self) -> None:

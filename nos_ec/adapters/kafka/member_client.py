@@ -41,11 +41,15 @@ class MemberClient:
             heard = {name: self.heard(callback) for name, callback in callbacks.items()}
             self.driver.subscribe([self._topic.name], **heard)
 
-    def replace(self) -> None:
-        """Replace the client. The abandoned one tells the group that it leaves, or the group notices when its session
-        ends."""
+    def replace(self) -> Consumer:
+        """Replace the client. Returns the abandoned one, to be given to `abandon`."""
         abandoned, self.driver = self.driver, self._new()
-        let_go(abandoned.close, 0)
+        return abandoned
+
+    def abandon(self, driver: Consumer) -> None:
+        """Close a client that was replaced, without waiting. It tells the group that it leaves, or the group notices
+        when its session ends."""
+        let_go(driver.close, 0)
 
     def leave(self) -> None:
         """Leave the group. Waits at most one request time-out, because the driver waits for the answers to commits."""

@@ -43,11 +43,15 @@ class _Batch:
     def __init__(self, topic: KafkaTopic, count: int) -> None:
         self._topic = topic
         self._unknown = set(range(count))
+        self._awaits_reports = True
         self.errors: dict[int, NosError] = {}
         self.partitions_seen = 0
 
     def reported(self, index: int, error: KafkaError | None, message: Message) -> None:
-        """Take a delivery report. Runs inside the driver's poll."""
+        """Take a delivery report. Runs inside the driver's poll, and when an abandoned client is closed: that one has
+        nothing to say any more."""
+        if not self._awaits_reports:
+            return
         if error is not None:
             self.failed(index, translate(error, self._topic, "publish"))
             return
@@ -64,6 +68,10 @@ class _Batch:
         """Fail all messages that have no report yet; none will come for them."""
         for index in list(self._unknown):
             self.failed(index, error)
+
+    def await_reports(self, awaits: bool) -> None:
+        """Whether delivery reports still count."""
+        self._awaits_reports = awaits
 
     def too_large(self) -> list[int]:
         """The messages that were refused because they, or the batches they were sent in, are too large."""
@@ -164,12 +172,14 @@ class KafkaPublisher:
         """Send these messages and wait for their outcome."""
         if self._producer is None:
             self._producer = self._new_producer()
+        batch.await_reports(True)
         try:
             for index in indexes:
                 self._hand_over(self._producer, name, messages[index], index, batch)
         except NosError as error:
             batch.rest_failed(error)
         self._await_reports(self._producer, batch)
+        batch.await_reports(False)
         if batch.errors:
             # The client may never work again: after a fatal error, or when it has forgotten every broker.
             self._drop_producer()
