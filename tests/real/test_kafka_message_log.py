@@ -262,7 +262,7 @@ def test_a_topic_that_has_grown_is_a_configuration_error(log: KafkaHarness) -> N
     admin = log.admin()
     for answer in admin.create_partitions([NewPartitions(log.topic.name, 7)]).values():
         answer.result()
-    with pytest.raises(ConfigError, match=r"has 7 partitions .* set log\.partitions to 7"):
+    with pytest.raises(ConfigError, match=r"has 7 partitions, .* set log\.partitions to 7"):
         KafkaMessageLog(log.topic)
     with pytest.raises(ConfigError, match="has grown to at least 7 partitions"):
         log.publisher().publish([(key, b"v") for key in keys_of_partitions(7)])

@@ -55,15 +55,19 @@ def make_anew(log: KafkaHarness, per_partition: int) -> set[bytes]:
 
 
 def collect(consumer: MessageConsumer, wanted: set[bytes], *, commit: bool) -> set[bytes]:
-    """Poll until all values that are wanted came. Returns what came, in one and more copies."""
+    """Poll until all values that are wanted came, and are committed if they are to be. Returns what came."""
     got: set[bytes] = set()
+    pending: dict[int, int] = {}
+    consumer.on_revoke(lambda _partitions: pending.clear())
 
     def poll() -> bool:
         try:
             messages = consumer.poll(500, 100)
             got.update(message.value for message in messages)
-            if commit and messages:
-                consumer.commit(ends(messages))
+            if commit:
+                pending.update(ends(messages))
+                consumer.commit(pending)  # what a group that rebalances did not accept is committed with the next
+                pending.clear()
         except (Transient, Conflict):
             return False
         return wanted <= got
@@ -112,12 +116,12 @@ _READER = """
     while True:
         try:
             messages = consumer.poll(50, 100)
+            for m in messages:
+                print(m.value.decode(), flush=True)
             if messages:
                 consumer.commit({m.partition: m.offset + 1 for m in messages})
         except NosError:
             continue
-        for m in messages:
-            print(m.value.decode(), flush=True)
 """
 
 
