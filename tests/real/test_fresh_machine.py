@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -58,10 +60,15 @@ class FreshMachines:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> FreshMachines:
-    found = FreshMachines(tmp_path)
-    assert found.run("true").returncode == 0  # the first one ever says that it installs the pristine system
-    return found
+def machines() -> Iterator[FreshMachines]:
+    """Their layers lie where those of a developer do: on a machine that is itself a layer, overlayfs refuses /tmp."""
+    data = REPOSITORY / "var"
+    data.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=data, prefix="test-fresh-") as folder:
+        found = FreshMachines(Path(folder))
+        ran = found.run("true")  # the first one ever says that it installs the pristine system
+        assert ran.returncode == 0, ran.stderr
+        yield found
 
 
 def await_no_process(machines: FreshMachines) -> None:
