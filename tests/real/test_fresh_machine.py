@@ -138,9 +138,9 @@ def test_the_layer_of_a_run_that_goes_on_is_left_alone(machines: FreshMachines) 
     assert machines.layers() == []
 
 
-def test_what_was_installed_is_kept_on_request_where_it_is_missing(machines: FreshMachines, tmp_path: Path) -> None:
+def test_what_was_installed_is_kept_on_request_where_it_is_missing(machines: FreshMachines) -> None:
     assert machines.run("true").returncode == 0
-    repository = tmp_path / "repository"
+    repository = machines.folder / "repository"
     shutil.copytree(SCRIPTS, repository / "deploy" / "dev")
     (repository / ".gitignore").write_text("var/\n")
     programs = repository / "var" / "dev"
