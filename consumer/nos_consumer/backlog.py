@@ -98,8 +98,9 @@ class Backlog:
 
     def still_landed(self, packables: Sequence[Packable]) -> set[Packable]:
         """Those whose rows still say that they are to be packed from this landing copy. Raises Transient."""
-        landed = self._metadata.still_landed([_request(packable) for packable in packables])
-        return {packable for packable in packables if _request(packable) in landed}
+        requests = {packable: _request(packable) for packable in packables}
+        landed = self._metadata.still_landed(list(requests.values()))
+        return {packable for packable, request in requests.items() if request in landed}
 
     def wait(self, packable: Packable) -> None:
         """Put an object on the merge list."""
