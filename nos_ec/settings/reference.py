@@ -8,7 +8,8 @@ from typing import get_args
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-from nos_ec.settings.sections import UNITS, Settings, fields_of, size_of
+from nos_ec.settings.sections import Settings, fields_of
+from nos_ec.settings.values import UNITS, size_of
 
 
 def allowed(field: FieldInfo) -> str:

@@ -2,78 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic.fields import FieldInfo
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.geometry import Geometry
+from nos_ec.settings.values import Count, Flag, NonEmptyPath, Ratio, Size, Table
 
-UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
-_SIZE_PATTERN = re.compile(r"\s*(\d{1,18})\s*([A-Za-z]*)\s*")
-
-
-def _number(value: object) -> object:
-    """Refuses TOML's `true`, which Python would take for 1."""
-    if isinstance(value, bool):
-        raise ValueError("true and false are not numbers")
-    return value
-
-
-def size_of(value: object) -> object:
-    """Bytes: a number, or a string such as "512MiB"."""
-    if not isinstance(value, str):
-        return _number(value)
-    match = _SIZE_PATTERN.fullmatch(value)
-    if match is None or match[2] not in UNITS:
-        raise ValueError("not a size")
-    return int(match[1]) * UNITS[match[2]]
-
-
-def _path(value: object) -> object:
-    """Refuses an empty path: it would mean the current folder, which is never intended."""
-    if value == "":
-        raise ValueError("not a path")
-    return value
-
-
-def _flag(value: object) -> object:
-    """A boolean, or `true` or `false` as a string, as it arrives from the environment."""
-    if value in ("true", "false"):
-        return value == "true"
-    if not isinstance(value, bool):
-        raise ValueError("not true or false")
-    return value
-
-
-def _table(value: object) -> object:
-    """A TOML table, or JSON in the environment. TOML nests an unquoted `a.b = 1`; here it means the key "a.b"."""
-    if isinstance(value, str):
-        value = json.loads(value)
-    if not isinstance(value, dict):
-        raise ValueError("not a table")
-    return dict(_flattened("", value))
-
-
-def _flattened(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flattened(f"{prefix}{key}.", value)
-        else:
-            yield prefix + key, value
-
-
-Flag = Annotated[bool, BeforeValidator(_flag)]
-Count = Annotated[int, BeforeValidator(_number)]
-Ratio = Annotated[float, BeforeValidator(_number)]
-Size = Annotated[int, BeforeValidator(size_of)]
 
 
 class _Section(BaseModel):
@@ -87,7 +27,7 @@ class StoreSettings(_Section):
         default="local",
         description="Store of blocks and landing copies: local (folders in root) or ceph (two pools, see [ceph]).",
     )
-    root: Annotated[Path, BeforeValidator(_path)] = Field(
+    root: NonEmptyPath = Field(
         default=Path("var/nos_ec"),
         description="Folder of the embedded parts: local blocks and landing copies, the local message log and, unless"
         " metadata_url is set, the metadata database. A relative path in a file starts at the file's folder, so that"
@@ -119,7 +59,7 @@ class CephSettings(_Section):
     """The Ceph cluster of `store.backend = "ceph"` (CEPH.md). Each kind of process can have its own user: set user and
     keyring_file in its environment."""
 
-    conf_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
+    conf_file: NonEmptyPath | None = Field(
         default=None,
         title="a path",
         description="The cluster's ceph.conf; only `mon_host` is required in it. A relative path in a file starts at"
@@ -128,13 +68,13 @@ class CephSettings(_Section):
     user: str = Field(
         default="client.nos-ec", min_length=1, max_length=200, description="Full name of the user, including `client.`."
     )
-    keyring_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
+    keyring_file: NonEmptyPath | None = Field(
         default=None,
         title="a path",
         description="Keyring with the user's key. If unset, Ceph searches the places that ceph.conf or its own"
         " defaults name. A relative path in a file starts at the file's folder.",
     )
-    admin_keyring_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
+    admin_keyring_file: NonEmptyPath | None = Field(
         default=None,
         title="a path",
         description="Keyring of client.admin, only for a development cluster: `nos-ec demo` uses it to mark OSDs down,"
@@ -472,12 +412,12 @@ class KafkaSettings(_Section):
         description="Static membership: a name for one consumer, unique and kept across restarts. Set it in the"
         " environment of each consumer. If unset, every restart of a consumer makes the group rebalance.",
     )
-    options: Annotated[dict[str, str | int | bool], BeforeValidator(_table)] = Field(
+    options: Annotated[dict[str, str | int | bool], Table] = Field(
         default_factory=dict,
         title='a table such as {"security.protocol" = "SASL_SSL"} (JSON in the environment)',
         description="More librdkafka settings under their own names: TLS, SASL, tuning. No secrets.",
     )
-    secrets: Annotated[dict[str, SecretStr], BeforeValidator(_table)] = Field(
+    secrets: Annotated[dict[str, SecretStr], Table] = Field(
         default_factory=dict,
         title='a table such as {"sasl.password" = "..."} (JSON in the environment)',
         description="librdkafka settings that are secret; they are never shown. Prefer the environment.",
@@ -505,7 +445,7 @@ class ApiSettings(_Section):
         description="Bearer token that every request must send. Prefer NOS_EC_API__TOKEN in the environment, or"
         " token_file. Without either, the API does not start unless anonymous is true.",
     )
-    token_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
+    token_file: NonEmptyPath | None = Field(
         default=None,
         title="a path",
         description="File that contains the token, as an alternative to token. Other users must not be able to read"
