@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 
 _BLOCK = "019a2f3c5d7e8f90a1b2c3d4e5f60718"
@@ -189,8 +190,10 @@ class BlockDetail(_Answer):
                  "entries": 104, "live_entries": 103, "writer_epoch": 12, "written_at_ms": 1763700000000}],
     )  # fmt: skip
     block: Block
-    groups: list[Group] = Field(max_length=1024)
-    damaged_stripes: list[int] = Field(max_length=1024, description="Stripes without a readable header.")
+    groups: list[Group] = Field(max_length=STRIPES_PER_BLOCK_MAX)
+    damaged_stripes: list[int] = Field(
+        max_length=STRIPES_PER_BLOCK_MAX, description="Stripes without a readable header."
+    )
     unconfirmed_objects: Count = Field(description="Objects that rows place here, but no readable header confirms.")
     header_bytes_read: Bytes
 

@@ -15,6 +15,15 @@ from nos_ec.core.errors import ConfigError
 PAGE = 4096
 """Bytes. The sizes of headers and chunks are multiples of it. It is the allocation unit of BlueStore."""
 
+# The limits of a geometry. Settings accept the same, and a header outside them is not one of ours (docs/FORMAT.md).
+K_MAX = 32
+M_MAX = 8
+CHUNK_SIZE_MIN = 4 * PAGE
+CHUNK_SIZE_MAX = 4 << 20
+STRIPES_PER_BLOCK_MAX = 1024
+BLOCK_SIZE_MAX = 1 << 30
+"""Bytes. Keeps every offset in a block well within 32 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
@@ -30,22 +39,23 @@ class Geometry:
     stripes_per_group_max: int = 4
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= 32:
-            raise ConfigError(f"geometry: k is {self.k}; it must be 1 to 32")
-        if not 1 <= self.m <= 8:
-            raise ConfigError(f"geometry: m is {self.m}; it must be 1 to 8")
-        if self.chunk_size < 4 * PAGE or self.chunk_size % PAGE or self.chunk_size > 4 << 20:
+        if not 1 <= self.k <= K_MAX:
+            raise ConfigError(f"geometry: k is {self.k}; it must be 1 to {K_MAX}")
+        if not 1 <= self.m <= M_MAX:
+            raise ConfigError(f"geometry: m is {self.m}; it must be 1 to {M_MAX}")
+        if not is_chunk_size(self.chunk_size):
             raise ConfigError(
                 f"geometry: chunk_size is {self.chunk_size}; it must be a multiple of {PAGE}"
-                f" from {4 * PAGE} to {4 << 20}"
+                f" from {CHUNK_SIZE_MIN} to {CHUNK_SIZE_MAX}"
             )
-        if not 1 <= self.stripes_per_group_max <= self.stripes_per_block <= 1024:
+        if not 1 <= self.stripes_per_group_max <= self.stripes_per_block <= STRIPES_PER_BLOCK_MAX:
             raise ConfigError(
                 f"geometry: stripes_per_group_max is {self.stripes_per_group_max} and stripes_per_block is"
-                f" {self.stripes_per_block}; needed: 1 <= stripes_per_group_max <= stripes_per_block <= 1024"
+                f" {self.stripes_per_block}; needed: 1 <= stripes_per_group_max <= stripes_per_block <="
+                f" {STRIPES_PER_BLOCK_MAX}"
             )
-        if self.block_size > 1 << 30:
-            raise ConfigError(f"geometry: a block of {self.block_size} bytes is over 1 GiB")
+        if self.block_size > BLOCK_SIZE_MAX:
+            raise ConfigError(f"geometry: a block of {self.block_size} bytes is over {BLOCK_SIZE_MAX >> 30} GiB")
 
     @property
     def stripe_size(self) -> int:
@@ -80,3 +90,8 @@ class Geometry:
         if length == 0:
             return 0
         return (offset + length - 1) // self.chunk_size - offset // self.chunk_size + 1
+
+
+def is_chunk_size(size_bytes: int) -> bool:
+    """Whether chunks may have this size: whole pages, within the limits."""
+    return CHUNK_SIZE_MIN <= size_bytes <= CHUNK_SIZE_MAX and size_bytes % PAGE == 0

@@ -55,7 +55,7 @@ from typing import Any, NamedTuple
 import google_crc32c
 
 from nos_ec.core.errors import Corrupt
-from nos_ec.core.geometry import PAGE
+from nos_ec.core.geometry import BLOCK_SIZE_MAX, K_MAX, M_MAX, PAGE, STRIPES_PER_BLOCK_MAX, is_chunk_size
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId
 
 MAGIC = b"NSEC"
@@ -66,10 +66,6 @@ NAME_RECORD_FIXED = 4
 """Bytes of a name record besides the bucket's and the name's own bytes."""
 SEGMENT_RECORD_FIXED = 20
 """The same for a segment of a large object."""
-
-STRIPE_COUNT_MAX = 1024
-GROUP_SIZE_MAX = 1 << 30
-"""Bytes. No block is larger (see Geometry), so no group is. Keeps every offset well within 32 bits."""
 
 _FLAG_NAMES = 1
 _KIND_WHOLE = 0
@@ -292,13 +288,13 @@ def _preamble_defect(header: GroupHeader, entry_count: int) -> str | None:
     """The part of `_defect` that needs no entries."""
     if len(header.block_id) != 16:
         return f"block id is {len(header.block_id)} bytes, not 16"
-    if not (1 <= header.k <= 32 and 1 <= header.m <= 8):
+    if not (1 <= header.k <= K_MAX and 1 <= header.m <= M_MAX):
         return f"geometry {header.k}+{header.m} is out of bounds"
-    if not 4 * PAGE <= header.chunk_size <= 4 << 20 or header.chunk_size % PAGE:
+    if not is_chunk_size(header.chunk_size):
         return f"chunk size {header.chunk_size} is out of bounds"
-    if not (header.stripe_count >= 1 and 0 <= header.first_stripe <= STRIPE_COUNT_MAX - header.stripe_count):
+    if not (header.stripe_count >= 1 and 0 <= header.first_stripe <= STRIPES_PER_BLOCK_MAX - header.stripe_count):
         return f"{header.stripe_count} stripes at stripe {header.first_stripe} are out of bounds"
-    if header.group_size > GROUP_SIZE_MAX:
+    if header.group_size > BLOCK_SIZE_MAX:
         return f"group of {header.group_size} bytes is too large"
     if header_length(entry_count) > header.group_size:
         return f"{entry_count} entries do not fit the group"

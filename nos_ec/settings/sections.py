@@ -10,9 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic.fields import FieldInfo
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
-from nos_ec.core.geometry import Geometry
+from nos_ec.core.geometry import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, K_MAX, M_MAX, STRIPES_PER_BLOCK_MAX, Geometry
 from nos_ec.settings.values import Count, Flag, NonEmptyPath, Ratio, Size, Table
 
+_GEOMETRY = Geometry()
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
 
@@ -111,18 +112,25 @@ class CephSettings(_Section):
 class GeometrySettings(_Section):
     """Shape of stripes and blocks. Fixed when the store is initialised; a different geometry is refused later."""
 
-    k: Count = Field(default=8, ge=1, le=32, description="Data chunks per stripe.")
-    m: Count = Field(default=3, ge=1, le=8, description="Coding chunks per stripe: how many shards may be lost.")
+    k: Count = Field(default=_GEOMETRY.k, ge=1, le=K_MAX, description="Data chunks per stripe.")
+    m: Count = Field(
+        default=_GEOMETRY.m, ge=1, le=M_MAX, description="Coding chunks per stripe: how many shards may be lost."
+    )
     chunk_size: Size = Field(
-        default=128 << 10,
-        ge=16 << 10,
-        le=4 << 20,
+        default=_GEOMETRY.chunk_size,
+        ge=CHUNK_SIZE_MIN,
+        le=CHUNK_SIZE_MAX,
         description="Bytes per chunk (Ceph: stripe_unit), a multiple of 4 KiB. Objects up to this size are read from"
         " one shard.",
     )
-    stripes_per_block: Count = Field(default=32, ge=1, le=1024, description="Stripes in a full block.")
+    stripes_per_block: Count = Field(
+        default=_GEOMETRY.stripes_per_block, ge=1, le=STRIPES_PER_BLOCK_MAX, description="Stripes in a full block."
+    )
     stripes_per_group_max: Count = Field(
-        default=4, ge=1, le=1024, description="Maximum stripes written behind one header; at most stripes_per_block."
+        default=_GEOMETRY.stripes_per_group_max,
+        ge=1,
+        le=STRIPES_PER_BLOCK_MAX,
+        description="Maximum stripes written behind one header; at most stripes_per_block.",
     )
 
     def value(self) -> Geometry:

@@ -5,12 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from nos_ec.core.errors import ConfigError
-from nos_ec.core.geometry import Geometry
+from nos_ec.core.geometry import (
+    BLOCK_SIZE_MAX,
+    CHUNK_SIZE_MAX,
+    CHUNK_SIZE_MIN,
+    K_MAX,
+    M_MAX,
+    STRIPES_PER_BLOCK_MAX,
+    Geometry,
+)
 from nos_ec.settings import Settings, check_settings, load_settings, require_root, without_settings, write_settings
 from nos_ec.settings.checks import UTF8_ADVICE
 from nos_ec.settings.reference import reference
+from nos_ec.settings.sections import GeometrySettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -215,6 +225,45 @@ def test_a_file_in_another_encoding_is_named(file: Path) -> None:
     file.write_bytes(b"# caf\xe9\n")
     with pytest.raises(ConfigError, match="byte 5 is not UTF-8"):
         load_settings(file, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "low", "high"),
+    [
+        ("k", 1, K_MAX),
+        ("m", 1, M_MAX),
+        ("chunk_size", CHUNK_SIZE_MIN, CHUNK_SIZE_MAX),
+        ("stripes_per_block", 1, STRIPES_PER_BLOCK_MAX),
+        ("stripes_per_group_max", 1, STRIPES_PER_BLOCK_MAX),
+    ],
+)
+def test_settings_have_the_limits_of_the_geometry(key: str, low: int, high: int) -> None:
+    fields = {"k": 1, "m": 1, "chunk_size": CHUNK_SIZE_MIN, "stripes_per_block": 1, "stripes_per_group_max": 1}
+    if key == "stripes_per_group_max":
+        fields["stripes_per_block"] = high
+    for value in (low, high):
+        fields[key] = value
+        assert GeometrySettings(**fields).value() == Geometry(**fields)
+    for value in (low - 1, high + 1):
+        fields[key] = value
+        with pytest.raises(ValidationError):
+            GeometrySettings(**fields)
+        with pytest.raises(ConfigError):
+            Geometry(**fields)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        f"| k | 1 to {K_MAX} |",
+        f"| m | 1 to {M_MAX} |",
+        f"{CHUNK_SIZE_MIN >> 10} KiB to {CHUNK_SIZE_MAX >> 20} MiB, whole pages",
+        f"1 to {STRIPES_PER_BLOCK_MAX}, and `first_stripe` + `stripe_count` is at most {STRIPES_PER_BLOCK_MAX};",
+        f"the group is at most {BLOCK_SIZE_MAX >> 30} GiB",
+    ],
+)
+def test_the_format_states_the_limits_of_the_geometry(stated: str) -> None:
+    assert stated in (DOCS / "FORMAT.md").read_text()
 
 
 def test_the_reference_is_up_to_date() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import BigInteger, Connection, cast, func, insert, select
@@ -17,15 +18,13 @@ from nos_ec.core.slots import ALL_SLOTS, LEASE_PREFIX
 from nos_ec.ports.metadata import Totals
 
 _B, _O = BLOCKS.c, OBJECTS.c
-_GEOMETRY_FIELDS = ("k", "m", "chunk_size", "stripes_per_block", "stripes_per_group_max")
 
 
 def bind_geometry(connection: Connection, geometry: Geometry) -> None:
     """See `Metadata.bind_geometry`."""
     bound = find_geometry(connection)
     if bound is None:
-        value = json.dumps({field: getattr(geometry, field) for field in _GEOMETRY_FIELDS})
-        connection.execute(insert(STORE_INFO).values(name="geometry", value=value))
+        connection.execute(insert(STORE_INFO).values(name="geometry", value=json.dumps(asdict(geometry))))
     elif bound != geometry:
         raise ConfigError(
             f"this store was created with {bound}, but {geometry} is configured;"

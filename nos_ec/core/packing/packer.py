@@ -26,7 +26,7 @@ from __future__ import annotations
 from itertools import accumulate, chain
 from operator import attrgetter
 
-from nos_ec.core.geometry import PAGE, Geometry
+from nos_ec.core.geometry import CHUNK_SIZE_MIN, PAGE, Geometry
 from nos_ec.core.header import (
     ENTRY_SIZE,
     NAME_RECORD_FIXED,
@@ -46,7 +46,7 @@ NAMES_AHEAD = 8
 _size_of = attrgetter("size")
 
 assert header_length(1) == PAGE
-assert names_size_max(NAME_RECORD_MAX) + PAGE < 4 * PAGE, "a front of one object must fit in the smallest chunk"
+assert names_size_max(NAME_RECORD_MAX) + PAGE < CHUNK_SIZE_MIN, "a front of one object must fit in the smallest chunk"
 
 
 def size_max(geometry: Geometry) -> int:
