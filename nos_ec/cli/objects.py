@@ -62,8 +62,8 @@ def _put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> N
         loaded = load_tree(system.store(), pairs, system.pool, on_file=lambda: bar.advance(task))
     data = {"objects": loaded.objects, "bytes": loaded.bytes}
     where = f"{bucket}/{prefix}"
-    told = f"{count_text(loaded.objects, 'object')}, {size_text(loaded.bytes)}, under {where}"
-    emit(data, as_json, lambda: out.print(told, markup=False))
+    summary = f"{count_text(loaded.objects, 'object')}, {size_text(loaded.bytes)}, under {where}"
+    emit(data, as_json, lambda: out.print(summary, markup=False))
 
 
 def _key_of_file(bucket: str, prefix: str, folder: Path, path: Path) -> ObjectKey:
@@ -131,7 +131,7 @@ def ls(
             shown = buckets[:limit]
             emit({"buckets": shown, "next_after": next_bucket}, as_json, lambda: _lines(map(printable, shown)))
             if not as_json:
-                _tell_more(where, next_bucket)
+                _print_more_hint(where, next_bucket)
             return
         rows = _paged(store, bucket, prefix, after.removeprefix(f"{bucket}/"), limit + 1)
     next_after = rows[limit - 1].key.name if len(rows) > limit else None
@@ -140,10 +140,10 @@ def ls(
     lines = (f"{row.size:>12}  {row.state.value:<7} {printable(str(row.key))}" for row in rows)
     emit(data, as_json, lambda: _lines(lines))
     if not as_json:
-        _tell_more(where, next_after)
+        _print_more_hint(where, next_after)
 
 
-def _tell_more(where: str, next_after: str | None) -> None:
+def _print_more_hint(where: str, next_after: str | None) -> None:
     """Print on stderr that the listing continues, and the command that continues it."""
     if next_after is not None:
         words = " ".join(shlex.quote(word) for word in ("nos-ec", "ls", where, "--after", next_after) if word)

@@ -103,20 +103,20 @@ def initialise_objects(settings: Settings, new_shards: Collection[int] = ()) -> 
             RadosLandingStore.initialise(cluster, ceph.landing_pool, ceph.namespace)
 
 
-def mark_objects(settings: Settings, store_id: str, *, anew: bool) -> None:
-    """Record durably in both stores that they belong to the metadata with this id. With `anew` this replaces whatever
-    was recorded before.
+def mark_objects(settings: Settings, store_id: str, *, replace: bool) -> None:
+    """Record durably in both stores that they belong to the metadata with this id. `replace` replaces any
+    earlier record.
 
     Raises ConfigError when they belong to other metadata, NoSpace, Transient.
     """
     if settings.store.backend == "local":
-        claim_root(settings.store.root, store_id, anew=anew)
+        claim_root(settings.store.root, store_id, replace=replace)
         return
     from nos_ec.adapters.rados.cluster import RadosCluster
     from nos_ec.adapters.rados.store_mark import claim_for
 
     with RadosCluster(_rados_options(settings)) as cluster:
-        _for_each_pool(settings, cluster, lambda pool: claim_for(pool, store_id, anew=anew))
+        _for_each_pool(settings, cluster, lambda pool: claim_for(pool, store_id, replace=replace))
 
 
 def require_marks(settings: Settings, store_id: str) -> None:

@@ -85,7 +85,7 @@ def _initialise_new(settings: Settings, metadata: Metadata, new_shards: Collecti
     """The metadata counts as initialised only when its geometry is bound. After a crash before that, run it again."""
     initialise_objects(settings, new_shards)
     _refuse_data_without_metadata(settings)
-    mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), anew=True)
+    mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), replace=True)
 
 
 def _complete(settings: Settings, metadata: Metadata, new_shards: Collection[int]) -> None:
@@ -96,7 +96,7 @@ def _complete(settings: Settings, metadata: Metadata, new_shards: Collection[int
         require_marks(settings, known)
     initialise_objects(settings, new_shards)
     if known is None:
-        mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), anew=False)
+        mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), replace=False)
 
 
 def _refuse_data_without_metadata(settings: Settings) -> None:

@@ -288,8 +288,8 @@ class Demo:
             before = system.blocks.counters()
             self._verify("read with lost shards", store, sample)
             degraded = system.blocks.counters().degraded_reads - before.degraded_reads
-        told = degraded if self._settings.store.backend == "local" else None
-        self.report.figures["lost_shards"] = {"shards": shards, "reads": len(sample), "degraded_reads": told}
+        counted = degraded if self._settings.store.backend == "local" else None
+        self.report.figures["lost_shards"] = {"shards": shards, "reads": len(sample), "degraded_reads": counted}
 
     # --- measuring --------------------------------------------------------------------------------
     def _measure_packing(self, system: System, rows: Sequence[ObjectRow]) -> None:

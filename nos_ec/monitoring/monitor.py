@@ -44,7 +44,7 @@ class Cached(Generic[_T]):
         self._make = make
         self._clock = clock
         self._age_ms_max = age_ms_max
-        self._refresh = SingleFlight(self._made_anew)
+        self._refresh = SingleFlight(self._compute)
         self._good_for_ms = 0
         self._good_until_ms = -1
         self._made = False
@@ -56,7 +56,7 @@ class Cached(Generic[_T]):
             return self._value
         return self._refresh()
 
-    def _made_anew(self) -> _T:
+    def _compute(self) -> _T:
         started_ms = self._clock.now_ms()
         if not self._is_good(started_ms):
             self._value = self._make()

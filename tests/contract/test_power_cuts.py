@@ -281,8 +281,8 @@ class Marks:
     def work(self, recorder: Recorder, root: Path) -> None:
         self.history.recorder = recorder
         make_folder(root)
-        self.history.did("claim", lambda: claim_root(root, "one", anew=False))
-        self.history.did("again", lambda: claim_root(root, "two", anew=True))
+        self.history.did("claim", lambda: claim_root(root, "one", replace=False))
+        self.history.did("again", lambda: claim_root(root, "two", replace=True))
 
     def check(self, root: Path, position: int) -> None:
         if self.history.was_done("again", position):

@@ -270,13 +270,13 @@ def test_a_client_that_was_given_up_is_not_heard_when_it_closes(
         return ScriptedDriver()
 
     monkeypatch.setattr(member_client, "Consumer", new_driver)
-    before = consumer._client.heard(consumer._lose)
-    consumer._anew_because = "a test"
+    before = consumer._client.while_current(consumer._lose)
+    consumer._rejoin_reason = "a test"
     consumer.poll(1, 0)
     consumer._assigned(consumer._client.driver, places(0, 1))
     before(driver, places(0))
     assert consumer.assignment() == {0, 1}
-    consumer._client.heard(consumer._lose)(driver, places(0))
+    consumer._client.while_current(consumer._lose)(driver, places(0))
     assert consumer.assignment() == {1}
     configuration["error_cb"](KafkaError(KafkaError._AUTHENTICATION))
     with pytest.raises(ConfigError):

@@ -110,11 +110,11 @@ def test_a_bug_is_no_trouble_with_the_brokers() -> None:
 def test_a_time_out_is_explained_by_what_the_driver_said_last() -> None:
     news, timed_out = ConnectionNews(TOPIC), Transient("timed out")
     assert news.explain(timed_out) is timed_out
-    news.heard(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
-    news.heard(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    news.note(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
+    news.note(KafkaError(KafkaError._ALL_BROKERS_DOWN))
     assert isinstance(news.explain(timed_out), ConfigError)
     assert news.explain(timed_out) is timed_out, "said once"
-    news.heard(KafkaError(KafkaError._TRANSPORT, "connection refused"))
+    news.note(KafkaError(KafkaError._TRANSPORT, "connection refused"))
     assert str(news.explain(timed_out)) == "timed out; last connection error: connection refused"
-    news.heard(KafkaError(KafkaError._AUTHENTICATION))
+    news.note(KafkaError(KafkaError._AUTHENTICATION))
     assert isinstance(news.explain(translate(KafkaError(KafkaError.UNKNOWN_MEMBER_ID), TOPIC, "x")), Conflict)

@@ -129,7 +129,7 @@ _NOT_ALLOWED = {
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 }
-_THROWN_OUT = {
+_REMOVED = {
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.UNKNOWN_MEMBER_ID,
     KafkaError._ASSIGNMENT_LOST,
@@ -166,7 +166,7 @@ def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
         )
     if code in _NOT_ALLOWED:
         return ConfigError(f"{said}; give this user the ACLs that docs/KAFKA.md lists")
-    if code in _THROWN_OUT:
+    if code in _REMOVED:
         return Conflict(f"{said}; this member was removed from its group")
     if code in _TOO_LARGE:
         return TooLarge(
@@ -180,14 +180,14 @@ def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
 class ConnectionNews:
     """What a client of the driver reports about its connections. Requests only time out; the reason is reported here.
 
-    `heard` is a callback for the driver, which calls it inside a poll of the client.
+    `note` is a callback for the driver, which calls it inside a poll of the client.
     """
 
     def __init__(self, topic: KafkaTopic) -> None:
         self._topic = topic
         self._last: KafkaError | None = None
 
-    def heard(self, error: KafkaError) -> None:
+    def note(self, error: KafkaError) -> None:
         """Remember the error. That all brokers are down is not remembered, because it does not say why."""
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._last = error
@@ -243,7 +243,7 @@ def translated_errors(topic: KafkaTopic, doing: str) -> Iterator[None]:
         raise translate(cause, topic, doing) from error
 
 
-def let_go(close: Callable[[], object], wait_s: float) -> None:
+def close_in_background(close: Callable[[], object], wait_s: float) -> None:
     """Close a client of the driver on a separate thread, and wait at most wait_s.
 
     A client of librdkafka 2.16 that lost its brokers may never finish closing. Nor is it enough to drop the last
@@ -255,14 +255,14 @@ def let_go(close: Callable[[], object], wait_s: float) -> None:
         with suppress(KafkaException, SystemError, RuntimeError):  # no caller is left; RuntimeError: already closed
             close()
 
-    thread = threading.Thread(target=close_quietly, name="kafka-let-go", daemon=True)
+    thread = threading.Thread(target=close_quietly, name="kafka-close", daemon=True)
     thread.start()
     thread.join(wait_s)
 
 
-def let_go_admin(client: AdminClient, wait_s: float) -> None:
+def close_admin_in_background(client: AdminClient, wait_s: float) -> None:
     """The same for an AdminClient, which is closed by leaving its context."""
-    let_go(lambda: client.__exit__(None, None, None), wait_s)
+    close_in_background(lambda: client.__exit__(None, None, None), wait_s)
 
 
 def urgency(error: BaseException) -> int:

@@ -53,8 +53,8 @@ class GroupCommits:
         for partition in partitions:
             self._known.pop(partition, None)
 
-    def none_counts(self, partitions: Iterable[int]) -> None:
-        """Note that the group's offsets of these partitions belong to another topic, so that none of them counts."""
+    def discard(self, partitions: Iterable[int]) -> None:
+        """Ignore the group's offsets of these partitions, because they belong to another topic."""
         self._known |= dict.fromkeys(partitions, -1)
 
     def doubtful_for_s(self) -> float:

@@ -131,7 +131,7 @@ class KafkaConsumer:
         self._paused: set[int] = set()
         self._commits = GroupCommits(topic)
         self._stalls = StallWatch(topic, self._poll_interval_s_max)
-        self._anew_because = ""
+        self._rejoin_reason = ""
         """Why the next poll has to rejoin with a new client; "" when it need not."""
         self._batch: list[Message] = []
         self._errors: list[BaseException] = []
@@ -153,11 +153,11 @@ class KafkaConsumer:
         self._raise_first_error()
         self._batch = []
         if self._is_stuck():
-            self._anew_because = "no answer"
+            self._rejoin_reason = "no answer"
         if self._watch.is_another():
-            self._anew_because = "the topic was recreated"
-        if self._anew_because:
-            self._start_anew()
+            self._rejoin_reason = "the topic was recreated"
+        if self._rejoin_reason:
+            self._rejoin()
         if not self._joined:
             self._join()
         try:
@@ -224,7 +224,7 @@ class KafkaConsumer:
             first = self._look_up.offsets(EARLIEST)
             end = self._look_up.offsets(LATEST)
         except Transient:
-            self._renew_onlookers()
+            self._renew_look_ups()
             raise
         return sum(max(0, end[p] - next_offset(committed[p], first[p], end[p])) for p in end)
 
@@ -255,13 +255,13 @@ class KafkaConsumer:
             return
         member_id = self._client.driver.memberid()
         if self._stalls.is_left_out(owns=bool(self._owned), member_id=member_id, known_id=self._member_id):
-            self._anew_because = "the group does not admit this member"
+            self._rejoin_reason = "the group does not admit this member"
         try:
             wanted = self._owned - self._paused
             if self._stalls.misses_messages(wanted, self._beginnings, lambda: self._look_up.offsets(LATEST)):
-                self._anew_because = "no messages come, although the topic does not end at this member's position"
+                self._rejoin_reason = "no messages come, although the topic does not end at this member's position"
         except NosError:
-            self._renew_onlookers()
+            self._renew_look_ups()
 
     def _beginnings(self, partitions: Iterable[int]) -> dict[int, int]:
         """Return {partition: offset of its first message to hand out}, for partitions that nothing was taken from."""
@@ -269,13 +269,13 @@ class KafkaConsumer:
         committed = self._commits.committed(self._client.driver, partitions, self._commits.topic_id)
         return {p: max(offset, first.get(p, 0)) for p, offset in committed.items()}
 
-    def _start_anew(self) -> None:
+    def _rejoin(self) -> None:
         """Abandon a client that makes no progress (3 to 6). The partitions are lost, as when the member is removed."""
-        _log.warning(f"rejoining the group: {self._anew_because}", member=self._member, brokers=self._topic.servers)
+        _log.warning(f"rejoining the group: {self._rejoin_reason}", member=self._member, brokers=self._topic.servers)
         abandoned = self._client.replace()
         self._joined = False
         self._member_id = None
-        self._anew_because = ""
+        self._rejoin_reason = ""
         lost = frozenset(self._owned)
         self._owned -= lost
         self._paused -= lost
@@ -285,7 +285,7 @@ class KafkaConsumer:
         # Only now: another member gets the partitions when this one has left.
         self._client.abandon(abandoned)
 
-    def _renew_onlookers(self) -> None:
+    def _renew_look_ups(self) -> None:
         """Abandon the clients that only look up offsets. They may never work again (3), and no poll replaces them."""
         self._look_up.renew()
         if not self._joined and not self._closed:
@@ -299,7 +299,7 @@ class KafkaConsumer:
     def _fill_batch(self, messages_max: int, wait_s: float) -> None:
         """Take up to `messages_max` messages; wait only for the first one. The driver's callbacks run in here."""
         deadline = time.monotonic() + wait_s
-        while len(self._batch) < messages_max and not self._anew_because:
+        while len(self._batch) < messages_max and not self._rejoin_reason:
             # The driver truncates a wait to whole milliseconds, so a shorter one would be a busy loop.
             left_s = 0.0 if self._batch or not wait_s else max(_WAIT_S_MIN, deadline - time.monotonic())
             try:
@@ -324,7 +324,7 @@ class KafkaConsumer:
         if partition not in self._owned:
             return  # prefetched before this member was removed from the group: the new owner gets it
         if not self._stalls.took(partition, offset):
-            self._anew_because = "its offsets start again: the topic was recreated, or lost messages"
+            self._rejoin_reason = "its offsets start again: the topic was recreated, or lost messages"
             return
         # A null key or value was not written by us. As empty bytes it reaches the decoder, which refuses it.
         self._batch.append(Message(partition, offset, message.key() or b"", message.value() or b""))
@@ -392,11 +392,11 @@ class KafkaConsumer:
                 valid = {partition: offset if offset <= end[partition] else -1 for partition, offset in valid.items()}
         except NosError as error:
             # Starting at a wrong offset could skip messages.
-            self._anew_because = f"the offset to start at is not known: {error}"
+            self._rejoin_reason = f"the offset to start at is not known: {error}"
             return
         if stale := sorted(partition for partition, found in committed.items() if found.offset > valid[partition]):
             _log.warning("offsets belong to another topic: starting with the first message", partitions=stale)
-            self._commits.none_counts(stale)
+            self._commits.discard(stale)
             for place in places:
                 if place.partition in stale:
                     place.offset = OFFSET_BEGINNING

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 from confluent_kafka import Consumer
 
-from nos_ec.adapters.kafka.cluster import KafkaTopic, let_go, translated_errors
+from nos_ec.adapters.kafka.cluster import KafkaTopic, close_in_background, translated_errors
 
 _log = structlog.get_logger(__name__)
 
@@ -38,8 +38,8 @@ class MemberClient:
     def subscribe(self, **callbacks: Callable[..., None]) -> None:
         """Join the group. The callbacks are on_assign, on_revoke and on_lost. Raises ConfigError, Transient."""
         with translated_errors(self._topic, "join the group"):
-            heard = {name: self.heard(callback) for name, callback in callbacks.items()}
-            self.driver.subscribe([self._topic.name], **heard)
+            guarded = {name: self.while_current(callback) for name, callback in callbacks.items()}
+            self.driver.subscribe([self._topic.name], **guarded)
 
     def replace(self) -> Consumer:
         """Replace the client. Returns the abandoned one, to be given to `abandon`."""
@@ -49,7 +49,7 @@ class MemberClient:
     def abandon(self, driver: Consumer) -> None:
         """Close a client that was replaced, without waiting. It tells the group that it leaves, or the group notices
         when its session ends."""
-        let_go(driver.close, 0)
+        close_in_background(driver.close, 0)
 
     def leave(self) -> None:
         """Leave the group. Waits at most one request time-out, because the driver waits for the answers to commits."""
@@ -70,22 +70,22 @@ class MemberClient:
         if errors:
             raise errors[0]
 
-    def heard(self, callback: Callable[..., None], number: int | None = None) -> Callable[..., None]:
+    def while_current(self, callback: Callable[..., None], number: int | None = None) -> Callable[..., None]:
         """Wrap a callback of this client (default: the current one) so that it is ignored once there is another client.
 
         An abandoned client is closed on a separate thread, and makes its callbacks there.
         """
         number = self._number if number is None else number
 
-        def call(*told: object) -> None:
+        def call(*arguments: object) -> None:
             if number == self._number:
-                callback(*told)
+                callback(*arguments)
 
         return call
 
     def _new(self) -> Consumer:
         number = self._number + 1
-        callbacks = {name: self.heard(callback, number) for name, callback in self._callbacks.items()}
+        callbacks = {name: self.while_current(callback, number) for name, callback in self._callbacks.items()}
         with translated_errors(self._topic, "connect"):
             made = Consumer({**self._configuration, **callbacks})
         self._number = number

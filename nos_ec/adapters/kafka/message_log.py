@@ -9,7 +9,13 @@ from contextlib import closing
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic, TopicMetadata  # type: ignore[attr-defined]
 
-from nos_ec.adapters.kafka.cluster import ConnectionNews, KafkaTopic, let_go_admin, translate, translated_errors
+from nos_ec.adapters.kafka.cluster import (
+    ConnectionNews,
+    KafkaTopic,
+    close_admin_in_background,
+    translate,
+    translated_errors,
+)
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.dead_letters import DEAD_LETTER_BYTES_MAX, MESSAGE_BYTES_MAX
 from nos_ec.adapters.kafka.progress import KafkaGroupProgress
@@ -122,7 +128,7 @@ class _Admin:
         # The log level is low because failing connections are already reported in the errors that it raises.
         with translated_errors(topic, "connect"):
             self._client = AdminClient(
-                topic.configuration("nos-ec-admin", {"log_level": 2}, {"error_cb": self._news.heard})
+                topic.configuration("nos-ec-admin", {"log_level": 2}, {"error_cb": self._news.note})
             )
 
     def partition_counts(self) -> dict[str, int]:
@@ -166,7 +172,7 @@ class _Admin:
 
     def close(self) -> None:
         """Release the connections."""
-        let_go_admin(self._client, self._topic.timeout_s)
+        close_admin_in_background(self._client, self._topic.timeout_s)
 
     def _await_topics(self) -> None:
         """Wait until the topics exist. Brokers learn of a new topic one after another."""

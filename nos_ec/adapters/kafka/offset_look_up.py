@@ -21,7 +21,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     TopicDescription,
 )
 
-from nos_ec.adapters.kafka.cluster import KafkaTopic, bare_error, let_go_admin, translate, translated_errors
+from nos_ec.adapters.kafka.cluster import (
+    KafkaTopic,
+    bare_error,
+    close_admin_in_background,
+    translate,
+    translated_errors,
+)
 from nos_ec.core.errors import NosError, Transient
 
 _RETRY_S = 0.1
@@ -140,7 +146,7 @@ class OffsetLookUp:
         with translated_errors(self._topic, "look up offsets"):
             return {partition: answer.result().offset for partition, answer in self._ask(which).items()}
 
-    def offsets_told(self, which: OffsetSpec) -> dict[int, int]:
+    def answered_offsets(self, which: OffsetSpec) -> dict[int, int]:
         """Return {partition: offset} of the partitions that answer. Raises ConfigError; Transient when none does."""
         found: dict[int, int] = {}
         failure: NosError | None = None
@@ -162,7 +168,7 @@ class OffsetLookUp:
         """Release the connections, waiting at most wait_s. Idempotent."""
         admin, self._admin = self._admin, None
         if admin is not None:
-            let_go_admin(admin, wait_s)
+            close_admin_in_background(admin, wait_s)
 
     def _ask(self, which: OffsetSpec) -> dict[int, Future[ListOffsetsResultInfo]]:
         """Return a completed answer for each partition."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, TopicPartition
 
-from nos_ec.adapters.kafka.cluster import KafkaTopic, let_go, translate, translated_errors
+from nos_ec.adapters.kafka.cluster import KafkaTopic, close_in_background, translate, translated_errors
 from nos_ec.adapters.kafka.offset_look_up import EARLIEST, LATEST, OffsetLookUp, fetch_committed, next_offset, places
 from nos_ec.core.errors import NosError, Transient
 
@@ -47,10 +47,10 @@ class KafkaGroupProgress:
                     self._reader = Consumer(self._configuration)
             topic_id = self._look_up.topic_id()
             committed = fetch_committed(self._reader, self._topic, range(self._topic.partitions))
-            first = self._look_up.offsets_told(EARLIEST)
-            ends = self._look_up.offsets_told(LATEST)
-            told = first.keys() & ends.keys()
-            begins = {p: next_offset(committed[p].of(topic_id), first[p], ends[p]) for p in told}
+            first = self._look_up.answered_offsets(EARLIEST)
+            ends = self._look_up.answered_offsets(LATEST)
+            answered = first.keys() & ends.keys()
+            begins = {p: next_offset(committed[p].of(topic_id), first[p], ends[p]) for p in answered}
             waiting = {p: offset for p, offset in begins.items() if offset < ends[p]}
             oldest = self._oldest(self._reader, waiting)
         except NosError:
@@ -103,4 +103,4 @@ class KafkaGroupProgress:
         self._look_up.close(wait_s)
         reader, self._reader = self._reader, None
         if reader is not None:
-            let_go(reader.close, wait_s)
+            close_in_background(reader.close, wait_s)

@@ -15,7 +15,7 @@ from nos_ec.adapters.kafka.cluster import (
     TIMEOUT_MS_MIN,
     ConnectionNews,
     KafkaTopic,
-    let_go,
+    close_in_background,
     require_ms,
     translate,
     translated_errors,
@@ -112,7 +112,7 @@ class KafkaPublisher:
                 "enable.idempotence": True,
                 "partitioner": "murmur2_random",
                 "delivery.timeout.ms": delivery_timeout_ms,
-                "error_cb": self._news.heard,
+                "error_cb": self._news.note,
             },
         )
         self._lock = Lock()
@@ -238,7 +238,7 @@ class KafkaPublisher:
             producer.purge()  # otherwise it would continue to send what was reported as failed
             producer.close()
 
-        let_go(close, self._topic.timeout_s)
+        close_in_background(close, self._topic.timeout_s)
 
     def _new_producer(self) -> Producer:
         if time.monotonic() >= self._batch_bytes_until_s:

@@ -192,7 +192,7 @@ class LocalGroupProgress:
 class _Membership:
     """The result of one synchronisation. `committed` maps the partitions owned to the offsets where work starts."""
 
-    thrown_out: bool
+    removed: bool
     committed: Mapping[int, int]
     to_give_up: frozenset[int]
 
@@ -360,8 +360,8 @@ class LocalConsumer:
             if self._member_id is None:
                 self._join()
             found = self._synchronise()
-            if found.thrown_out:
-                self._start_anew()
+            if found.removed:
+                self._handle_removal()
                 continue
             for partition, committed in found.committed.items():
                 self._positions.setdefault(partition, committed)
@@ -435,7 +435,7 @@ class LocalConsumer:
                 )
                 self._next_generation()
 
-    def _start_anew(self) -> None:
+    def _handle_removal(self) -> None:
         """Handle the removal of this member. It owns nothing any more; the callback finds this out when it commits."""
         lost = self.assignment()
         self._member_id = None

@@ -10,10 +10,10 @@ from nos_ec.core.errors import ConfigError
 OWNER_FILE = "store-id"
 
 
-def claim_root(root: Path, store_id: str, *, anew: bool) -> None:
-    """Record, durably, that the data in `root` belongs to the metadata with this id. `anew`: replaces any earlier
-    record. Raises ConfigError when the data belongs to another store, NoSpace, Transient."""
-    if anew or _owner(root) is None:
+def claim_root(root: Path, store_id: str, *, replace: bool) -> None:
+    """Record, durably, that the data in `root` belongs to the metadata with this id. `replace` replaces any
+    earlier record. Raises ConfigError when the data belongs to another store, NoSpace, Transient."""
+    if replace or _owner(root) is None:
         with translated(f"marking {root} as a store"):
             replace_file(root / OWNER_FILE, store_id.encode())
     require_root_of(root, store_id)

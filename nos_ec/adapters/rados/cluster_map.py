@@ -32,7 +32,7 @@ def with_osds(earlier: ClusterMap, dump: Any, pool_name: str) -> ClusterMap:
             osds={int(entry["osd"]): _osd(entry, earlier.osds) for entry in dump["osds"]},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _odd("osd dump", error) from error
+        raise _unexpected("osd dump", error) from error
 
 
 def with_fills(earlier: ClusterMap, df: Any) -> ClusterMap:
@@ -40,7 +40,7 @@ def with_fills(earlier: ClusterMap, df: Any) -> ClusterMap:
     try:
         ratios = {int(node["id"]): float(node["utilization"]) / 100 for node in df["nodes"]}
     except (KeyError, TypeError, ValueError) as error:
-        raise _odd("osd df", error) from error
+        raise _unexpected("osd df", error) from error
     osds = {number: replace(osd, fill_ratio=ratios.get(number, 0.0)) for number, osd in earlier.osds.items()}
     return replace(earlier, osds=osds)
 
@@ -55,7 +55,7 @@ def with_groups(earlier: ClusterMap, brief: Any, pool_id: int) -> ClusterMap:
             if entry["pgid"].startswith(prefix)
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _odd("pg dump pgs_brief", error) from error
+        raise _unexpected("pg dump pgs_brief", error) from error
     return replace(earlier, groups=groups)
 
 
@@ -64,7 +64,7 @@ def pool_id(dump: Any, pool_name: str) -> int:
     try:
         return int(_pool(dump, pool_name)["pool"])
     except (KeyError, TypeError, ValueError) as error:
-        raise _odd("osd dump", error) from error
+        raise _unexpected("osd dump", error) from error
 
 
 def _pool(dump: Any, pool_name: str) -> Mapping[str, Any]:
@@ -89,5 +89,5 @@ def _group(entry: Mapping[str, Any]) -> Group:
     return Group(frozenset(entry["state"].split("+")), tuple(int(osd) for osd in entry["acting"]))
 
 
-def _odd(command: str, error: Exception) -> Transient:
+def _unexpected(command: str, error: Exception) -> Transient:
     return Transient(f"Ceph's answer to `{command}` is not as expected ({error!r})")

@@ -69,14 +69,14 @@ class ClusterView:
         self._wanted.set()
         self._thread.join()
 
-    def _heard(self, _channel: str, _level: str, text: str) -> None:
+    def _on_log_line(self, _channel: str, _level: str, text: str) -> None:
         if TELLING.search(text):
             self.stale()
 
     def _run(self) -> None:
         with ExitStack() as stack:
             try:
-                stack.enter_context(closing(self._cluster.watch_log(self._heard)))
+                stack.enter_context(closing(self._cluster.watch_log(self._on_log_line)))
             except NosError as error:
                 _log.warning(
                     "cannot watch the Ceph cluster's log; its map is renewed only at intervals", error=str(error)

@@ -16,10 +16,10 @@ OWNER_OBJECT = "nos_ec.owner"
 STORE_ID = "nos_ec.store_id"
 
 
-def claim_for(pool: Pool, store_id: str, *, anew: bool) -> None:
-    """Record, durably, that the data here belongs to the metadata with this id. `anew`: replaces any earlier record.
-    Raises ConfigError when the data belongs to another store, NoSpace, Transient."""
-    if anew:
+def claim_for(pool: Pool, store_id: str, *, replace: bool) -> None:
+    """Record, durably, that the data here belongs to the metadata with this id. `replace` replaces any earlier
+    record. Raises ConfigError when the data belongs to another store, NoSpace, Transient."""
+    if replace:
         try:
             pool.write(OWNER_OBJECT, steps.set_xattr(STORE_ID, store_id.encode()))
         except OSError as error:

@@ -115,7 +115,7 @@ def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
         raise ConfigError(f"there is no metadata store at {path}; run `nos-ec init`")
     engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=POOL_OVERFLOW)
     event.listen(engine, "do_connect", _sqlite_connect(busy_ms))
-    event.listen(engine, "checkin", _sqlite_let_others_in)
+    event.listen(engine, "checkin", _sqlite_end_exclusive_use)
     event.listen(engine, "begin", _sqlite_begin)
     return engine
 
@@ -168,7 +168,7 @@ def _set_up(connection: Any, busy_ms: int, *, alone: bool) -> None:
     connection.execute("PRAGMA synchronous = FULL")
 
 
-def _sqlite_let_others_in(_connection: Any, record: ConnectionPoolEntry) -> None:
+def _sqlite_end_exclusive_use(_connection: Any, record: ConnectionPoolEntry) -> None:
     """Close an exclusive connection as soon as it is not in use, which is the only way to release its lock."""
     if record.info.pop(_ALONE, False):
         record.invalidate()

@@ -58,7 +58,7 @@ class _SqlPart:
         reading = self._transactions.reading
         self._look_ups = None if reading is None else LookUps(reading, replica=replica)
         if self._look_ups is not None:
-            self._transactions.close_too(self._look_ups.close)
+            self._transactions.on_close(self._look_ups.close)
         self._read = self._transactions.read
         self._write = self._transactions.write
         self._geometry: Geometry | None = None
@@ -325,6 +325,6 @@ def _require_geometry(connection: Connection) -> Geometry:
     return geometry
 
 
-def _fits_the_port(store: SqlMetadata) -> Metadata:
+def _conforms_to_port(store: SqlMetadata) -> Metadata:
     """For mypy alone: it fails when a signature here no longer fits the port."""
     return store

@@ -71,7 +71,7 @@ class Transactions:
         """All engines that statements run on."""
         return (self._engine,) if self._reading is None else (self._engine, self._reading)
 
-    def close_too(self, close_others: Callable[[], object]) -> None:
+    def on_close(self, close_others: Callable[[], object]) -> None:
         """Register a function that gives back connections of `engines` kept elsewhere. Every `close` calls it."""
         self._close_others = close_others
 
@@ -122,10 +122,10 @@ class Transactions:
         try:
             with engine.connect() as connection:
                 if engine is self._reading:
-                    return self._believed(connection, work)  # its statements commit themselves
+                    return self._run_on_primary(connection, work)  # its statements commit themselves
                 transaction = connection.begin()
                 try:
-                    result = self._believed(connection, work)
+                    result = self._run_on_primary(connection, work)
                     committing = True
                     transaction.commit()
                     return result
@@ -144,14 +144,14 @@ class Transactions:
             if failure is None:
                 raise
             if failure.demoted:
-                self._leave(pool, engine)
+                self._close_pools(pool, engine)
             return _Failed(failure, error, may_run_again=failure.undone or (failure.again and not committing))
         except ReadOnlyServer as error:
-            self._leave(pool, engine)
+            self._close_pools(pool, engine)
             return _Failed(read_only(self._engine.url), error, may_run_again=True)
 
-    def _believed(self, connection: Connection, work: Callable[[Connection], T]) -> T:
-        """Return or raise what the work does. Raises ReadOnlyServer if that relies on a read-only server."""
+    def _run_on_primary(self, connection: Connection, work: Callable[[Connection], T]) -> T:
+        """Run the work. Raises ReadOnlyServer if what it returns or raises relies on a read-only server."""
         if self._believes_all:
             return work(connection)
         connection.info.pop(_WROTE, None)
@@ -164,7 +164,7 @@ class Transactions:
             require_primary(connection)
         return result
 
-    def _leave(self, pool: Pool, engine: Engine) -> None:
+    def _close_pools(self, pool: Pool, engine: Engine) -> None:
         """Close all connections of all pools, so that the next ones reach the server that took this one's place. Does
         nothing if another thread has done so since the work got its connection from `pool`."""
         if engine.pool is pool:
