@@ -22,15 +22,15 @@ from nos_ec.monitoring.sources import housekeeping_samples, lease_samples
 from nos_ec.ports.clock import unwatched
 
 BACKLOG_WINDOWS = 4
-"""Windows that the merge list takes before polling pauses: enough that lanes never wait for a poll."""
+"""How many windows the merge list holds before polling pauses. With this many, lanes never wait for a poll."""
 
 
 @contextmanager
 def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator[ConsumerService]:
-    """A consumer that holds a writer lease and is a member of the group; both are given up at the end.
+    """A consumer that holds a writer lease and is a member of the consumer group. Both are given up on exit.
 
-    On exit the groups in flight are finished, their blocks sealed and their offsets committed. The monitor, if any,
-    shows the consumer's figures and lease.
+    Before that, the stripe groups in flight are finished, their blocks sealed and their offsets committed. The monitor,
+    if any, shows the consumer's figures and lease.
     """
     settings = system.settings.consumer
     member = system.member_name("consumer")
@@ -67,9 +67,9 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
 
 
 def drain(system: System, watch: Callable[[ConsumerCounters], object] = lambda _: None) -> ConsumerCounters:
-    """Pack everything that waits, with housekeeping before and after (and in between when space runs out).
+    """Pack all waiting objects. Housekeeping runs before and after, and also in between when space runs out.
 
-    `watch` is given the counters from time to time. Raises what `ConsumerService.drain` raises.
+    `watch` is called with the counters after every turn. Raises what `ConsumerService.drain` raises.
     """
     housekeeping = system.housekeeping()
     housekeeping.run_once()
@@ -81,7 +81,8 @@ def drain(system: System, watch: Callable[[ConsumerCounters], object] = lambda _
 
 @contextmanager
 def housekeeping_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
-    """Runs housekeeping on its own thread within the `with` block. The monitor, if any, shows its figures and turns."""
+    """Runs housekeeping on its own thread within the `with` block. The monitor, if any, shows its figures and watches
+    its loop."""
     stop = threading.Event()
     housekeeping = system.housekeeping()
     beat = unwatched if monitor is None else monitor.health.heart("housekeeping")

@@ -1,9 +1,9 @@
 """The backlog of a consumer: objects that were taken from the log and are not packed yet.
 
-An object is looked up first, as its event may be old. Then it waits on the merge list, is in a plan, or is parked as
-its landing copy cannot be read.
+An object is first looked up in the metadata store, because its event may be old. From then on it is on the merge list,
+in a plan, or parked because its landing copy cannot be read.
 
-9  the merge list has a limit in objects and in bytes; beyond them nothing more is polled
+9  the merge list has a limit in objects and in bytes; beyond either, the consumer polls no more messages
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Backlog:
         self._merge_list = new_merge_list()
         self._clock = clock
         self._known: dict[tuple[int, int], Packable] = {}
-        """(object id, version) of what waits on the merge list, is in flight, or is parked."""
+        """By (object id, version): the objects on the merge list, in flight, or parked."""
         self._unchecked: list[tuple[Message, PackRequest]] = []
-        """Taken from the log, but not looked up yet: the metadata store did not answer. One poll's worth at most."""
+        """Messages taken from the log whose objects are not looked up yet. At most the messages of one poll."""
         self.unread = unread
 
     def __len__(self) -> int:
-        """Objects known: on the merge list, in flight, or parked."""
+        """Number of objects on the merge list, in flight, or parked."""
         return len(self._known)
 
     @property
     def waiting_objects(self) -> int:
-        """Objects on the merge list."""
+        """Number of objects on the merge list."""
         return len(self._merge_list)
 
     @property
@@ -61,12 +61,12 @@ class Backlog:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to work on."""
+        """Whether no object is left to look up or to pack."""
         return not (self._known or self._unchecked)
 
     @property
     def only_unread_left(self) -> bool:
-        """Whether all objects known are parked."""
+        """Whether all known objects are parked, so that none is on the merge list or in flight."""
         return len(self._known) == len(self.unread)
 
     def next_deadline_ms(self) -> int | None:
@@ -74,15 +74,16 @@ class Backlog:
         return self._merge_list.next_deadline_ms()
 
     def take(self, message: Message, request: PackRequest) -> None:
-        """Add an object that is still to be looked up."""
+        """Add an object, to be looked up later."""
         self._unchecked.append((message, request))
 
     def look_up(self) -> list[Message]:
-        """Put what was taken on the merge list. Returns the messages that ask for nothing.
+        """Look up the objects taken, and put those that still need packing on the merge list.
 
-        Their objects were deleted, overwritten or packed already, or were never so; or they are copies of an event that
-        is being worked on, whose own offset is lower in the same partition and holds the commit back. Raises Transient:
-        then all are still to be looked up, before anything more is polled.
+        Returns the stale messages, which need no work. Either the object was deleted, overwritten or already packed, or
+        no row ever matched the message. Or the message repeats one that is being worked on. The offset of that one is
+        lower in the same partition, so it holds the commit back. Raises Transient; then no object taken was looked up,
+        and the next call looks up all of them.
         """
         if not self._unchecked:
             return []
@@ -97,7 +98,7 @@ class Backlog:
         return stale
 
     def still_landed(self, packables: Sequence[Packable]) -> set[Packable]:
-        """Those whose rows still say that they are to be packed from this landing copy. Raises Transient."""
+        """The objects that are still to be packed from this landing copy, by their rows. Raises Transient."""
         requests = {packable: _request(packable) for packable in packables}
         landed = self._metadata.still_landed(list(requests.values()))
         return {packable for packable, request in requests.items() if request in landed}
@@ -109,16 +110,16 @@ class Backlog:
         self._merge_list.add(packable.candidate(self._clock.now_ms()))
 
     def plan(self, *, flush: bool) -> GroupPlan | None:
-        """The next group, if there is one to write now. `flush`: also one that is not full."""
+        """The next group to write now; None when there is none. With `flush`, a group that is not full counts too."""
         return self._merge_list.plan(self._clock.now_ms(), flush=flush)
 
     def release(self, packable: Packable) -> None:
-        """Nothing is left to do for an object."""
+        """Remove an object that needs no more work."""
         self._known.pop((packable.object_id, packable.version), None)
         self.unread.release(packable)
 
     def forget(self, partitions: frozenset[int]) -> None:
-        """Drop what came from revoked partitions: their new owner gets it. Nothing may be in flight."""
+        """Drop all objects of revoked partitions, because the new owner packs them. No group may be in flight."""
         self._unchecked = [taken for taken in self._unchecked if taken[0].partition not in partitions]
         self.unread.forget(partitions)
         kept = [p for p in self._known.values() if not any(partition in partitions for partition, _ in p.tickets)]
@@ -144,7 +145,7 @@ def _packable(message: Message, request: PackRequest) -> Packable:
 
 
 def _request(packable: Packable) -> PackRequest:
-    """What the log said of it."""
+    """The request in the message that the object came from."""
     assert not isinstance(packable.source, Extent), "consumers pack from the landing store"
     return PackRequest(
         object_id=packable.object_id,

@@ -11,12 +11,12 @@ from nos_consumer.counters import ConsumerCounters
 _log = structlog.get_logger(__name__)
 
 REPORT_WAIT_MS = 10_000
-"""Time between two lines on what was packed. The metrics have the details."""
+"""Least time between two progress lines. The metrics have the details."""
 _REPORTED = ("packed", "packed_bytes", "stripes", "superseded", "failed", "retried", "given_up")
 
 
 class Diary:
-    """Logs a line when the partitions change, and from time to time one on what was packed since the last one."""
+    """Logs a line when the partitions change, and from time to time a line of what was packed since the last one."""
 
     def __init__(self, now_ms: int) -> None:
         self._due_ms = now_ms + REPORT_WAIT_MS
@@ -24,7 +24,7 @@ class Diary:
         self._reported = ConsumerCounters()
 
     def turn(self, now_ms: int, partitions: frozenset[int], counters: ConsumerCounters, waiting: int) -> None:
-        """Call after each turn. waiting: objects on the merge list."""
+        """Log what is due. To be called after each turn. waiting: number of objects on the merge list."""
         if partitions != self._partitions:
             self._partitions = partitions
             _log.info("partitions held", partitions=sorted(partitions))
@@ -33,7 +33,7 @@ class Diary:
             self.report(counters, waiting)
 
     def report(self, counters: ConsumerCounters, waiting: int) -> None:
-        """Log what changed since the last report, if anything did."""
+        """Log what changed since the last report. Logs nothing when nothing changed."""
         before, now = asdict(self._reported), asdict(counters)
         changes = {name: now[name] - before[name] for name in _REPORTED if now[name] != before[name]}
         if changes:

@@ -1,6 +1,6 @@
-"""The offsets of a consumer: which messages are done, and committing them.
+"""The offsets of a consumer: tracks which messages are done, and commits their offsets.
 
-5  delivery is at least once: an offset is committed only when nothing is left to do for it
+5  delivery is at least once: the offset of a message is committed only when the message needs no more work
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from nos_ec.ports.message_log import Message, MessageConsumer
 _log = structlog.get_logger(__name__)
 
 COMMIT_WAIT_MS = 1000
-"""How long offsets that could be committed wait for others while there is work: each commit is a round trip and a
-synced write of the log. What a crash leaves uncommitted is only looked up again and found packed."""
+"""Wait between commits while there is work, because each commit costs a round trip and a synced write of the log.
+Messages whose offsets a crash leaves uncommitted are delivered again, looked up, and found packed."""
 
 
 class Offsets:
@@ -34,30 +34,31 @@ class Offsets:
         self._due_ms = 0
 
     def take(self, message: Message) -> bool:
-        """Note that the log has handed a message out. False when it has been taken before."""
+        """Note that the log delivered a message. Returns False when it was taken before."""
         return self._tracker.taken(message.partition, message.offset)
 
     def done(self, tickets: Iterable[tuple[int, int]]) -> None:
-        """Nothing is left to do for the messages at these (partition, offset)."""
+        """Mark the messages at these (partition, offset) as done."""
         for partition, offset in tickets:
             self._tracker.done(partition, offset)
 
     def commit_when_due(self, *, idle: bool) -> None:
-        """Commit every COMMIT_WAIT_MS, and at once when there is nothing left to work on."""
+        """Commit when COMMIT_WAIT_MS have passed since the last try, or at once when the consumer is idle."""
         now_ms = self._clock.now_ms()
         if idle or not waits(self._due_ms, now_ms, COMMIT_WAIT_MS):
             self._due_ms = now_ms + COMMIT_WAIT_MS
             self.try_to_commit()
 
     def try_to_commit(self) -> None:
-        """Commit; a failure is logged. The same offsets are committed with later ones, or delivered again."""
+        """Commit, and only log a Transient failure. A later commit includes the same offsets, or the log delivers their
+        messages again."""
         try:
             self.commit()
         except Transient as error:
-            _log.warning("offsets not committed, trying again", error=str(error))
+            _log.warning("offsets not committed; trying again", error=str(error))
 
     def commit(self) -> None:
-        """Commit what is done. Raises Transient."""
+        """Commit the offsets of the messages that are done. Raises Transient."""
         offsets = self._tracker.committable()
         if not offsets:
             return
@@ -65,12 +66,12 @@ class Offsets:
         try:
             self._messages.commit(offsets)
         except Conflict as error:
-            # Removed from the group: the new owner of the partitions delivers these again, and nothing moves twice.
+            # This member was removed from the group. The new owner gets these messages again, and moves nothing twice.
             _log.warning("offsets not committed", error=str(error))
             return
         self._counters.offsets_committed += self._tracker.committed(offsets)
         kill_point("consumer.offsets_committed")
 
     def drop(self, partitions: Iterable[int]) -> None:
-        """Forget revoked partitions: their offsets would make every later commit fail."""
+        """Forget revoked partitions, because a commit that includes their offsets would fail."""
         self._tracker.drop(frozenset(partitions))

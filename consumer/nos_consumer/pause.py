@@ -1,4 +1,4 @@
-"""Pauses in planning while nothing can be written: a store is away, or full."""
+"""Pauses planning while nothing can be written, because a store does not answer or is full."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ BACK_OFF = BackOff(first_ms=1000, max_ms=60_000)
 class Pause:
     """Exponential back-off of the whole consumer.
 
-    An object whose landing copy alone cannot be read is no reason for a pause. `failures_in_row` counts failed rounds;
-    failures of several lanes at one moment count once. `cause` is the latest failure.
+    A landing copy that cannot be read while others can does not pause the consumer. `failures_in_row` counts failed
+    rounds. Failures during a pause do not count, so several lanes that fail together count once. `cause` is the latest
+    failure.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -28,11 +29,11 @@ class Pause:
         self.cause: NosError | None = None
 
     def holds(self) -> bool:
-        """Whether planning waits now."""
+        """Whether planning is paused now."""
         return waits(self.until_ms, self._clock.now_ms(), self._wait_ms)
 
     def failed(self, cause: NosError) -> None:
-        """Nothing could be written, or not one source could be read."""
+        """Start a pause, because nothing could be written or no source of a group could be read."""
         self.cause = cause
         if self.holds():
             return
@@ -40,15 +41,16 @@ class Pause:
         self._wait_ms = BACK_OFF.wait_ms(self.failures_in_row)
         self.until_ms = self._clock.now_ms() + self._wait_ms
         if isinstance(cause, NoSpace):
-            _log.error("no room to pack; objects stay in the landing store", error=str(cause), wait_ms=self._wait_ms)
+            _log.error("no space to pack; objects stay in the landing store", error=str(cause), wait_ms=self._wait_ms)
         else:
-            _log.warning("packing pauses", error=str(cause), wait_ms=self._wait_ms)
+            _log.warning("packing paused", error=str(cause), wait_ms=self._wait_ms)
 
     def succeeded(self) -> bool:
-        """Something was written. A pause that holds goes on. True when it had failed before."""
+        """Reset the failures, because a group was written. A current pause still runs its time. Returns True when there
+        were failures to reset."""
         failed, self.failures_in_row = self.failures_in_row > 0, 0
         return failed
 
     def end(self) -> None:
-        """Whatever kept groups from being written is over."""
+        """End the pause and reset the failures, because the cause is gone."""
         self.failures_in_row = self.until_ms = 0

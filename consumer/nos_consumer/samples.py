@@ -11,7 +11,7 @@ from nos_ec.monitoring.sources import parking_samples
 
 
 def consumer_samples(service: ConsumerService, stripe_size: int, now_ms: int) -> Iterator[Sample]:
-    """Samples of a consumer's counters and of its current work. stripe_size in bytes."""
+    """Samples of a consumer's counters and of its current work. `stripe_size` is in bytes."""
     counters = service.counters
     written_bytes = counters.stripes * stripe_size
     yield Sample(m.MESSAGES, counters.messages)

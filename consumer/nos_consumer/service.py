@@ -1,7 +1,7 @@
 """Packs published objects: message log -> merge list -> lanes of stripe writers -> committed offsets.
 
-5  delivery is at least once: an offset is committed only when nothing is left to do for it (offsets.py)
-9  the merge list has a limit in objects and in bytes, the lanes in plans; beyond them partitions are paused
+5  delivery is at least once: the offset of a message is committed only when the message needs no more work (offsets.py)
+9  the merge list has a limit in objects and in bytes; beyond either, partitions are paused. Lanes limit their plans
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from nos_ec.ports.metadata import Objects
 _log = structlog.get_logger(__name__)
 
 BUSY_WAIT_MS = 20
-"""How long to wait for a message, or for a lane, while the other may have news."""
+"""Longest wait for a message while a lane may finish, and for a lane while a message may arrive."""
 TURN_WAIT_MS = 1000
-"""Pause after a turn that failed."""
+"""Wait after a failed turn."""
 DRAIN_FAILURES_MAX = 4
-"""Failed rounds in a row after which `drain` gives up and raises; `run` goes on trying."""
+"""After this many failed rounds in a row, `drain` raises. `run` keeps trying."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """poll_messages_max: messages a poll. waiting_objects_max, waiting_bytes_max: limits of the merge list; polling
-    pauses above either. idle_wait_ms: longest wait for a message. drain_idle_ms: how long `drain` waits for
+    """poll_messages_max: messages per poll. waiting_objects_max, waiting_bytes_max: limits of the merge list; polling
+    pauses when either is reached. idle_wait_ms: longest wait for a message. drain_idle_ms: how long `drain` waits for
     partitions that another member may be about to give up."""
 
     poll_messages_max: int
@@ -66,7 +66,7 @@ class ConsumerService:
         require_lease: Callable[[], None],
         unread: UnreadObjects,
     ) -> None:
-        """`require_lease` raises LeaseLost when the lanes' lease was fenced. `unread` is this service's to close."""
+        """`require_lease` raises LeaseLost when the lease of the lanes was fenced. This service closes `unread`."""
         self.counters = ConsumerCounters()
         self._messages = messages
         self._lanes = lanes
@@ -84,7 +84,7 @@ class ConsumerService:
     # --- running ----------------------------------------------------------------------------------
     @property
     def waiting_objects(self) -> int:
-        """Objects on the merge list. This and the following three may be read by any thread."""
+        """Number of objects on the merge list. Any thread may read this property and those below."""
         return self._backlog.waiting_objects
 
     @property
@@ -94,7 +94,7 @@ class ConsumerService:
 
     @property
     def paused(self) -> bool:
-        """True while the merge list is full and nothing is taken from the log."""
+        """True while the merge list is full and no messages are taken from the log."""
         return self._paused
 
     @property
@@ -104,18 +104,19 @@ class ConsumerService:
 
     @property
     def lanes(self) -> Lanes:
-        """The lanes it writes with."""
+        """The lanes that write the groups."""
         return self._lanes
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
-        """Pack until `stop` is set. Objects that wait then stay in the log: their offsets are not committed."""
+        """Pack until `stop` is set. Objects that still wait then are delivered again, because their offsets are not
+        committed."""
         diary = Diary(self._clock.now_ms())
         while not stop.is_set():
             beat(self._options.idle_wait_ms)
             try:
                 self.turn(flush=False)
             except Transient as error:
-                _log.warning("trying again", error=str(error))
+                _log.warning("packing failed; trying again", error=str(error))
                 self._clock.wait(stop, TURN_WAIT_MS)
             diary.turn(self._clock.now_ms(), self._messages.assignment(), self.counters, self.waiting_objects)
         diary.report(self.counters, self.waiting_objects)
@@ -123,13 +124,13 @@ class ConsumerService:
     def drain(
         self, make_room: Callable[[], bool], watch: Callable[[ConsumerCounters], object] = lambda _: None
     ) -> None:
-        """Pack everything there is, also what would not fill a stripe, until the group has no lag.
+        """Pack all objects, in groups that need not be full, until the consumer group has no lag.
 
-        `make_room` is asked when there is no space: true when it freed some (landing copies of what is packed
-        already). `watch` sees the counters after every turn. Raises NoSpace or Transient when writing keeps failing,
-        and Transient in the end when the landing copies of some objects could not be read, which are tried again until
-        nothing has moved for drain_idle_ms; nothing is lost then, the log still has it or gets it again. Ends early
-        when nothing has moved for drain_idle_ms: the rest belongs to other members.
+        `make_room` is called when the store is full. It returns True when it freed space, by deleting landing copies of
+        objects that are packed. `watch` is called with the counters after every turn. Raises NoSpace or Transient when
+        writing keeps failing. Ends early when nothing has moved for drain_idle_ms, because the other messages belong to
+        other members. Raises Transient at the end when the landing copies of some objects could not be read. Those
+        objects are not lost: the log still has their events, or they are published again.
         """
         idle_since_ms = self._clock.now_ms()
         while True:
@@ -151,11 +152,11 @@ class ConsumerService:
             count = len(self.unread)
             raise Transient(
                 f"{count} {'object is' if count == 1 else 'objects are'} not packed: the landing copy of {packable.key}"
-                f" cannot be read now ({parked.reason}). All others are packed; run it again to try what is left"
+                f" cannot be read now ({parked.reason}). All others are packed; run the consumer again to retry"
             )
 
     def close(self) -> None:
-        """Let the groups in flight finish, seal their blocks, commit what is done, leave the group."""
+        """Let the stripe groups in flight finish, seal their blocks, commit offsets, and leave the consumer group."""
         try:
             self._settle(self._lanes.close())
             self._offsets.try_to_commit()
@@ -165,14 +166,15 @@ class ConsumerService:
             self.unread.close()
 
     def turn(self, *, flush: bool) -> bool:
-        """One round of collecting results, committing offsets, polling and planning. True when anything moved.
+        """Collect results, commit offsets, poll and plan once. Returns True when any of them made progress.
 
-        `flush` plans short stripes as soon as a poll comes back empty. Raises LeaseLost, Transient.
+        With `flush`, groups that are not full are planned as soon as a poll returns no message. Raises LeaseLost and
+        Transient.
         """
-        self._require_lease()  # with no group to commit nothing else would tell
+        self._require_lease()  # without a group to commit, nothing else would notice a lost lease
         results = self._lanes.collect(wait_ms=BUSY_WAIT_MS if self._paused else 0)
         self._settle(results)
-        readable = self._try_unread()
+        readable = self._retry_unread()
         self._errors.report()
         self._offsets.commit_when_due(idle=self._backlog.idle)
         self._check_taken()
@@ -184,13 +186,14 @@ class ConsumerService:
 
     # --- messages ---------------------------------------------------------------------------------
     def _poll(self) -> list[Message]:
-        """Poll with back-pressure: above a limit partitions are paused, and polling only keeps membership alive."""
+        """Poll with back-pressure. While the merge list is full, partitions are paused, and polling only keeps the
+        membership alive."""
         full = (
             self._backlog.waiting_objects >= self._options.waiting_objects_max
             or self._backlog.waiting_bytes >= self._options.waiting_bytes_max
         )
         if full:
-            # At every poll: a rebalance may have brought partitions that are not paused yet.
+            # Pause before every poll, because a rebalance may have assigned partitions that are not paused.
             self._messages.pause(self._messages.assignment())
         elif self._paused:
             self._messages.resume(self._messages.assignment())
@@ -209,7 +212,7 @@ class ConsumerService:
         return max(0, min(self._options.idle_wait_ms, max(deadline_ms, self._pause.until_ms) - now_ms))
 
     def _take(self, messages: Sequence[Message]) -> None:
-        """Note what the log handed out; it does not hand it out again."""
+        """Keep the messages of a poll, because the log does not deliver them to this member again."""
         for message in messages:
             if not self._offsets.take(message):
                 continue
@@ -221,7 +224,7 @@ class ConsumerService:
                 self._backlog.take(message, request)
 
     def _check_taken(self) -> None:
-        """Look up what was taken; what needs no packing is done at once. Raises Transient."""
+        """Look up the objects of the messages taken, and mark stale messages as done. Raises Transient."""
         for message in self._backlog.look_up():
             self.counters.stale += 1
             self._offsets.done([(message.partition, message.offset)])
@@ -232,7 +235,7 @@ class ConsumerService:
             if request.size > self._backlog.size_max:
                 raise Corrupt(f"{request.key}: {request.size} bytes do not fit a stripe group")
         except Corrupt as error:
-            # The row stays queued and comes due again, so nothing is lost by passing over the event.
+            # No object is lost by skipping the message: its row stays QUEUED and comes due again.
             self.counters.poison += 1
             self._errors.error("message skipped", partition=message.partition, offset=message.offset, error=str(error))
             self._set_aside(message, str(error))
@@ -240,7 +243,7 @@ class ConsumerService:
         return request
 
     def _set_aside(self, message: Message, reason: str) -> None:
-        """A dead letter is for the operator: packing goes on without it when it cannot be kept."""
+        """Keep a dead letter for the operator. Packing continues even if it cannot be kept."""
         try:
             self._messages.set_aside(message, reason)
         except NosError as error:
@@ -257,7 +260,7 @@ class ConsumerService:
         return planned
 
     def _plan_one_when_stuck(self) -> bool:
-        """The merge list is full by its limits but wants more for a perfect group: take the group there is."""
+        """Plan a group that is not full when the merge list is at its limit but waits for more objects."""
         if not self._paused or self._lanes.pending or not self._may_plan():
             return False
         plan = self._backlog.plan(flush=True)
@@ -266,25 +269,25 @@ class ConsumerService:
         return plan is not None
 
     def _may_plan(self) -> bool:
-        """After a failure one group tries it out for all."""
+        """Whether a group may be planned now. After a failure, one group at a time is tried until one succeeds."""
         if self._lanes.full or self._pause.holds():
             return False
         return not (self._pause.failures_in_row and self._lanes.pending)
 
     def _settle(self, results: Sequence[WriteResult]) -> None:
-        for result in map(self._looked_up, results):
+        for result in map(self._resolve_missing, results):
             self._note_failure(result)
-            self._book(result)
+            self._record(result)
 
     def _note_failure(self, result: WriteResult) -> None:
-        """Back off when nothing could be written, or nothing at all could be read."""
+        """Pause planning when nothing could be written, or when no source of the group could be read."""
         cause = result.cause or _all_unread(result)
         if cause is not None:
             self._pause.failed(cause)
         elif (result.packed or result.superseded) and self._pause.succeeded():
-            self.unread.parking.hasten()  # what kept all of them may have been what kept those
+            self.unread.parking.hasten()  # the cause that blocked all objects may have blocked the parked ones too
 
-    def _book(self, result: WriteResult) -> None:
+    def _record(self, result: WriteResult) -> None:
         for packable in (*result.packed, *result.superseded, *(failure.packable for failure in result.failed)):
             self._done(packable)
         for failure in result.failed:
@@ -302,48 +305,49 @@ class ConsumerService:
             if self.unread.is_given_up(packable):
                 self._give_up(packable)
         elif self._pause.failures_in_row:
-            # Nothing at all can be read: it is not this object's fault, and no reason to work through the whole log.
+            # No source can be read at all. Giving up objects now would give up the whole log, one after another.
             self._backlog.wait(packable)
         else:
             self._give_up(packable)
             self._done(packable)
 
     def _give_up(self, packable: Packable) -> None:
-        """Its offset is held no longer. Its row stays queued, so that the object is published again."""
+        """Stop holding up the offset of an object. Its row stays QUEUED, so the object is published again."""
         self.counters.given_up += 1
         self._offsets.done(packable.tickets)
 
-    def _try_unread(self) -> bool:
-        """Try those whose time has come; true when some could be read."""
+    def _retry_unread(self) -> bool:
+        """Start the tries that are due, and handle those that ended. Returns True when a copy could be read."""
         due = self.unread.due()
         if due:
             landed = self._still_landed(due)
             self.unread.probe(packable for packable in due if packable in landed)
-            self._book(WriteResult(superseded=[packable for packable in due if packable not in landed]))
+            self._record(WriteResult(superseded=[packable for packable in due if packable not in landed]))
         probed = self.unread.probed()
-        self._unread_moves = bool(probed)  # the next ones are not to wait for a poll that may take long
+        self._unread_moves = bool(probed)  # do not let the next tries wait for a long poll
         readable = [packable for packable, error in probed if error is None]
         failures = [Failure(packable, error) for packable, error in probed if error is not None]
         if probed:
             unread = [failure for failure in failures if isinstance(failure.error, Transient)]
             failed = [failure for failure in failures if not isinstance(failure.error, Transient)]
-            self._book(self._looked_up(WriteResult(unread=unread, failed=failed)))
+            self._record(self._resolve_missing(WriteResult(unread=unread, failed=failed)))
         for packable in readable:
             self._backlog.wait(packable)
         return bool(readable)
 
     def _still_landed(self, packables: Sequence[Packable]) -> set[Packable]:
-        """All of them when nobody can tell: they are looked up again when they are packed."""
+        """The objects still to be packed. Returns all of them when the metadata store does not answer, because the
+        commit checks their rows in any case."""
         try:
             return self._backlog.still_landed(packables)
         except Transient:
             return set(packables)
 
-    def _looked_up(self, result: WriteResult) -> WriteResult:
-        """A landing copy may be missing because its object was deleted or overwritten while it waited: nothing failed.
+    def _resolve_missing(self, result: WriteResult) -> WriteResult:
+        """The result, with objects that were deleted, overwritten or packed while they waited counted as superseded.
 
-        Copies are deleted after their rows have moved on. So a row that still says `landed` after the copy was not
-        found is an object whose bytes are gone.
+        Their landing copies are missing, which is no failure. A copy is deleted only after its row has changed. So if
+        the row still refers to a missing copy, the bytes of the object are lost.
         """
         missing = [failure.packable for failure in result.failed if isinstance(failure.error, NotFound)]
         if not missing:
@@ -373,19 +377,19 @@ class ConsumerService:
 
     # --- rebalancing --------------------------------------------------------------------------------
     def _revoked(self, partitions: frozenset[int]) -> None:
-        """Finish what is in flight, commit, and forget what waits of these partitions: the new owner gets it."""
+        """Finish the groups in flight, commit, and forget the objects of these partitions, which the new owner gets."""
         try:
             while self._lanes.pending:
                 self._settle(self._lanes.collect(wait_ms=BUSY_WAIT_MS))
             self._offsets.commit()
         finally:
-            # They are given up in any case: offsets of theirs would make every later commit fail.
+            # Forget the partitions even after a failure, because a commit that includes their offsets would fail.
             self._offsets.drop(partitions)
             self._backlog.forget(partitions)
 
 
 def _all_unread(result: WriteResult) -> NosError | None:
-    """Why, when not one source of a plan could be read: then it may be the store that is away, and not some copies."""
+    """The first error when no source of a plan could be read, as the whole store may be away then; None otherwise."""
     if result.packed or result.superseded or result.failed or result.retry or not result.unread:
         return None
     return result.unread[0].error

@@ -1,10 +1,10 @@
 """Objects whose landing copies cannot be read now. They wait outside the merge list, and hold up no other object.
 
-Each has its own exponential back-off. When its next try is due, a thread that does nothing else reads its copy. An
-object whose copy can be read returns to the merge list. It stays parked until it is packed, so that an object whose
-copy can be read once and fails again waits longer each time.
+Each object has its own exponential back-off. When its next try is due, a separate thread reads its copy. An object
+whose copy can be read returns to the merge list, but stays parked until it is packed. So if its copy fails again, the
+next wait is longer.
 
-9  the number of parked objects has a limit, and few copies are tried at a time
+9  the number of parked objects is limited, and so is the number of copies tried at a time
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PARKED_MAX = 10_000
 PROBES_MAX = 16
 """Copies tried at a time. Each try may take as long as the landing store's time limit."""
 HELD_FAILURES_MAX = 6
-"""Failed tries, about five minutes, after which an object's event counts as done: the offset of its partition must not
-stand still forever. The object's row stays queued, so that it is published again, and the object stays parked here."""
+"""After this many failed tries (about five minutes) an object's event counts as done, so that the offset of its
+partition advances. The object's row stays QUEUED, so it is published again, and the object stays parked here."""
 
 Probed = tuple[Packable, NosError | None]
 """An object that was tried, and the error of reading its copy, if any."""
@@ -33,7 +33,7 @@ Probed = tuple[Packable, NosError | None]
 class UnreadObjects:
     """Owned by the consumer's thread; any thread may read `parking`.
 
-    read: returns the bytes of a source, or why it cannot be read; called by several threads.
+    read: returns the bytes of an object's source, or the error of reading it. Several threads call it.
     """
 
     def __init__(self, read: Callable[[Packable], bytes | NosError], clock: Clock) -> None:
@@ -45,7 +45,7 @@ class UnreadObjects:
         """The parked objects that are neither on the merge list nor in a plan."""
 
     def __len__(self) -> int:
-        """Objects that wait here and nowhere else."""
+        """Number of objects that wait here, and are neither on the merge list nor in a plan."""
         return len(self._aside)
 
     def __contains__(self, packable: Packable) -> bool:
@@ -59,22 +59,22 @@ class UnreadObjects:
         return True
 
     def is_given_up(self, packable: Packable) -> bool:
-        """Whether its event must no longer hold up the offsets: with this failure, it has failed too often."""
+        """Whether the latest failure is the one after which the object's event no longer holds up the offsets."""
         return self.parking.failures(packable) == HELD_FAILURES_MAX
 
     def leave(self, packable: Packable) -> None:
-        """Note that an object is on the merge list: it stays parked, but is not tried here."""
+        """Note that an object returns to the merge list. It stays parked, but is not tried here meanwhile."""
         if self._aside:
             self._aside.discard(packable)
 
     def release(self, packable: Packable) -> None:
-        """Nothing is left to do for an object, which may never have been here."""
+        """Remove an object that needs no more work. An object that is not parked is ignored."""
         if self.parking:
             self.parking.release(packable)
             self._aside.discard(packable)
 
     def forget(self, partitions: frozenset[int]) -> None:
-        """Release the objects whose messages came from these partitions."""
+        """Remove the objects whose messages came from these partitions."""
         for packable, _ in self.parking:
             if any(partition in partitions for partition, _ in packable.tickets):
                 self.release(packable)
@@ -89,7 +89,8 @@ class UnreadObjects:
             self._probes[self._pool.submit(self._failure, packable)] = packable
 
     def probed(self) -> list[Probed]:
-        """Objects tried since the last call. Packing then waits for a copy that could be read, however slow it is."""
+        """The objects whose tries ended since the last call. One whose copy could be read is returned as `patient`, so
+        that the stripe writer waits for its copy, however slow the read is."""
         found: list[Probed] = []
         for probe in [probe for probe in self._probes if probe.done()]:
             packable, failure = self._probes.pop(probe), probe.result()
@@ -99,7 +100,7 @@ class UnreadObjects:
         return found
 
     def close(self) -> None:
-        """End the threads, after the reads under way."""
+        """Let the reads in progress finish, and end the threads."""
         self._pool.shutdown(cancel_futures=True)
 
     def _failure(self, packable: Packable) -> NosError | None:

@@ -209,7 +209,7 @@ def assert_a_refused_block_leaves_nothing_behind(system: System, monkeypatch: py
 
 
 def complaints_of_blocks(daemon: Daemon) -> list[str]:
-    return [event for event in daemon.complaints() if not event.startswith("no room to pack")]
+    return [event for event in daemon.complaints() if not event.startswith("no space to pack")]
 
 
 def is_over_quota(ceph: CephCluster, pool_name: str) -> bool:

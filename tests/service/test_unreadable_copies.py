@@ -207,7 +207,7 @@ def test_when_no_copy_can_be_read_packing_pauses_longer_and_longer(
             for _ in range(3):
                 service.turn(flush=True)
             clock.advance(500)
-    pauses = [line["wait_ms"] for line in logs if line["event"] == "packing pauses"]
+    pauses = [line["wait_ms"] for line in logs if line["event"] == "packing paused"]
     assert pauses == [1000, 2000, 4000, 8000, 16000][: len(pauses)]
     assert len(pauses) >= 4
 
