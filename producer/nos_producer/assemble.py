@@ -16,10 +16,10 @@ from nos_producer.slots import HeldSlots
 def producer_service(
     system: System, monitor: Monitor | None = None, *, shares: bool = False
 ) -> Iterator[ProducerService]:
-    """A producer and its side of the message log. On exit its leases are released and its side of the log is closed.
+    """A producer and its clients of the message log. On exit its leases are released and the clients are closed.
 
-    A producer that `shares` divides the slots with the others that do; any other takes what is free. The monitor, if
-    any, shows its figures.
+    With `shares`, it divides the slots with the other producers that share. Otherwise it takes all free slots. The
+    monitor, if any, shows its figures.
     """
     settings = system.settings.producer
     options = ProducerOptions(

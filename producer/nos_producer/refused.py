@@ -1,4 +1,4 @@
-"""Rows whose events the log refuses: they wait, and publishing of the others continues.
+"""Rows whose events the log refuses. They wait, while the other rows are published.
 
 An event that is too large for its topic affects only its row. Any other failure, while the rest of the log answers,
 affects a partition: all of its rows wait until the partition is tried again.
@@ -25,13 +25,14 @@ OBJECTS_MAX = 10_000
 _FORGET_BATCH = 100
 
 Item = tuple[int, int, ObjectKey]
-"""How a row is parked: id, version, key."""
+"""The row of a refused event: object id, version, key."""
 RowsByTime = dict[int, list[ObjectRow]]
 T = TypeVar("T", bound=Hashable)
 
 
 class Refused:
-    """What is parked, and when its rows are due again. One thread owns it; any thread may read `parkings`."""
+    """Parks refused events and partitions, and decides when their rows are due again. One thread owns it; any thread
+    may read `parkings`."""
 
     def __init__(
         self, clock: Clock, rule: Republishing, partitions: int, partition_of: Callable[[ObjectRow], int]
@@ -66,8 +67,8 @@ class Refused:
         return ready, waiting
 
     def settle(self, rows: Sequence[ObjectRow], failures: Mapping[int, Transient]) -> RowsByTime:
-        """Park the rows that failed, given by index, and release those that were published. Returns
-        {due time: rows that failed}."""
+        """Park the rows that failed, and release those that were published. `failures` has the error of each failed row
+        by its index. Returns {due time: rows that failed}."""
         failed = {self._partition_of(rows[i]): why for i, why in failures.items() if not isinstance(why, TooLarge)}
         for partition, error in failed.items():
             self._partitions.park(partition, error)
@@ -95,7 +96,7 @@ class Refused:
                 self._objects.release(item)
 
     def _due_ms(self, parking: Parking[T], item: T, parts: int = 1) -> int:
-        """When to try again: after 1/`parts` of the item's wait, but no later than published rows come due."""
+        """Time of the next try: after 1/`parts` of the item's wait, but no later than published rows come due."""
         now_ms = self._clock.now_ms()
         parked = parking.get(item)
         wait_ms = self._rule.step_ms if parked is None else (parked.retry_ms - now_ms) // parts

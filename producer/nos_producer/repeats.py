@@ -28,7 +28,7 @@ from nos_ec.ports.metadata import ObjectRow
 _log = structlog.get_logger(__name__)
 
 ASK_WAIT_MS_MAX = 10_000
-"""Longest time for which an answer of the log is used before it is asked again."""
+"""Longest time for which an answer of the log is used before the log is asked again."""
 _ASKS_PER_STEP = 16
 CLOCK_MARGIN_MS = 60_000
 """How much the clocks of producers and brokers may differ. If they differ by more, an event that still waits may count
@@ -83,7 +83,7 @@ class Repeats:
         return self._passed
 
     def _later_ms(self, row: ObjectRow, now_ms: int) -> int | None:
-        """When the row is due again; None if it is to be published now."""
+        """When the row is due again; None if it is to be published now. Asks the log if the last answer is too old."""
         if row.state is not ObjectState.QUEUED or row.due_ms is None:
             return None
         until_ms = self._rule.published_until_ms(row.due_ms, now_ms)
@@ -95,7 +95,7 @@ class Repeats:
         return self._rule.later_due_ms(row.due_ms, now_ms)
 
     def _passed_until(self) -> Mapping[int, int]:
-        """The log's answer, which may be a few seconds old. An older answer is never wrong: groups do not move back."""
+        """The log's answer, which may be a few seconds old. An old answer is safe: groups do not move back."""
         if waits(self._ask_ms, self._clock.now_ms(), self._ask_wait_ms):
             return self._passed
         try:

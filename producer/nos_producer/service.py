@@ -1,10 +1,10 @@
 """Publishes objects that wait in the landing store, so that a consumer packs them.
 
-The producer keeps no cursor: each row says when it is due. So rows whose transaction commits late are never missed,
-and a row whose event was lost comes due again (`republish_ms`; `repeats` decides when it is published again, and
-`refused` what happens to a row that the log does not accept). A row is first published and then marked: a crash in
-between publishes it twice, which the commit's compare-and-set makes harmless (invariant 5). A producer looks only for
-rows of the slots that it holds, so that several producers share the work and none of it is done twice.
+The producer keeps no cursor. Each row has the time when it is due, so a row whose transaction commits late is never
+missed. A row whose event was lost comes due again after `republish_ms`, and `repeats` decides whether it is published
+again. `refused` handles rows that the log does not accept. A row is first published and then marked. After a crash in
+between it is published twice, which the commit's compare-and-set makes harmless (invariant 5). A producer scans only
+the slots that it holds, so several producers share the work and none of it is done twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ProducerOptions:
 
 @dataclass(slots=True)
 class ProducerCounters:
-    """What this producer has done since it started; repeats count again. failures: batches to be tried again.
+    """What this producer has done since it started. A republished object counts again. failures: batches that failed.
     postponed: rows that came due again while their event still waited. refused: events that the log did not accept."""
 
     objects: int = 0
@@ -92,7 +92,7 @@ class ProducerService:
     def turn(self) -> int:
         """Handle one batch of due rows of the slots held: publish those that have no event waiting in the log.
 
-        Returns how many rows were due; 0 when none is. Raises Transient.
+        Returns how many rows were due. Raises Transient.
         """
         self._held.keep()
         slots = self._held.slots()
@@ -101,7 +101,7 @@ class ProducerService:
         if not slots <= self._held.slots():
             raise Transient("leases of slots expired while looking for due objects: is the metadata store too slow?")
         due = self._repeats.divide(rows, now_ms)
-        # Postpone first: otherwise the same batch of waiting rows would come up again and again while publishing fails.
+        # Postpone first. Otherwise every scan would return the same batch of waiting rows while publishing fails.
         self._postpone(due.postponed)
         self.counters.postponed += len(rows) - len(due.publish)
         ready, waiting = self._refused.set_apart(due.publish)
@@ -129,7 +129,10 @@ class ProducerService:
         self.counters.refused += len(failures)
 
     def _failures(self, rows: Sequence[ObjectRow]) -> Mapping[int, Transient]:
-        """Publish rows. Returns {index: error} of those not known to be in the log, if the log as a whole answers."""
+        """Publish rows. Returns {index: error} of the rows that are not known to be in the log.
+
+        Raises Transient when the failure concerns the whole log and not single partitions.
+        """
         try:
             return self._publisher.publish([_event(row) for row in rows])
         except NoSpace:
@@ -141,7 +144,8 @@ class ProducerService:
             return dict.fromkeys(range(len(rows)), error)
 
     def _answering(self) -> Collection[int]:
-        """Partitions that answer. All of them if the log cannot be asked: then the failure is not one of partitions."""
+        """The partitions that answer. Returns all partitions if the whole log does not answer, because then the failure
+        does not concern single partitions."""
         try:
             return self._repeats.ask().keys()
         except Transient:
@@ -152,7 +156,7 @@ class ProducerService:
             self._metadata.mark_published(rows, due_ms)
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
-        """Publish until `stop` is set. Transient failures are logged and tried again."""
+        """Publish until `stop` is set. Transient failures are logged, and publishing is tried again."""
         while not stop.is_set():
             beat(0)
             before = self.counters.objects

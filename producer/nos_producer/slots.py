@@ -1,11 +1,11 @@
-"""Holding slots: which part of the objects this producer publishes, so that no other producer publishes it as well.
+"""The slots that a producer holds: the share of the objects that it publishes and no other producer does.
 
-A producer owns a slot by holding its lease. A daemon also holds a lease that says that it is alive. From those leases
-each producer knows how many producers there are, and so what each one's share is (`core.slots.plan_slots`). Producers
-do not communicate in any other way.
+A producer owns a slot by holding its lease. A daemon also holds a lease that shows that it is alive. These leases tell
+each producer how many producers there are, and so how large each share is (`core.slots.plan_slots`). Producers do not
+communicate in any other way.
 
-A slot is given up only between batches, when everything published from it is marked. So the next holder finds nothing
-to publish twice. Only a producer that stalls for longer than its leases last may publish what another one has
+A slot is given up only between batches, when all rows published from it are marked. So the next holder publishes none
+of them again. Only a producer that stalls for longer than its leases last may publish rows that another one has
 published in the meantime, which is harmless (invariant 5).
 """
 
@@ -34,14 +34,13 @@ from nos_ec.ports.metadata import Lease, Leases
 _log = structlog.get_logger(__name__)
 
 ROUNDS_PER_TTL = 3
-"""A lease survives two rounds that fail."""
+"""Rounds of renewal in the lifetime of a lease. A lease survives two failed rounds."""
 
 
 class HeldSlots:
     """The slots of one producer. One thread calls `keep` and `release`; any thread may read `slots`.
 
-    Without a `member` name the producer takes every free slot and takes no part in the sharing: for a run that ends
-    soon.
+    Without a `member` name the producer takes every free slot and shares none of them, as a run that ends soon should.
     """
 
     def __init__(self, metadata: Leases, clock: Clock, ttl_ms: int, member: str | None) -> None:
@@ -54,7 +53,7 @@ class HeldSlots:
         self._leases: dict[str, Lease] = {}
 
     def slots(self) -> frozenset[int]:
-        """The slots that no other producer may publish from now. Excludes slots whose lease expired without renewal,
+        """The slots that only this producer may publish from now. Excludes slots whose lease expired without renewal,
         and those whose lease was taken or renewed before the clock was set back, until it is renewed again."""
         now_ms = self._clock.now_ms()
         leases = self._leases.values()
@@ -62,7 +61,7 @@ class HeldSlots:
         return ALL_SLOTS & held
 
     def rest_ms(self) -> int:
-        """How long until `keep` has something to do."""
+        """Milliseconds until `keep` has something to do."""
         return min(max(1, self._next_ms - self._clock.now_ms()), self._wait_ms)
 
     def keep(self) -> None:
@@ -113,7 +112,7 @@ class HeldSlots:
         if self._member is None:
             return SlotPlan((), tuple(sorted(free)))
         if self._member not in members:
-            return SlotPlan((), ())  # fenced just now; the next round joins again
+            return SlotPlan((), ())  # its lease was just fenced; the next round takes it again
         return plan_slots(self.slots(), free, members.index(self._member), len(members))
 
     def _fence(self, expired: Iterable[Lease], now_ms: int) -> None:
@@ -128,7 +127,7 @@ class HeldSlots:
         self._leases = self._leases | {lease.name: lease for lease in taken}
 
     def _give_up(self, names: list[str]) -> None:
-        # No longer ours even if the call fails: then they expire.
+        # Forget the leases even if the call fails. They expire then.
         given = [self._leases[name] for name in names]
         self._leases = {name: lease for name, lease in self._leases.items() if name not in names}
         self._metadata.release_leases(given)
