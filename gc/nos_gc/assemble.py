@@ -20,7 +20,7 @@ from nos_gc.samples import gc_samples
 from nos_gc.service import GcService
 
 NO_DEADLINE_MS = 365 * 86_400_000
-"""Survivors wait for others as long as it takes: at its end, a run writes what is left."""
+"""Survivors wait for others without a deadline. At its end, a run writes those that are left."""
 
 
 def gc_collector(system: System) -> Collector:

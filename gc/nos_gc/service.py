@@ -23,7 +23,7 @@ from nos_ec.ports.metadata import Lease
 _log = structlog.get_logger(__name__)
 
 LEASE_NAME = "gc"
-"""One GC at a time in the whole store: two would rewrite the same survivors."""
+"""Only one GC runs in a store at a time, because two would rewrite the same survivors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class GcCounters:
     """What GC has done since the process started.
 
     last_run_ms: when the last successful run ended; 0 if there was none. collected: totals of all runs, including the
-    present one; they name no objects and no blocks.
+    current one, without names of objects and blocks.
     """
 
     runs: int = 0
@@ -78,12 +78,12 @@ class GcService:
         return self._collector.plan()
 
     def run_once(self, beat: Beat = unwatched, stop: Event | None = None) -> CollectionResult:
-        """Run housekeeping, so that the blocks of dead writers count too, then one collection. `stop` ends it early.
+        """Run housekeeping, so that the blocks of dead writers are sealed, then one collection. `stop` ends it early.
 
         Raises Conflict when another GC is running, LeaseLost, Transient and NoSpace; a later run continues from there.
         """
         try:
-            self._keep_house(beat)
+            self._run_housekeeping(beat)
             result = self._collect(beat, stop)
         except NosError:
             self.counters = replace(self.counters, failures=self.counters.failures + 1)
@@ -99,12 +99,12 @@ class GcService:
         )
         return result
 
-    def _keep_house(self, beat: Beat) -> None:
+    def _run_housekeeping(self, beat: Beat) -> None:
         """Run housekeeping. On a full disk it may fail because it needs the space that the collection will free."""
         try:
             self._housekeeping.run_once(beat)
         except Transient as error:
-            _log.warning("housekeeping failed, collecting anyway", error=str(error))
+            _log.warning("housekeeping failed; collecting anyway", error=str(error))
 
     def _collect(self, beat: Beat, stop: Event | None) -> CollectionResult:
         before = self.counters
@@ -129,6 +129,6 @@ class GcService:
             except LeaseLost:
                 raise
             except NosError as error:
-                _log.warning("collection failed, trying again", error=str(error))
+                _log.warning("collection failed; trying again", error=str(error))
             beat(wait_ms)
             self._clock.wait(stop, wait_ms)
