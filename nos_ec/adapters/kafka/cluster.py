@@ -1,4 +1,4 @@
-"""What all clients of the cluster share: how to reach it, their settings, and the meaning of its errors."""
+"""What all Kafka clients share: the address of the cluster, the clients' settings, and the translation of errors."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ class KafkaTopic:
             "log_level": 4,
             "socket.timeout.ms": self.request_timeout_ms,
             "reconnect.backoff.max.ms": 2000,
-            # How long a missing topic may still be in the course of creation.
+            # How long a missing topic may still be one that is just being created.
             "topic.metadata.propagation.max.ms": min(10_000, self.request_timeout_ms),
-            # A broker that was suspended may answer that there is no broker, and librdkafka 2.16 believes it. With
-            # "none" it would never recover from that.
+            # After a suspension, a broker may answer with an empty list of brokers, and librdkafka 2.16 accepts it.
+            # With "none", the client would never recover from that.
             "metadata.recovery.strategy": "rebootstrap",
             # With that strategy, this is the wait before each attempt while all brokers are down.
             "reconnect.backoff.ms": 500,
@@ -129,7 +129,7 @@ _NOT_ALLOWED = {
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 }
-_REMOVED = {
+_REMOVED_FROM_GROUP = {
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.UNKNOWN_MEMBER_ID,
     KafkaError._ASSIGNMENT_LOST,
@@ -156,17 +156,17 @@ _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 
 
 def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
-    """Return the error that the port promises. It is Transient unless the error is known to need other settings."""
+    """Return the port's error for an error of the driver. It is Transient unless waiting is known not to help."""
     code, said = error.code(), f"message log: {doing}: {error.str()}"
     if code in NO_TOPIC:
-        # The topic existed when this process started; otherwise it would not have started. It may be recreated.
+        # The process starts only if the topic exists, so the topic was deleted since. It may be recreated.
         return Transient(
             f"{said}; topic {topic.name} or {topic.dead_letters} does not exist at present (servers {topic.servers}):"
             " recreate it with `nos-ec init`"
         )
     if code in _NOT_ALLOWED:
         return ConfigError(f"{said}; give this user the ACLs that docs/KAFKA.md lists")
-    if code in _REMOVED:
+    if code in _REMOVED_FROM_GROUP:
         return Conflict(f"{said}; this member was removed from its group")
     if code in _TOO_LARGE:
         return TooLarge(
@@ -178,9 +178,9 @@ def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
 
 
 class ConnectionNews:
-    """What a client of the driver reports about its connections. Requests only time out; the reason is reported here.
+    """The last connection error that a client reported. A failed request itself says only that it timed out.
 
-    `note` is a callback for the driver, which calls it inside a poll of the client.
+    `note` is the error callback to give to the driver, which calls it while the client is polled.
     """
 
     def __init__(self, topic: KafkaTopic) -> None:
@@ -188,17 +188,18 @@ class ConnectionNews:
         self._last: KafkaError | None = None
 
     def note(self, error: KafkaError) -> None:
-        """Remember the error. That all brokers are down is not remembered, because it does not say why."""
+        """Remember the error, except "all brokers down", which gives no reason."""
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._last = error
 
     def forget(self) -> None:
-        """Forget the last report, which has nothing to do with the requests that follow."""
+        """Forget the last error, because it does not concern the requests that follow."""
         self._last = None
 
     def explain(self, error: NosError) -> NosError:
-        """The error to raise for a request that failed with `error`. If the last report is one that only other settings
-        can cure, it is that one."""
+        """Return the error to raise for a request that failed with `error`. For a Transient one, this is the last
+        connection error if only other settings can cure that; otherwise the connection error is added to the
+        message."""
         last, self._last = self._last, None
         if last is None or not isinstance(error, Transient):
             return error
@@ -207,9 +208,9 @@ class ConnectionNews:
 
 
 def cause_of(error: BaseException | None) -> KafkaError | None:
-    """The driver's error behind an exception of its calls; None when there is none, and the exception is a bug.
+    """Return the driver's error inside an exception, or None. None means that the exception is a bug.
 
-    A fatal error may come inside a SystemError, because the driver continues to run callbacks while it is being raised.
+    A fatal error may be wrapped in a SystemError, because the driver still runs callbacks while it raises the error.
     """
     while error is not None:
         if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
@@ -219,7 +220,7 @@ def cause_of(error: BaseException | None) -> KafkaError | None:
 
 
 def bare_error(error: object) -> KafkaError:
-    """The bare error: the driver passes its errors bare in some places, and inside an exception in others."""
+    """Return the KafkaError itself. The driver passes errors bare in some places, and inside an exception in others."""
     if isinstance(error, KafkaException):
         error = error.args[0]
     assert isinstance(error, KafkaError)
@@ -246,13 +247,13 @@ def translated_errors(topic: KafkaTopic, doing: str) -> Iterator[None]:
 def close_in_background(close: Callable[[], object], wait_s: float) -> None:
     """Close a client of the driver on a separate thread, and wait at most wait_s.
 
-    A client of librdkafka 2.16 that lost its brokers may never finish closing. Nor is it enough to drop the last
-    reference to it: the exception of a request keeps the client alive in a reference cycle, and Python's garbage
-    collector would close it in whatever thread the collector happens to run.
+    A client of librdkafka 2.16 that lost its brokers may never finish closing. Dropping the last reference to it is not
+    enough either: the exception of a failed request keeps the client alive in a reference cycle, and Python's garbage
+    collector would close the client on whatever thread the collector runs.
     """
 
     def close_quietly() -> None:
-        with suppress(KafkaException, SystemError, RuntimeError):  # no caller is left; RuntimeError: already closed
+        with suppress(KafkaException, SystemError, RuntimeError):  # nobody waits for it; RuntimeError: already closed
             close()
 
     thread = threading.Thread(target=close_quietly, name="kafka-close", daemon=True)
@@ -261,13 +262,13 @@ def close_in_background(close: Callable[[], object], wait_s: float) -> None:
 
 
 def close_admin_in_background(client: AdminClient, wait_s: float) -> None:
-    """The same for an AdminClient, which is closed by leaving its context."""
+    """Like `close_in_background`, for an AdminClient, which is closed by leaving its context."""
     close_in_background(lambda: client.__exit__(None, None, None), wait_s)
 
 
 def urgency(error: BaseException) -> int:
-    """A sort key for errors: first bugs and what callbacks raised, then what only settings can cure, then what may
-    pass."""
+    """The sort key of an error: first bugs and exceptions of callbacks, then what only other settings can cure, then
+    transient errors."""
     if not isinstance(error, NosError):
         return 0
     return 2 if isinstance(error, Transient) else 1

@@ -1,10 +1,9 @@
-"""Commits a member's offsets, so that every call ends and no old commit is applied last.
+"""Commits a member's offsets. Every call ends in time, and no older commit is applied after a newer one.
 
-1  A commit is sent without waiting for its answer, which the driver delivers in a later poll. Asking the group for
-   its offsets shows whether it was applied, and that request has a time limit. The driver's own waiting commit has
-   none, and no other thread may use the client while a callback runs.
-2  After a commit with an unknown outcome, no other one is sent until it is answered. Otherwise the older one could be
-   applied last.
+1  A commit is sent without waiting for its answer, which the driver delivers in a later poll. Asking the group for its
+   offsets shows whether it was applied, and that request has a time limit. The driver's synchronous commit has none. It
+   cannot be left to another thread either, because no other thread may use the client while a callback runs.
+2  While the outcome of a commit is unknown, no further commit is sent. Otherwise the older one could be applied last.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class GroupCommits:
         self._topic = topic
         self.topic_id = ""
         self._known: dict[int, int] = {}
-        """The offsets known to be committed of the partitions owned. They never move backwards."""
+        """For the owned partitions, the offsets known to be committed. They never move backwards."""
         self._unanswered_count = 0
-        """The number of commits sent whose outcome the driver has not reported."""
+        """The number of commits whose outcome the driver has not reported yet."""
         self._doubtful_s: float | None = None
         """The time since which an unanswered commit may still move the group's offsets (2)."""
 
@@ -54,11 +53,11 @@ class GroupCommits:
             self._known.pop(partition, None)
 
     def discard(self, partitions: Iterable[int]) -> None:
-        """Ignore the group's offsets of these partitions, because they belong to another topic."""
+        """Note that the group's offsets of these partitions belong to another topic and do not count."""
         self._known |= dict.fromkeys(partitions, -1)
 
     def doubtful_for_s(self) -> float:
-        """The seconds for which a commit has had no answer; 0 when every commit has one."""
+        """How many seconds a commit has gone unanswered; 0 when every commit has its answer."""
         return 0.0 if self._doubtful_s is None else time.monotonic() - self._doubtful_s
 
     def committed(self, driver: Consumer, partitions: Iterable[int], topic_id: str) -> dict[int, int]:
@@ -84,13 +83,13 @@ class GroupCommits:
         if not ahead:
             return
         self._send(driver, ahead, require_ownership)
-        # A rebalance may have taken a partition away meanwhile. Then there is nothing to remember about it.
+        # A rebalance may have taken a partition away meanwhile. Its offset is not remembered.
         self._known.update((p, offset) for p, offset in ahead.items() if p in owned)
 
     def answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> ConfigError | None:
-        """Take the driver's report of a commit's outcome. Whether it moved the offsets was checked after sending it.
+        """Handle the driver's report of a commit's outcome. `_send` has already checked whether the offsets moved.
 
-        Returns an error that only other settings can cure, if there is one.
+        Returns the error if only other settings can cure it, otherwise None.
         """
         self._unanswered_count -= 1
         if self._unanswered_count <= 0:
@@ -105,7 +104,7 @@ class GroupCommits:
     def _send(
         self, driver: Consumer, offsets: Mapping[int, int], require_ownership: Callable[[Iterable[int]], None]
     ) -> None:
-        """Send a commit, and repeat it while the group accepts none, until the group's offsets show it (1)."""
+        """Send a commit until the group's offsets show that it was applied (1). A rebalancing group accepts none."""
         places = commit_places(self._topic, offsets, self.topic_id)
         deadline = time.monotonic() + _REBALANCE_S_MAX
         for sent_count in count(1):

@@ -2,8 +2,8 @@
 
 A letter is the message plus these headers, so it is larger than the message. The topic is created with room for that
 (DEAD_LETTER_BYTES_MAX). If its limit is lower, or a message was small only while compressed, the letter keeps the
-beginning of the message, and headers give its full length. The whole message is in its own topic until its retention
-ends.
+beginning of the message, and headers give its full length. The whole message stays in the topic it came from until
+retention removes it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from nos_ec.core.errors import TooLarge
 from nos_ec.ports.message_log import Message
 
 MESSAGE_BYTES_MAX = 1_048_588
-"""max.message.bytes of the topic: Kafka's default, but set by us, because dead letters must be able to hold it."""
+"""max.message.bytes of the topic. This is Kafka's default, set explicitly because dead letters must have room for
+it."""
 DEAD_LETTER_BYTES_MAX = 2 << 20
-"""max.message.bytes of the dead-letter topic, and the most that its client sends."""
+"""max.message.bytes of the dead-letter topic, and the largest message that its client sends."""
 
 _KEPT_BYTES = (960_000, 64 << 10, 1 << 10)
-"""How much of key and value together is kept when the whole is too large, by attempt. The first size fits any topic
-with Kafka's default limit, the last one nearly any topic."""
+"""How many bytes of key and value together are kept, in each attempt, when the whole message is too large. The first
+size fits any topic with Kafka's default limit, the last one nearly any topic."""
 _REASON_CHARS_MAX = 1_000
 
 
 class DeadLetters:
-    """Writes dead letters. Connects at the first one; `member` is a name for operators."""
+    """Writes dead letters. Connects when it writes the first one. `member` names the writer for operators."""
 
     def __init__(self, topic: KafkaTopic, member: str) -> None:
         self._topic = topic

@@ -1,4 +1,4 @@
-"""The driver's client of a group member. It is abandoned and replaced when it makes no progress."""
+"""The librdkafka client of a group member. The client is abandoned and replaced when it makes no progress."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ class MemberClient:
             self.driver.subscribe([self._topic.name], **guarded)
 
     def replace(self) -> Consumer:
-        """Replace the client. Returns the abandoned one, to be given to `abandon`."""
+        """Replace the client. Returns the old one, which the caller passes to `abandon`."""
         abandoned, self.driver = self.driver, self._new()
         return abandoned
 
     def abandon(self, driver: Consumer) -> None:
-        """Close a client that was replaced, without waiting. It tells the group that it leaves, or the group notices
-        when its session ends."""
+        """Close a replaced client without waiting. Either the client tells the group that it leaves, or the group
+        removes it when its session ends."""
         close_in_background(driver.close, 0)
 
     def leave(self) -> None:
-        """Leave the group. Waits at most one request time-out, because the driver waits for the answers to commits."""
+        """Leave the group. The driver waits for the answers to commits; this call waits at most one request
+        time-out."""
         errors: list[BaseException] = []
 
         def leave() -> None:
@@ -71,9 +72,9 @@ class MemberClient:
             raise errors[0]
 
     def while_current(self, callback: Callable[..., None], number: int | None = None) -> Callable[..., None]:
-        """Wrap a callback of this client (default: the current one) so that it is ignored once there is another client.
+        """Wrap a callback of client `number` (default: the current one), so that it does nothing once that is replaced.
 
-        An abandoned client is closed on a separate thread, and makes its callbacks there.
+        An abandoned client is closed on a separate thread, and would run its callbacks there.
         """
         number = self._number if number is None else number
 

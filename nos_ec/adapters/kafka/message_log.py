@@ -34,7 +34,7 @@ class KafkaMessageLog:
     """An existing topic, checked when it is opened."""
 
     def __init__(self, topic: KafkaTopic) -> None:
-        """Raises ConfigError when a topic is missing or has another number of partitions, Transient."""
+        """Raises Transient, or ConfigError when a topic is missing or has a different number of partitions."""
         self.topic = topic
         self.partitions = topic.partitions
         with closing(_Admin(topic)) as admin:
@@ -57,8 +57,8 @@ class KafkaMessageLog:
     ) -> KafkaMessageLog:
         """Create both topics, or check them when they exist. Idempotent; safe to call from several processes.
 
-        in_sync_min replicas must have a message before `publish` returns; with fewer, publishing waits. Existing topics
-        are left as they are, whatever their replication. Raises ConfigError, Transient.
+        in_sync_min replicas must have a message before `publish` returns; while fewer are in sync, publishing waits.
+        Existing topics are left as they are, whatever their replication. Raises ConfigError, Transient.
         """
         if not 1 <= in_sync_min <= replication:
             raise ConfigError(
@@ -91,11 +91,11 @@ class KafkaMessageLog:
             admin.remove()
 
     def publisher(self, *, client: str = "nos-ec-publisher", delivery_timeout_ms: int = 30_000) -> KafkaPublisher:
-        """A publisher with its own connections."""
+        """Return a publisher with its own connections."""
         return KafkaPublisher(self.topic, client=client, delivery_timeout_ms=delivery_timeout_ms)
 
     def progress(self, *, group: str, name: str) -> KafkaGroupProgress:
-        """The progress of `group`; `name` is for operators."""
+        """Return the progress of `group`. `name` identifies the client to operators."""
         return KafkaGroupProgress(self.topic, group=group, name=name)
 
     def consumer(
@@ -119,20 +119,20 @@ class KafkaMessageLog:
 
 
 class _Admin:
-    """The client for topics."""
+    """Creates, removes and looks up the two topics."""
 
     def __init__(self, topic: KafkaTopic) -> None:
         self._topic = topic
         self._names = (topic.name, topic.dead_letters)
         self._news = ConnectionNews(topic)
-        # The log level is low because failing connections are already reported in the errors that it raises.
+        # The client logs little, because the errors raised here already report failed connections.
         with translated_errors(topic, "connect"):
             self._client = AdminClient(
                 topic.configuration("nos-ec-admin", {"log_level": 2}, {"error_cb": self._news.note})
             )
 
     def partition_counts(self) -> dict[str, int]:
-        """Return {name: partitions} of the existing ones of the two topics."""
+        """Return {name: number of partitions} for those of the two topics that exist."""
         counts = {}
         for name in self._names:
             found = self._look_up(name)

@@ -1,8 +1,8 @@
 """Looks up offsets: what a group has committed, and where the partitions of the topic begin and end.
 
 Offsets belong to a topic, and a topic that is deleted and recreated under the same name starts again at offset 0. The
-group's offsets may outlive the old topic; a member that trusted them would skip as many messages of the new one. So
-each commit carries the topic's id in its metadata, and an offset of another topic counts as none. Offsets without an id
+group's offsets may outlive the old topic; a member that trusted them would skip the first messages of the new one. So
+each commit carries the topic's id in its metadata, and an offset of another topic does not count. Offsets without an id
 (from older versions of this program, or brokers before Kafka 2.8) are accepted unless they lie past the topic's end.
 """
 
@@ -47,14 +47,14 @@ LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
 def places(topic: KafkaTopic, partitions: Iterable[int]) -> list[TopicPartition]:
-    """These partitions in the form that the driver takes, in order."""
+    """Return these partitions, sorted, in the driver's form."""
     return [TopicPartition(topic.name, partition) for partition in sorted(partitions)]
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """An offset that a group has committed (-1 if none), and the id of the topic that it belongs to ("" if not
-    known)."""
+    """The offset that a group has committed (-1: none), and the id of the topic that the offset belongs to ("":
+    unknown)."""
 
     offset: int
     topic_id: str
@@ -65,15 +65,15 @@ class Committed:
 
 
 def commit_places(topic: KafkaTopic, offsets: Mapping[int, int], topic_id: str) -> list[TopicPartition]:
-    """What to commit: the offsets, with the id of the topic that they belong to."""
+    """Return the offsets to commit, each with the id of the topic that it belongs to."""
     metadata = f"{_METADATA}{topic_id}" if topic_id else ""
     return [TopicPartition(topic.name, p, offset, metadata=metadata) for p, offset in sorted(offsets.items())]
 
 
 def fetch_committed(consumer: Consumer, topic: KafkaTopic, partitions: Iterable[int]) -> dict[int, Committed]:
-    """What the consumer's group has committed of each of these partitions.
+    """Return what the consumer's group has committed for each of these partitions.
 
-    While the brokers look for the group's coordinator, as after a restart, repeats the request within one request
+    While the group has no coordinator, as after a restart of brokers, the request is repeated for at most one request
     time-out. Raises ConfigError, Transient.
     """
     with translated_errors(topic, "look up committed offsets"):
@@ -134,7 +134,8 @@ class OffsetLookUp:
             return id_of(answer.result())
 
     def ask_topic(self) -> Future[TopicDescription]:
-        """Ask for the topic without waiting. The answer may be a KafkaException. Raises ConfigError, Transient."""
+        """Ask for the topic's description without waiting. The future may end with a KafkaException. Raises
+        ConfigError, Transient."""
         with translated_errors(self._topic, "look up the topic"):
             wanted = TopicCollection([self._topic.name])
             answers: dict[str, Future[TopicDescription]]
@@ -142,12 +143,13 @@ class OffsetLookUp:
         return answers[self._topic.name]
 
     def offsets(self, which: OffsetSpec) -> dict[int, int]:
-        """Return {partition: offset} of all partitions. Raises ConfigError, Transient."""
+        """Return {partition: offset} for all partitions. Raises ConfigError, Transient."""
         with translated_errors(self._topic, "look up offsets"):
             return {partition: answer.result().offset for partition, answer in self._ask(which).items()}
 
-    def answered_offsets(self, which: OffsetSpec) -> dict[int, int]:
-        """Return {partition: offset} of the partitions that answer. Raises ConfigError; Transient when none does."""
+    def available_offsets(self, which: OffsetSpec) -> dict[int, int]:
+        """Return {partition: offset} for the partitions that answer. Raises ConfigError; Transient when none
+        answers."""
         found: dict[int, int] = {}
         failure: NosError | None = None
         for partition, answer in self._ask(which).items():
@@ -176,7 +178,7 @@ class OffsetLookUp:
             wanted = dict.fromkeys(places(self._topic, range(self._topic.partitions)), which)
             answers: dict[TopicPartition, Future[ListOffsetsResultInfo]]
             answers = self._client().list_offsets(wanted, request_timeout=self._topic.timeout_s)
-        # Twice the time-out, because the driver's own limit should end it first.
+        # Twice the time-out, because the driver's own time-out should end the request first.
         if wait(answers.values(), 2 * self._topic.timeout_s).not_done:
             raise Transient(f"message log: look up offsets: no answer; check the brokers {self._topic.servers}")
         return {place.partition: answer for place, answer in answers.items()}

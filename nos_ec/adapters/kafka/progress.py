@@ -17,7 +17,7 @@ from nos_ec.core.errors import NosError, Transient
 
 _SLICE_S = 0.5
 _FETCH_BYTES = 64 << 10
-"""One message per partition is needed, but a broker sends at least a whole batch."""
+"""One message per partition would do, but a broker sends at least a whole batch."""
 
 
 class KafkaGroupProgress:
@@ -39,7 +39,7 @@ class KafkaGroupProgress:
         self._reader: Consumer | None = None
 
     def passed_until(self) -> Mapping[int, int]:
-        """See GroupProgress.passed_until. Four requests and a fetch."""
+        """See GroupProgress.passed_until. Costs four requests and a fetch."""
         asked_ms = time.time_ns() // 1_000_000
         try:
             if self._reader is None:
@@ -47,14 +47,14 @@ class KafkaGroupProgress:
                     self._reader = Consumer(self._configuration)
             topic_id = self._look_up.topic_id()
             committed = fetch_committed(self._reader, self._topic, range(self._topic.partitions))
-            first = self._look_up.answered_offsets(EARLIEST)
-            ends = self._look_up.answered_offsets(LATEST)
-            answered = first.keys() & ends.keys()
-            begins = {p: next_offset(committed[p].of(topic_id), first[p], ends[p]) for p in answered}
+            first = self._look_up.available_offsets(EARLIEST)
+            ends = self._look_up.available_offsets(LATEST)
+            known = first.keys() & ends.keys()
+            begins = {p: next_offset(committed[p].of(topic_id), first[p], ends[p]) for p in known}
             waiting = {p: offset for p, offset in begins.items() if offset < ends[p]}
             oldest = self._oldest(self._reader, waiting)
         except NosError:
-            # A client may never work again after its brokers were suspended.
+            # A client whose brokers were suspended may never recover.
             self._renew()
             raise
         passed = dict.fromkeys(begins.keys() - waiting.keys(), asked_ms) | oldest
@@ -84,15 +84,15 @@ class KafkaGroupProgress:
                         continue
                     if (error := message.error()) is not None:
                         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                            # Not a ConfigError: a producer without read permission continues with new objects.
+                            # Not a ConfigError: a producer without read permission still publishes new objects.
                             raise Transient(str(translate(error, self._topic, "read the oldest messages")))
                         continue
                     partition = message.partition()
                     assert partition is not None
                     if partition not in found:
                         kind, timestamp_ms = message.timestamp()
-                        # Without a time it counts as the oldest possible: nothing is published again before the group
-                        # has passed it.
+                        # A message without a timestamp counts as the oldest possible: no event is published again until
+                        # the group has passed this message.
                         found[partition] = 0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms
                         reader.incremental_unassign(places(self._topic, [partition]))
             finally:

@@ -1,5 +1,4 @@
-"""The producing side on Kafka: idempotent, acknowledged by all in-sync replicas, partitioned by key like every
-adapter."""
+"""Publishes to Kafka: idempotent, acknowledged by all in-sync replicas, and partitioned by key as in every adapter."""
 
 from __future__ import annotations
 
@@ -48,8 +47,8 @@ class _Batch:
         self.partitions_seen = 0
 
     def reported(self, index: int, error: KafkaError | None, message: Message) -> None:
-        """Take a delivery report. Runs inside the driver's poll, and when an abandoned client is closed: that one has
-        nothing to say any more."""
+        """Handle a delivery report. The driver calls this inside a poll, and also while it closes an abandoned client,
+        whose reports are ignored."""
         if not self._awaits_reports:
             return
         if error is not None:
@@ -65,12 +64,12 @@ class _Batch:
         self.errors[index] = error
 
     def rest_failed(self, error: NosError) -> None:
-        """Fail all messages that have no report yet; none will come for them."""
+        """Fail all messages without a report, because no report will come for them."""
         for index in list(self._unknown):
             self.failed(index, error)
 
     def await_reports(self, awaits: bool) -> None:
-        """Whether delivery reports still count."""
+        """Set whether delivery reports count."""
         self._awaits_reports = awaits
 
     def too_large(self) -> list[int]:
@@ -117,7 +116,7 @@ class KafkaPublisher:
         )
         self._lock = Lock()
         self._batch_bytes: int | None = None
-        """Set once the topic has refused a batch of several messages because of its size."""
+        """The size limit of batches, once the topic has refused a batch of several messages because of its size."""
         self._batch_bytes_until_s = 0.0
         self._closed = False
         self._producer: Producer | None = self._new_producer()
@@ -125,7 +124,7 @@ class KafkaPublisher:
     def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> Mapping[int, Transient]:
         """See MessagePublisher.publish. A message is durable once all in-sync replicas have it.
 
-        Raises ConfigError when the topic has more partitions than configured, or may not be written.
+        Raises ConfigError when the topic has more partitions than configured, or this user may not write to it.
         """
         batch = self._send(self._topic.name, [(key, value, []) for key, value in messages])
         if batch.partitions_seen > self._topic.partitions:
@@ -161,7 +160,7 @@ class KafkaPublisher:
                 raise ValueError("publish after close")
             self._news.forget()
             self._send_some(name, messages, range(len(messages)), batch)
-            # The topic's limit is for a batch as a whole, and librdkafka does not split a refused batch.
+            # The topic's limit applies to a batch as a whole, and librdkafka does not split a refused batch.
             while len(refused := batch.too_large()) > 1 and self._divide_batches():
                 self._send_some(name, messages, refused, batch)
         return batch
@@ -181,13 +180,13 @@ class KafkaPublisher:
         self._await_reports(self._producer, batch)
         batch.await_reports(False)
         if batch.errors:
-            # The client may never work again: after a fatal error, or when it has forgotten every broker.
+            # After a fatal error, or once it has forgotten every broker, the client would never work again.
             self._drop_producer()
 
     def _hand_over(
         self, producer: Producer, name: str, message: tuple[bytes, bytes, list[Header]], index: int, batch: _Batch
     ) -> None:
-        """Queue one message. Waits while the driver's queue is full; delivery or its time-out ends that."""
+        """Queue one message. Waits while the driver's queue is full, until messages are delivered or time out."""
         key, value, headers = message
         reported = partial(batch.reported, index)
         while True:
@@ -202,29 +201,29 @@ class KafkaPublisher:
                 producer.poll(_SLICE_S)
 
     def _await_reports(self, producer: Producer, batch: _Batch) -> None:
-        """Wait for the reports. The driver promises one per message within delivery.timeout.ms; the deadline here is
-        for the case that it breaks that promise."""
+        """Wait for the reports. The driver promises one per message within delivery.timeout.ms; the deadline here
+        covers a report that never comes."""
         deadline = time.monotonic() + 2 * self._delivery_timeout_ms / 1000
         try:
             with translated_errors(self._topic, "publish"):
                 while len(producer) and time.monotonic() < deadline:
                     producer.flush(_SLICE_S)
         except NosError as error:
-            # Only a fatal error is raised here. Messages still queued get no report then.
+            # Only fatal errors arrive here, and after one the messages still queued get no report.
             batch.rest_failed(error)
             return
         batch.rest_failed(Transient("message log: publish: no report for some messages; publish them again"))
 
     def _divide_batches(self) -> bool:
-        """Make the next client send smaller batches. Returns False when each message is already sent by itself."""
+        """Make the next client send smaller batches. Returns False when each batch already holds only one message."""
         before = self._batch_bytes or _BATCH_BYTES_MAX
         if before == 1:
             return False
         self._batch_bytes = before // _BATCH_DIVISOR if before > _BATCH_BYTES_MIN else 1
         self._batch_bytes_until_s = time.monotonic() + _BATCH_BYTES_S
         _log.warning(
-            f"topic {self._topic.name} refuses batches of several events because of their size; smaller ones are sent"
-            f" for {_BATCH_BYTES_S} s: raise max.message.bytes of the topic",
+            f"topic {self._topic.name} refuses batches of several events as too large; sending smaller ones for"
+            f" {_BATCH_BYTES_S} s: raise max.message.bytes of the topic",
             batch_bytes=self._batch_bytes,
         )
         return True

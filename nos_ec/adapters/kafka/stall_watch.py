@@ -1,11 +1,11 @@
 """Notices that a member's client of librdkafka 2.16 has stopped working without reporting it.
 
-3  When a broker that was suspended answers that there is no broker, the client forgets every broker and may wait for
-   ever.
-5  The client rejects a leader epoch that is lower than an earlier one, and then fetches in vain for ever. A recreated
-   topic has such epochs. So a member that receives nothing looks up where the topic ends.
-6  When a broker answers that it is no longer the group's coordinator, the client does not ask again where to start: it
-   keeps its partitions and fetches nothing. Nor does it always join after it has waited for metadata.
+3  A broker that was suspended may answer with an empty list of brokers. Then the client forgets every broker and may
+   wait for ever.
+5  The client rejects a leader epoch lower than one it has seen, and never fetches a message again. A recreated topic
+   has such epochs. So a member that receives nothing looks up where the topic ends.
+6  When a broker answers that it is no longer the group's coordinator, the client does not ask again for the offsets to
+   start at. It keeps its partitions and fetches nothing. It may also fail to join after it has waited for metadata.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROBE_S = 1.0
 
 
 class StallWatch:
-    """What one member has taken, and how long nothing has come. Not thread-safe."""
+    """Tracks what one member has taken, and for how long no message has come. Not thread-safe."""
 
     def __init__(self, topic: KafkaTopic, poll_interval_s_max: float) -> None:
         self._topic = topic
@@ -31,19 +31,20 @@ class StallWatch:
         self.patience_s = _STUCK_TIMEOUTS * topic.timeout_s
         """How long a client may wait for brokers or for an answer."""
         self._down_s: float | None = None
-        """The time since which the driver has had no broker, as far as it has reported."""
+        """The time since which the driver has had no broker, as far as its reports show."""
         self._looked_s = time.monotonic()
         """The time when a message was last taken, partitions were assigned, or the ends were looked up."""
         self._next: dict[int, int] = {}
-        """For the partitions owned, the offset after the last message taken."""
+        """For each owned partition, the offset after the last message taken."""
         self._ends: dict[int, int] = {}
-        """The topic's ends at the last look-up, if nothing was taken, resumed or assigned since."""
+        """The topic's end offsets at the last look-up; empty when a message was taken, or partitions resumed or
+        assigned, since then."""
         self._left_out_s: float | None = None
         """The time since which the group has not admitted this member, as far as the checks show."""
 
-    # --- what happens -------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------
     def took(self, partition: int, offset: int) -> bool:
-        """Note that a message came. Returns False when its offset was taken before: then the topic has changed."""
+        """Note a message. Returns False when its offset was already taken, which means that the topic has changed."""
         if offset < self._next.get(partition, 0):
             return False
         self._next[partition] = offset + 1
@@ -75,7 +76,7 @@ class StallWatch:
         self._ends = {}
         self._left_out_s = None
 
-    # --- what it means ------------------------------------------------------------------------------
+    # --- conclusions --------------------------------------------------------------------------------
     def is_cut_off(self, driver: Consumer) -> bool:
         """Whether the driver has had no broker for too long, and still has none (3). May take a second."""
         if self._down_s is None or time.monotonic() - self._down_s <= self.patience_s:
@@ -87,7 +88,7 @@ class StallWatch:
             return True
 
     def may_look(self) -> bool:
-        """Whether nothing has come for so long that it is time to find out why. True only once in a while."""
+        """Whether nothing has come for so long that it is time to find out why. True at most once per `patience_s`."""
         now_s = time.monotonic()
         if self._down_s is not None or now_s - self._looked_s < self.patience_s:
             return False
@@ -95,9 +96,9 @@ class StallWatch:
         return True
 
     def is_left_out(self, *, owns: bool, member_id: str | None, known_id: str | None) -> bool:
-        """Whether the group does not admit the member (6). There are two signs. For longer than a rebalance may take,
-        it owns nothing and got no assignment under its present id. Or it has no id, and owned nothing at the last look
-        either: then the group has not heard of it."""
+        """Whether the group does not admit the member (6). There are two signs. Either the member has no id, and was
+        not admitted at the last look either, so the group has not heard of it. Or, for longer than a rebalance may
+        take, it has owned nothing and has got no assignment under its present id."""
         if owns or (member_id and member_id == known_id):
             self._left_out_s = None
             return False
@@ -113,10 +114,10 @@ class StallWatch:
         beginnings: Callable[[Set[int]], Mapping[int, int]],
         ends: Callable[[], Mapping[int, int]],
     ) -> bool:
-        """Whether a message of the partitions `wanted` does not come, although it existed at the last look (5).
+        """Whether a message of the `wanted` partitions has not come, although it existed at the last look (5).
 
-        `beginnings` looks up where partitions start from which nothing was taken, `ends` where the topic ends. Their
-        errors pass through; the next look then starts from the beginning.
+        `beginnings` looks up where those partitions start from which nothing was taken, and `ends` where the topic
+        ends. Their errors pass through; the next call then has no earlier look to compare with.
         """
         earlier, self._ends = self._ends, {}
         if not wanted:

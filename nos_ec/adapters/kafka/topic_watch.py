@@ -1,4 +1,4 @@
-"""Notices that the topic was deleted and recreated: then all of its offsets start again.
+"""Notices that the topic was deleted and recreated, so that its offsets have started again.
 
 Since Kafka 2.8, brokers give every topic an id. A topic that is recreated under the same name has another id.
 """
@@ -16,12 +16,12 @@ from nos_ec.adapters.kafka.offset_look_up import OffsetLookUp, id_of
 from nos_ec.core.errors import NosError
 
 WATCH_S = 5.0
-"""The time between two look-ups of the topic's id. Meanwhile messages of the new topic may be handed out under the old
-id; they are delivered again afterwards."""
+"""The time between two look-ups of the topic's id. Until the next look-up, messages of a recreated topic may be handed
+out under the old id; they are delivered again afterwards."""
 
 
 class TopicWatch:
-    """Looks the id up from time to time, without waiting for the answer. Not thread-safe."""
+    """Looks up the topic's id from time to time, without waiting for the answer. Not thread-safe."""
 
     def __init__(self, look_up: OffsetLookUp) -> None:
         self._look_up = look_up
@@ -31,12 +31,13 @@ class TopicWatch:
         self._answer: Future[TopicDescription] | None = None
 
     def begin(self, topic_id: str) -> None:
-        """Compare the ids that follow with this one; "" when it is not known yet."""
+        """Compare later ids with this one; "" while it is not known."""
         self._known = topic_id
         self._was_missing = False
 
     def is_another(self) -> bool:
-        """Whether, by the last answer, the topic is another one than before, or is back after it was missing."""
+        """Whether the last answer shows a recreated topic: one with another id, or one that is back after it was
+        missing."""
         if self._answer is not None and self._answer.done():
             answer, self._answer = self._answer, None
             return self._differs(answer)
