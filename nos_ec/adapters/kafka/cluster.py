@@ -264,11 +264,3 @@ def close_in_background(close: Callable[[], object], wait_s: float) -> None:
 def close_admin_in_background(client: AdminClient, wait_s: float) -> None:
     """Like `close_in_background`, for an AdminClient, which is closed by leaving its context."""
     close_in_background(lambda: client.__exit__(None, None, None), wait_s)
-
-
-def urgency(error: BaseException) -> int:
-    """The sort key of an error: first bugs and exceptions of callbacks, then what only other settings can cure, then
-    transient errors."""
-    if not isinstance(error, NosError):
-        return 0
-    return 2 if isinstance(error, Transient) else 1

@@ -25,18 +25,10 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as DriverMessage
 
-from nos_ec.adapters.kafka.cluster import (
-    KafkaTopic,
-    cause_of,
-    is_fatal,
-    require_ms,
-    translate,
-    translated_errors,
-    urgency,
-)
+from nos_ec.adapters.kafka.cluster import KafkaTopic, require_ms, translated_errors
 from nos_ec.adapters.kafka.commits import GroupCommits
 from nos_ec.adapters.kafka.dead_letters import DeadLetters
-from nos_ec.adapters.kafka.member_client import MemberClient
+from nos_ec.adapters.kafka.member_client import MemberClient, fetch_settings, group_settings
 from nos_ec.adapters.kafka.offset_look_up import (
     EARLIEST,
     LATEST,
@@ -45,6 +37,7 @@ from nos_ec.adapters.kafka.offset_look_up import (
     next_offset,
     places,
 )
+from nos_ec.adapters.kafka.poll_errors import PollErrors
 from nos_ec.adapters.kafka.stall_watch import StallWatch
 from nos_ec.adapters.kafka.topic_watch import TopicWatch
 from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
@@ -55,19 +48,7 @@ _log = structlog.get_logger(__name__)
 SESSION_MS_MIN = 1000
 """With shorter sessions, a short pause of the machine ends them. Brokers have their own limit, by default 6 s."""
 
-_HEARTBEATS_PER_SESSION = 10
-"""How often a member asks whether the group is rebalancing. This decides how fast the group settles."""
-_HEARTBEAT_MS_MAX = 3000
-
 _WAIT_S_MIN = 0.001
-
-_NEWS = {
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._AUTHENTICATION,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError.UNSUPPORTED_SASL_MECHANISM,
-}
-"""Connection errors of the driver that a caller must learn of. The loss of one broker of several is not among them."""
 
 
 class KafkaConsumer:
@@ -101,27 +82,13 @@ class KafkaConsumer:
         self._topic = topic
         self._member = member
         self._poll_interval_s_max = poll_interval_ms_max / 1000
-        fixed: dict[str, object] = {
-            "group.id": group,
-            "session.timeout.ms": session_ms,
-            "heartbeat.interval.ms": min(_HEARTBEAT_MS_MAX, session_ms // _HEARTBEATS_PER_SESSION),
-            "max.poll.interval.ms": poll_interval_ms_max,
-            "partition.assignment.strategy": "cooperative-sticky",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "allow.auto.create.topics": False,
-        }
-        if instance:
-            fixed["group.instance.id"] = instance
-        prefetch_kbytes = max(1, prefetch_bytes_max >> 10)
-        defaults = {
-            "queued.max.messages.kbytes": prefetch_kbytes,
-            "fetch.max.bytes": max(prefetch_kbytes << 10, 1_000_000),
-            "max.partition.fetch.bytes": 1 << 20,
-        }
         callbacks: dict[str, Callable[..., None]] = {"error_cb": self._driver_error, "on_commit": self._commit_answered}
-        self._client = MemberClient(topic, member, topic.configuration(member, defaults, fixed), callbacks)
+        configuration = topic.configuration(
+            member,
+            fetch_settings(prefetch_bytes_max),
+            group_settings(group, session_ms, poll_interval_ms_max, instance),
+        )
+        self._client = MemberClient(topic, member, configuration, callbacks)
         self._revoked: Callable[[frozenset[int]], None] = _ignore
         self._joined = False
         self._closed = False
@@ -134,7 +101,7 @@ class KafkaConsumer:
         self._rejoin_reason = ""
         """Why the next poll has to rejoin with a new client; "" when it need not."""
         self._batch: list[Message] = []
-        self._errors: list[BaseException] = []
+        self._errors = PollErrors(topic)
         self._look_up = OffsetLookUp(topic, f"{member}-lag")
         self._watch = TopicWatch(self._look_up)
         self._dead_letters = DeadLetters(topic, member)
@@ -150,7 +117,7 @@ class KafkaConsumer:
         """
         if messages_max < 1:
             raise ValueError(f"poll for {messages_max} messages; poll for at least 1")
-        self._raise_first_error()
+        self._errors.raise_first()
         self._batch = []
         if self._is_stuck():
             self._rejoin_reason = "no answer"
@@ -165,7 +132,7 @@ class KafkaConsumer:
         finally:
             self._polled_s = time.monotonic()
         if not self._batch:
-            self._raise_first_error()
+            self._errors.raise_first()
             self._look_for_more()
         batch, self._batch = self._batch, []
         return batch
@@ -306,8 +273,7 @@ class KafkaConsumer:
                 message = self._client.driver.poll(left_s)
             except (KafkaException, SystemError) as error:
                 # The driver will not hand out again what was already taken, so that must not be lost with the error.
-                cause = cause_of(error)
-                self._errors.append(error if cause is None else self._translate(cause))
+                self._errors.polled(error)
                 return
             if message is None:
                 if self._batch or self._errors or time.monotonic() >= deadline:
@@ -336,32 +302,13 @@ class KafkaConsumer:
             _log.warning("removed from the group: too long between polls", member=self._member, error=error.str())
             self._lose(self._client.driver, self._places(self._owned))
             return
-        self._errors.append(self._translate(error))
+        self._errors.event(error)
 
     def _driver_error(self, error: KafkaError) -> None:
         """Handle an error about connections."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._stalls.lost_brokers()
-        if is_fatal(error) or error.code() in _NEWS:
-            self._errors.append(self._translate(error))
-
-    def _translate(self, error: KafkaError) -> NosError:
-        """Translate an error. After a fatal one a consumer never gets another message, so waiting does not help."""
-        if is_fatal(error) or error.code() == KafkaError.FENCED_INSTANCE_ID:
-            return ConfigError(
-                f"message log: poll: {error.str()}; give every process its own instance name, and restart this process"
-            )
-        return translate(error, self._topic, "poll")
-
-    def _raise_first_error(self) -> None:
-        """Raise the most important error: what `on_revoke` raised, then what only other settings can cure, then what
-        may pass."""
-        if not self._errors:
-            return
-        first = min(self._errors, key=urgency)
-        # The driver reports most errors only once, so only those that may have passed meanwhile are forgotten.
-        self._errors = [error for error in self._errors if error is not first and not isinstance(error, Transient)]
-        raise first
+        self._errors.connection(error)
 
     # --- membership -------------------------------------------------------------------------------
     def _assigned(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:
@@ -372,7 +319,7 @@ class KafkaConsumer:
         if new:
             self._begin(consumer, places)
         if new and max(new) >= self._topic.partitions:
-            self._errors.append(
+            self._errors.add(
                 ConfigError(
                     f"message log: topic {self._topic.name} has grown to at least {max(new) + 1} partitions, but the"
                     f" configuration says {self._topic.partitions}; stop all services, then set log.partitions to"
@@ -421,7 +368,7 @@ class KafkaConsumer:
                 self._revoked(revoked)
         except BaseException as error:
             # It must not pass through the driver, which would then lose the messages it holds.
-            self._errors.append(error)
+            self._errors.add(error)
         finally:
             self._forget(revoked)
 
@@ -450,7 +397,7 @@ class KafkaConsumer:
 
     def _commit_answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
         if (lasting := self._commits.answered(error, places)) is not None:
-            self._errors.append(lasting)
+            self._errors.add(lasting)
 
     def _places(self, partitions: Iterable[int]) -> list[TopicPartition]:
         return places(self._topic, partitions)

@@ -13,6 +13,10 @@ from nos_ec.adapters.kafka.cluster import KafkaTopic, close_in_background, trans
 
 _log = structlog.get_logger(__name__)
 
+_HEARTBEATS_PER_SESSION = 10
+"""How often a member asks whether the group is rebalancing. This decides how fast the group settles."""
+_HEARTBEAT_MS_MAX = 3000
+
 
 class MemberClient:
     """Owns the client. `driver` is the current one; callbacks of earlier ones are ignored.
@@ -91,3 +95,31 @@ class MemberClient:
             made = Consumer({**self._configuration, **callbacks})
         self._number = number
         return made
+
+
+def group_settings(group: str, session_ms: int, poll_interval_ms_max: int, instance: str) -> dict[str, object]:
+    """The driver's settings that a member relies on, and that users cannot change. See KafkaConsumer for the values."""
+    settings: dict[str, object] = {
+        "group.id": group,
+        "session.timeout.ms": session_ms,
+        "heartbeat.interval.ms": min(_HEARTBEAT_MS_MAX, session_ms // _HEARTBEATS_PER_SESSION),
+        "max.poll.interval.ms": poll_interval_ms_max,
+        "partition.assignment.strategy": "cooperative-sticky",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "allow.auto.create.topics": False,
+    }
+    if instance:
+        settings["group.instance.id"] = instance
+    return settings
+
+
+def fetch_settings(prefetch_bytes_max: int) -> dict[str, object]:
+    """The driver's settings that bound how much it prefetches. Users can change them."""
+    prefetch_kbytes = max(1, prefetch_bytes_max >> 10)
+    return {
+        "queued.max.messages.kbytes": prefetch_kbytes,
+        "fetch.max.bytes": max(prefetch_kbytes << 10, 1_000_000),
+        "max.partition.fetch.bytes": 1 << 20,
+    }

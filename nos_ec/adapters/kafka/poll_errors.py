@@ -1,0 +1,70 @@
+"""The errors that the next poll of a member raises."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+
+from nos_ec.adapters.kafka.cluster import KafkaTopic, cause_of, is_fatal, translate
+from nos_ec.core.errors import ConfigError, NosError, Transient
+
+_NEWS = {
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+}
+"""Connection errors of the driver that a caller must learn of. The loss of one broker of several is not among them."""
+
+
+class PollErrors:
+    """Keeps errors until they are raised, because the driver reports most of them only once. Not thread-safe."""
+
+    def __init__(self, topic: KafkaTopic) -> None:
+        self._topic = topic
+        self._errors: list[BaseException] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._errors)
+
+    def add(self, error: BaseException) -> None:
+        """Keep an error as it is."""
+        self._errors.append(error)
+
+    def polled(self, error: KafkaException | SystemError) -> None:
+        """Keep what a poll of the driver raised."""
+        cause = cause_of(error)
+        self._errors.append(error if cause is None else self._translate(cause))
+
+    def event(self, error: KafkaError) -> None:
+        """Keep an event about the topic or the group."""
+        self._errors.append(self._translate(error))
+
+    def connection(self, error: KafkaError) -> None:
+        """Keep an error about connections, if a caller must learn of it."""
+        if is_fatal(error) or error.code() in _NEWS:
+            self._errors.append(self._translate(error))
+
+    def raise_first(self) -> None:
+        """Raise the most important error: what `on_revoke` raised, then what only other settings can cure, then what
+        may pass. Errors that may have passed meanwhile are dropped; the others stay for later calls."""
+        if not self._errors:
+            return
+        first = min(self._errors, key=_urgency)
+        self._errors = [error for error in self._errors if error is not first and not isinstance(error, Transient)]
+        raise first
+
+    def _translate(self, error: KafkaError) -> NosError:
+        """Translate an error. After a fatal one a consumer never gets another message, so waiting does not help."""
+        if is_fatal(error) or error.code() == KafkaError.FENCED_INSTANCE_ID:
+            return ConfigError(
+                f"message log: poll: {error.str()}; give every process its own instance name, and restart this process"
+            )
+        return translate(error, self._topic, "poll")
+
+
+def _urgency(error: BaseException) -> int:
+    """The sort key of an error: first bugs and exceptions of callbacks, then what only other settings can cure, then
+    transient errors."""
+    if not isinstance(error, NosError):
+        return 0
+    return 2 if isinstance(error, Transient) else 1
