@@ -56,8 +56,7 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
             log, system.metadata, lanes, new_merge_list, system.clock, options, held.require_not_lost, unread
         )
         if monitor is not None:
-            stripe_size = system.geometry.stripe_size
-            monitor.metrics.add("consumer", lambda: consumer_samples(service, stripe_size, system.clock.now_ms()))
+            monitor.metrics.add("consumer", lambda: consumer_samples(service, system.geometry, system.clock.now_ms()))
             monitor.metrics.add("lease", lambda: lease_samples(held, "consumer"))
             monitor.health.require("lease", held.require)
         try:

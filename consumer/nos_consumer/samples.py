@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nos_consumer.service import ConsumerService
+from nos_ec.core.geometry import Geometry
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.sources import parking_samples
 
 
-def consumer_samples(service: ConsumerService, stripe_size: int, now_ms: int) -> Iterator[Sample]:
-    """Samples of a consumer's counters and of its current work. `stripe_size` is in bytes."""
+def consumer_samples(service: ConsumerService, geometry: Geometry, now_ms: int) -> Iterator[Sample]:
+    """Samples of a consumer's counters and of its current work."""
     counters = service.counters
-    written_bytes = counters.stripes * stripe_size
     yield Sample(m.MESSAGES, counters.messages)
     yield Sample(m.STALE_MESSAGES, counters.stale)
     yield Sample(m.POISON_MESSAGES, counters.poison)
@@ -25,8 +25,8 @@ def consumer_samples(service: ConsumerService, stripe_size: int, now_ms: int) ->
     yield Sample(m.GIVEN_UP_OBJECTS, counters.given_up)
     yield Sample(m.GROUPS_WRITTEN, counters.groups)
     yield Sample(m.STRIPES_WRITTEN, counters.stripes)
-    yield Sample(m.WRITTEN_BYTES, written_bytes)
-    yield Sample(m.WRITTEN_UTILISATION, counters.packed_bytes / written_bytes if written_bytes else 0.0)
+    yield Sample(m.WRITTEN_BYTES, counters.stripes * geometry.stripe_size)
+    yield Sample(m.WRITTEN_UTILISATION, geometry.share(counters.packed_bytes, counters.stripes) or 0.0)
     yield Sample(m.OFFSETS_COMMITTED, counters.offsets_committed)
     yield Sample(m.MERGE_LIST_OBJECTS, service.waiting_objects)
     yield Sample(m.MERGE_LIST_BYTES, service.waiting_bytes)

@@ -15,6 +15,7 @@ from nos_ec.core.header import GroupHeader
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.ratios import DIGITS, rounded
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.victims import BlockDecision
 from nos_ec.engine.header_scan import scan_headers
@@ -45,19 +46,18 @@ class Readings:
     def status(self) -> models.Status:
         """Utilisation and its parts, blocks by state. Raises Transient."""
         figures, at_ms = self._figures()
-        totals, size_bytes = figures.totals, figures.totals.stripes * figures.stripe_size
-        raw_bytes = self._system.geometry.raw_bytes(totals.stripes)
+        totals, geometry = figures.totals, figures.geometry
         return models.Status(
-            geometry=models.GeometryModel(**asdict(self._system.geometry)),
-            utilisation=_ratio(totals.live_bytes, size_bytes),
-            hole_ratio=_ratio(totals.dead_bytes, totals.live_bytes + totals.dead_bytes),
-            overhead_ratio=_ratio(totals.overhead_bytes, size_bytes),
+            geometry=models.GeometryModel(**asdict(geometry)),
+            utilisation=rounded(totals.utilisation(geometry)),
+            hole_ratio=rounded(totals.hole_ratio),
+            overhead_ratio=rounded(totals.overhead_ratio(geometry)),
             stripes=totals.stripes,
             live_bytes=totals.live_bytes,
             dead_bytes=totals.dead_bytes,
             overhead_bytes=totals.overhead_bytes,
-            raw_bytes=raw_bytes,
-            raw_bytes_per_user_byte=_ratio(raw_bytes, totals.live_bytes),
+            raw_bytes=geometry.raw_bytes(totals.stripes),
+            raw_bytes_per_user_byte=rounded(totals.raw_bytes_per_user_byte(geometry)),
             packed_objects=totals.packed_objects,
             large_objects=totals.large_objects,
             large_bytes=totals.large_bytes,
@@ -207,7 +207,7 @@ class Readings:
 
     # --- values -----------------------------------------------------------------------------------
     def _utilisation(self, row: BlockRow) -> float | None:
-        return _ratio(row.live_bytes, row.stripes * self._system.geometry.stripe_size)
+        return rounded(self._system.geometry.share(row.live_bytes, row.stripes))
 
     def _block(self, row: BlockRow) -> models.Block:
         return models.Block(
@@ -222,7 +222,7 @@ class Readings:
             overhead_bytes=row.overhead_bytes,
             live_objects=row.live_objects,
             utilisation=self._utilisation(row),
-            hole_ratio=round(row.hole_ratio, 6),
+            hole_ratio=round(row.hole_ratio, DIGITS),
             created_ms=row.created_ms,
             delete_after_ms=row.delete_after_ms,
         )
@@ -302,7 +302,3 @@ def _gc_block(decision: BlockDecision, *, collect: bool) -> models.GcBlock:
 def _block_counts(figures: StoreFigures) -> list[models.BlockCount]:
     counts = sorted(figures.totals.blocks.items())
     return [models.BlockCount(kind=kind, state=state, count=count) for (kind, state), count in counts]
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return round(part / whole, 6) if whole else None

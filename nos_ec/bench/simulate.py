@@ -86,18 +86,17 @@ def simulate(
     packable, skipped_empty, skipped_large, limit = _packable(sizes, policy, window, geometry)
     plain = _run(packable, policy, window, geometry, timer, seed, names=False)
     named = _run(packable, policy, window, geometry, timer, seed, names=True) if names else None
-    stripe_bytes = plain.stripes * geometry.stripe_size
     return SimulationResult(
         policy=policy,
         window=window,
-        utilisation=plain.user_bytes / stripe_bytes,
-        utilisation_with_names=None if named is None else named.user_bytes / (named.stripes * geometry.stripe_size),
+        utilisation=plain.share(plain.user_bytes),
+        utilisation_with_names=None if named is None else named.share(named.user_bytes),
         bound=utilisation_max(plain.sizes, geometry),
         single_chunk_ratio=plain.small_in_one_chunk / plain.small if plain.small else 1.0,
         max_wait_windows=plain.wait_max / window,
         max_hold_windows=plain.hold_max / window,
         objects_per_s=len(plain.sizes) / plain.seconds if plain.seconds > 0 else 0.0,
-        header_overhead=plain.header_bytes / stripe_bytes,
+        header_overhead=plain.share(plain.header_bytes),
         groups=plain.groups,
         stripes=plain.stripes,
         objects=len(plain.sizes),
@@ -190,6 +189,12 @@ class _Figures:
             if candidate.size <= geometry.chunk_size:
                 self.small += 1
                 self.small_in_one_chunk += geometry.chunks_touched(offset, candidate.size) == 1
+
+    def share(self, size_bytes: int) -> float:
+        """The share of all stripes that so many bytes take."""
+        found = self.geometry.share(size_bytes, self.stripes)
+        assert found is not None, "a run packs at least one group"
+        return found
 
 
 def _run(

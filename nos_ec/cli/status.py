@@ -10,7 +10,7 @@ from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import count_text, emit, err, facts, size_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
-from nos_ec.ports.metadata import Totals
+from nos_ec.core.ratios import ratio, rounded
 
 
 def register(app: typer.Typer) -> None:
@@ -34,14 +34,13 @@ def status_data(system: System) -> dict[str, Any]:
     landing_raw_bytes are what the shards and the landing store report; a Ceph pool reports only the sum over all stores
     in it. blocks_short is the number of blocks that lack a shard; null on Ceph, which repairs them itself.
     """
-    totals = system.metadata.totals()
-    raw_bytes = system.geometry.raw_bytes(totals.stripes)
+    totals, geometry = system.metadata.totals(), system.geometry
     return {
-        "utilisation": _ratio(totals.live_bytes, _size(totals, system)),
-        "hole_ratio": _ratio(totals.dead_bytes, totals.live_bytes + totals.dead_bytes),
-        "overhead_ratio": _ratio(totals.overhead_bytes, _size(totals, system)),
-        "raw_bytes": raw_bytes,
-        "raw_bytes_per_user_byte": _ratio(raw_bytes, totals.live_bytes),
+        "utilisation": rounded(totals.utilisation(geometry)),
+        "hole_ratio": rounded(totals.hole_ratio),
+        "overhead_ratio": rounded(totals.overhead_ratio(geometry)),
+        "raw_bytes": geometry.raw_bytes(totals.stripes),
+        "raw_bytes_per_user_byte": rounded(totals.raw_bytes_per_user_byte(geometry)),
         "stored_raw_bytes": system.blocks.raw_bytes(),
         "blocks_short": system.blocks.blocks_short(),
         "landing_raw_bytes": system.landing.raw_bytes(),
@@ -75,16 +74,8 @@ def _free_bytes(system: System) -> int | None:
         return None
 
 
-def _size(totals: Totals, system: System) -> int:
-    return totals.stripes * system.geometry.stripe_size
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return round(part / whole, 6) if whole else None
-
-
-def _percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2%}"
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2%}"
 
 
 def _print(data: dict[str, Any], whose: str) -> None:
@@ -94,7 +85,7 @@ def _print(data: dict[str, Any], whose: str) -> None:
     size = data["live_bytes"] + data["dead_bytes"] + data["overhead_bytes"]
     rows = {
         "utilisation": f"{_percent(data['utilisation'])}  of {count_text(data['stripes'], 'stripe')} is live",
-        "holes": f"{_percent(_ratio(data['dead_bytes'], size))}  {size_text(data['dead_bytes'])} dead",
+        "holes": f"{_percent(rounded(ratio(data['dead_bytes'], size)))}  {size_text(data['dead_bytes'])} dead",
         "header, names, padding": f"{_percent(data['overhead_ratio'])}  {size_text(data['overhead_bytes'])}",
         "raw bytes per user byte": "-" if raw is None else f"{raw:.3f}  {size_text(data['raw_bytes'])} on all shards",
         "in stripes": f"{count_text(data['packed_objects'], 'packed object')}, {size_text(packed_bytes)} live",

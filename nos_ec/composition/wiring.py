@@ -311,7 +311,7 @@ class System:
     def figures(self) -> StoreFigures:
         """Sums over the whole store. Costs a query that grows with blocks and backlog. Raises Transient."""
         free_bytes, lag = _unless_away(self.blocks.free_bytes), _unless_away(self.lag)
-        return StoreFigures(self.metadata.totals(), self.geometry.stripe_size, free_bytes, lag)
+        return StoreFigures(self.metadata.totals(), self.geometry, free_bytes, lag)
 
     def shut_out(self) -> Blocklisted | None:
         """Why the storage cluster has shut this process out; None if it has not. Asks the cluster, within the time

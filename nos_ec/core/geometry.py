@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nos_ec.core.errors import ConfigError
+from nos_ec.core.ratios import ratio
 
 PAGE = 4096
 """Bytes. The sizes of headers and chunks are multiples of it. It is the allocation unit of BlueStore."""
@@ -72,14 +73,14 @@ class Geometry:
         """Bytes of the largest stripe group."""
         return self.stripes_per_group_max * self.stripe_size
 
-    @property
-    def raw_per_byte(self) -> float:
-        """Raw bytes stored per byte of stripe: (k + m) / k, 1.375 for 8+3."""
-        return (self.k + self.m) / self.k
-
     def raw_bytes(self, stripes: int) -> int:
         """Bytes that `stripes` stripes take on all shards: k + m chunks each."""
         return stripes * (self.k + self.m) * self.chunk_size
+
+    def share(self, size_bytes: int, stripes: int) -> float | None:
+        """The share of `stripes` stripes that `size_bytes` bytes take: for user bytes, the utilisation. None without
+        stripes."""
+        return ratio(size_bytes, stripes * self.stripe_size)
 
     def stripes_for(self, size_bytes: int) -> int:
         """Stripes needed to hold `size_bytes`."""

@@ -29,6 +29,7 @@ from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.bounds import utilisation_max
 from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.plan import Candidate
+from nos_ec.core.ratios import ratio, rounded
 from nos_ec.demo.losses import shards_lost
 from nos_ec.demo.packing import pack_in_processes
 from nos_ec.demo.space import allocated_bytes
@@ -275,8 +276,8 @@ class Demo:
             "stripes_after": after.stripes,
             "raw_bytes_before": raw_before,
             "raw_bytes_after": self._raw_bytes(system),
-            "utilisation_before": _ratio(before.live_bytes, before.stripes * system.geometry.stripe_size),
-            "utilisation_after": _ratio(after.live_bytes, after.stripes * system.geometry.stripe_size),
+            "utilisation_before": rounded(before.utilisation(system.geometry)),
+            "utilisation_after": rounded(after.utilisation(system.geometry)),
         }
 
     def _read_degraded(self, system: System, store: Store, survivors: Sequence[SourceFile]) -> None:
@@ -309,14 +310,14 @@ class Demo:
             packed_bytes=packed_bytes,
             packed_stripes=packed_stripes,
             large_stripes=large_stripes,
-            utilisation=_ratio(packed_bytes, packed_stripes * geometry.stripe_size),
-            utilisation_with_large_objects=_ratio(totals.live_bytes, totals.stripes * geometry.stripe_size),
-            single_chunk_ratio=_ratio(len(in_one), len(small)),
+            utilisation=rounded(geometry.share(packed_bytes, packed_stripes)),
+            utilisation_with_large_objects=rounded(totals.utilisation(geometry)),
+            single_chunk_ratio=rounded(ratio(len(in_one), len(small))),
             raw_bytes=raw_bytes,
-            raw_bytes_per_user_byte=_ratio(raw_bytes, user_bytes),
+            raw_bytes_per_user_byte=rounded(ratio(raw_bytes, user_bytes)),
             replicas=REPLICAS,
-            mean_name_bytes=_ratio(sum(name_size for _, name_size in records), len(records)),
-            bound=round(utilisation_max([row.size for row in packed], geometry), 6),
+            mean_name_bytes=rounded(ratio(sum(name_size for _, name_size in records), len(records))),
+            bound=rounded(utilisation_max([row.size for row in packed], geometry)),
             utilisation_nos_policy=self._published_utilisation(records),
         )
 
@@ -335,7 +336,7 @@ class Demo:
                 stripes += plan.stripe_count
         while (plan := published.plan(len(records), flush=True)) is not None:
             stripes += plan.stripe_count
-        return _ratio(sum(size for size, _ in records), stripes * geometry.stripe_size)
+        return rounded(geometry.share(sum(size for size, _ in records), stripes))
 
     def _verify(self, step: str, store: Store, files: Sequence[SourceFile]) -> None:
         verify = self.report.verify
@@ -441,19 +442,16 @@ def _large_stripes(system: System, row: ObjectRow) -> int:
 
 
 def _read_cost(before: ReadCounters, after: ReadCounters, files: Sequence[SourceFile]) -> dict[str, Any]:
+    user_bytes = sum(file.size for file in files)
     return {
         "objects": len(files),
-        "shard_reads_mean": _ratio(after.shard_reads - before.shard_reads, len(files)),
-        "shard_bytes_per_user_byte": _ratio(after.shard_bytes - before.shard_bytes, sum(file.size for file in files)),
+        "shard_reads_mean": rounded(ratio(after.shard_reads - before.shard_reads, len(files))),
+        "shard_bytes_per_user_byte": rounded(ratio(after.shard_bytes - before.shard_bytes, user_bytes)),
         "degraded_reads": after.degraded_reads - before.degraded_reads,
     }
 
 
 def _gc_figures(result: CollectionResult) -> dict[str, Any]:
     figures = asdict(result)
-    figures["header_share"] = _ratio(result.header_bytes_read, result.block_bytes_examined)
+    figures["header_share"] = rounded(ratio(result.header_bytes_read, result.block_bytes_examined))
     return figures
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return round(part / whole, 6) if whole else None

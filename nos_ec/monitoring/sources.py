@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
@@ -23,7 +24,7 @@ class StoreFigures:
     because a shard is missing; lag is None while the message log does not answer."""
 
     totals: Totals
-    stripe_size: int
+    geometry: Geometry
     free_bytes: int | None
     lag: int | None
 
@@ -33,12 +34,11 @@ def store_samples(figures: StoreFigures) -> Iterator[Sample]:
     totals = figures.totals
     for kind, state in product(BlockKind, BlockState):
         yield Sample(m.STORE_BLOCKS, totals.blocks.get((kind, state), 0), (kind.value, state.value))
-    size_bytes = totals.stripes * figures.stripe_size
     yield Sample(m.STORE_STRIPES, totals.stripes)
     yield Sample(m.STORE_LIVE_BYTES, totals.live_bytes)
     yield Sample(m.STORE_DEAD_BYTES, totals.dead_bytes)
     yield Sample(m.STORE_OVERHEAD_BYTES, totals.overhead_bytes)
-    yield Sample(m.STORE_UTILISATION, totals.live_bytes / size_bytes if size_bytes else 0.0)
+    yield Sample(m.STORE_UTILISATION, totals.utilisation(figures.geometry) or 0.0)
     yield Sample(m.STORE_LANDED_OBJECTS, totals.landed_objects)
     yield Sample(m.STORE_LANDED_BYTES, totals.landed_bytes)
     yield Sample(m.STORE_QUEUED_OBJECTS, totals.queued_objects)

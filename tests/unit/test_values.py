@@ -22,12 +22,23 @@ from nos_ec.core.lifecycle import (
     block_sources,
     object_sources,
 )
+from nos_ec.core.ratios import ratio, rounded
 
 
 def test_the_default_geometry() -> None:
     geometry = Geometry()
     assert (geometry.stripe_size, geometry.group_size_max, geometry.block_size) == (1 << 20, 4 << 20, 32 << 20)
-    assert geometry.raw_per_byte == 1.375
+    assert geometry.raw_bytes(2) == 2 * 11 * (128 << 10)
+    assert geometry.share(3 << 19, 2) == 0.75
+    assert geometry.share(0, 0) is None
+
+
+def test_ratios() -> None:
+    assert ratio(2, 3) == 2 / 3
+    assert ratio(0, 3) == 0.0
+    assert ratio(0, 0) is None
+    assert rounded(ratio(2, 3)) == 0.666667
+    assert rounded(None) is None
 
 
 @pytest.mark.parametrize(

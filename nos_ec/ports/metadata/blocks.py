@@ -8,6 +8,7 @@ from typing import Protocol
 
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.ratios import ratio
 from nos_ec.ports.metadata.leases import Lease
 
 
@@ -38,13 +39,14 @@ class BlockRow:
     @property
     def hole_ratio(self) -> float:
         """dead / (live + dead); 1.0 for a block without data, which holds nothing worth keeping."""
-        data = self.live_bytes + self.dead_bytes
-        return self.dead_bytes / data if data else 1.0
+        found = ratio(self.dead_bytes, self.live_bytes + self.dead_bytes)
+        return 1.0 if found is None else found
 
     @property
     def waste_ratio(self) -> float:
         """(dead + overhead) / size: the share of its stripes that no object uses; 1.0 for a block without stripes."""
-        return (self.dead_bytes + self.overhead_bytes) / self.size_bytes if self.size_bytes else 1.0
+        found = ratio(self.dead_bytes + self.overhead_bytes, self.size_bytes)
+        return 1.0 if found is None else found
 
 
 @dataclass(frozen=True, slots=True)

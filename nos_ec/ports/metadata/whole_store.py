@@ -8,6 +8,7 @@ from typing import Protocol
 
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.ratios import ratio
 from nos_ec.ports.metadata.blocks import Blocks
 from nos_ec.ports.metadata.landing_queue import LandingQueue
 from nos_ec.ports.metadata.leases import Leases
@@ -16,7 +17,10 @@ from nos_ec.ports.metadata.objects import Objects
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over block rows, and over the rows still in the landing store. Sizes in bytes."""
+    """Sums over block rows, and over the rows still in the landing store. Sizes in bytes.
+
+    Ratios are None while there is nothing to divide by.
+    """
 
     blocks: Mapping[tuple[BlockKind, BlockState], int]
     stripes: int
@@ -35,6 +39,23 @@ class Totals:
     landing_deletions: int
     leases: int
     """Leases of writers. Those of producers guard no blocks and are not counted."""
+
+    @property
+    def hole_ratio(self) -> float | None:
+        """dead / (live + dead)."""
+        return ratio(self.dead_bytes, self.live_bytes + self.dead_bytes)
+
+    def utilisation(self, geometry: Geometry) -> float | None:
+        """The live share of all stripes."""
+        return geometry.share(self.live_bytes, self.stripes)
+
+    def overhead_ratio(self, geometry: Geometry) -> float | None:
+        """The share of all stripes that headers, names and padding take."""
+        return geometry.share(self.overhead_bytes, self.stripes)
+
+    def raw_bytes_per_user_byte(self, geometry: Geometry) -> float | None:
+        """Bytes on all shards per live byte."""
+        return ratio(geometry.raw_bytes(self.stripes), self.live_bytes)
 
 
 class Metadata(Objects, Leases, Blocks, LandingQueue, Protocol):
