@@ -79,7 +79,7 @@ def _percent(share: float | None) -> str:
 
 
 def _print(data: dict[str, Any], whose: str) -> None:
-    """`whose`: the scope of the bytes that the two stores report, if it may be larger than this store."""
+    """`whose`: the scope of the bytes on disk, if it may be larger than this store."""
     packed_bytes = data["live_bytes"] - data["large_bytes"]
     raw = data["raw_bytes_per_user_byte"]
     size = data["live_bytes"] + data["dead_bytes"] + data["overhead_bytes"]

@@ -79,8 +79,8 @@ def make_root(settings: Settings) -> None:
 
 # --- blocks and landing copies --------------------------------------------------------------------
 def initialise_objects(settings: Settings, new_shards: Collection[int] = ()) -> None:
-    """Create both stores, or check the existing ones. new_shards: shards of the embedded block store that are lost for
-    good and are to be recreated. Raises ConfigError, NoSpace, Transient."""
+    """Create block store and landing store, or check the existing ones. new_shards: shards of the embedded block store
+    that are lost for good and are to be recreated. Raises ConfigError, NoSpace, Transient."""
     geometry = settings.geometry.value()
     if settings.store.backend == "local":
         root = settings.store.root
@@ -104,8 +104,8 @@ def initialise_objects(settings: Settings, new_shards: Collection[int] = ()) -> 
 
 
 def mark_objects(settings: Settings, store_id: str, *, replace: bool) -> None:
-    """Record durably in both stores that they belong to the metadata with this id. `replace` replaces any
-    earlier record.
+    """Record durably in block store and landing store that they belong to the metadata with this id. `replace` replaces
+    any earlier record.
 
     Raises ConfigError when they belong to other metadata, NoSpace, Transient.
     """
@@ -120,8 +120,8 @@ def mark_objects(settings: Settings, store_id: str, *, replace: bool) -> None:
 
 
 def require_marks(settings: Settings, store_id: str) -> None:
-    """Raises ConfigError unless both stores belong to the metadata with this id, also when there is no store at all.
-    Raises Transient. Next to the metadata of another store, data would look lost and be treated as lost."""
+    """Raises ConfigError unless block store and landing store belong to the metadata with this id, also when they do
+    not exist. Raises Transient. Next to the metadata of another store, data would look lost and be treated as lost."""
     if settings.store.backend == "local":
         require_root_of(settings.store.root, store_id)
         return
@@ -149,8 +149,8 @@ def _for_each_pool(settings: Settings, cluster: RadosCluster, act: Callable[[Poo
 def open_objects(
     settings: Settings, stack: ExitStack, new_block_id: Callable[[], BlockId], store_id: str | None
 ) -> Objects:
-    """Open both stores; `stack` closes them. new_block_id: draws an id. store_id: id of the metadata that they must
-    belong to; None for any. Raises ConfigError, Transient."""
+    """Open block store and landing store; `stack` closes them. new_block_id: draws an id. store_id: id of the metadata
+    that they must belong to; None for any. Raises ConfigError, Transient."""
     geometry = settings.geometry.value()
     if settings.store.backend == "local":
         root = settings.store.root

@@ -206,7 +206,7 @@ RETRIED_OBJECTS = _counter(
     "Objects retried because a write failed or lost too many of its sources, or because their landing copy could not"
     " be read.",
     'Bursts are normal. A steady rate: landing copies cannot be read (`nos_ec_parked_items{what="object"}`). If no'
-    " objects are packed as well: the store is out of space, or a shard folder is missing; see the log.",
+    " objects are packed as well: the block store is out of space, or a shard folder is missing; see the log.",
 )
 GIVEN_UP_OBJECTS = _counter(
     "consumer_given_up_objects",
@@ -319,7 +319,7 @@ REAPER_POSTPONED = _counter(
     "reaper_postponed_copies",
     _KEEPERS,
     "Landing copies that could not be processed and are retried later.",
-    "A steady rate: a store does not answer.",
+    "A steady rate: the block store or the landing store does not answer.",
 )
 LEASES_FENCED = _counter(
     "recovery_leases_fenced",

@@ -1,4 +1,4 @@
-"""What every landing store must do. Subclass the contract and define `open_store`."""
+"""What every landing store must do. Subclass the contract and define `open_landing`."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ class LandingStoreContract:
     """The promises of nos_ec.ports.landing_store, as tests."""
 
     @pytest.fixture
-    def open_store(self) -> Callable[[], LandingStore]:
+    def open_landing(self) -> Callable[[], LandingStore]:
         """A function that opens the same store each time, as another process would. The tests close what they open."""
         raise NotImplementedError
 
     @pytest.fixture
-    def store(self, open_store: Callable[[], LandingStore]) -> Iterator[LandingStore]:
-        store = open_store()
-        yield store
-        store.close()
+    def landing(self, open_landing: Callable[[], LandingStore]) -> Iterator[LandingStore]:
+        landing = open_landing()
+        yield landing
+        landing.close()
 
     @pytest.fixture
-    def other(self, open_store: Callable[[], LandingStore]) -> Iterator[LandingStore]:
+    def other(self, open_landing: Callable[[], LandingStore]) -> Iterator[LandingStore]:
         """A second handle, as if in another process."""
-        store = open_store()
-        yield store
-        store.close()
+        landing = open_landing()
+        yield landing
+        landing.close()
 
     @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 100_000, 4 << 20])
-    def test_what_was_put_reads_back(self, store: LandingStore, other: LandingStore, size: int) -> None:
+    def test_what_was_put_reads_back(self, landing: LandingStore, other: LandingStore, size: int) -> None:
         landing_id, data = new_landing_id(), Random(size).randbytes(size)
-        store.put(landing_id, data)
-        for handle in (store, other):
+        landing.put(landing_id, data)
+        for handle in (landing, other):
             assert handle.read(landing_id) == data
             assert list(handle.list_ids()) == [landing_id]
 
-    def test_any_buffer_will_do(self, store: LandingStore) -> None:
+    def test_any_buffer_will_do(self, landing: LandingStore) -> None:
         for data in (b"abcdef", bytearray(b"abcdef"), memoryview(b"abcdef"), memoryview(b"__abcdef__")[2:-2]):
             landing_id = new_landing_id()
-            store.put(landing_id, data)
-            assert store.read(landing_id) == b"abcdef"
+            landing.put(landing_id, data)
+            assert landing.read(landing_id) == b"abcdef"
 
-    def test_an_id_is_used_once(self, store: LandingStore, other: LandingStore) -> None:
+    def test_an_id_is_used_once(self, landing: LandingStore, other: LandingStore) -> None:
         landing_id = new_landing_id()
-        store.put(landing_id, b"first")
-        for handle in (store, other):
+        landing.put(landing_id, b"first")
+        for handle in (landing, other):
             with pytest.raises(Conflict):
                 handle.put(landing_id, b"second")
-        assert store.read(landing_id) == b"first"
+        assert landing.read(landing_id) == b"first"
 
-    def test_of_two_puts_of_one_id_one_wins(self, store: LandingStore, other: LandingStore) -> None:
+    def test_of_two_puts_of_one_id_one_wins(self, landing: LandingStore, other: LandingStore) -> None:
         for _ in range(20):
             landing_id = new_landing_id()
             start = threading.Barrier(2)
@@ -77,86 +77,86 @@ class LandingStoreContract:
                 return data
 
             with ThreadPoolExecutor(2) as pool:
-                puts = [pool.submit(put, h, d, landing_id, start) for h, d in ((store, b"a" * 9999), (other, b"b"))]
+                puts = [pool.submit(put, h, d, landing_id, start) for h, d in ((landing, b"a" * 9999), (other, b"b"))]
                 winners = [data for each in puts if (data := each.result()) is not None]
-            assert winners == [store.read(landing_id)]
+            assert winners == [landing.read(landing_id)]
 
-    def test_ranges(self, store: LandingStore) -> None:
+    def test_ranges(self, landing: LandingStore) -> None:
         landing_id, data = new_landing_id(), Random(1).randbytes(10_000)
-        store.put(landing_id, data)
+        landing.put(landing_id, data)
         for offset, length in [(0, 0), (0, 1), (0, 10_000), (4095, 2), (9_999, 1), (10_000, 0), (123, 7_777)]:
-            assert store.read_range(landing_id, offset, length) == data[offset : offset + length]
+            assert landing.read_range(landing_id, offset, length) == data[offset : offset + length]
         for offset, length in [(0, 10_001), (10_000, 1), (9_999, 2), (1 << 40, 1)]:
             with pytest.raises(Corrupt):
-                store.read_range(landing_id, offset, length)
+                landing.read_range(landing_id, offset, length)
         for offset, length in [(-1, 1), (0, -1)]:
             with pytest.raises(ValueError, match="range"):
-                store.read_range(landing_id, offset, length)
+                landing.read_range(landing_id, offset, length)
 
-    def test_what_does_not_exist_is_not_found(self, store: LandingStore) -> None:
+    def test_what_does_not_exist_is_not_found(self, landing: LandingStore) -> None:
         with pytest.raises(NotFound):
-            store.read(new_landing_id())
+            landing.read(new_landing_id())
         with pytest.raises(NotFound):
-            store.read_range(new_landing_id(), 0, 1)
+            landing.read_range(new_landing_id(), 0, 1)
 
-    def test_a_probe_changes_nothing(self, store: LandingStore) -> None:
+    def test_a_probe_changes_nothing(self, landing: LandingStore) -> None:
         landing_id = new_landing_id()
-        store.put(landing_id, b"copy")
+        landing.put(landing_id, b"copy")
         for _ in range(3):
-            store.probe()
-        assert list(store.list_ids()) == [landing_id]
-        assert store.read(landing_id) == b"copy"
+            landing.probe()
+        assert list(landing.list_ids()) == [landing_id]
+        assert landing.read(landing_id) == b"copy"
 
-    def test_delete(self, store: LandingStore, other: LandingStore) -> None:
+    def test_delete(self, landing: LandingStore, other: LandingStore) -> None:
         gone, kept = new_landing_id(), new_landing_id()
-        store.put(gone, b"gone")
-        store.put(kept, b"kept")
+        landing.put(gone, b"gone")
+        landing.put(kept, b"kept")
         for _ in range(2):
             other.delete(gone)
             with pytest.raises(NotFound):
-                store.read(gone)
-            assert list(store.list_ids()) == [kept]
-        store.delete(new_landing_id())
-        assert store.read(kept) == b"kept"
+                landing.read(gone)
+            assert list(landing.list_ids()) == [kept]
+        landing.delete(new_landing_id())
+        assert landing.read(kept) == b"kept"
 
-    def test_delete_many(self, store: LandingStore, other: LandingStore) -> None:
+    def test_delete_many(self, landing: LandingStore, other: LandingStore) -> None:
         ids = [new_landing_id() for _ in range(30)]
         for landing_id in ids:
-            store.put(landing_id, b"copy")
+            landing.put(landing_id, b"copy")
         gone, kept = ids[:20], ids[20:]
         for _ in range(2):
             assert other.delete_many([*gone, new_landing_id()]) == {}
-            assert sorted(store.list_ids()) == sorted(kept)
-        assert store.delete_many([]) == {}
+            assert sorted(landing.list_ids()) == sorted(kept)
+        assert landing.delete_many([]) == {}
         beats: list[int] = []
-        store.delete_many(gone, beats.append)
+        landing.delete_many(gone, beats.append)
         assert beats
         assert set(beats) == {0}
-        assert all(store.read(landing_id) == b"copy" for landing_id in kept)
+        assert all(landing.read(landing_id) == b"copy" for landing_id in kept)
 
-    def test_threads_put_read_and_delete(self, store: LandingStore) -> None:
+    def test_threads_put_read_and_delete(self, landing: LandingStore) -> None:
         def work(seed: int) -> list[LandingId]:
             random, kept = Random(seed), []
             for number in range(20):
                 landing_id, data = new_landing_id(), random.randbytes(random.randrange(20_000))
-                store.put(landing_id, data)
-                assert store.read(landing_id) == data
+                landing.put(landing_id, data)
+                assert landing.read(landing_id) == data
                 if number % 2:
-                    store.delete(landing_id)
+                    landing.delete(landing_id)
                 else:
                     kept.append(landing_id)
             return kept
 
         with ThreadPoolExecutor(4) as pool:
             kept = [landing_id for ids in pool.map(work, range(4)) for landing_id in ids]
-        assert sorted(store.list_ids()) == sorted(kept)
+        assert sorted(landing.list_ids()) == sorted(kept)
 
-    def test_raw_bytes_follow_puts_and_deletes(self, store: LandingStore) -> None:
+    def test_raw_bytes_follow_puts_and_deletes(self, landing: LandingStore) -> None:
         ids = [new_landing_id() for _ in range(5)]
-        before = store.raw_bytes()  # a pool's figure includes other stores in it
+        before = landing.raw_bytes()  # a pool's figure includes other stores in it
         for landing_id in ids:
-            store.put(landing_id, bytes(range(256)) * 400)
-        assert store.raw_bytes() >= before + 5 * 102_400
+            landing.put(landing_id, bytes(range(256)) * 400)
+        assert landing.raw_bytes() >= before + 5 * 102_400
         for landing_id in ids:
-            store.delete(landing_id)
-        assert store.raw_bytes() == before
+            landing.delete(landing_id)
+        assert landing.raw_bytes() == before

@@ -47,44 +47,44 @@ def new_block_id() -> BlockId:
 
 
 class MetadataBench:
-    """`store` bound to GEOMETRY, at `now_ms`."""
+    """`metadata` bound to GEOMETRY, at `now_ms`."""
 
-    def __init__(self, store: Metadata) -> None:
-        self.store = store
+    def __init__(self, metadata: Metadata) -> None:
+        self.metadata = metadata
         self.now_ms = 1_700_000_000_000
         self._writers = count(1)
-        store.bind_geometry(GEOMETRY)
+        metadata.bind_geometry(GEOMETRY)
 
     def new(self, name: str, size: int = 1000, *, bucket: str = "bucket", due_ms: int = 0) -> NewObject:
         """An object with a reserved landing copy (none when empty)."""
         landing_id = new_landing_id() if size else None
         if landing_id is not None:
-            self.store.reserve_landing([landing_id], self.now_ms + RESERVED_MS)
+            self.metadata.reserve_landing([landing_id], self.now_ms + RESERVED_MS)
         md5 = hashlib.md5(name.encode(), usedforsecurity=False).digest()
         return NewObject(ObjectKey(bucket, name), size, size * 7 + 1, md5, landing_id, due_ms or self.now_ms)
 
     def put(self, name: str, size: int = 1000, *, bucket: str = "bucket", due_ms: int = 0) -> ObjectRow:
         """PUT one object."""
-        return self.store.record_puts([self.new(name, size, bucket=bucket, due_ms=due_ms)], self.now_ms)[0]
+        return self.metadata.record_puts([self.new(name, size, bucket=bucket, due_ms=due_ms)], self.now_ms)[0]
 
     def put_all(self, names: Sequence[str], size: int = 1000) -> list[ObjectRow]:
         """PUT several objects at once."""
         ids = [new_landing_id() for _ in names]
-        self.store.reserve_landing(ids, self.now_ms + RESERVED_MS)
+        self.metadata.reserve_landing(ids, self.now_ms + RESERVED_MS)
         new = [
             NewObject(ObjectKey("bucket", name), size, size * 7 + 1, bytes(16), landing_id, self.now_ms)
             for name, landing_id in zip(names, ids, strict=True)
         ]
-        return self.store.record_puts(new, self.now_ms)
+        return self.metadata.record_puts(new, self.now_ms)
 
     def lease(self, name: str = "") -> Lease:
         """Acquire the lease of a writer with this name, or of a new writer."""
-        return self.store.acquire_lease(name or f"writer-{next(self._writers)}", self.now_ms, TTL_MS)
+        return self.metadata.acquire_lease(name or f"writer-{next(self._writers)}", self.now_ms, TTL_MS)
 
     def block(self, lease: Lease, kind: BlockKind = BlockKind.FRESH) -> BlockId:
         """Allocate an open, empty block of this writer."""
         block_id = new_block_id()
-        self.store.allocate_block(lease, block_id, kind, self.now_ms)
+        self.metadata.allocate_block(lease, block_id, kind, self.now_ms)
         return block_id
 
     def group(
@@ -103,10 +103,10 @@ class MetadataBench:
         """Pack the objects into a new block, with a new writer."""
         lease = self.lease()
         block_id = self.block(lease)
-        won = self.store.commit_group(self.group(lease, block_id, rows))
+        won = self.metadata.commit_group(self.group(lease, block_id, rows))
         assert won == {row.object_id for row in rows}
         if seal:
-            self.store.seal_block(lease, block_id, self.now_ms)
+            self.metadata.seal_block(lease, block_id, self.now_ms)
         return block_id
 
     def packed(self, name: str, size: int = 1000) -> ObjectRow:
@@ -121,25 +121,25 @@ class MetadataBench:
         segments = [
             Segment(Extent(self.block(lease, BlockKind.LARGE), HEADER, length), part + 1) for part in range(parts)
         ]
-        version = version or self.store.next_version(key, self.now_ms)
+        version = version or self.metadata.next_version(key, self.now_ms)
         return NewLargeObject(key, version, parts * length, 99, bytes(range(16)), segments, [1] * parts)
 
     def get(self, name: str, bucket: str = "bucket") -> ObjectRow:
         """The row of an object."""
-        return self.store.get(ObjectKey(bucket, name))
+        return self.metadata.get(ObjectKey(bucket, name))
 
     def delete(self, name: str) -> ObjectRow:
         """Delete an object."""
-        return self.store.delete(ObjectKey("bucket", name), self.now_ms)
+        return self.metadata.delete(ObjectKey("bucket", name), self.now_ms)
 
     def deletions(self) -> dict[LandingId, LandingDeletion]:
         """The whole deletion queue."""
-        return {entry.landing_id: entry for entry in self.store.due_deletions(2**60, 100_000)}
+        return {entry.landing_id: entry for entry in self.metadata.due_deletions(2**60, 100_000)}
 
     def check_books(self) -> None:
         """Check invariants 3 and 6: each block's figures match its rows and sum to its size."""
-        for block in self.store.list_blocks(None, 100_000):
-            placed = self.store.placed_in(block.block_id)
+        for block in self.metadata.list_blocks(None, 100_000):
+            placed = self.metadata.placed_in(block.block_id)
             size = block.stripes * GEOMETRY.stripe_size
             assert block.live_bytes + block.dead_bytes + block.overhead_bytes == size, block
             assert block.live_bytes == sum(one.extent.length for one in placed), block

@@ -15,7 +15,7 @@ COOL_DOWN_MS_MAX = 1000
 
 
 def _candidates(bench: MetadataBench, waste_ratio_min: float, limit: int = 9) -> list[BlockRow]:
-    return bench.store.gc_candidates(waste_ratio_min, bench.now_ms, COOL_DOWN_MS_MAX, limit)
+    return bench.metadata.gc_candidates(waste_ratio_min, bench.now_ms, COOL_DOWN_MS_MAX, limit)
 
 
 class BlockContract:
@@ -24,59 +24,59 @@ class BlockContract:
     def test_allocating(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         block_id = bench.block(lease, BlockKind.SURVIVOR)
-        block = bench.store.block(block_id)
+        block = bench.metadata.block(block_id)
         assert (block.kind, block.state, block.writer) == (BlockKind.SURVIVOR, BlockState.OPEN, lease.name)
         assert (block.epoch, block.stripes, block.created_ms) == (lease.epoch, 0, bench.now_ms)
         assert (block.live_bytes, block.dead_bytes, block.overhead_bytes, block.delete_after_ms) == (0, 0, 0, None)
         assert block.hole_ratio == 1.0
-        bench.store.allocate_block(lease, block_id, BlockKind.SURVIVOR, bench.now_ms)
+        bench.metadata.allocate_block(lease, block_id, BlockKind.SURVIVOR, bench.now_ms)
         with pytest.raises(Conflict):
-            bench.store.allocate_block(bench.lease(), block_id, BlockKind.SURVIVOR, bench.now_ms)
-        bench.store.release_lease(lease)
+            bench.metadata.allocate_block(bench.lease(), block_id, BlockKind.SURVIVOR, bench.now_ms)
+        bench.metadata.release_lease(lease)
         with pytest.raises(LeaseLost):
-            bench.store.allocate_block(lease, new_block_id(), BlockKind.FRESH, 1)
+            bench.metadata.allocate_block(lease, new_block_id(), BlockKind.FRESH, 1)
 
     def test_sealing(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         block_id, fenced = bench.block(lease), bench.block(lease)
         for _ in range(2):
-            bench.store.seal_block(lease, block_id, 5)
-        assert bench.store.block(block_id).state is BlockState.SEALED
-        bench.store.fence_block(lease, fenced)
+            bench.metadata.seal_block(lease, block_id, 5)
+        assert bench.metadata.block(block_id).state is BlockState.SEALED
+        bench.metadata.fence_block(lease, fenced)
         with pytest.raises(LeaseLost):
-            bench.store.seal_block(lease, fenced, 5)
+            bench.metadata.seal_block(lease, fenced, 5)
         with pytest.raises(LeaseLost):
-            bench.store.seal_block(bench.lease(), block_id, 5)
-        bench.store.release_lease(lease)
+            bench.metadata.seal_block(bench.lease(), block_id, 5)
+        bench.metadata.release_lease(lease)
         with pytest.raises(LeaseLost):
-            bench.store.seal_block(lease, block_id, 5)
+            bench.metadata.seal_block(lease, block_id, 5)
 
     def test_fencing_a_block(self, bench: MetadataBench) -> None:
         lease, stranger = bench.lease(), bench.lease()
         block_id, sealed = bench.block(lease), bench.block(lease)
-        bench.store.fence_block(stranger, block_id)
-        assert bench.store.fenced_blocks(9) == []
-        bench.store.seal_block(lease, sealed, 5)
+        bench.metadata.fence_block(stranger, block_id)
+        assert bench.metadata.fenced_blocks(9) == []
+        bench.metadata.seal_block(lease, sealed, 5)
         for _ in range(2):
-            bench.store.fence_block(lease, block_id)
-            bench.store.fence_block(lease, sealed)
-        assert [block.block_id for block in bench.store.fenced_blocks(9)] == [block_id]
+            bench.metadata.fence_block(lease, block_id)
+            bench.metadata.fence_block(lease, sealed)
+        assert [block.block_id for block in bench.metadata.fenced_blocks(9)] == [block_id]
 
     def test_forgetting_a_block_that_was_never_written(self, bench: MetadataBench) -> None:
         lease, stranger = bench.lease(), bench.lease()
         block_id, fenced, sealed = (bench.block(lease) for _ in range(3))
         written = bench.pack([bench.put("a", 100)], seal=False)
-        bench.store.fence_block(lease, fenced)
-        bench.store.seal_block(lease, sealed, 5)
+        bench.metadata.fence_block(lease, fenced)
+        bench.metadata.seal_block(lease, sealed, 5)
         for kept in (fenced, sealed):
-            assert not bench.store.forget_unwritten(lease, kept)
-        assert not bench.store.forget_unwritten(stranger, block_id)
-        assert not bench.store.forget_unwritten(self._writer_of(bench, written), written)
-        assert bench.store.forget_unwritten(lease, block_id)
-        assert not bench.store.forget_unwritten(lease, block_id)
+            assert not bench.metadata.forget_unwritten(lease, kept)
+        assert not bench.metadata.forget_unwritten(stranger, block_id)
+        assert not bench.metadata.forget_unwritten(self._writer_of(bench, written), written)
+        assert bench.metadata.forget_unwritten(lease, block_id)
+        assert not bench.metadata.forget_unwritten(lease, block_id)
         with pytest.raises(NotFound):
-            bench.store.block(block_id)
-        left = {block.block_id for block in bench.store.list_blocks(None, 9)}
+            bench.metadata.block(block_id)
+        left = {block.block_id for block in bench.metadata.list_blocks(None, 9)}
         assert left == {fenced, sealed, written}
         bench.check_books()
 
@@ -84,50 +84,50 @@ class BlockContract:
     def test_reconciling(self, bench: MetadataBench) -> None:
         rows = [bench.put(name, 100) for name in "abc"]
         block_id = bench.pack(rows, seal=False)
-        bench.store.fence_block(self._writer_of(bench, block_id), block_id)
-        assert not bench.store.seal_reconciled(block_id, 3, 299, 50, 3, 7)
+        bench.metadata.fence_block(self._writer_of(bench, block_id), block_id)
+        assert not bench.metadata.seal_reconciled(block_id, 3, 299, 50, 3, 7)
         bench.delete("a")
-        assert not bench.store.seal_reconciled(block_id, 3, 300, 50, 3, 7), "an object was deleted meanwhile"
-        assert bench.store.block(block_id).state is BlockState.FENCED
+        assert not bench.metadata.seal_reconciled(block_id, 3, 300, 50, 3, 7), "an object was deleted meanwhile"
+        assert bench.metadata.block(block_id).state is BlockState.FENCED
         with pytest.raises(ValueError, match="do not fit"):
-            bench.store.seal_reconciled(block_id, 0, 200, 150, 2, 7)
-        assert bench.store.seal_reconciled(block_id, 3, 200, 150, 2, 7)
-        block = bench.store.block(block_id)
+            bench.metadata.seal_reconciled(block_id, 0, 200, 150, 2, 7)
+        assert bench.metadata.seal_reconciled(block_id, 3, 200, 150, 2, 7)
+        block = bench.metadata.block(block_id)
         assert (block.state, block.stripes, block.dead_bytes) == (BlockState.SEALED, 3, 150)
         assert block.overhead_bytes == 3 * SIZE - 350
-        assert not bench.store.seal_reconciled(block_id, 3, 200, 150, 2, 7)
+        assert not bench.metadata.seal_reconciled(block_id, 3, 200, 150, 2, 7)
         bench.check_books()
 
     @staticmethod
     def _writer_of(bench: MetadataBench, block_id: BlockId) -> Lease:
-        block = bench.store.block(block_id)
+        block = bench.metadata.block(block_id)
         return Lease(block.writer, block.epoch, 0)
 
     def test_pages_of_blocks(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         ids = sorted(bench.block(lease) for _ in range(5))
-        assert [block.block_id for block in bench.store.list_blocks(None, 3)] == ids[:3]
-        assert [block.block_id for block in bench.store.list_blocks(ids[2], 3)] == ids[3:]
+        assert [block.block_id for block in bench.metadata.list_blocks(None, 3)] == ids[:3]
+        assert [block.block_id for block in bench.metadata.list_blocks(ids[2], 3)] == ids[3:]
         with pytest.raises(NotFound):
-            bench.store.block(new_block_id())
+            bench.metadata.block(new_block_id())
 
     def test_what_lies_in_a_block(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         rows = [bench.put(name, 100) for name in "abc"]
         block_id = bench.block(lease)
         commit = bench.group(lease, block_id, rows[::-1])
-        bench.store.commit_group(commit)
-        placed = bench.store.placed_in(block_id)
+        bench.metadata.commit_group(commit)
+        placed = bench.metadata.placed_in(block_id)
         assert [one.key.name for one in placed] == ["c", "b", "a"]
         assert [one.extent.offset for one in placed] == [move.offset for move in commit.moves]
         assert [(one.object_id, one.version, one.crc32c) for one in placed] == [
             (row.object_id, row.version, row.crc32c) for row in rows[::-1]
         ]
         new = bench.large("l", lease)
-        bench.store.record_large(new, lease, 5)
-        (part,) = bench.store.placed_in(new.segments[1].extent.block_id)
+        bench.metadata.record_large(new, lease, 5)
+        (part,) = bench.metadata.placed_in(new.segments[1].extent.block_id)
         assert (part.key, part.version, part.extent, part.crc32c) == (new.key, new.version, new.segments[1].extent, 2)
-        assert bench.store.placed_in(new_block_id()) == []
+        assert bench.metadata.placed_in(new_block_id()) == []
 
     def test_candidates_are_sealed_and_most_wasteful_first(self, bench: MetadataBench) -> None:
         # A stripe of 32 KiB has four objects of 4 KiB, or only one and no holes: padding is waste, too.
@@ -152,20 +152,20 @@ class BlockContract:
         dead, live = bench.pack([bench.put("dead")]), bench.pack([bench.put("live", 1)])
         bench.delete("dead")
         never_written = bench.block(lease)
-        assert {block.block_id for block in bench.store.empty_blocks(9)} == {dead}, "an open block is not sealed"
-        bench.store.seal_block(lease, never_written, 5)
-        bench.store.cool_down_block(dead, bench.now_ms + 999)
-        assert {block.block_id for block in bench.store.empty_blocks(9)} == {dead, never_written}
-        assert len(bench.store.empty_blocks(1)) == 1
+        assert {block.block_id for block in bench.metadata.empty_blocks(9)} == {dead}, "an open block is not sealed"
+        bench.metadata.seal_block(lease, never_written, 5)
+        bench.metadata.cool_down_block(dead, bench.now_ms + 999)
+        assert {block.block_id for block in bench.metadata.empty_blocks(9)} == {dead, never_written}
+        assert len(bench.metadata.empty_blocks(1)) == 1
         assert [block.block_id for block in _candidates(bench, 0.0)] == [live]
 
     def test_blocks_of_large_objects_are_candidates_of_no_rewriting(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         large = bench.large("l", lease)
-        bench.store.record_large(large, lease, 5)
+        bench.metadata.record_large(large, lease, 5)
         assert _candidates(bench, 0.0) == []
         bench.delete("l")
-        assert {block.block_id for block in bench.store.empty_blocks(9)} == {
+        assert {block.block_id for block in bench.metadata.empty_blocks(9)} == {
             segment.extent.block_id for segment in large.segments
         }
 
@@ -173,18 +173,18 @@ class BlockContract:
         block_id = bench.pack([bench.put("a", 100)])
         (before,) = _candidates(bench, 0.5)
         assert before.gc_failures == 0
-        bench.store.cool_down_block(block_id, bench.now_ms + 500)
+        bench.metadata.cool_down_block(block_id, bench.now_ms + 500)
         assert _candidates(bench, 0.5) == []
         bench.now_ms += 499
         assert _candidates(bench, 0.5) == []
         bench.now_ms += 1
         assert [block.gc_failures for block in _candidates(bench, 0.5)] == [1]
-        bench.store.cool_down_block(block_id, bench.now_ms + COOL_DOWN_MS_MAX)
+        bench.metadata.cool_down_block(block_id, bench.now_ms + COOL_DOWN_MS_MAX)
         assert _candidates(bench, 0.5) == []
 
     def test_a_cool_down_that_a_wrong_clock_set_is_over(self, bench: MetadataBench) -> None:
         block_id = bench.pack([bench.put("a", 100)])
-        bench.store.cool_down_block(block_id, bench.now_ms + 365 * 86_400_000)
+        bench.metadata.cool_down_block(block_id, bench.now_ms + 365 * 86_400_000)
         assert [block.block_id for block in _candidates(bench, 0.5)] == [block_id]
 
     @pytest.mark.invariant(6)
@@ -196,12 +196,12 @@ class BlockContract:
         bench.put("a", 1)
         self._found_at(bench, block_id, 0.5)
         bench.pack([bench.get("b")])
-        assert block_id in [block.block_id for block in bench.store.empty_blocks(9)]
-        assert bench.store.block(block_id).waste_ratio == 1.0
+        assert block_id in [block.block_id for block in bench.metadata.empty_blocks(9)]
+        assert bench.metadata.block(block_id).waste_ratio == 1.0
 
     @staticmethod
     def _found_at(bench: MetadataBench, block_id: BlockId, ratio: float) -> None:
-        assert bench.store.block(block_id).waste_ratio == ratio
+        assert bench.metadata.block(block_id).waste_ratio == ratio
         assert block_id in [block.block_id for block in _candidates(bench, ratio)]
         assert block_id not in [block.block_id for block in _candidates(bench, ratio + 0.001)]
 
@@ -211,31 +211,31 @@ class BlockContract:
         row = bench.put("n")
         block_id = bench.pack([row])
         large = bench.large("l", lease, parts=1)
-        bench.store.record_large(large, lease, 5)
+        bench.metadata.record_large(large, lease, 5)
         large_id = large.segments[0].extent.block_id
         open_id = bench.block(lease)
         for used in (block_id, large_id, open_id, new_block_id()):
-            assert not bench.store.condemn_block(used, 50)
+            assert not bench.metadata.condemn_block(used, 50)
         bench.delete("n")
         bench.delete("l")
-        assert bench.store.condemn_block(block_id, 50)
-        assert bench.store.condemn_block(large_id, 40)
-        assert not bench.store.condemn_block(block_id, 60), "it is not sealed any more"
-        assert bench.store.block(block_id).delete_after_ms == 50
-        assert bench.store.condemned_blocks(39, 9) == []
-        assert [block.block_id for block in bench.store.condemned_blocks(50, 9)] == [large_id, block_id]
-        assert len(bench.store.condemned_blocks(50, 1)) == 1
+        assert bench.metadata.condemn_block(block_id, 50)
+        assert bench.metadata.condemn_block(large_id, 40)
+        assert not bench.metadata.condemn_block(block_id, 60), "it is not sealed any more"
+        assert bench.metadata.block(block_id).delete_after_ms == 50
+        assert bench.metadata.condemned_blocks(39, 9) == []
+        assert [block.block_id for block in bench.metadata.condemned_blocks(50, 9)] == [large_id, block_id]
+        assert len(bench.metadata.condemned_blocks(50, 1)) == 1
         assert _candidates(bench, 0.0) == []
-        assert bench.store.empty_blocks(9) == []
+        assert bench.metadata.empty_blocks(9) == []
 
     @pytest.mark.invariant(4)
     def test_only_a_condemned_block_is_forgotten(self, bench: MetadataBench) -> None:
         block_id = bench.pack([bench.put("n")])
         with pytest.raises(Conflict, match="condemned"):
-            bench.store.forget_block(block_id)
+            bench.metadata.forget_block(block_id)
         bench.delete("n")
-        assert bench.store.condemn_block(block_id, 5)
+        assert bench.metadata.condemn_block(block_id, 5)
         for _ in range(2):
-            bench.store.forget_block(block_id)
+            bench.metadata.forget_block(block_id)
         with pytest.raises(NotFound):
-            bench.store.block(block_id)
+            bench.metadata.block(block_id)

@@ -1,7 +1,7 @@
 """What every metadata store must do: at least one test for each sentence of `nos_ec.ports.metadata`.
 
-Derive from `MetadataContract` and define a fixture `store`: an empty store, not bound to a geometry, that nothing else
-uses. Numbers in names and comments are those of docs/INVARIANTS.md.
+Derive from `MetadataContract` and define a fixture `metadata`: an empty metadata store, not bound to a geometry, that
+nothing else uses. Numbers in names and comments are those of docs/INVARIANTS.md.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ class MetadataSuite:
     """Base of the suites on a metadata store."""
 
     @pytest.fixture
-    def bench(self, store: Metadata) -> MetadataBench:
-        """The store under test, bound to a geometry, with shorthands."""
-        return MetadataBench(store)
+    def bench(self, metadata: Metadata) -> MetadataBench:
+        """The metadata store under test, bound to a geometry, with shorthands."""
+        return MetadataBench(metadata)
 
 
 class IdentityContract:
     """bind_geometry, is_new, claim_store_id, find_store_id."""
 
     def test_geometry_is_bound_once(self, bench: MetadataBench) -> None:
-        bench.store.bind_geometry(GEOMETRY)
+        bench.metadata.bind_geometry(GEOMETRY)
         with pytest.raises(ConfigError, match="k=4"):
-            bench.store.bind_geometry(Geometry(k=4, m=2))
+            bench.metadata.bind_geometry(Geometry(k=4, m=2))
 
-    def test_books_cannot_be_kept_before_the_geometry_is_bound(self, store: Metadata) -> None:
+    def test_books_cannot_be_kept_before_the_geometry_is_bound(self, metadata: Metadata) -> None:
         with pytest.raises(ConfigError, match="nos-ec init"):
-            store.seal_reconciled(new_block_id(), 0, 0, 0, 0, 1)
+            metadata.seal_reconciled(new_block_id(), 0, 0, 0, 0, 1)
 
-    def test_a_store_is_new_until_its_geometry_is_bound(self, store: Metadata) -> None:
-        assert store.is_new()
-        store.claim_store_id("an id")
-        assert store.is_new(), "`nos-ec init` died between the two: its next run must treat it as new"
-        store.bind_geometry(GEOMETRY)
-        assert not store.is_new()
+    def test_a_store_is_new_until_its_geometry_is_bound(self, metadata: Metadata) -> None:
+        assert metadata.is_new()
+        metadata.claim_store_id("an id")
+        assert metadata.is_new(), "`nos-ec init` died between the two: its next run must treat it as new"
+        metadata.bind_geometry(GEOMETRY)
+        assert not metadata.is_new()
 
-    def test_the_first_id_that_is_claimed_stays(self, store: Metadata) -> None:
-        assert store.find_store_id() is None
-        assert store.claim_store_id("first") == "first"
-        assert store.claim_store_id("second") == "first"
-        assert store.find_store_id() == "first"
+    def test_the_first_id_that_is_claimed_stays(self, metadata: Metadata) -> None:
+        assert metadata.find_store_id() is None
+        assert metadata.claim_store_id("first") == "first"
+        assert metadata.claim_store_id("second") == "first"
+        assert metadata.find_store_id() == "first"
 
 
 class PutContract:
@@ -72,16 +72,16 @@ class PutContract:
 
     def test_a_reservation_is_queued_for_deletion(self, bench: MetadataBench) -> None:
         landing_id = new_landing_id()
-        bench.store.reserve_landing([landing_id], 500)
-        bench.store.reserve_landing([landing_id], 900)
+        bench.metadata.reserve_landing([landing_id], 500)
+        bench.metadata.reserve_landing([landing_id], 900)
         assert bench.deletions() == {landing_id: LandingDeletion(landing_id, None, None, False, None)}
-        assert bench.store.due_deletions(499, 10) == []
-        assert len(bench.store.due_deletions(500, 10)) == 1, "reserving again must not move the time"
+        assert bench.metadata.due_deletions(499, 10) == []
+        assert len(bench.metadata.due_deletions(500, 10)) == 1, "reserving again must not move the time"
 
     def test_a_put_is_the_current_version_and_off_the_queue(self, bench: MetadataBench) -> None:
         new = bench.new("å/✓ name", 123)
-        (row,) = bench.store.record_puts([new], bench.now_ms)
-        assert row == bench.store.get(new.key)
+        (row,) = bench.metadata.record_puts([new], bench.now_ms)
+        assert row == bench.metadata.get(new.key)
         assert (row.key, row.size, row.crc32c, row.md5) == (new.key, new.size, new.crc32c, new.md5)
         assert (row.state, row.landing_id, row.extent) == (ObjectState.LANDED, new.landing_id, None)
         assert (row.version, row.created_ms) == (bench.now_ms * 1000, bench.now_ms)
@@ -90,14 +90,14 @@ class PutContract:
     def test_an_empty_object_needs_no_landing_copy(self, bench: MetadataBench) -> None:
         row = bench.put("empty", 0)
         assert (row.state, row.landing_id, row.extent, row.size) == (ObjectState.EMPTY, None, None, 0)
-        assert bench.store.due_objects(2**60, 10, ALL_SLOTS) == []
+        assert bench.metadata.due_objects(2**60, 10, ALL_SLOTS) == []
         bench.put("empty", 10)
         assert bench.put("empty", 0).state is ObjectState.EMPTY
-        assert bench.store.due_objects(2**60, 10, ALL_SLOTS) == []
+        assert bench.metadata.due_objects(2**60, 10, ALL_SLOTS) == []
 
     def test_an_object_whose_copy_and_size_disagree_is_a_bug(self, bench: MetadataBench) -> None:
         with pytest.raises(ValueError, match="landing copy"):
-            bench.store.record_puts([NewObject(ObjectKey("b", "n"), 5, 0, bytes(16), None, 0)], 1)
+            bench.metadata.record_puts([NewObject(ObjectKey("b", "n"), 5, 0, bytes(16), None, 0)], 1)
 
     def test_versions_grow_even_when_the_clock_stands(self, bench: MetadataBench) -> None:
         first, second = bench.put("n"), bench.put("n")
@@ -109,17 +109,17 @@ class PutContract:
 
     def test_next_version(self, bench: MetadataBench) -> None:
         key = ObjectKey("bucket", "n")
-        assert bench.store.next_version(key, 7) == 7000
+        assert bench.metadata.next_version(key, 7) == 7000
         row = bench.put("n")
-        assert bench.store.next_version(key, 7) == row.version + 1
-        assert bench.store.next_version(key, bench.now_ms + 1) == (bench.now_ms + 1) * 1000
+        assert bench.metadata.next_version(key, 7) == row.version + 1
+        assert bench.metadata.next_version(key, bench.now_ms + 1) == (bench.now_ms + 1) * 1000
 
     def test_an_overwritten_landing_copy_is_queued_for_now(self, bench: MetadataBench) -> None:
         old = bench.put("n")
         bench.put("n")
         assert old.landing_id is not None
-        assert bench.store.due_deletions(bench.now_ms - 1, 10) == []
-        assert bench.store.due_deletions(bench.now_ms, 10) == [
+        assert bench.metadata.due_deletions(bench.now_ms - 1, 10) == []
+        assert bench.metadata.due_deletions(bench.now_ms, 10) == [
             LandingDeletion(old.landing_id, old.object_id, old.version, False, None)
         ]
 
@@ -128,7 +128,7 @@ class PutContract:
         old = bench.packed("n", 700)
         bench.put("n", 800)
         assert old.extent is not None
-        block = bench.store.block(old.extent.block_id)
+        block = bench.metadata.block(old.extent.block_id)
         assert (block.live_bytes, block.dead_bytes, block.live_objects) == (0, 700, 0)
         bench.check_books()
 
@@ -140,7 +140,7 @@ class PutContract:
 
     def test_a_key_twice_in_a_batch_is_overwritten_by_the_later(self, bench: MetadataBench) -> None:
         first, second = bench.new("n", 10), bench.new("n", 20)
-        rows = bench.store.record_puts([first, second], bench.now_ms)
+        rows = bench.metadata.record_puts([first, second], bench.now_ms)
         assert rows[1] == bench.get("n")
         assert (rows[1].size, rows[1].version) == (20, rows[0].version + 1)
         assert list(bench.deletions()) == [first.landing_id]
@@ -149,42 +149,42 @@ class PutContract:
     def test_a_doomed_reservation_records_nothing(self, bench: MetadataBench) -> None:
         late, fine = bench.new("late"), bench.new("fine")
         assert late.landing_id is not None
-        assert bench.store.doom_landing({late.landing_id: None}) == {late.landing_id}
+        assert bench.metadata.doom_landing({late.landing_id: None}) == {late.landing_id}
         for _ in range(2):
             with pytest.raises(Transient, match="longer than its reservation"):
-                bench.store.record_puts([fine, late], bench.now_ms)
-        bench.store.forget_landing([late.landing_id])
+                bench.metadata.record_puts([fine, late], bench.now_ms)
+        bench.metadata.forget_landing([late.landing_id])
         with pytest.raises(Transient, match="longer than its reservation"):
-            bench.store.record_puts([fine, late], bench.now_ms)
-        assert bench.store.list_objects("bucket", "", "", 10) == []
-        assert bench.store.record_puts([fine], bench.now_ms)[0].landing_id == fine.landing_id
+            bench.metadata.record_puts([fine, late], bench.now_ms)
+        assert bench.metadata.list_objects("bucket", "", "", 10) == []
+        assert bench.metadata.record_puts([fine], bench.now_ms)[0].landing_id == fine.landing_id
 
     @pytest.mark.invariant(5)
     def test_recording_again_changes_nothing(self, bench: MetadataBench) -> None:
         new = bench.new("n")
-        first = bench.store.record_puts([new], bench.now_ms)
-        assert bench.store.record_puts([new], bench.now_ms + 5) == first
+        first = bench.metadata.record_puts([new], bench.now_ms)
+        assert bench.metadata.record_puts([new], bench.now_ms + 5) == first
         bench.pack(first)
-        (again,) = bench.store.record_puts([new], bench.now_ms + 5)
+        (again,) = bench.metadata.record_puts([new], bench.now_ms + 5)
         assert again == bench.get("n")
         assert again.state is ObjectState.PACKED
 
     @pytest.mark.invariant(5)
     def test_recording_again_does_not_bring_back_what_is_gone(self, bench: MetadataBench) -> None:
         new = bench.new("n")
-        (first,) = bench.store.record_puts([new], bench.now_ms)
+        (first,) = bench.metadata.record_puts([new], bench.now_ms)
         newer = bench.put("n")
-        (again,) = bench.store.record_puts([new], bench.now_ms + 5)
+        (again,) = bench.metadata.record_puts([new], bench.now_ms + 5)
         assert (again.object_id, again.version) == (first.object_id, first.version)
         assert bench.get("n") == newer
         bench.delete("n")
-        bench.store.record_puts([new], bench.now_ms + 5)
+        bench.metadata.record_puts([new], bench.now_ms + 5)
         with pytest.raises(NotFound):
             bench.get("n")
 
     def test_nothing_to_record(self, bench: MetadataBench) -> None:
-        assert bench.store.record_puts([], 1) == []
-        bench.store.reserve_landing([], 1)
+        assert bench.metadata.record_puts([], 1) == []
+        bench.metadata.reserve_landing([], 1)
 
 
 class LargeContract:
@@ -193,13 +193,13 @@ class LargeContract:
     def test_a_large_object_is_current_and_its_blocks_sealed(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         new = bench.large("big", lease)
-        assert bench.store.record_large(new, lease, bench.now_ms)
+        assert bench.metadata.record_large(new, lease, bench.now_ms)
         row = bench.get("big")
         assert (row.version, row.size, row.crc32c, row.md5) == (new.version, new.size, new.crc32c, new.md5)
         assert (row.state, row.landing_id, row.extent) == (ObjectState.LARGE, None, None)
-        assert bench.store.segments(row.object_id, row.version) == list(new.segments)
+        assert bench.metadata.segments(row.object_id, row.version) == list(new.segments)
         for segment in new.segments:
-            block = bench.store.block(segment.extent.block_id)
+            block = bench.metadata.block(segment.extent.block_id)
             assert (block.state, block.kind, block.stripes) == (BlockState.SEALED, BlockKind.LARGE, 1)
             assert (block.live_bytes, block.live_objects, block.dead_bytes) == (20_000, 1, 0)
         bench.check_books()
@@ -207,9 +207,9 @@ class LargeContract:
     def test_recording_it_again_changes_nothing(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         new = bench.large("big", lease)
-        assert [bench.store.record_large(new, lease, bench.now_ms) for _ in range(3)] == [True] * 3
+        assert [bench.metadata.record_large(new, lease, bench.now_ms) for _ in range(3)] == [True] * 3
         bench.put("big")
-        assert not bench.store.record_large(new, lease, bench.now_ms), "it counts as the first of the two"
+        assert not bench.metadata.record_large(new, lease, bench.now_ms), "it counts as the first of the two"
         bench.check_books()
 
     @pytest.mark.parametrize("winner", ["small", "large"])
@@ -219,12 +219,12 @@ class LargeContract:
         if winner == "small":
             bench.put("n")
         else:
-            assert bench.store.record_large(bench.large("n", lease), lease, bench.now_ms)
+            assert bench.metadata.record_large(bench.large("n", lease), lease, bench.now_ms)
         current = bench.get("n")
-        assert not bench.store.record_large(older, lease, bench.now_ms)
+        assert not bench.metadata.record_large(older, lease, bench.now_ms)
         assert bench.get("n") == current
         for segment in older.segments:
-            block = bench.store.block(segment.extent.block_id)
+            block = bench.metadata.block(segment.extent.block_id)
             assert (block.state, block.live_bytes, block.dead_bytes) == (BlockState.SEALED, 0, 20_000)
         bench.check_books()
 
@@ -232,27 +232,27 @@ class LargeContract:
         lease = bench.lease()
         landed, packed = bench.put("n"), bench.packed("p")
         large = bench.large("l", lease)
-        assert bench.store.record_large(large, lease, bench.now_ms)
+        assert bench.metadata.record_large(large, lease, bench.now_ms)
         gone = bench.get("l")
         for name in "npl":
-            assert bench.store.record_large(bench.large(name, lease), lease, bench.now_ms)
+            assert bench.metadata.record_large(bench.large(name, lease), lease, bench.now_ms)
         assert landed.landing_id in bench.deletions()
         assert packed.extent is not None
-        assert bench.store.block(packed.extent.block_id).live_bytes == 0
-        assert bench.store.segments(gone.object_id, gone.version) == []
-        assert bench.store.block(large.segments[0].extent.block_id).hole_ratio == 1.0
+        assert bench.metadata.block(packed.extent.block_id).live_bytes == 0
+        assert bench.metadata.segments(gone.object_id, gone.version) == []
+        assert bench.metadata.block(large.segments[0].extent.block_id).hole_ratio == 1.0
         bench.check_books()
 
     @pytest.mark.invariant(8)
     def test_a_writer_that_lost_its_lease_records_nothing(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         new = bench.large("big", lease)
-        bench.store.fence_lease(lease, lease.expires_ms)
+        bench.metadata.fence_lease(lease, lease.expires_ms)
         with pytest.raises(LeaseLost):
-            bench.store.record_large(new, lease, bench.now_ms)
+            bench.metadata.record_large(new, lease, bench.now_ms)
         other = bench.lease()
         with pytest.raises(LeaseLost):
-            bench.store.record_large(new, other, bench.now_ms)
+            bench.metadata.record_large(new, other, bench.now_ms)
         with pytest.raises(NotFound):
             bench.get("big")
 
@@ -262,7 +262,7 @@ class LargeContract:
         for wrong in ({"size": 1}, {"block_stripes": [1]}, {"block_stripes": [0, 1]}):
             fields = {name: getattr(new, name) for name in new.__dataclass_fields__} | wrong
             with pytest.raises(ValueError, match="object bucket/big"):
-                bench.store.record_large(type(new)(**fields), lease, 1)
+                bench.metadata.record_large(type(new)(**fields), lease, 1)
 
 
 class LookUpContract:
@@ -273,23 +273,23 @@ class LookUpContract:
             bench.get("nothing")
         with pytest.raises(NotFound, match="bucket/nothing"):
             bench.delete("nothing")
-        assert bench.store.segments(1, 1) == []
+        assert bench.metadata.segments(1, 1) == []
 
     def test_delete_releases_the_bytes_of_every_state(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         landed, packed, empty = bench.put("n"), bench.packed("p"), bench.put("e", 0)
         queued = bench.put("q")
-        bench.store.mark_published([queued], 5)
-        bench.store.record_large(bench.large("l", lease), lease, bench.now_ms)
+        bench.metadata.mark_published([queued], 5)
+        bench.metadata.record_large(bench.large("l", lease), lease, bench.now_ms)
         large = bench.get("l")
         assert bench.delete("n") == landed
         assert bench.delete("p") == packed
         assert bench.delete("e") == empty
         assert bench.delete("q").state is ObjectState.QUEUED
         assert bench.delete("l") == large
-        assert bench.store.segments(large.object_id, large.version) == []
+        assert bench.metadata.segments(large.object_id, large.version) == []
         assert {landed.landing_id, queued.landing_id} <= bench.deletions().keys()
-        assert all(block.live_bytes == 0 == block.live_objects for block in bench.store.list_blocks(None, 99))
+        assert all(block.live_bytes == 0 == block.live_objects for block in bench.metadata.list_blocks(None, 99))
         bench.check_books()
         with pytest.raises(NotFound):
             bench.get("p")
@@ -298,18 +298,18 @@ class LookUpContract:
     def test_deleting_many_does_what_deleting_each_does(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         landed, packed, empty = bench.put("n"), bench.packed("p"), bench.put("e", 0)
-        bench.store.record_large(bench.large("l", lease), lease, bench.now_ms)
+        bench.metadata.record_large(bench.large("l", lease), lease, bench.now_ms)
         large, kept = bench.get("l"), bench.packed("kept")
         names = ["l", "nothing", "p", "e", "n", "p", "nothing"]
         keys = [ObjectKey("bucket", name) for name in names]
-        assert bench.store.delete_many(keys, bench.now_ms) == [large, packed, empty, landed]
-        assert bench.store.list_objects("bucket", "", "", 99) == [kept]
-        assert bench.store.segments(large.object_id, large.version) == []
+        assert bench.metadata.delete_many(keys, bench.now_ms) == [large, packed, empty, landed]
+        assert bench.metadata.list_objects("bucket", "", "", 99) == [kept]
+        assert bench.metadata.segments(large.object_id, large.version) == []
         assert landed.landing_id in bench.deletions()
-        assert sum(block.live_objects for block in bench.store.list_blocks(None, 99)) == 1
+        assert sum(block.live_objects for block in bench.metadata.list_blocks(None, 99)) == 1
         bench.check_books()
-        assert bench.store.delete_many(keys, bench.now_ms) == [], "again, as after a Transient"
-        assert bench.store.delete_many([], bench.now_ms) == []
+        assert bench.metadata.delete_many(keys, bench.now_ms) == [], "again, as after a Transient"
+        assert bench.metadata.delete_many([], bench.now_ms) == []
 
     @pytest.mark.invariant(6)
     def test_a_thousand_objects_of_many_blocks_go_at_once(self, bench: MetadataBench) -> None:
@@ -317,9 +317,9 @@ class LookUpContract:
         for first in range(0, 900, 100):
             bench.pack(rows[first : first + 100])
         keys = [row.key for row in reversed(rows)]
-        assert [row.key for row in bench.store.delete_many(keys, bench.now_ms)] == keys
-        assert bench.store.list_objects("bucket", "", "", 9) == []
-        assert [block.dead_bytes for block in bench.store.list_blocks(None, 99)] == [1000] * 9
+        assert [row.key for row in bench.metadata.delete_many(keys, bench.now_ms)] == keys
+        assert bench.metadata.list_objects("bucket", "", "", 9) == []
+        assert [block.dead_bytes for block in bench.metadata.list_blocks(None, 99)] == [1000] * 9
         bench.check_books()
 
     def test_an_object_id_is_never_used_twice(self, bench: MetadataBench) -> None:
@@ -333,9 +333,9 @@ class LookUpContract:
         bench.put_all(names)
         bench.put("a", bucket="Bucket")
         ordered = sorted(names, key=str.encode)
-        assert [row.key.name for row in bench.store.list_objects("bucket", "", "", 99)] == ordered
+        assert [row.key.name for row in bench.metadata.list_objects("bucket", "", "", 99)] == ordered
         for i, name in enumerate(ordered):
-            page = bench.store.list_objects("bucket", "", name, 3)
+            page = bench.metadata.list_objects("bucket", "", name, 3)
             assert [row.key.name for row in page] == ordered[i + 1 : i + 4]
 
     def test_listing_by_prefix(self, bench: MetadataBench) -> None:
@@ -343,22 +343,22 @@ class LookUpContract:
         bench.put_all(names)
         for prefix in ("a", "a/", "a/1", "a%", "\U0010ffff", "c", ""):
             expected = sorted((name for name in names if name.startswith(prefix)), key=str.encode)
-            found = [row.key.name for row in bench.store.list_objects("bucket", prefix, "", 99)]
+            found = [row.key.name for row in bench.metadata.list_objects("bucket", prefix, "", 99)]
             assert found == expected, prefix
-        assert [row.key.name for row in bench.store.list_objects("bucket", "a/", "a/1", 9)] == ["a/2"]
-        assert bench.store.list_objects("bucket", "a/", "b", 9) == []
+        assert [row.key.name for row in bench.metadata.list_objects("bucket", "a/", "a/1", 9)] == ["a/2"]
+        assert bench.metadata.list_objects("bucket", "a/", "b", 9) == []
         with pytest.raises(InvalidInput):
-            bench.store.list_objects("bucket", "\ud800", "", 9)
+            bench.metadata.list_objects("bucket", "\ud800", "", 9)
 
     def test_buckets_are_listed_in_byte_order(self, bench: MetadataBench) -> None:
         for bucket in ("b", "B", "\uffff", "\U00010000", "c"):
             bench.put("one", bucket=bucket)
             bench.put("two", bucket=bucket)
-        assert bench.store.list_buckets("", 99) == ["B", "b", "c", "\uffff", "\U00010000"]
-        assert bench.store.list_buckets("B", 2) == ["b", "c"]
-        bench.store.delete(ObjectKey("c", "one"), 1)
-        bench.store.delete(ObjectKey("c", "two"), 1)
-        assert bench.store.list_buckets("b", 1) == ["\uffff"]
+        assert bench.metadata.list_buckets("", 99) == ["B", "b", "c", "\uffff", "\U00010000"]
+        assert bench.metadata.list_buckets("B", 2) == ["b", "c"]
+        bench.metadata.delete(ObjectKey("c", "one"), 1)
+        bench.metadata.delete(ObjectKey("c", "two"), 1)
+        assert bench.metadata.list_buckets("b", 1) == ["\uffff"]
 
 
 class ProducerContract:
@@ -369,8 +369,8 @@ class ProducerContract:
             bench.put(name, due_ms=due_ms)
         bench.packed("packed")
         bench.put("empty", 0)
-        assert [row.key.name for row in bench.store.due_objects(30, 10, ALL_SLOTS)] == ["a", "b", "c"]
-        assert [row.key.name for row in bench.store.due_objects(30, 2, ALL_SLOTS)] == ["a", "b"]
+        assert [row.key.name for row in bench.metadata.due_objects(30, 10, ALL_SLOTS)] == ["a", "b", "c"]
+        assert [row.key.name for row in bench.metadata.due_objects(30, 2, ALL_SLOTS)] == ["a", "b"]
 
     def test_due_objects_are_those_of_the_slots(self, bench: MetadataBench) -> None:
         buckets = {bucket_slot(bucket): bucket for bucket in (f"bucket-{i}" for i in range(999))}
@@ -380,16 +380,16 @@ class ProducerContract:
             bench.put("n", bucket=bucket, due_ms=100 - slot)
             bench.put("later", bucket=bucket, due_ms=101)
             large = bench.large("l", lease)
-            bench.store.record_large(replace(large, key=ObjectKey(bucket, "l")), lease, 5)
+            bench.metadata.record_large(replace(large, key=ObjectKey(bucket, "l")), lease, 5)
             bench.put("l", bucket=bucket, due_ms=200 - slot)
         for slots in ({3}, {15, 0, 7}, ALL_SLOTS):
-            due = bench.store.due_objects(100, 99, slots)
+            due = bench.metadata.due_objects(100, 99, slots)
             assert [row.key for row in due] == [ObjectKey(buckets[slot], "n") for slot in sorted(slots, reverse=True)]
-            assert bench.store.due_objects(100, 1, slots) == due[:1]
+            assert bench.metadata.due_objects(100, 1, slots) == due[:1]
             overwritten = [ObjectKey(buckets[slot], "l") for slot in sorted(slots, reverse=True)]
-            due = bench.store.due_objects(200, 99, slots)
+            due = bench.metadata.due_objects(200, 99, slots)
             assert [row.key for row in due][-len(slots) :] == overwritten, "a large object had its slot before"
-        assert bench.store.due_objects(100, 99, frozenset()) == []
+        assert bench.metadata.due_objects(100, 99, frozenset()) == []
 
     def test_a_slot_with_many_due_leaves_room_but_fills_what_is_left(self, bench: MetadataBench) -> None:
         for i in range(40):
@@ -398,28 +398,28 @@ class ProducerContract:
         for i, bucket in enumerate(others[:20]):
             bench.put("few", bucket=bucket, due_ms=60 + i)
         for limit, slots in ((60, ALL_SLOTS), (40, {bucket_slot("bucket")}), (7, {bucket_slot("bucket")})):
-            due = bench.store.due_objects(100, limit, slots)
+            due = bench.metadata.due_objects(100, limit, slots)
             assert [row.key.name for row in due][:40] == [f"many-{i:02}" for i in range(min(limit, 40))]
             assert len(due) == limit
-        mixed = Counter(row.key.name[:4] for row in bench.store.due_objects(100, 16, ALL_SLOTS))
+        mixed = Counter(row.key.name[:4] for row in bench.metadata.due_objects(100, 16, ALL_SLOTS))
         assert mixed == {"many": 3, "few": 13}
-        assert len(bench.store.due_objects(100, 50, ALL_SLOTS)) == 50
+        assert len(bench.metadata.due_objects(100, 50, ALL_SLOTS)) == 50
 
     def test_published_objects_are_due_again_later(self, bench: MetadataBench) -> None:
         rows = [bench.put("a", due_ms=10), bench.put("b", due_ms=10)]
         for _ in range(2):
-            assert bench.store.mark_published(rows, 50) == 2
-        assert bench.store.due_objects(49, 10, ALL_SLOTS) == []
-        again = bench.store.due_objects(50, 10, ALL_SLOTS)
+            assert bench.metadata.mark_published(rows, 50) == 2
+        assert bench.metadata.due_objects(49, 10, ALL_SLOTS) == []
+        again = bench.metadata.due_objects(50, 10, ALL_SLOTS)
         assert [(row.state, row.due_ms) for row in again] == [(ObjectState.QUEUED, 50)] * 2
-        assert bench.store.mark_published([], 5) == 0
+        assert bench.metadata.mark_published([], 5) == 0
 
     def test_only_current_versions_in_the_landing_store_are_marked(self, bench: MetadataBench) -> None:
         overwritten, deleted, packed, kept = (bench.put(name) for name in "odpk")
         bench.put("o")
         bench.delete("d")
         bench.pack([packed])
-        assert bench.store.mark_published([overwritten, deleted, packed, kept], 5) == 1
+        assert bench.metadata.mark_published([overwritten, deleted, packed, kept], 5) == 1
         assert bench.get("o").state is ObjectState.LANDED
         assert bench.get("p").state is ObjectState.PACKED
         assert bench.get("k").state is ObjectState.QUEUED
@@ -429,10 +429,10 @@ class ProducerContract:
         bench.put("o")
         bench.delete("d")
         bench.pack([packed])
-        bench.store.mark_published([queued], 5)
+        bench.metadata.mark_published([queued], 5)
         asked = [pack_request(row) for row in (overwritten, deleted, packed, kept, queued)]
-        assert bench.store.still_landed(asked) == set(asked[3:])
-        assert bench.store.still_landed([]) == frozenset()
+        assert bench.metadata.still_landed(asked) == set(asked[3:])
+        assert bench.metadata.still_landed([]) == frozenset()
 
     def test_what_never_was_is_not_still_landed(self, bench: MetadataBench) -> None:
         """One field that differs from the row is enough, so that no object is packed under another one's name."""
@@ -449,113 +449,113 @@ class ProducerContract:
                 ("landing_id", other.landing_id),
             )
         ]
-        assert bench.store.still_landed([*lies, row, row, other]) == {row, other}
+        assert bench.metadata.still_landed([*lies, row, row, other]) == {row, other}
 
 
 class LeaseContract:
     """Leases (invariant 8)."""
 
     def test_a_lease_is_taken_once_expired_or_not(self, bench: MetadataBench) -> None:
-        lease = bench.store.acquire_lease("w", 100, 50)
+        lease = bench.metadata.acquire_lease("w", 100, 50)
         assert (lease.name, lease.expires_ms) == ("w", 150)
         for now_ms, says in (
             (100, "'w' is held until 1970-01-01T00:00:00.*longer"),
             (151, "'w' was held until .*fence"),
         ):
             with pytest.raises(Conflict, match=says):
-                bench.store.acquire_lease("w", now_ms, 50)
+                bench.metadata.acquire_lease("w", now_ms, 50)
         with pytest.raises(InvalidInput):
-            bench.store.acquire_lease("", 1, 1)
+            bench.metadata.acquire_lease("", 1, 1)
 
     def test_who_holds_a_lease_is_told_to_whoever_wants_it(self, bench: MetadataBench) -> None:
         for holder in ("process 4711 on host-a", "process 5 on host-b"):
-            lease = bench.store.acquire_lease("gc", 60_000, 30_000, holder)
+            lease = bench.metadata.acquire_lease("gc", 60_000, 30_000, holder)
             with pytest.raises(Conflict, match=f"held by {holder} until 1970-01-01T00:01:30.*, 20 s from now"):
-                bench.store.acquire_lease("gc", 70_000, 30_000, "process 6 on host-c")
+                bench.metadata.acquire_lease("gc", 70_000, 30_000, "process 6 on host-c")
             with pytest.raises(Conflict, match=f"was held by {holder} until .* has run out"):
-                bench.store.acquire_lease("gc", 90_000, 30_000)
-            bench.store.release_lease(lease)
-        bench.store.acquire_lease("gc", 60_000, 30_000)
+                bench.metadata.acquire_lease("gc", 90_000, 30_000)
+            bench.metadata.release_lease(lease)
+        bench.metadata.acquire_lease("gc", 60_000, 30_000)
         with pytest.raises(Conflict, match="'gc' is held until"):
-            bench.store.acquire_lease("gc", 60_000, 30_000)
+            bench.metadata.acquire_lease("gc", 60_000, 30_000)
 
     def test_epochs_grow_over_all_names(self, bench: MetadataBench) -> None:
         epochs = []
         for name in ("a", "b", "a", "c"):
             lease = bench.lease(name)
             epochs.append(lease.epoch)
-            bench.store.release_lease(lease)
+            bench.metadata.release_lease(lease)
         assert epochs == sorted(set(epochs))
 
     def test_renewing(self, bench: MetadataBench) -> None:
-        lease = bench.store.acquire_lease("w", 100, 50)
-        renewed = bench.store.renew_lease(lease, 200, 50)
+        lease = bench.metadata.acquire_lease("w", 100, 50)
+        renewed = bench.metadata.renew_lease(lease, 200, 50)
         assert renewed == Lease("w", lease.epoch, 250)
-        assert bench.store.expired_leases(249) == []
-        assert bench.store.expired_leases(250) == [renewed]
-        bench.store.release_lease(renewed)
+        assert bench.metadata.expired_leases(249) == []
+        assert bench.metadata.expired_leases(250) == [renewed]
+        bench.metadata.release_lease(renewed)
         with pytest.raises(LeaseLost):
-            bench.store.renew_lease(renewed, 1, 1)
-        other = bench.store.acquire_lease("w", 1, 1)
+            bench.metadata.renew_lease(renewed, 1, 1)
+        other = bench.metadata.acquire_lease("w", 1, 1)
         with pytest.raises(LeaseLost):
-            bench.store.renew_lease(renewed, 1, 1)
+            bench.metadata.renew_lease(renewed, 1, 1)
         assert other.epoch > lease.epoch
 
     def test_several_leases_at_once(self, bench: MetadataBench) -> None:
-        other = bench.store.acquire_lease("b", 100, 50)
-        taken = bench.store.acquire_leases(["c", "b", "a"], 200, 50)
+        other = bench.metadata.acquire_lease("b", 100, 50)
+        taken = bench.metadata.acquire_leases(["c", "b", "a"], 200, 50)
         assert [(lease.name, lease.expires_ms) for lease in taken] == [("c", 250), ("a", 250)]
         assert len({lease.epoch for lease in taken} | {other.epoch}) == 3
         assert min(lease.epoch for lease in taken) > other.epoch
-        assert bench.store.acquire_leases(["a", "b", "c"], 999, 50) == [], "expired is not free"
-        assert bench.store.acquire_leases([], 999, 50) == []
-        bench.store.release_lease(taken[0])
-        again = bench.store.acquire_lease("c", 100, 50)
-        assert bench.store.renew_leases(taken, 300, 50) == [Lease("a", taken[1].epoch, 350)]
-        assert bench.store.renew_leases(taken[:1], 300, 50) == []
-        assert bench.store.renew_leases([], 300, 50) == []
-        assert bench.store.list_leases("") == [Lease("a", taken[1].epoch, 350), other, again]
+        assert bench.metadata.acquire_leases(["a", "b", "c"], 999, 50) == [], "expired is not free"
+        assert bench.metadata.acquire_leases([], 999, 50) == []
+        bench.metadata.release_lease(taken[0])
+        again = bench.metadata.acquire_lease("c", 100, 50)
+        assert bench.metadata.renew_leases(taken, 300, 50) == [Lease("a", taken[1].epoch, 350)]
+        assert bench.metadata.renew_leases(taken[:1], 300, 50) == []
+        assert bench.metadata.renew_leases([], 300, 50) == []
+        assert bench.metadata.list_leases("") == [Lease("a", taken[1].epoch, 350), other, again]
         with pytest.raises(InvalidInput):
-            bench.store.acquire_leases(["d", ""], 1, 1)
+            bench.metadata.acquire_leases(["d", ""], 1, 1)
 
     def test_releasing_several_leases(self, bench: MetadataBench) -> None:
         held, kept = [bench.lease(), bench.lease()], bench.lease()
         blocks = [bench.block(lease) for lease in (*held, kept)]
         for _ in range(2):
-            bench.store.release_leases(held)
-            bench.store.release_leases([])
-        states = [bench.store.block(block_id).state for block_id in blocks]
+            bench.metadata.release_leases(held)
+            bench.metadata.release_leases([])
+        states = [bench.metadata.block(block_id).state for block_id in blocks]
         assert states == [BlockState.FENCED, BlockState.FENCED, BlockState.OPEN]
-        assert bench.store.list_leases("") == [kept]
+        assert bench.metadata.list_leases("") == [kept]
 
     def test_leases_are_listed_by_prefix(self, bench: MetadataBench) -> None:
         names = ["a", "a-1", "a-2", "a.", "a-\U0010ffff", "A-1"]
         for name in names:
             bench.lease(name)
-        assert [lease.name for lease in bench.store.list_leases("a-")] == ["a-1", "a-2", "a-\U0010ffff"]
-        assert len(bench.store.list_leases("")) == len(names)
+        assert [lease.name for lease in bench.metadata.list_leases("a-")] == ["a-1", "a-2", "a-\U0010ffff"]
+        assert len(bench.metadata.list_leases("")) == len(names)
 
     def test_releasing_fences_open_blocks(self, bench: MetadataBench) -> None:
         lease, bystander = bench.lease(), bench.lease()
         left, sealed, other = bench.block(lease), bench.block(lease), bench.block(bystander)
-        bench.store.seal_block(lease, sealed, 5)
+        bench.metadata.seal_block(lease, sealed, 5)
         for _ in range(2):
-            bench.store.release_lease(lease)
-        assert bench.store.block(left).state is BlockState.FENCED
-        assert bench.store.block(sealed).state is BlockState.SEALED
-        assert bench.store.block(other).state is BlockState.OPEN
+            bench.metadata.release_lease(lease)
+        assert bench.metadata.block(left).state is BlockState.FENCED
+        assert bench.metadata.block(sealed).state is BlockState.SEALED
+        assert bench.metadata.block(other).state is BlockState.OPEN
 
     def test_fencing_takes_an_expired_lease_only(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         block_id = bench.block(lease)
-        assert not bench.store.fence_lease(lease, lease.expires_ms - 1)
-        renewed = bench.store.renew_lease(lease, bench.now_ms + 5, TTL_MS)
-        assert not bench.store.fence_lease(lease, lease.expires_ms)
-        assert bench.store.block(block_id).state is BlockState.OPEN
-        assert bench.store.fence_lease(renewed, renewed.expires_ms)
-        assert bench.store.block(block_id).state is BlockState.FENCED
-        assert not bench.store.fence_lease(renewed, renewed.expires_ms)
-        assert bench.store.expired_leases(2**60) == []
+        assert not bench.metadata.fence_lease(lease, lease.expires_ms - 1)
+        renewed = bench.metadata.renew_lease(lease, bench.now_ms + 5, TTL_MS)
+        assert not bench.metadata.fence_lease(lease, lease.expires_ms)
+        assert bench.metadata.block(block_id).state is BlockState.OPEN
+        assert bench.metadata.fence_lease(renewed, renewed.expires_ms)
+        assert bench.metadata.block(block_id).state is BlockState.FENCED
+        assert not bench.metadata.fence_lease(renewed, renewed.expires_ms)
+        assert bench.metadata.expired_leases(2**60) == []
 
 
 class CommitContract:
@@ -563,29 +563,29 @@ class CommitContract:
 
     def test_a_group_from_the_landing_store(self, bench: MetadataBench) -> None:
         rows = [bench.put(name, 500) for name in "abc"]
-        bench.store.mark_published(rows[:1], 5)
+        bench.metadata.mark_published(rows[:1], 5)
         lease = bench.lease()
         block_id = bench.block(lease)
         commit = bench.group(lease, block_id, rows, stripes=2)
-        assert bench.store.commit_group(commit) == {row.object_id for row in rows}
+        assert bench.metadata.commit_group(commit) == {row.object_id for row in rows}
         for row, move in zip(rows, commit.moves, strict=True):
             moved = bench.get(row.key.name)
             assert (moved.state, moved.landing_id) == (ObjectState.PACKED, None)
             assert moved.extent == Extent(block_id, move.offset, 500)
             assert (moved.version, moved.crc32c) == (row.version, row.crc32c)
-        block = bench.store.block(block_id)
+        block = bench.metadata.block(block_id)
         assert (block.stripes, block.live_bytes, block.dead_bytes, block.live_objects) == (2, 1500, 0, 3)
         assert block.overhead_bytes == 2 * SIZE - 1500
-        assert bench.store.due_objects(2**60, 10, ALL_SLOTS) == []
+        assert bench.metadata.due_objects(2**60, 10, ALL_SLOTS) == []
         bench.check_books()
 
     def test_landing_copies_of_winners_are_queued(self, bench: MetadataBench) -> None:
         row = bench.put("n")
         bench.pack([row])
         assert row.landing_id is not None
-        assert bench.store.due_deletions(bench.now_ms + 4, 10) == []
+        assert bench.metadata.due_deletions(bench.now_ms + 4, 10) == []
         expected = LandingDeletion(row.landing_id, row.object_id, row.version, False, bench.get("n"))
-        assert bench.store.due_deletions(bench.now_ms + 5, 10) == [expected]
+        assert bench.metadata.due_deletions(bench.now_ms + 5, 10) == [expected]
 
     @pytest.mark.invariant(5)
     def test_losers_are_dead_bytes_and_no_error(self, bench: MetadataBench) -> None:
@@ -596,8 +596,8 @@ class CommitContract:
         bench.put("o", 300)
         bench.delete("d")
         bench.pack([rows[3]])
-        assert bench.store.commit_group(commit) == {rows[0].object_id}
-        block = bench.store.block(block_id)
+        assert bench.metadata.commit_group(commit) == {rows[0].object_id}
+        block = bench.metadata.block(block_id)
         assert (block.live_bytes, block.dead_bytes, block.live_objects) == (300, 900, 1)
         bench.check_books()
 
@@ -607,13 +607,13 @@ class CommitContract:
         lease = bench.lease()
         block_id = bench.block(lease)
         twice = bench.group(lease, block_id, [row, row])
-        assert bench.store.commit_group(twice) == {row.object_id}
+        assert bench.metadata.commit_group(twice) == {row.object_id}
         moved = bench.get("n")
         assert moved.extent is not None
         assert moved.extent.offset == twice.moves[0].offset
-        assert bench.store.commit_group(bench.group(lease, block_id, [row], at=1)) == frozenset()
+        assert bench.metadata.commit_group(bench.group(lease, block_id, [row], at=1)) == frozenset()
         assert bench.get("n") == moved
-        assert bench.store.block(block_id).dead_bytes == 600
+        assert bench.metadata.block(block_id).dead_bytes == 600
         bench.check_books()
 
     @pytest.mark.invariant(5)
@@ -624,8 +624,8 @@ class CommitContract:
             block_id = bench.block(lease)
             current = bench.get("n")
             commit = bench.group(lease, block_id, [current if row is new else row for row in order])
-            assert bench.store.commit_group(commit) == {new.object_id}
-            block = bench.store.block(block_id)
+            assert bench.metadata.commit_group(commit) == {new.object_id}
+            block = bench.metadata.block(block_id)
             assert (block.live_bytes, block.dead_bytes) == (400, 300)
         bench.check_books()
 
@@ -637,10 +637,10 @@ class CommitContract:
         bench.delete("d")
         lease = bench.lease()
         target = bench.block(lease, BlockKind.SURVIVOR)
-        won = bench.store.commit_group(bench.group(lease, target, packed))
+        won = bench.metadata.commit_group(bench.group(lease, target, packed))
         assert won == {row.object_id for row in packed[:3]}
-        assert [bench.store.block(one).dead_bytes for one in (first, second, target)] == [800, 800, 400]
-        assert [bench.store.block(one).live_bytes for one in (first, second, target)] == [0, 0, 1200]
+        assert [bench.metadata.block(one).dead_bytes for one in (first, second, target)] == [800, 800, 400]
+        assert [bench.metadata.block(one).live_bytes for one in (first, second, target)] == [0, 0, 1200]
         assert len(bench.deletions()) == 4, "a move between blocks queues no landing copy"
         bench.check_books()
 
@@ -656,9 +656,9 @@ class CommitContract:
         from_landing = Move(row.object_id, row.version, None, offset, 400)
         for at, move in enumerate((wrong_block, wrong_version, from_landing)):
             placed = Move(move.object_id, move.version, move.from_block, at * SIZE + offset, 400)
-            assert bench.store.commit_group(GroupCommit(lease, block_id, at, 1, [placed], 5, 4)) == frozenset()
+            assert bench.metadata.commit_group(GroupCommit(lease, block_id, at, 1, [placed], 5, 4)) == frozenset()
         assert bench.get("n") == row
-        assert bench.store.block(block_id).dead_bytes == 1200
+        assert bench.metadata.block(block_id).dead_bytes == 1200
         bench.check_books()
 
     @pytest.mark.invariant(5)
@@ -669,9 +669,9 @@ class CommitContract:
         commit = bench.group(lease, block_id, [landed, lost, packed])
         bench.delete("lost")
         queued = set(bench.deletions())
-        assert bench.store.commit_group(commit) == {landed.object_id, packed.object_id}
+        assert bench.metadata.commit_group(commit) == {landed.object_id, packed.object_id}
         assert set(bench.deletions()) - queued == {landed.landing_id}
-        block = bench.store.block(block_id)
+        block = bench.metadata.block(block_id)
         assert (block.live_bytes, block.dead_bytes, block.live_objects) == (600, 300, 2)
         bench.check_books()
 
@@ -679,16 +679,16 @@ class CommitContract:
         lease = bench.lease()
         block_id = bench.block(lease)
         full = GEOMETRY.stripes_per_block
-        bench.store.commit_group(bench.group(lease, block_id, [bench.put("first")], stripes=full - 1))
-        assert bench.store.block(block_id).state is BlockState.OPEN
+        bench.metadata.commit_group(bench.group(lease, block_id, [bench.put("first")], stripes=full - 1))
+        assert bench.metadata.block(block_id).state is BlockState.OPEN
         last = bench.group(lease, block_id, [bench.put("last")], at=full - 1)
-        bench.store.commit_group(last)
-        assert bench.store.block(block_id).state is BlockState.SEALED
+        bench.metadata.commit_group(last)
+        assert bench.metadata.block(block_id).state is BlockState.SEALED
         with pytest.raises(Conflict, match="sealed"):
-            bench.store.commit_group(last)
-        bench.store.seal_block(lease, block_id, bench.now_ms + 9)
-        bench.store.release_lease(lease)
-        block = bench.store.block(block_id)
+            bench.metadata.commit_group(last)
+        bench.metadata.seal_block(lease, block_id, bench.now_ms + 9)
+        bench.metadata.release_lease(lease)
+        block = bench.metadata.block(block_id)
         assert (block.state, block.stripes, block.live_objects) == (BlockState.SEALED, full, 2)
         bench.check_books()
 
@@ -696,14 +696,14 @@ class CommitContract:
         lease = bench.lease()
         block_id = bench.block(lease)
         commit = bench.group(lease, block_id, [bench.put("n")])
-        bench.store.commit_group(commit)
-        before = bench.store.block(block_id)
+        bench.metadata.commit_group(commit)
+        before = bench.metadata.block(block_id)
         with pytest.raises(Conflict, match="ends at stripe 1"):
-            bench.store.commit_group(commit)
-        assert bench.store.block(block_id) == before
+            bench.metadata.commit_group(commit)
+        assert bench.metadata.block(block_id) == before
         ahead = bench.group(lease, block_id, [bench.put("m")], at=3)
         with pytest.raises(Conflict, match="ends at stripe 1"):
-            bench.store.commit_group(ahead)
+            bench.metadata.commit_group(ahead)
         assert bench.get("m").state is ObjectState.LANDED
 
     @pytest.mark.parametrize("how", ["lease fenced", "lease released", "block fenced", "another epoch"])
@@ -714,35 +714,35 @@ class CommitContract:
         block_id = bench.block(lease)
         commit = bench.group(lease, block_id, [row])
         if how == "lease fenced":
-            assert bench.store.fence_lease(lease, lease.expires_ms)
+            assert bench.metadata.fence_lease(lease, lease.expires_ms)
         elif how == "block fenced":
-            bench.store.fence_block(lease, block_id)
+            bench.metadata.fence_block(lease, block_id)
         else:
-            bench.store.release_lease(lease)
+            bench.metadata.release_lease(lease)
         if how == "another epoch":
             commit = bench.group(bench.lease("w"), block_id, [row])
         with pytest.raises(LeaseLost):
-            bench.store.commit_group(commit)
+            bench.metadata.commit_group(commit)
         assert bench.get("n") == row
-        assert bench.store.block(block_id).stripes == 0
+        assert bench.metadata.block(block_id).stripes == 0
 
     def test_a_sealed_block_takes_nothing(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         block_id = bench.block(lease)
-        bench.store.seal_block(lease, block_id, 5)
+        bench.metadata.seal_block(lease, block_id, 5)
         with pytest.raises(Conflict, match="sealed"):
-            bench.store.commit_group(bench.group(lease, block_id, [bench.put("n")]))
+            bench.metadata.commit_group(bench.group(lease, block_id, [bench.put("n")]))
         with pytest.raises(NotFound):
-            bench.store.commit_group(bench.group(lease, new_block_id(), [bench.put("n")]))
+            bench.metadata.commit_group(bench.group(lease, new_block_id(), [bench.put("n")]))
 
     @pytest.mark.parametrize("move", [(HEADER, 0), (-1, 10), (SIZE - 5, 10), (SIZE * 2, 10), (HEADER, SIZE)], ids=str)
     def test_a_group_that_cannot_be_is_a_bug(self, bench: MetadataBench, move: tuple[int, int]) -> None:
         lease = bench.lease()
         block_id = bench.block(lease)
         with pytest.raises(ValueError, match="outside its group"):
-            bench.store.commit_group(GroupCommit(lease, block_id, 0, 1, [Move(1, 1, None, *move)], 5, 4))
+            bench.metadata.commit_group(GroupCommit(lease, block_id, 0, 1, [Move(1, 1, None, *move)], 5, 4))
         with pytest.raises(ValueError, match="do not lie within a block"):
-            bench.store.commit_group(GroupCommit(lease, block_id, 7, 2, [], 5, 4))
+            bench.metadata.commit_group(GroupCommit(lease, block_id, 7, 2, [], 5, 4))
 
     @pytest.mark.invariant(3)
     def test_a_move_of_another_size_than_the_row_is_a_bug(self, bench: MetadataBench) -> None:
@@ -751,14 +751,14 @@ class CommitContract:
         block_id = bench.block(lease)
         wrong = Move(row.object_id, row.version, None, HEADER, 99)
         with pytest.raises(ValueError, match="has 100 bytes"):
-            bench.store.commit_group(GroupCommit(lease, block_id, 0, 1, [wrong], 5, 4))
-        assert bench.store.block(block_id).stripes == 0
+            bench.metadata.commit_group(GroupCommit(lease, block_id, 0, 1, [wrong], 5, 4))
+        assert bench.metadata.block(block_id).stripes == 0
 
     def test_a_group_of_nothing_is_overhead(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         block_id = bench.block(lease)
-        assert bench.store.commit_group(bench.group(lease, block_id, [])) == frozenset()
-        assert bench.store.block(block_id).overhead_bytes == SIZE
+        assert bench.metadata.commit_group(bench.group(lease, block_id, [])) == frozenset()
+        assert bench.metadata.block(block_id).overhead_bytes == SIZE
 
 
 class LandingContract:
@@ -767,14 +767,14 @@ class LandingContract:
     def test_due_deletions_come_longest_due_first(self, bench: MetadataBench) -> None:
         ids = [new_landing_id() for _ in range(3)]
         for landing_id, not_before_ms in zip(ids, (30, 10, 20), strict=True):
-            bench.store.reserve_landing([landing_id], not_before_ms)
-        assert [one.landing_id for one in bench.store.due_deletions(30, 9)] == [ids[1], ids[2], ids[0]]
-        assert [one.landing_id for one in bench.store.due_deletions(30, 1)] == [ids[1]]
-        bench.store.postpone_deletion([ids[1]], 40)
-        bench.store.postpone_deletion([], 40)
-        assert [one.landing_id for one in bench.store.due_deletions(39, 9)] == [ids[2], ids[0]]
+            bench.metadata.reserve_landing([landing_id], not_before_ms)
+        assert [one.landing_id for one in bench.metadata.due_deletions(30, 9)] == [ids[1], ids[2], ids[0]]
+        assert [one.landing_id for one in bench.metadata.due_deletions(30, 1)] == [ids[1]]
+        bench.metadata.postpone_deletion([ids[1]], 40)
+        bench.metadata.postpone_deletion([], 40)
+        assert [one.landing_id for one in bench.metadata.due_deletions(39, 9)] == [ids[2], ids[0]]
         for _ in range(2):
-            bench.store.forget_landing([ids[2], ids[0]])
+            bench.metadata.forget_landing([ids[2], ids[0]])
         assert list(bench.deletions()) == [ids[1]]
 
     def test_the_row_comes_with_it_only_if_of_that_version(self, bench: MetadataBench) -> None:
@@ -791,12 +791,12 @@ class LandingContract:
         block_id = bench.pack([row])
         assert row.landing_id is not None
         for elsewhere in (None, new_block_id()):
-            assert bench.store.doom_landing({row.landing_id: elsewhere}) == frozenset()
+            assert bench.metadata.doom_landing({row.landing_id: elsewhere}) == frozenset()
         assert not bench.deletions()[row.landing_id].doomed
         for _ in range(2):
-            assert bench.store.doom_landing({row.landing_id: block_id}) == {row.landing_id}
+            assert bench.metadata.doom_landing({row.landing_id: block_id}) == {row.landing_id}
         assert bench.deletions()[row.landing_id].doomed
-        assert bench.store.doom_landing({row.landing_id: None}) == {row.landing_id}, "it already is"
+        assert bench.metadata.doom_landing({row.landing_id: None}) == {row.landing_id}, "it already is"
 
     @pytest.mark.invariant(2)
     def test_a_copy_verified_in_a_block_gc_has_left_stays(self, bench: MetadataBench) -> None:
@@ -804,42 +804,42 @@ class LandingContract:
         first = bench.pack([row])
         second = bench.pack([bench.get("n")])
         assert row.landing_id is not None
-        assert bench.store.doom_landing({row.landing_id: first}) == frozenset()
-        assert bench.store.doom_landing({row.landing_id: second}) == {row.landing_id}
+        assert bench.metadata.doom_landing({row.landing_id: first}) == frozenset()
+        assert bench.metadata.doom_landing({row.landing_id: second}) == {row.landing_id}
 
     @pytest.mark.invariant(2)
     def test_a_copy_nobody_needs_goes(self, bench: MetadataBench) -> None:
         reserved = new_landing_id()
-        bench.store.reserve_landing([reserved], 5)
+        bench.metadata.reserve_landing([reserved], 5)
         deleted, overwritten = bench.put("d"), bench.put("o")
         bench.delete("d")
         bench.put("o")
         assert deleted.landing_id is not None
         assert overwritten.landing_id is not None
         ids = {reserved, deleted.landing_id, overwritten.landing_id}
-        assert bench.store.doom_landing({**dict.fromkeys(ids), new_landing_id(): None}) == ids
-        assert bench.store.doom_landing({}) == frozenset()
+        assert bench.metadata.doom_landing({**dict.fromkeys(ids), new_landing_id(): None}) == ids
+        assert bench.metadata.doom_landing({}) == frozenset()
 
     @pytest.mark.invariant(2)
     def test_a_copy_a_row_still_needs_never_goes(self, bench: MetadataBench) -> None:
         row = bench.put("n")
         assert row.landing_id is not None
-        bench.store.reserve_landing([row.landing_id], 5)
-        assert bench.store.doom_landing({row.landing_id: None}) == frozenset()
+        bench.metadata.reserve_landing([row.landing_id], 5)
+        assert bench.metadata.doom_landing({row.landing_id: None}) == frozenset()
 
     def test_reverting_to_the_landing_copy(self, bench: MetadataBench) -> None:
         row = bench.put("n", 600)
         block_id = bench.pack([row])
         (deletion,) = bench.deletions().values()
         bench.now_ms += 10
-        assert bench.store.revert_to_landing(deletion, bench.now_ms)
+        assert bench.metadata.revert_to_landing(deletion, bench.now_ms)
         assert bench.get("n") == row
-        assert bench.store.due_objects(bench.now_ms, 9, ALL_SLOTS) == [row]
-        assert bench.store.due_objects(bench.now_ms - 1, 9, ALL_SLOTS) == []
+        assert bench.metadata.due_objects(bench.now_ms, 9, ALL_SLOTS) == [row]
+        assert bench.metadata.due_objects(bench.now_ms - 1, 9, ALL_SLOTS) == []
         assert bench.deletions() == {}
-        block = bench.store.block(block_id)
+        block = bench.metadata.block(block_id)
         assert (block.live_bytes, block.dead_bytes, block.live_objects) == (0, 600, 0)
-        assert not bench.store.revert_to_landing(deletion, bench.now_ms)
+        assert not bench.metadata.revert_to_landing(deletion, bench.now_ms)
         assert bench.get("n") == row
         bench.pack([row])
         bench.check_books()
@@ -850,14 +850,14 @@ class LandingContract:
         block_id = bench.pack([row])
         (deletion,) = bench.deletions().values()
         if how == "doomed":
-            bench.store.doom_landing({deletion.landing_id: block_id})
+            bench.metadata.doom_landing({deletion.landing_id: block_id})
         elif how == "moved":
             bench.pack([bench.get("n")])
         elif how == "overwritten":
             bench.put("n")
         else:
             bench.delete("n")
-        assert not bench.store.revert_to_landing(deletion, bench.now_ms)
+        assert not bench.metadata.revert_to_landing(deletion, bench.now_ms)
         assert deletion.landing_id in bench.deletions()
         bench.check_books()
 
@@ -865,50 +865,50 @@ class LandingContract:
         landed, other = bench.put("n"), bench.put("other")
         assert landed.landing_id is not None
         lowest, highest = LandingId(bytes(16)), LandingId(b"\xff" * 16)
-        assert bench.store.queued_copy(landed, lowest, highest) is None, "it is the object's only copy"
+        assert bench.metadata.queued_copy(landed, lowest, highest) is None, "it is the object's only copy"
         block_id = bench.pack([landed, other])
         packed = bench.get("n")
         for first, last in ((lowest, highest), (landed.landing_id, landed.landing_id)):
-            assert bench.store.queued_copy(packed, first, last) == landed.landing_id
+            assert bench.metadata.queued_copy(packed, first, last) == landed.landing_id
         below, above = (
             LandingId((int.from_bytes(landed.landing_id, "big") + step).to_bytes(16, "big")) for step in (-1, 1)
         )
-        assert bench.store.queued_copy(packed, above, highest) is None
-        assert bench.store.queued_copy(packed, lowest, below) is None
-        assert bench.store.queued_copy(replace(packed, version=packed.version + 1), lowest, highest) is None
-        bench.store.doom_landing({landed.landing_id: block_id})
-        assert bench.store.queued_copy(packed, lowest, highest) is None, "it may be deleted already"
+        assert bench.metadata.queued_copy(packed, above, highest) is None
+        assert bench.metadata.queued_copy(packed, lowest, below) is None
+        assert bench.metadata.queued_copy(replace(packed, version=packed.version + 1), lowest, highest) is None
+        bench.metadata.doom_landing({landed.landing_id: block_id})
+        assert bench.metadata.queued_copy(packed, lowest, highest) is None, "it may be deleted already"
 
     def test_which_copies_are_known(self, bench: MetadataBench) -> None:
         reserved, stranger = new_landing_id(), new_landing_id()
-        bench.store.reserve_landing([reserved], 5)
+        bench.metadata.reserve_landing([reserved], 5)
         landed, packed = bench.put("n"), bench.put("p")
         bench.pack([packed])
         assert landed.landing_id is not None
         assert packed.landing_id is not None
         known = {reserved, landed.landing_id, packed.landing_id}
-        assert bench.store.landing_known([*known, stranger]) == known
-        assert bench.store.landing_needed([*known, stranger]) == known
-        assert bench.store.landing_known([]) == bench.store.landing_needed([]) == frozenset()
-        assert bench.store.doom_landing({reserved: None}) == {reserved}
-        assert bench.store.landing_known([*known, stranger]) == known
-        assert bench.store.landing_needed([*known, stranger]) == known - {reserved}
+        assert bench.metadata.landing_known([*known, stranger]) == known
+        assert bench.metadata.landing_needed([*known, stranger]) == known
+        assert bench.metadata.landing_known([]) == bench.metadata.landing_needed([]) == frozenset()
+        assert bench.metadata.doom_landing({reserved: None}) == {reserved}
+        assert bench.metadata.landing_known([*known, stranger]) == known
+        assert bench.metadata.landing_needed([*known, stranger]) == known - {reserved}
 
 
 class FiguresContract:
     """totals."""
 
     def test_totals(self, bench: MetadataBench) -> None:
-        assert bench.store.totals().blocks == {}
+        assert bench.metadata.totals().blocks == {}
         lease = bench.lease()
         bench.put("l", 10)
         queued = bench.put("q", 20)
-        bench.store.mark_published([queued], 5)
+        bench.metadata.mark_published([queued], 5)
         bench.put("e", 0)
         bench.pack([bench.put("p", 30), bench.put("d", 40)])
         bench.delete("d")
-        bench.store.record_large(bench.large("big", lease), lease, 5)
-        totals = bench.store.totals()
+        bench.metadata.record_large(bench.large("big", lease), lease, 5)
+        totals = bench.metadata.totals()
         assert totals.blocks == {(BlockKind.FRESH, BlockState.SEALED): 1, (BlockKind.LARGE, BlockState.SEALED): 2}
         assert (totals.stripes, totals.live_bytes, totals.dead_bytes) == (3, 40_030, 40)
         assert totals.overhead_bytes == 3 * SIZE - 40_070
@@ -916,13 +916,13 @@ class FiguresContract:
         assert (totals.queued_objects, totals.queued_bytes) == (1, 20)
         assert (totals.packed_objects, totals.landing_deletions, totals.leases) == (1, 2, 2)
         assert (totals.large_objects, totals.large_bytes) == (1, 40_000), "one, though it has two blocks"
-        bench.store.record_large(bench.large("big", lease), lease, 6)
-        assert bench.store.totals().large_objects == 1
+        bench.metadata.record_large(bench.large("big", lease), lease, 6)
+        assert bench.metadata.totals().large_objects == 1
         bench.delete("big")
-        totals = bench.store.totals()
+        totals = bench.metadata.totals()
         assert (totals.large_objects, totals.large_bytes, totals.live_bytes) == (0, 0, 30)
         bench.lease(LEASE_PREFIX + "slots-00")
-        assert bench.store.totals().leases == 2, "a producer is no writer"
+        assert bench.metadata.totals().leases == 2, "a producer is no writer"
 
 
 class MetadataContract(

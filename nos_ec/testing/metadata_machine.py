@@ -1,7 +1,7 @@
 """A Hypothesis state machine that compares a metadata store with a dict, and checks the books of every block after each
 step.
 
-Subclass it, or call `metadata_machine`, with a function that creates a fresh store for each run.
+Subclass it, or call `metadata_machine`, with a function that creates a fresh metadata store for each run.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        """A fresh store with one writer."""
+        """A fresh metadata store with one writer."""
         self.bench = MetadataBench(type(self).make_store())
-        self.store = self.bench.store
+        self.metadata = self.bench.metadata
         self.model: dict[str, Expected] = {}
         self.seen: list[ObjectRow] = []
         self.copies: set[LandingId] = set()
@@ -73,7 +73,7 @@ class MetadataMachine(RuleBasedStateMachine):
         """PUT a large object, possibly one that another PUT has overtaken."""
         new: NewLargeObject = self.bench.large(name, self.lease, version=1 if stale else 0)
         wins = name not in self.model or not stale
-        assert self.store.record_large(new, self.lease, self.bench.now_ms) is wins
+        assert self.metadata.record_large(new, self.lease, self.bench.now_ms) is wins
         if wins:
             self.model[name] = Expected(new.version, new.size, large=True)
 
@@ -89,7 +89,7 @@ class MetadataMachine(RuleBasedStateMachine):
     @rule(names=PICKS)
     def delete_batch(self, names: list[str]) -> None:
         """DELETE several objects at once. Some do not exist, and some are listed twice."""
-        rows = self.store.delete_many([ObjectKey("bucket", name) for name in names], self.bench.now_ms)
+        rows = self.metadata.delete_many([ObjectKey("bucket", name) for name in names], self.bench.now_ms)
         there = [name for name in dict.fromkeys(names) if name in self.model]
         assert [(row.key.name, row.version) for row in rows] == [(n, self.model.pop(n).version) for n in there]
 
@@ -103,7 +103,7 @@ class MetadataMachine(RuleBasedStateMachine):
         rows = [row for row in rows if row.size and row.state is not ObjectState.LARGE]
         block_id = self.bench.block(self.lease, kind)
         before = {(row.object_id, row.version): row.extent for row in self._rows()}
-        won = self.store.commit_group(self.bench.group(self.lease, block_id, rows, stripes=2))
+        won = self.metadata.commit_group(self.bench.group(self.lease, block_id, rows, stripes=2))
         may_win = {row.object_id for row in rows if before.get((row.object_id, row.version), ...) == row.extent}
         assert won == may_win
         for row in self._rows():
@@ -113,20 +113,20 @@ class MetadataMachine(RuleBasedStateMachine):
     @rule(seal=st.booleans())
     def finish_blocks(self, seal: bool) -> None:
         """Seal or fence every open block of the writer, and reconcile the fenced ones."""
-        for block in self.store.list_blocks(None, 999):
+        for block in self.metadata.list_blocks(None, 999):
             if block.state is BlockState.OPEN and seal:
-                self.store.seal_block(self.lease, block.block_id, self.bench.now_ms)
+                self.metadata.seal_block(self.lease, block.block_id, self.bench.now_ms)
             elif block.state is BlockState.OPEN:
-                self.store.fence_block(self.lease, block.block_id)
+                self.metadata.fence_block(self.lease, block.block_id)
         self._reconcile()
 
     @rule()
     def lose_the_lease(self) -> None:
         """The writer dies: it is fenced, can no longer do anything, and its blocks are reconciled."""
         block_id = self.bench.block(self.lease)
-        assert self.store.fence_lease(self.lease, self.lease.expires_ms)
+        assert self.metadata.fence_lease(self.lease, self.lease.expires_ms)
         with pytest.raises(LeaseLost):
-            self.store.commit_group(self.bench.group(self.lease, block_id, []))
+            self.metadata.commit_group(self.bench.group(self.lease, block_id, []))
         self.lease = self.bench.lease()
         self._reconcile()
 
@@ -136,30 +136,30 @@ class MetadataMachine(RuleBasedStateMachine):
         for deletion in self.bench.deletions().values():
             extent = deletion.row.extent if deletion.row else None
             if revert:
-                self.store.revert_to_landing(deletion, self.bench.now_ms)
+                self.metadata.revert_to_landing(deletion, self.bench.now_ms)
                 continue
             where: BlockId | None = extent.block_id if extent and verified else None
-            doomed = self.store.doom_landing({deletion.landing_id: where})
+            doomed = self.metadata.doom_landing({deletion.landing_id: where})
             assert bool(doomed) is (deletion.row is None or (extent is not None and verified))
-            self.store.forget_landing(list(doomed))
+            self.metadata.forget_landing(list(doomed))
             self.copies -= doomed
 
     @rule()
     def collect(self) -> None:
         """Condemn and forget what GC may: exactly the sealed blocks that no row points into."""
-        for block in (*self.store.gc_candidates(0.0, self.bench.now_ms, 0, 999), *self.store.empty_blocks(999)):
-            free = not self.store.placed_in(block.block_id)
-            assert self.store.condemn_block(block.block_id, self.bench.now_ms) is free
-        for block in self.store.condemned_blocks(self.bench.now_ms, 999):
-            self.store.forget_block(block.block_id)
+        for block in (*self.metadata.gc_candidates(0.0, self.bench.now_ms, 0, 999), *self.metadata.empty_blocks(999)):
+            free = not self.metadata.placed_in(block.block_id)
+            assert self.metadata.condemn_block(block.block_id, self.bench.now_ms) is free
+        for block in self.metadata.condemned_blocks(self.bench.now_ms, 999):
+            self.metadata.forget_block(block.block_id)
 
     @precondition(lambda self: self.model)
     @rule(forward_ms=st.integers(min_value=0, max_value=10))
     def publish(self, forward_ms: int) -> None:
         """Let time pass, and let the producer publish what is due."""
         self.bench.now_ms += forward_ms
-        due = self.store.due_objects(self.bench.now_ms, 99, ALL_SLOTS)
-        assert self.store.mark_published(due, self.bench.now_ms + 5) == len(due)
+        due = self.metadata.due_objects(self.bench.now_ms, 99, ALL_SLOTS)
+        assert self.metadata.mark_published(due, self.bench.now_ms + 5) == len(due)
 
     @invariant()
     def objects_are_the_models(self) -> None:
@@ -169,32 +169,32 @@ class MetadataMachine(RuleBasedStateMachine):
             name: (expected.version, expected.size) for name, expected in self.model.items()
         }
         for name, row in rows.items():
-            assert self.store.get(ObjectKey("bucket", name)) == row
+            assert self.metadata.get(ObjectKey("bucket", name)) == row
             assert (row.state is ObjectState.LARGE) is self.model[name].large
 
     @invariant()
     def books_are_right_3_6(self) -> None:
         """Invariants 3 and 6."""
         self.bench.check_books()
-        totals = self.store.totals()
+        totals = self.metadata.totals()
         size = totals.stripes * GEOMETRY.stripe_size
         assert totals.live_bytes + totals.dead_bytes + totals.overhead_bytes == size
 
     @invariant()
     def no_copy_is_lost_or_leaked_2(self) -> None:
         """A copy that was not deleted is known to a row or to the queue; a row's copy was not deleted."""
-        assert self.store.landing_known(list(self.copies)) == self.copies
+        assert self.metadata.landing_known(list(self.copies)) == self.copies
         assert {row.landing_id for row in self._rows() if row.landing_id} <= self.copies
 
     def teardown(self) -> None:
-        """Close the store of this run."""
-        if hasattr(self, "store"):
-            self.store.close()
+        """Close the metadata store of this run."""
+        if hasattr(self, "metadata"):
+            self.metadata.close()
 
     def _rows(self) -> list[ObjectRow]:
-        return self.store.list_objects("bucket", "", "", 999)
+        return self.metadata.list_objects("bucket", "", "", 999)
 
     def _reconcile(self) -> None:
-        for block in self.store.fenced_blocks(999):
+        for block in self.metadata.fenced_blocks(999):
             found = (block.stripes + 1, block.live_bytes, block.dead_bytes + 11, block.live_objects)
-            assert self.store.seal_reconciled(block.block_id, *found, self.bench.now_ms)
+            assert self.metadata.seal_reconciled(block.block_id, *found, self.bench.now_ms)

@@ -1,6 +1,6 @@
 """Races on a metadata store: two threads at once, and only outcomes that some order of the two can explain.
 
-Derive from `MetadataRaces` and define a fixture `store`, as for the contract. A race has no fixed winner, so each is
+Derive from `MetadataRaces` and define a fixture `metadata`, as for the contract. A race has no fixed winner, so each is
 run several times; the assertions hold whichever thread wins.
 """
 
@@ -56,10 +56,10 @@ class MetadataRaces(MetadataSuite):
             row = bench.put(f"n{i}") if source == "landing" else bench.packed(f"n{i}")
             block_id = bench.block(lease)
             commit = bench.group(lease, block_id, [row])
-            won, deleted = race(partial(bench.store.commit_group, commit), partial(bench.delete, row.key.name))
+            won, deleted = race(partial(bench.metadata.commit_group, commit), partial(bench.delete, row.key.name))
             assert won in (frozenset(), {row.object_id})
             assert deleted.state is (ObjectState.PACKED if won or source == "block" else ObjectState.LANDED)
-            block = bench.store.block(block_id)
+            block = bench.metadata.block(block_id)
             assert (block.live_bytes, block.dead_bytes) == (0, row.size)
             with pytest.raises(NotFound):
                 bench.get(row.key.name)
@@ -75,13 +75,13 @@ class MetadataRaces(MetadataSuite):
             commit = bench.group(lease, block_id, rows)
             keys = [row.key for row in reversed(rows)]
             won, *deleted = race(
-                partial(bench.store.commit_group, commit),
-                partial(bench.store.delete_many, keys, bench.now_ms),
-                partial(bench.store.delete_many, keys[::2], bench.now_ms),
+                partial(bench.metadata.commit_group, commit),
+                partial(bench.metadata.delete_many, keys, bench.now_ms),
+                partial(bench.metadata.delete_many, keys[::2], bench.now_ms),
             )
             assert won <= {row.object_id for row in rows}
             assert sorted(row.key for part in deleted for row in part) == sorted(keys), "each is deleted once"
-            block = bench.store.block(block_id)
+            block = bench.metadata.block(block_id)
             assert (block.live_bytes, block.dead_bytes) == (0, 500)
         assert len(bench.deletions()) == 50 * ROUNDS, "each landing copy is queued once, whoever won"
         bench.check_books()
@@ -94,8 +94,8 @@ class MetadataRaces(MetadataSuite):
             commit = bench.group(lease, bench.block(lease), [row])
             new = bench.new(f"n{i}", 77)
             won, recorded = race(
-                partial(bench.store.commit_group, commit),
-                partial(bench.store.record_puts, [new], bench.now_ms),
+                partial(bench.metadata.commit_group, commit),
+                partial(bench.metadata.record_puts, [new], bench.now_ms),
             )
             assert won in (frozenset(), {row.object_id})
             assert bench.get(f"n{i}") == recorded[0]
@@ -107,24 +107,24 @@ class MetadataRaces(MetadataSuite):
     def test_a_lease_goes_to_one_of_those_who_want_it(self, bench: MetadataBench) -> None:
         wanted = [["a", "b", "c"], ["c", "b", "d"], ["d", "a", "c"]]
         for _ in range(ROUNDS):
-            taken = race(*(partial(bench.store.acquire_leases, names, bench.now_ms, 50) for names in wanted))
+            taken = race(*(partial(bench.metadata.acquire_leases, names, bench.now_ms, 50) for names in wanted))
             leases = [lease for mine in taken for lease in mine]
             assert sorted(lease.name for lease in leases) == ["a", "b", "c", "d"]
             assert len({lease.epoch for lease in leases}) == 4
-            race(*(partial(bench.store.release_leases, mine) for mine in taken))
-            assert bench.store.list_leases("") == []
+            race(*(partial(bench.metadata.release_leases, mine) for mine in taken))
+            assert bench.metadata.list_leases("") == []
 
     @pytest.mark.invariant(8)
     def test_renewing_against_fencing(self, bench: MetadataBench) -> None:
         for _ in range(ROUNDS):
-            held = bench.store.acquire_leases(["a", "b"], 100, 50)
+            held = bench.metadata.acquire_leases(["a", "b"], 100, 50)
             renewed, fenced = race(
-                partial(bench.store.renew_leases, held, 160, 50),
-                partial(bench.store.fence_lease, held[0], 155),
+                partial(bench.metadata.renew_leases, held, 160, 50),
+                partial(bench.metadata.fence_lease, held[0], 155),
             )
             assert [lease.name for lease in renewed] == (["b"] if fenced else ["a", "b"])
-            assert bench.store.list_leases("") == renewed
-            bench.store.release_leases(renewed)
+            assert bench.metadata.list_leases("") == renewed
+            bench.metadata.release_leases(renewed)
 
     @pytest.mark.invariant(8)
     def test_fence_against_commit(self, bench: MetadataBench) -> None:
@@ -134,10 +134,10 @@ class MetadataRaces(MetadataSuite):
             block_id = bench.block(lease)
             commit = bench.group(lease, block_id, [row])
             won, fenced = race(
-                partial(bench.store.commit_group, commit),
-                partial(bench.store.fence_lease, lease, lease.expires_ms),
+                partial(bench.metadata.commit_group, commit),
+                partial(bench.metadata.fence_lease, lease, lease.expires_ms),
             )
-            block = bench.store.block(block_id)
+            block = bench.metadata.block(block_id)
             assert fenced is True
             assert block.state is BlockState.FENCED
             if isinstance(won, LeaseLost):
@@ -154,8 +154,8 @@ class MetadataRaces(MetadataSuite):
             landing_id = new.landing_id
             assert landing_id is not None
             recorded, doomed = race(
-                partial(bench.store.record_puts, [new], bench.now_ms),
-                partial(bench.store.doom_landing, {landing_id: None}),
+                partial(bench.metadata.record_puts, [new], bench.now_ms),
+                partial(bench.metadata.doom_landing, {landing_id: None}),
             )
             if doomed:
                 assert isinstance(recorded, Transient)
@@ -173,8 +173,8 @@ class MetadataRaces(MetadataSuite):
             assert row.landing_id is not None
             deletion = bench.deletions()[row.landing_id]
             reverted, doomed = race(
-                partial(bench.store.revert_to_landing, deletion, bench.now_ms),
-                partial(bench.store.doom_landing, {row.landing_id: block_id}),
+                partial(bench.metadata.revert_to_landing, deletion, bench.now_ms),
+                partial(bench.metadata.doom_landing, {row.landing_id: block_id}),
             )
             assert reverted is not bool(doomed), "exactly one of them happened"
             assert bench.get(f"n{i}").state is (ObjectState.LANDED if reverted else ObjectState.PACKED)
@@ -186,7 +186,7 @@ class MetadataRaces(MetadataSuite):
         for i in range(ROUNDS):
             row = bench.put(f"n{i}")
             commits = [bench.group(lease, bench.block(lease), [row]) for lease in leases]
-            won = race(*(partial(bench.store.commit_group, commit) for commit in commits))
+            won = race(*(partial(bench.metadata.commit_group, commit) for commit in commits))
             assert sorted(won, key=len) == [frozenset(), {row.object_id}]
         bench.check_books()
 
@@ -195,7 +195,7 @@ class MetadataRaces(MetadataSuite):
         for i in range(ROUNDS):
             row = bench.put(f"n{i}")
             commit = bench.group(lease, bench.block(lease), [row])
-            outcomes = race(*[partial(bench.store.commit_group, commit)] * 2)
+            outcomes = race(*[partial(bench.metadata.commit_group, commit)] * 2)
             assert sum(outcome == {row.object_id} for outcome in outcomes) == 1
             assert sum(isinstance(outcome, Conflict) for outcome in outcomes) == 1
         bench.check_books()
@@ -203,7 +203,7 @@ class MetadataRaces(MetadataSuite):
     def test_two_puts_of_a_new_key(self, bench: MetadataBench) -> None:
         for i in range(ROUNDS):
             new = [bench.new(f"n{i}", 10), bench.new(f"n{i}", 20)]
-            recorded = race(*(partial(bench.store.record_puts, [one], bench.now_ms) for one in new))
+            recorded = race(*(partial(bench.metadata.record_puts, [one], bench.now_ms) for one in new))
             rows = [row for (row,) in recorded]
             assert sorted(row.version for row in rows) == [bench.now_ms * 1000, bench.now_ms * 1000 + 1]
             assert bench.get(f"n{i}") == max(rows, key=lambda row: row.version)
@@ -214,8 +214,8 @@ class MetadataRaces(MetadataSuite):
             assert sum(isinstance(outcome, Conflict) for outcome in outcomes) == 1
 
     def test_two_claims_of_the_store_id(self, bench: MetadataBench) -> None:
-        claimed = race(*(partial(bench.store.claim_store_id, store_id) for store_id in ("one", "other")))
-        assert claimed == [bench.store.find_store_id()] * 2
+        claimed = race(*(partial(bench.metadata.claim_store_id, store_id) for store_id in ("one", "other")))
+        assert claimed == [bench.metadata.find_store_id()] * 2
 
     @pytest.mark.invariant(6)
     def test_many_threads_keep_the_books(self, bench: MetadataBench) -> None:
@@ -225,13 +225,13 @@ class MetadataRaces(MetadataSuite):
             lease = bench.lease(f"busy-{seed}")
             for turn in range(6):
                 rows = [bench.put(name, 100 + seed) for name in names[seed % 2 :: 2]]
-                bench.store.commit_group(bench.group(lease, bench.block(lease), rows))
-                current = [row for row in bench.store.list_objects("bucket", "", "", 99) if row.state.in_landing]
-                bench.store.commit_group(bench.group(lease, bench.block(lease), current))
-                packed = [row for row in bench.store.list_objects("bucket", "", "", 99) if row.extent]
-                bench.store.commit_group(bench.group(lease, bench.block(lease), packed))
+                bench.metadata.commit_group(bench.group(lease, bench.block(lease), rows))
+                current = [row for row in bench.metadata.list_objects("bucket", "", "", 99) if row.state.in_landing]
+                bench.metadata.commit_group(bench.group(lease, bench.block(lease), current))
+                packed = [row for row in bench.metadata.list_objects("bucket", "", "", 99) if row.extent]
+                bench.metadata.commit_group(bench.group(lease, bench.block(lease), packed))
                 try:
-                    bench.store.delete(ObjectKey("bucket", names[(seed + turn) % len(names)]), bench.now_ms)
+                    bench.metadata.delete(ObjectKey("bucket", names[(seed + turn) % len(names)]), bench.now_ms)
                 except NotFound:
                     continue
 

@@ -43,10 +43,10 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(root: Path) -> Iterator[LocalBlockStore]:
-    store = LocalBlockStore(root, SMALL)
-    yield store
-    store.close()
+def blocks(root: Path) -> Iterator[LocalBlockStore]:
+    blocks = LocalBlockStore(root, SMALL)
+    yield blocks
+    blocks.close()
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,21 @@ def store(root: Path) -> Iterator[LocalBlockStore]:
 )
 class TestLocalBlockStore(BlockStoreContract):
     @pytest.fixture
-    def open_store(self, tmp_path: Path, geometry: Geometry) -> Callable[[], BlockStore]:
+    def open_blocks(self, tmp_path: Path, geometry: Geometry) -> Callable[[], BlockStore]:
         LocalBlockStore.initialise(tmp_path / "store", geometry)
         return lambda: LocalBlockStore(tmp_path / "store", geometry)
 
 
 class TestDefaultGeometry(BlockStoreContract):
     @pytest.fixture
-    def open_store(self, tmp_path: Path) -> Callable[[], BlockStore]:
+    def open_blocks(self, tmp_path: Path) -> Callable[[], BlockStore]:
         LocalBlockStore.initialise(tmp_path / "store", Geometry())
         return lambda: LocalBlockStore(tmp_path / "store", Geometry())
 
-    def test_a_64_kib_object_is_one_shard_read_of_64_kib(self, store: BlockStore, block_id: BlockId) -> None:
-        store.append(block_id, 0, self.stripes_of(store, 1))
-        store.read(block_id, 3 * 128 * 1024 + 32 * 1024, 64 * 1024)
-        assert (store.counters().shard_reads, store.counters().shard_bytes) == (1, 64 * 1024)
+    def test_a_64_kib_object_is_one_shard_read_of_64_kib(self, blocks: BlockStore, block_id: BlockId) -> None:
+        blocks.append(block_id, 0, self.stripes_of(blocks, 1))
+        blocks.read(block_id, 3 * 128 * 1024 + 32 * 1024, 64 * 1024)
+        assert (blocks.counters().shard_reads, blocks.counters().shard_bytes) == (1, 64 * 1024)
 
 
 # --- tools --------------------------------------------------------------------------------------------
@@ -84,10 +84,10 @@ def _data(stripes: int, seed: int = 0, geometry: Geometry = SMALL) -> bytes:
     return Random(seed).randbytes(stripes * geometry.stripe_size)
 
 
-def _written(store: LocalBlockStore, stripes: int, seed: int = 0) -> tuple[BlockId, bytes]:
-    block_id, data = new_block_id(), _data(stripes, seed, store.geometry)
-    store.create(block_id)
-    store.append(block_id, 0, data)
+def _written(blocks: LocalBlockStore, stripes: int, seed: int = 0) -> tuple[BlockId, bytes]:
+    block_id, data = new_block_id(), _data(stripes, seed, blocks.geometry)
+    blocks.create(block_id)
+    blocks.append(block_id, 0, data)
     return block_id, data
 
 
@@ -130,40 +130,40 @@ def _mount(root: Path) -> None:
 def test_every_choice_of_m_lost_shards_is_made_up_for(tmp_path: Path, geometry: Geometry) -> None:
     root = tmp_path / "store"
     LocalBlockStore.initialise(root, geometry)
-    store = LocalBlockStore(root, geometry)
-    block_id, data = _written(store, 2)
+    blocks = LocalBlockStore(root, geometry)
+    block_id, data = _written(blocks, 2)
     middle = geometry.chunk_size // 2 + 5
     for lost in combinations(range(geometry.k + geometry.m), geometry.m):
         _unmount(root, *lost)
-        assert store.read(block_id, 0, len(data)) == data, lost
-        assert store.read(block_id, middle, 9000) == data[middle : middle + 9000], lost
-        assert store.stripes(block_id) == 2
-        assert list(store.list_blocks()) == [block_id]
+        assert blocks.read(block_id, 0, len(data)) == data, lost
+        assert blocks.read(block_id, middle, 9000) == data[middle : middle + 9000], lost
+        assert blocks.stripes(block_id) == 2
+        assert list(blocks.list_blocks()) == [block_id]
         _mount(root)
-    before = store.counters().degraded_reads
-    store.read(block_id, 0, len(data))
-    assert store.counters().degraded_reads == before > 0
-    store.close()
+    before = blocks.counters().degraded_reads
+    blocks.read(block_id, 0, len(data))
+    assert blocks.counters().degraded_reads == before > 0
+    blocks.close()
 
 
-def test_one_lost_shard_more_is_corrupt_and_names_the_folders(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 1)
+def test_one_lost_shard_more_is_corrupt_and_names_the_folders(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 1)
     _unmount(root, 0, 1, 2, 8)
     with pytest.raises(Corrupt, match=r"more than 3 shards are lost .*shard-00.*shard-08"):
-        store.read(block_id, 0, 1)
-    assert store.read(block_id, 3 * SMALL.chunk_size, 100) == data[3 * SMALL.chunk_size :][:100], "its shard is there"
+        blocks.read(block_id, 0, 1)
+    assert blocks.read(block_id, 3 * SMALL.chunk_size, 100) == data[3 * SMALL.chunk_size :][:100], "its shard is there"
     with pytest.raises(Transient, match="shard-00"):
-        store.stripes(block_id)
+        blocks.stripes(block_id)
     with pytest.raises(Transient, match="more than m = 3"):
         LocalBlockStore(root, SMALL)
     with pytest.raises(Transient, match="shard-00"):
-        store.seal(block_id)
+        blocks.seal(block_id)
     _mount(root)
-    assert store.read(block_id, 0, len(data)) == data
+    assert blocks.read(block_id, 0, len(data)) == data
 
 
-def test_a_store_opens_and_reads_with_m_folders_lost(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 2)
+def test_a_store_opens_and_reads_with_m_folders_lost(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 2)
     _unmount(root, 2, 7, 10)
     reopened = LocalBlockStore(root, SMALL)
     assert reopened.read(block_id, 0, len(data)) == data
@@ -173,57 +173,57 @@ def test_a_store_opens_and_reads_with_m_folders_lost(root: Path, store: LocalBlo
     reopened.close()
     _mount(root)
     with pytest.raises(Conflict):
-        store.append(block_id, 2, _data(1))
+        blocks.append(block_id, 2, _data(1))
 
 
-def test_nothing_is_written_while_a_shard_folder_is_lost(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 1)
+def test_nothing_is_written_while_a_shard_folder_is_lost(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 1)
     _unmount(root, 5)
     lost = r"shard-05 is missing: mount its disk, or run `nos-ec init --new-shard 5`"
     with pytest.raises(Transient, match=lost):
-        store.create(new_block_id())
+        blocks.create(new_block_id())
     with pytest.raises(Transient, match=lost):
-        store.append(block_id, 1, _data(1))
+        blocks.append(block_id, 1, _data(1))
     with pytest.raises(Transient, match=lost):
-        store.probe()
+        blocks.probe()
     _mount(root)
-    store.probe()
-    assert list(store.list_blocks()) == [block_id]
-    store.append(block_id, 1, _data(1))
-    assert store.read(block_id, 0, len(data)) == data
+    blocks.probe()
+    assert list(blocks.list_blocks()) == [block_id]
+    blocks.append(block_id, 1, _data(1))
+    assert blocks.read(block_id, 0, len(data)) == data
 
 
-def test_a_shard_folder_that_cannot_be_used_is_named(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 1)
+def test_a_shard_folder_that_cannot_be_used_is_named(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 1)
     _unmount(root, 5)
     (root / "shard-05").write_bytes(b"a file, not a folder")
     with pytest.raises(Transient, match="shard-05"):
-        store.append(block_id, 1, _data(1))
-    assert store.read(block_id, 0, len(data)) == data
+        blocks.append(block_id, 1, _data(1))
+    assert blocks.read(block_id, 0, len(data)) == data
 
 
-def test_a_replaced_shard_takes_new_blocks_and_ends_old_ones(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 1)
+def test_a_replaced_shard_takes_new_blocks_and_ends_old_ones(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 1)
     _unmount(root, 5)
-    assert store.blocks_short() == 1
+    assert blocks.blocks_short() == 1
     with pytest.raises(ConfigError, match="init --new-shard 5"):
         LocalBlockStore.initialise(root, SMALL)
     assert not (root / "shard-05").exists(), "an empty folder would be written to"
     LocalBlockStore.initialise(root, SMALL, [5])
-    assert store.read(block_id, 0, len(data)) == data
+    assert blocks.read(block_id, 0, len(data)) == data
     with pytest.raises(Conflict, match=r"shards \[5\]: seal it"):
-        store.append(block_id, 1, _data(1))
-    assert store.seal(block_id) == 1
-    other_id, other = _written(store, 2, seed=9)
-    assert store.read(other_id, 0, len(other)) == other
-    assert store.blocks_short() == 1
+        blocks.append(block_id, 1, _data(1))
+    assert blocks.seal(block_id) == 1
+    other_id, other = _written(blocks, 2, seed=9)
+    assert blocks.read(other_id, 0, len(other)) == other
+    assert blocks.blocks_short() == 1
     with pytest.raises(ConfigError, match=r"shard 5 .* is not missing"):
         LocalBlockStore.initialise(root, SMALL, [5])
     LocalBlockStore.initialise(root, SMALL)
 
 
-def test_more_than_m_missing_shards_are_not_made_anew(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 1)
+def test_more_than_m_missing_shards_are_not_made_anew(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 1)
     _unmount(root, 0, 1, 2, 3)
     for named in ([], [0], [0, 1, 2, 3]):
         with pytest.raises(ConfigError, match="more than m = 3"):
@@ -256,8 +256,8 @@ def test_a_disk_in_the_wrong_place_is_refused(root: Path, tmp_path: Path) -> Non
             act(root, SMALL)
 
 
-def test_a_store_of_an_earlier_version_opens_and_gets_identities(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 1)
+def test_a_store_of_an_earlier_version_opens_and_gets_identities(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 1)
     content = json.loads((root / "store.json").read_text())
     del content["id"]
     (root / "store.json").write_text(json.dumps(content))
@@ -272,41 +272,41 @@ def test_a_store_of_an_earlier_version_opens_and_gets_identities(root: Path, sto
         LocalBlockStore.initialise(root, SMALL)
 
 
-def test_a_damaged_page_is_found_and_decoded(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 2)
+def test_a_damaged_page_is_found_and_decoded(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 2)
     _damage(_file(root, block_id, 0), DATA_AT + 5000)
-    before = store.counters()
-    assert store.read(block_id, 0, 4096) == data[:4096], "the page beside it is good"
-    assert store.counters().degraded_reads == before.degraded_reads
-    assert store.read(block_id, 4096, 4096) == data[4096:8192]
-    assert store.counters().degraded_reads == before.degraded_reads + 1
-    assert store.read(block_id, 0, len(data)) == data
+    before = blocks.counters()
+    assert blocks.read(block_id, 0, 4096) == data[:4096], "the page beside it is good"
+    assert blocks.counters().degraded_reads == before.degraded_reads
+    assert blocks.read(block_id, 4096, 4096) == data[4096:8192]
+    assert blocks.counters().degraded_reads == before.degraded_reads + 1
+    assert blocks.read(block_id, 0, len(data)) == data
 
 
-def test_damage_on_every_shard_is_made_up_for_page_by_page(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 2)
+def test_damage_on_every_shard_is_made_up_for_page_by_page(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 2)
     for shard in range(11):
         page = shard // 3
         _damage(_file(root, block_id, shard), DATA_AT + page * PAGE + shard, 300)
-    assert store.read(block_id, 0, len(data)) == data
-    assert store.stripes(block_id) == 2
+    assert blocks.read(block_id, 0, len(data)) == data
+    assert blocks.stripes(block_id) == 2
 
 
-def test_more_damage_than_m_in_one_page_is_corrupt(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 2)
+def test_more_damage_than_m_in_one_page_is_corrupt(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 2)
     for shard in (1, 4, 8, 10):
         _damage(_file(root, block_id, shard), DATA_AT + PAGE)
     with pytest.raises(Corrupt, match="stripe 0"):
-        store.read(block_id, SMALL.chunk_size + PAGE, 1)
-    assert store.read(block_id, SMALL.chunk_size, PAGE) == data[SMALL.chunk_size :][:PAGE]
-    assert store.read(block_id, SMALL.stripe_size, SMALL.stripe_size) == data[SMALL.stripe_size :]
+        blocks.read(block_id, SMALL.chunk_size + PAGE, 1)
+    assert blocks.read(block_id, SMALL.chunk_size, PAGE) == data[SMALL.chunk_size :][:PAGE]
+    assert blocks.read(block_id, SMALL.stripe_size, SMALL.stripe_size) == data[SMALL.stripe_size :]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_scattered_damage_costs_no_page_that_k_shards_have(root: Path, store: LocalBlockStore, seed: int) -> None:
+def test_scattered_damage_costs_no_page_that_k_shards_have(root: Path, blocks: LocalBlockStore, seed: int) -> None:
     """A range reads exactly when each of its pages is good, or can be had from k shards."""
     random = Random(seed)
-    block_id, data = _written(store, 2)
+    block_id, data = _written(blocks, 2)
     damaged = {page: set(random.sample(range(11), random.choice([0, 1, 3, 3, 4, 6]))) for page in range(8)}
     for page, shards in damaged.items():
         for shard in shards:
@@ -320,15 +320,15 @@ def test_scattered_damage_costs_no_page_that_k_shards_have(root: Path, store: Lo
         offset, end = first * PAGE + random.randrange(PAGE), last * PAGE + PAGE
         if lost.intersection(place[first : last + 1]):
             with pytest.raises(Corrupt):
-                store.read(block_id, offset, end - offset)
+                blocks.read(block_id, offset, end - offset)
         else:
-            assert store.read(block_id, offset, end - offset) == data[offset:end]
+            assert blocks.read(block_id, offset, end - offset) == data[offset:end]
 
 
 @pytest.mark.parametrize("offset", [PAGE, DATA_AT, DATA_AT + 3 * PAGE])
 @pytest.mark.parametrize("how", ["flip", "zero", "cut", "swap"])
-def test_damage_of_any_kind_on_m_shards(root: Path, store: LocalBlockStore, offset: int, how: str) -> None:
-    block_id, data = _written(store, 2)
+def test_damage_of_any_kind_on_m_shards(root: Path, blocks: LocalBlockStore, offset: int, how: str) -> None:
+    block_id, data = _written(blocks, 2)
     paths = [_file(root, block_id, shard) for shard in (0, 3, 9)]
     contents = [path.read_bytes() for path in paths]
     for number, path in enumerate(paths):
@@ -342,15 +342,15 @@ def test_damage_of_any_kind_on_m_shards(root: Path, store: LocalBlockStore, offs
                 path.write_bytes(old[: offset + 1])
             case _:
                 path.write_bytes(contents[(number + 1) % 3])
-    assert store.read(block_id, 0, len(data)) == data
-    assert store.counters().degraded_reads == 1
-    assert store.stripes(block_id) == 2
+    assert blocks.read(block_id, 0, len(data)) == data
+    assert blocks.counters().degraded_reads == 1
+    assert blocks.stripes(block_id) == 2
 
 
 def test_a_read_error_is_a_lost_shard_but_a_lack_of_files_is_not(
-    root: Path, store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
+    root: Path, blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    block_id, data = _written(store, 1)
+    block_id, data = _written(blocks, 1)
     bad, code = _file(root, block_id, 2), errno.EIO
     real_open = os.open
 
@@ -360,18 +360,18 @@ def test_a_read_error_is_a_lost_shard_but_a_lack_of_files_is_not(
         return real_open(path, flags, *rest)
 
     monkeypatch.setattr(os, "open", failing_open)
-    assert store.read(block_id, 0, len(data)) == data
-    assert store.counters().degraded_reads == 1
+    assert blocks.read(block_id, 0, len(data)) == data
+    assert blocks.counters().degraded_reads == 1
     code = errno.EMFILE
     with pytest.raises(Transient, match="limit on open files"):
-        store.read(block_id, 0, len(data))
+        blocks.read(block_id, 0, len(data))
 
 
 @pytest.mark.parametrize("broken_from", [0, PAGE, DATA_AT])
 def test_a_disk_that_opens_files_but_cannot_read_them_is_a_lost_shard(
-    store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch, broken_from: int
+    blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch, broken_from: int
 ) -> None:
-    block_id, data = _written(store, 2)
+    block_id, data = _written(blocks, 2)
     real_pread, broken = os.pread, {"shard-02"}
 
     def failing_pread(fd: int, length: int, offset: int) -> bytes:
@@ -381,40 +381,40 @@ def test_a_disk_that_opens_files_but_cannot_read_them_is_a_lost_shard(
         return real_pread(fd, length, offset)
 
     monkeypatch.setattr(os, "pread", failing_pread)
-    assert store.read(block_id, 0, len(data)) == data
-    assert store.stripes(block_id) == 2
-    assert store.seal(block_id) == 2
+    assert blocks.read(block_id, 0, len(data)) == data
+    assert blocks.stripes(block_id) == 2
+    assert blocks.seal(block_id) == 2
     broken |= {"shard-00", "shard-03", "shard-10"}
     with pytest.raises(Corrupt, match=r"unreachable: .*shard-00.*shard-10"):
-        store.read(block_id, 0, len(data))
+        blocks.read(block_id, 0, len(data))
 
 
-def test_degraded_reads_by_many_threads(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 4)
+def test_degraded_reads_by_many_threads(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 4)
     _unmount(root, 0, 4, 9)
 
     def read(seed: int) -> bool:
         random = Random(seed)
         pairs = [sorted((random.randrange(len(data)), random.randrange(len(data)))) for _ in range(25)]
-        return all(store.read(block_id, a, b - a) == data[a:b] for a, b in pairs)
+        return all(blocks.read(block_id, a, b - a) == data[a:b] for a, b in pairs)
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(read, range(16)))
 
 
-def test_files_are_not_kept_open(root: Path, store: LocalBlockStore) -> None:
+def test_files_are_not_kept_open(root: Path, blocks: LocalBlockStore) -> None:
     def open_files() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    block_id, data = _written(store, 1)
+    block_id, data = _written(blocks, 1)
     before = open_files()
     for _ in range(20):
-        store.read(block_id, 0, len(data))
-        _written(store, 1)
+        blocks.read(block_id, 0, len(data))
+        _written(blocks, 1)
     with pytest.raises(Corrupt):
-        store.read(block_id, len(data), 1)
+        blocks.read(block_id, len(data), 1)
     with pytest.raises(Conflict):
-        store.append(block_id, 5, data[: SMALL.stripe_size])
+        blocks.append(block_id, 5, data[: SMALL.stripe_size])
     assert open_files() == before
 
 
@@ -424,37 +424,37 @@ def test_files_are_not_kept_open(root: Path, store: LocalBlockStore) -> None:
 @pytest.mark.parametrize("written", range(12))
 @pytest.mark.parametrize("cut", [0, 100, SMALL.chunk_size])
 def test_a_torn_append_counts_as_far_as_it_can_be_read(
-    root: Path, store: LocalBlockStore, written: int, cut: int
+    root: Path, blocks: LocalBlockStore, written: int, cut: int
 ) -> None:
     """`written` shards have all of the append's two stripes, the others only its first `cut` bytes."""
-    block_id, data = _written(store, 2)
+    block_id, data = _written(blocks, 2)
     more = _data(2, seed=1)
-    store.append(block_id, 2, more)
+    blocks.append(block_id, 2, more)
     for shard in range(written, 11):
         os.truncate(_file(root, block_id, shard), DATA_AT + 2 * SMALL.chunk_size + cut)
     stripes = 4 if written >= 8 else 3 if cut == SMALL.chunk_size else 2
-    assert store.stripes(block_id) == stripes
+    assert blocks.stripes(block_id) == stripes
     if written < 11:
         for at_stripe in (2, 3, 4):
             if (written, at_stripe) != (0, 2 + cut // SMALL.chunk_size) or cut == 100:
                 with pytest.raises(Conflict):
-                    store.append(block_id, at_stripe, _data(1, seed=2))
-    assert store.seal(block_id) == stripes
-    assert store.read(block_id, 0, stripes * SMALL.stripe_size) == (data + more)[: stripes * SMALL.stripe_size]
+                    blocks.append(block_id, at_stripe, _data(1, seed=2))
+    assert blocks.seal(block_id) == stripes
+    assert blocks.read(block_id, 0, stripes * SMALL.stripe_size) == (data + more)[: stripes * SMALL.stripe_size]
     with pytest.raises(Conflict):
-        store.append(block_id, stripes, _data(1))
+        blocks.append(block_id, stripes, _data(1))
 
 
-def test_what_a_power_cut_leaves_of_an_append_is_not_taken_for_data(root: Path, store: LocalBlockStore) -> None:
+def test_what_a_power_cut_leaves_of_an_append_is_not_taken_for_data(root: Path, blocks: LocalBlockStore) -> None:
     """Files that were made longer, but whose bytes did not reach the disk, are full of zeros."""
-    block_id, data = _written(store, 1)
+    block_id, data = _written(blocks, 1)
     for shard in range(11):
         os.truncate(_file(root, block_id, shard), DATA_AT + 3 * SMALL.chunk_size)
-    assert store.stripes(block_id) == 1
+    assert blocks.stripes(block_id) == 1
     with pytest.raises(Corrupt):
-        store.read(block_id, SMALL.stripe_size, 1)
-    assert store.seal(block_id) == 1
-    assert store.read(block_id, 0, len(data)) == data
+        blocks.read(block_id, SMALL.stripe_size, 1)
+    assert blocks.seal(block_id) == 1
+    assert blocks.read(block_id, 0, len(data)) == data
 
 
 SCRIPT = """
@@ -464,17 +464,17 @@ from random import Random
 from nos_ec.adapters.local.block_store import LocalBlockStore
 from nos_ec.core.geometry import Geometry
 geometry = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=8, stripes_per_group_max=4)
-store = LocalBlockStore(Path(sys.argv[1]), geometry)
+blocks = LocalBlockStore(Path(sys.argv[1]), geometry)
 block_id = bytes.fromhex(sys.argv[2])
 match sys.argv[3]:
     case "create":
-        store.create(block_id)
+        blocks.create(block_id)
     case "append":
-        store.append(block_id, 2, Random(1).randbytes(2 * geometry.stripe_size))
+        blocks.append(block_id, 2, Random(1).randbytes(2 * geometry.stripe_size))
     case "seal":
-        store.seal(block_id)
+        blocks.seal(block_id)
     case "delete":
-        store.delete(block_id)
+        blocks.delete(block_id)
 """
 
 
@@ -485,19 +485,19 @@ def _killed(root: Path, block_id: BlockId, step: str, kill_at: str) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 7, 8, 10])
-def test_an_append_killed_between_shards(root: Path, store: LocalBlockStore, nth: int) -> None:
-    block_id, data = _written(store, 2)
+def test_an_append_killed_between_shards(root: Path, blocks: LocalBlockStore, nth: int) -> None:
+    block_id, data = _written(blocks, 2)
     _killed(root, block_id, "append", f"block_store.shard_written:{nth}")
     stripes = 4 if nth >= 8 else 2
-    assert store.stripes(block_id) == stripes
+    assert blocks.stripes(block_id) == stripes
     with pytest.raises(Conflict, match="seal it"):
-        store.append(block_id, stripes, _data(1))
-    assert store.seal(block_id) == store.stripes(block_id) == stripes
+        blocks.append(block_id, stripes, _data(1))
+    assert blocks.seal(block_id) == blocks.stripes(block_id) == stripes
     whole = data + _data(2, seed=1)
-    assert store.read(block_id, 0, stripes * SMALL.stripe_size) == whole[: stripes * SMALL.stripe_size]
+    assert blocks.read(block_id, 0, stripes * SMALL.stripe_size) == whole[: stripes * SMALL.stripe_size]
     if stripes == 2:
         with pytest.raises(Corrupt):
-            store.read(block_id, len(data), SMALL.stripe_size)
+            blocks.read(block_id, len(data), SMALL.stripe_size)
 
 
 APPENDER = """
@@ -508,14 +508,14 @@ from nos_ec.adapters.local.block_store import LocalBlockStore
 from nos_ec.core.errors import Conflict
 from nos_ec.core.geometry import Geometry
 geometry = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=1024, stripes_per_group_max=4)
-store = LocalBlockStore(Path(sys.argv[1]), geometry)
+blocks = LocalBlockStore(Path(sys.argv[1]), geometry)
 block_id = bytes.fromhex(sys.argv[2])
 for stripe in range(0, 1024, 2):
     data = b"".join(Random(stripe + i).randbytes(geometry.stripe_size) for i in (0, 1))
     if stripe == 1022:
         sys.stdin.read()
     try:
-        store.append(block_id, stripe, data)
+        blocks.append(block_id, stripe, data)
     except Conflict:
         sys.exit(0)
     os.write(1, b"%d\\n" % (stripe + 2))
@@ -530,15 +530,15 @@ def test_an_appending_process_is_sealed_or_killed_at_any_moment(tmp_path: Path, 
     """Whatever it was told is there; what it was not told is there in whole stripes or not at all."""
     root, block_id = tmp_path / "store", new_block_id()
     LocalBlockStore.initialise(root, LONG)
-    store = LocalBlockStore(root, LONG)
-    store.create(block_id)
+    blocks = LocalBlockStore(root, LONG)
+    blocks.create(block_id)
     command = [sys.executable, "-c", APPENDER, str(root), block_id.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as appender:
         assert appender.stdin
         assert appender.stdout
         told = [int(appender.stdout.readline()) for _ in range(3)]
         if end == "seal":
-            stripes = store.seal(block_id)
+            stripes = blocks.seal(block_id)
         else:
             time.sleep(int(end.removeprefix("kill ")) / 1000)
             appender.kill()
@@ -549,36 +549,36 @@ def test_an_appending_process_is_sealed_or_killed_at_any_moment(tmp_path: Path, 
         assert stripes == told[-1]
     else:
         assert appender.returncode == -signal.SIGKILL
-        stripes = store.seal(block_id)
+        stripes = blocks.seal(block_id)
         assert told[-1] <= stripes <= told[-1] + 2
     for stripe in range(stripes):
         expected = Random(stripe).randbytes(LONG.stripe_size)
-        assert store.read(block_id, stripe * LONG.stripe_size, LONG.stripe_size) == expected
-    store.close()
+        assert blocks.read(block_id, stripe * LONG.stripe_size, LONG.stripe_size) == expected
+    blocks.close()
 
 
 @pytest.mark.parametrize("nth", [1, 5])
-def test_a_create_killed_between_shards(root: Path, store: LocalBlockStore, nth: int) -> None:
+def test_a_create_killed_between_shards(root: Path, blocks: LocalBlockStore, nth: int) -> None:
     block_id = new_block_id()
     _killed(root, block_id, "create", f"block_store.shard_created:{nth}")
-    assert list(store.list_blocks()) == [block_id]
-    assert store.stripes(block_id) == 0
+    assert list(blocks.list_blocks()) == [block_id]
+    assert blocks.stripes(block_id) == 0
     with pytest.raises(Conflict):
-        store.create(block_id)
+        blocks.create(block_id)
     with pytest.raises(Conflict):
-        store.append(block_id, 0, _data(1))
-    assert store.seal(block_id) == 0
-    store.delete(block_id)
-    assert list(store.list_blocks()) == []
-    assert store.raw_bytes() == 0
+        blocks.append(block_id, 0, _data(1))
+    assert blocks.seal(block_id) == 0
+    blocks.delete(block_id)
+    assert list(blocks.list_blocks()) == []
+    assert blocks.raw_bytes() == 0
 
 
-def test_a_seal_killed_between_shards_holds_and_can_be_completed(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 2)
+def test_a_seal_killed_between_shards_holds_and_can_be_completed(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 2)
     _killed(root, block_id, "seal", "block_store.shard_sealed:1")
     with pytest.raises(Conflict, match="sealed"):
-        store.append(block_id, 2, _data(1))
-    assert store.seal(block_id) == 2
+        blocks.append(block_id, 2, _data(1))
+    assert blocks.seal(block_id) == 2
     _unmount(root, 0, 1, 2)
     reopened = LocalBlockStore(root, SMALL)
     assert reopened.stripes(block_id) == 2
@@ -587,84 +587,84 @@ def test_a_seal_killed_between_shards_holds_and_can_be_completed(root: Path, sto
 
 
 @pytest.mark.parametrize("nth", [1, 4, 11])
-def test_a_delete_killed_between_shards_can_be_completed(root: Path, store: LocalBlockStore, nth: int) -> None:
-    block_id, data = _written(store, 2)
+def test_a_delete_killed_between_shards_can_be_completed(root: Path, blocks: LocalBlockStore, nth: int) -> None:
+    block_id, data = _written(blocks, 2)
     _killed(root, block_id, "delete", f"block_store.shard_deleted:{nth}")
-    assert list(store.list_blocks()) == ([block_id] if nth < 11 else [])
+    assert list(blocks.list_blocks()) == ([block_id] if nth < 11 else [])
     for ask in (
-        lambda: store.seal(block_id),
-        lambda: store.stripes(block_id),
-        lambda: store.append(block_id, 2, data),
+        lambda: blocks.seal(block_id),
+        lambda: blocks.stripes(block_id),
+        lambda: blocks.append(block_id, 2, data),
     ):
         with pytest.raises(NotFound):
             ask()
     if nth <= 3:
-        assert store.read(block_id, 0, len(data)) == data, "as long as k shards are there"
+        assert blocks.read(block_id, 0, len(data)) == data, "as long as k shards are there"
     else:
         with pytest.raises(NotFound):
-            store.read(block_id, 0, len(data))
-    store.delete(block_id)
-    assert list(store.list_blocks()) == []
-    assert store.raw_bytes() == 0
+            blocks.read(block_id, 0, len(data))
+    blocks.delete(block_id)
+    assert list(blocks.list_blocks()) == []
+    assert blocks.raw_bytes() == 0
 
 
-def test_a_delete_with_a_lost_shard_is_completed_when_it_is_back(root: Path, store: LocalBlockStore) -> None:
-    block_id, _ = _written(store, 1)
+def test_a_delete_with_a_lost_shard_is_completed_when_it_is_back(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, _ = _written(blocks, 1)
     _unmount(root, 4)
     with pytest.raises(Transient, match="shard-04"):
-        store.delete(block_id)
-    assert store.raw_bytes() == 0
+        blocks.delete(block_id)
+    assert blocks.raw_bytes() == 0
     _mount(root)
-    assert list(store.list_blocks()) == [block_id]
-    store.delete(block_id)
-    assert list(store.list_blocks()) == []
+    assert list(blocks.list_blocks()) == [block_id]
+    blocks.delete(block_id)
+    assert list(blocks.list_blocks()) == []
 
 
 # --- sealing ------------------------------------------------------------------------------------------
 
 
-def test_a_seal_keeps_its_answer_when_shards_decay(root: Path, store: LocalBlockStore) -> None:
-    block_id, _ = _written(store, 3)
-    assert store.seal(block_id) == 3
+def test_a_seal_keeps_its_answer_when_shards_decay(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, _ = _written(blocks, 3)
+    assert blocks.seal(block_id) == 3
     for shard in range(5):
         os.truncate(_file(root, block_id, shard), DATA_AT)
     for shard in range(5, 10):
         _damage(_file(root, block_id, shard), 512)
-    assert store.stripes(block_id) == store.seal(block_id) == 3
+    assert blocks.stripes(block_id) == blocks.seal(block_id) == 3
 
 
-def test_a_damaged_mark_still_refuses_appends(root: Path, store: LocalBlockStore) -> None:
-    block_id, _ = _written(store, 1)
-    store.seal(block_id)
+def test_a_damaged_mark_still_refuses_appends(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, _ = _written(blocks, 1)
+    blocks.seal(block_id)
     for shard in range(11):
         _damage(_file(root, block_id, shard), 519)
     with pytest.raises(Conflict, match="sealed"):
-        store.append(block_id, 1, _data(1))
-    assert store.stripes(block_id) == 1
-    assert store.seal(block_id) == 1
+        blocks.append(block_id, 1, _data(1))
+    assert blocks.stripes(block_id) == 1
+    assert blocks.seal(block_id) == 1
 
 
-def test_a_block_whose_head_is_damaged_takes_no_append(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 1)
+def test_a_block_whose_head_is_damaged_takes_no_append(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 1)
     _damage(_file(root, block_id, 6), 10)
     with pytest.raises(Conflict, match=r"\[6\]"):
-        store.append(block_id, 1, _data(1))
-    assert store.read(block_id, 0, len(data)) == data
+        blocks.append(block_id, 1, _data(1))
+    assert blocks.read(block_id, 0, len(data)) == data
 
 
 def test_a_writer_that_was_stopped_does_not_hang_the_others(
-    root: Path, store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
+    root: Path, blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    block_id, data = _written(store, 1)
+    block_id, data = _written(blocks, 1)
     monkeypatch.setattr(block_store, "LOCK_WAIT_S_MAX", 0.05)
     lock = root / "locks" / f"{google_crc32c.value(block_id) % 256:02x}"
     with open(lock) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        for act in (lambda: store.seal(block_id), lambda: store.append(block_id, 1, _data(1))):
+        for act in (lambda: blocks.seal(block_id), lambda: blocks.append(block_id, 1, _data(1))):
             with pytest.raises(Transient, match="stopped process"):
                 act()
-        assert store.read(block_id, 0, len(data)) == data, "reading needs no lock"
-    assert store.seal(block_id) == 1
+        assert blocks.read(block_id, 0, len(data)) == data, "reading needs no lock"
+    assert blocks.seal(block_id) == 1
 
 
 # --- durability ---------------------------------------------------------------------------------------
@@ -687,20 +687,22 @@ def _synced(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> list[
     return sorted(synced)
 
 
-def test_every_step_syncs_all_it_wrote(root: Path, store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_step_syncs_all_it_wrote(root: Path, blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
     block_id = new_block_id()
     files = [_file(root, block_id, shard) for shard in range(11)]
     folders = [file.parent for file in files]
-    assert _synced(monkeypatch, lambda: store.create(block_id)) == sorted(files + folders)
-    assert _synced(monkeypatch, lambda: store.append(block_id, 0, _data(1))) == files
-    assert _synced(monkeypatch, lambda: store.seal(block_id)) == files
-    assert _synced(monkeypatch, lambda: store.delete(block_id)) == folders
-    full = _data(store.geometry.stripes_per_block)
-    assert _synced(monkeypatch, lambda: store.create(block_id, full)) == sorted(2 * files + folders), "stripes and seal"
+    assert _synced(monkeypatch, lambda: blocks.create(block_id)) == sorted(files + folders)
+    assert _synced(monkeypatch, lambda: blocks.append(block_id, 0, _data(1))) == files
+    assert _synced(monkeypatch, lambda: blocks.seal(block_id)) == files
+    assert _synced(monkeypatch, lambda: blocks.delete(block_id)) == folders
+    full = _data(blocks.geometry.stripes_per_block)
+    assert _synced(monkeypatch, lambda: blocks.create(block_id, full)) == sorted(2 * files + folders), (
+        "stripes and seal"
+    )
 
 
-def test_a_failed_sync_fails_the_append(root: Path, store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    block_id, data = _written(store, 1)
+def test_a_failed_sync_fails_the_append(root: Path, blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    block_id, data = _written(blocks, 1)
     fsync = os.fsync
 
     def failing(fd: int) -> None:
@@ -711,34 +713,34 @@ def test_a_failed_sync_fails_the_append(root: Path, store: LocalBlockStore, monk
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", failing)
         with pytest.raises(Transient, match=r"shard-07.*Input/output error"):
-            store.append(block_id, 1, _data(1))
-    assert store.seal(block_id) == 2, "the torn append can be read"
-    assert store.read(block_id, 0, len(data)) == data
+            blocks.append(block_id, 1, _data(1))
+    assert blocks.seal(block_id) == 2, "the torn append can be read"
+    assert blocks.read(block_id, 0, len(data)) == data
 
 
 def test_full_disks(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 8 << 20) as disk:
         root = disk.folder / "blocks"
         LocalBlockStore.initialise(root, SMALL)
-        store = LocalBlockStore(root, SMALL)
-        block_id, data = _written(store, 2)
-        sealed_id, _ = _written(store, 1)
+        blocks = LocalBlockStore(root, SMALL)
+        block_id, data = _written(blocks, 2)
+        sealed_id, _ = _written(blocks, 1)
         disk.fill()
         with pytest.raises(NoSpace, match=r"shard-\d\d.*add space"):
-            store.append(block_id, 2, _data(2, seed=1))
+            blocks.append(block_id, 2, _data(2, seed=1))
         for content in (b"", _data(1)):
             with pytest.raises(NoSpace):
-                store.create(new_block_id(), content)
-        assert set(store.list_blocks()) == {block_id, sealed_id}, "something is left of a block that was refused"
-        assert store.read(block_id, 0, len(data)) == data
-        assert store.seal(block_id) == 2, "sealing needs no space"
-        store.probe()
-        assert store.seal(sealed_id) == 1
-        store.delete(sealed_id)
+                blocks.create(new_block_id(), content)
+        assert set(blocks.list_blocks()) == {block_id, sealed_id}, "something is left of a block that was refused"
+        assert blocks.read(block_id, 0, len(data)) == data
+        assert blocks.seal(block_id) == 2, "sealing needs no space"
+        blocks.probe()
+        assert blocks.seal(sealed_id) == 1
+        blocks.delete(sealed_id)
         disk.clear()
-        other_id, other = _written(store, 4, seed=3)
-        assert store.read(other_id, 0, len(other)) == other
-        store.close()
+        other_id, other = _written(blocks, 4, seed=3)
+        assert blocks.read(other_id, 0, len(other)) == other
+        blocks.close()
 
 
 @pytest.mark.parametrize("room_pages", [1, 9, 40, 90])
@@ -747,21 +749,21 @@ def test_an_append_that_fills_the_disk_half_way(tmp_path: Path, room_pages: int)
     with small_disk(tmp_path / "disk", 8 << 20) as disk:
         root = disk.folder / "blocks"
         LocalBlockStore.initialise(root, SMALL)
-        store = LocalBlockStore(root, SMALL)
-        block_id, data = _written(store, 2)
+        blocks = LocalBlockStore(root, SMALL)
+        block_id, data = _written(blocks, 2)
         more = _data(2, seed=1)
         disk.fill(leave_bytes=room_pages * PAGE)
         if room_pages < 88:
             with pytest.raises(NoSpace):
-                store.append(block_id, 2, more)
+                blocks.append(block_id, 2, more)
         else:
-            store.append(block_id, 2, more)
-        stripes = store.seal(block_id)
+            blocks.append(block_id, 2, more)
+        stripes = blocks.seal(block_id)
         assert 2 <= stripes <= 4
-        assert store.read(block_id, 0, stripes * SMALL.stripe_size) == (data + more)[: stripes * SMALL.stripe_size]
+        assert blocks.read(block_id, 0, stripes * SMALL.stripe_size) == (data + more)[: stripes * SMALL.stripe_size]
         disk.clear()
-        _written(store, 4)
-        store.close()
+        _written(blocks, 4)
+        blocks.close()
 
 
 # --- opening ------------------------------------------------------------------------------------------
@@ -811,8 +813,8 @@ def test_a_store_half_initialised_is_not_a_store(root: Path) -> None:
     LocalBlockStore(root, SMALL).close()
 
 
-def test_a_geometry_that_was_lost_is_not_made_up(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 1)
+def test_a_geometry_that_was_lost_is_not_made_up(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 1)
     content = (root / "store.json").read_bytes()
     (root / "store.json").unlink()
     with pytest.raises(ConfigError, match="restore the file"):
@@ -824,17 +826,17 @@ def test_a_geometry_that_was_lost_is_not_made_up(root: Path, store: LocalBlockSt
 def test_of_many_initialisers_one_makes_the_store(tmp_path: Path) -> None:
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda _: LocalBlockStore.initialise(tmp_path / "store", SMALL), range(6)))
-    with closing(LocalBlockStore(tmp_path / "store", SMALL)) as store:
-        _written(store, 1)
+    with closing(LocalBlockStore(tmp_path / "store", SMALL)) as blocks:
+        _written(blocks, 1)
 
 
-def test_initialising_again_changes_nothing(root: Path, store: LocalBlockStore) -> None:
-    block_id, data = _written(store, 1)
+def test_initialising_again_changes_nothing(root: Path, blocks: LocalBlockStore) -> None:
+    block_id, data = _written(blocks, 1)
     LocalBlockStore.initialise(root, SMALL)
-    assert store.read(block_id, 0, len(data)) == data
+    assert blocks.read(block_id, 0, len(data)) == data
 
 
-def test_foreign_files_are_not_listed(root: Path, store: LocalBlockStore) -> None:
+def test_foreign_files_are_not_listed(root: Path, blocks: LocalBlockStore) -> None:
     for name in ("README", "abcd", "zz" * 16):
         (root / "shard-00" / "a" / name).write_bytes(b"")
-    assert list(store.list_blocks()) == []
+    assert list(blocks.list_blocks()) == []

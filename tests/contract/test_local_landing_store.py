@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 class TestLocalLandingStore(LandingStoreContract):
     @pytest.fixture
-    def open_store(self, root: Path) -> Callable[[], LandingStore]:
+    def open_landing(self, root: Path) -> Callable[[], LandingStore]:
         return lambda: LocalLandingStore(root)
 
 
@@ -51,24 +51,24 @@ def _killed_put(root: Path, landing_id: LandingId, kill_at: str) -> None:
 
 
 def test_a_put_killed_before_its_rename_is_nothing_and_leaks_nothing(root: Path) -> None:
-    landing_id, store = new_landing_id(), LocalLandingStore(root)
+    landing_id, landing = new_landing_id(), LocalLandingStore(root)
     _killed_put(root, landing_id, "landing_store.written")
-    assert list(store.list_ids()) == []
+    assert list(landing.list_ids()) == []
     with pytest.raises(NotFound):
-        store.read(landing_id)
-    assert store.raw_bytes() > 0, "what is left is counted"
+        landing.read(landing_id)
+    assert landing.raw_bytes() > 0, "what is left is counted"
     with pytest.raises(Conflict, match="use a new id"):
-        store.put(landing_id, b"again")
-    store.delete(landing_id)
-    assert store.raw_bytes() == 0
+        landing.put(landing_id, b"again")
+    landing.delete(landing_id)
+    assert landing.raw_bytes() == 0
     assert not any((root / landing_id.hex()[-2:]).iterdir())
 
 
 def test_a_put_killed_after_its_rename_is_whole(root: Path) -> None:
-    landing_id, store = new_landing_id(), LocalLandingStore(root)
+    landing_id, landing = new_landing_id(), LocalLandingStore(root)
     _killed_put(root, landing_id, "landing_store.renamed")
-    assert store.read(landing_id) == b"bytes" * 1000
-    assert list(store.list_ids()) == [landing_id]
+    assert landing.read(landing_id) == b"bytes" * 1000
+    assert list(landing.list_ids()) == [landing_id]
 
 
 def test_opening_leaves_a_put_in_flight_alone(root: Path) -> None:
@@ -81,19 +81,19 @@ def test_opening_leaves_a_put_in_flight_alone(root: Path) -> None:
 
 
 def test_a_delete_during_a_put_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    landing_id, store = new_landing_id(), LocalLandingStore(root)
+    landing_id, landing = new_landing_id(), LocalLandingStore(root)
     fsync = os.fsync
 
     def delete_then_sync(fd: int) -> None:
         monkeypatch.setattr(os, "fsync", fsync)
-        store.delete(landing_id)
+        landing.delete(landing_id)
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", delete_then_sync)
     with pytest.raises(Transient):
-        store.put(landing_id, b"bytes")
-    assert store.raw_bytes() == 0
-    assert list(store.list_ids()) == []
+        landing.put(landing_id, b"bytes")
+    assert landing.raw_bytes() == 0
+    assert list(landing.list_ids()) == []
 
 
 def test_a_put_syncs_the_file_then_names_it_then_syncs_the_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,12 +110,12 @@ def test_a_put_syncs_the_file_then_names_it_then_syncs_the_folder(root: Path, mo
 
     monkeypatch.setattr(os, "fsync", traced_fsync)
     monkeypatch.setattr(Path, "rename", traced_rename)
-    store = LocalLandingStore(root)
-    store.put(landing_id, b"bytes")
+    landing = LocalLandingStore(root)
+    landing.put(landing_id, b"bytes")
     name = landing_id.hex()
     assert steps == [f"sync {name}.put", "rename", f"sync {name[-2:]}"]
     steps.clear()
-    store.delete(landing_id)
+    landing.delete(landing_id)
     assert steps == [f"sync {name[-2:]}"]
 
 
@@ -124,10 +124,10 @@ def _ids_in(folder: int, count: int) -> list[LandingId]:
 
 
 def test_deleting_many_syncs_each_folder_once_behind_its_last_copy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, steps = LocalLandingStore(root), []
+    landing, steps = LocalLandingStore(root), []
     ids = [*_ids_in(0xAB, 3), *_ids_in(0xCD, 2)]
     for landing_id in ids:
-        store.put(landing_id, b"bytes")
+        landing.put(landing_id, b"bytes")
     fsync = os.fsync
 
     def traced(fd: int) -> None:
@@ -136,15 +136,15 @@ def test_deleting_many_syncs_each_folder_once_behind_its_last_copy(root: Path, m
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", traced)
-    assert store.delete_many([ids[0], ids[3], *ids[1:]]) == {}
+    assert landing.delete_many([ids[0], ids[3], *ids[1:]]) == {}
     assert sorted(steps) == [("ab", 0), ("cd", 0)]
 
 
 def test_deleting_many_tells_which_copies_may_still_be_there(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = LocalLandingStore(root)
+    landing = LocalLandingStore(root)
     unsynced, stuck, gone = _ids_in(0xAB, 2), _ids_in(0xCD, 1), _ids_in(0xCD, 2)
     for landing_id in (*unsynced, *gone):
-        store.put(landing_id, b"bytes")
+        landing.put(landing_id, b"bytes")
     _file(root, stuck[0]).mkdir()
     fsync = os.fsync
 
@@ -155,57 +155,57 @@ def test_deleting_many_tells_which_copies_may_still_be_there(root: Path, monkeyp
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", failing)
-        failed = store.delete_many([*unsynced, *stuck, *gone])
+        failed = landing.delete_many([*unsynced, *stuck, *gone])
     assert failed.keys() == {*unsynced, *stuck}
     assert all("Input/output error" in str(failed[landing_id]) for landing_id in unsynced)
-    assert store.delete_many([*unsynced, *gone]) == {}, "trying again is safe"
+    assert landing.delete_many([*unsynced, *gone]) == {}, "trying again is safe"
 
 
 def test_a_failed_sync_fails_the_put(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(fd: int) -> None:
         raise OSError(5, "Input/output error")
 
-    landing_id, store = new_landing_id(), LocalLandingStore(root)
+    landing_id, landing = new_landing_id(), LocalLandingStore(root)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", failing)
         with pytest.raises(Transient, match="Input/output error"):
-            store.put(landing_id, b"bytes")
-    assert store.raw_bytes() == 0
+            landing.put(landing_id, b"bytes")
+    assert landing.raw_bytes() == 0
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2 << 20) as disk:
         root = disk.folder / "landing"
         LocalLandingStore.initialise(root)
-        store = LocalLandingStore(root)
+        landing = LocalLandingStore(root)
         kept, refused = new_landing_id(), new_landing_id()
-        store.put(kept, b"kept" * 5000)
-        used = store.raw_bytes()
+        landing.put(kept, b"kept" * 5000)
+        used = landing.raw_bytes()
         disk.fill()
         with pytest.raises(NoSpace, match="add space"):
-            store.put(refused, bytes(100_000))
-        assert store.raw_bytes() == used, "a failed put gives its space back"
+            landing.put(refused, bytes(100_000))
+        assert landing.raw_bytes() == used, "a failed put gives its space back"
         with pytest.raises(NotFound):
-            store.read(refused)
-        assert store.read(kept) == b"kept" * 5000
-        store.delete(kept)
-        assert store.raw_bytes() == 0, "deleting needs no space"
+            landing.read(refused)
+        assert landing.read(kept) == b"kept" * 5000
+        landing.delete(kept)
+        assert landing.raw_bytes() == 0, "deleting needs no space"
         disk.clear()
-        store.put(new_landing_id(), bytes(100_000))
+        landing.put(new_landing_id(), bytes(100_000))
 
 
 def test_a_folder_that_is_not_there_is_not_a_missing_copy(root: Path) -> None:
-    landing_id, store = new_landing_id(), LocalLandingStore(root)
-    store.put(landing_id, b"bytes")
+    landing_id, landing = new_landing_id(), LocalLandingStore(root)
+    landing.put(landing_id, b"bytes")
     root.rename(root.with_name("unmounted"))
     for ask in (
-        lambda: store.read(landing_id),
-        lambda: store.read_range(landing_id, 0, 1),
-        lambda: store.put(new_landing_id(), b""),
-        lambda: store.delete(landing_id),
-        lambda: _raise_any(store.delete_many([landing_id])),
-        lambda: list(store.list_ids()),
-        store.raw_bytes,
+        lambda: landing.read(landing_id),
+        lambda: landing.read_range(landing_id, 0, 1),
+        lambda: landing.put(new_landing_id(), b""),
+        lambda: landing.delete(landing_id),
+        lambda: _raise_any(landing.delete_many([landing_id])),
+        lambda: list(landing.list_ids()),
+        landing.raw_bytes,
     ):
         with pytest.raises(Transient, match="disk"):
             ask()

@@ -94,15 +94,15 @@ class Blocks:
         self.history.recorder = recorder
         did, ids, data = self.history.did, self.ids, self.data
         did("init", lambda: LocalBlockStore.initialise(root, SMALL))
-        with closing(LocalBlockStore(root, SMALL)) as store:
-            did("full/1", lambda: store.create(ids["full"], data["full"][:STRIPE]))
-            did("full/3", lambda: store.append(ids["full"], 1, data["full"][STRIPE:]))
-            did("gone/2", lambda: store.create(ids["gone"], data["gone"][: 2 * STRIPE]))
-            did("empty/0", lambda: store.create(ids["empty"]))
-            did("gone/deleted", lambda: store.delete(ids["gone"]))
-            did("sealed/1", lambda: store.create(ids["sealed"], data["sealed"][:STRIPE]))
-            did("sealed/2", lambda: store.append(ids["sealed"], 1, data["sealed"][STRIPE : 2 * STRIPE]))
-            did("sealed/sealed", lambda: store.seal(ids["sealed"]))
+        with closing(LocalBlockStore(root, SMALL)) as blocks:
+            did("full/1", lambda: blocks.create(ids["full"], data["full"][:STRIPE]))
+            did("full/3", lambda: blocks.append(ids["full"], 1, data["full"][STRIPE:]))
+            did("gone/2", lambda: blocks.create(ids["gone"], data["gone"][: 2 * STRIPE]))
+            did("empty/0", lambda: blocks.create(ids["empty"]))
+            did("gone/deleted", lambda: blocks.delete(ids["gone"]))
+            did("sealed/1", lambda: blocks.create(ids["sealed"], data["sealed"][:STRIPE]))
+            did("sealed/2", lambda: blocks.append(ids["sealed"], 1, data["sealed"][STRIPE : 2 * STRIPE]))
+            did("sealed/sealed", lambda: blocks.seal(ids["sealed"]))
 
     def check(self, root: Path, position: int) -> None:
         if not self.history.was_done("init", position):
@@ -111,53 +111,53 @@ class Blocks:
             LocalBlockStore.initialise(root, SMALL)
             _use(root)
             return
-        with closing(LocalBlockStore(root, SMALL)) as store:
+        with closing(LocalBlockStore(root, SMALL)) as blocks:
             for name in self.ids:
-                self._check_block(store, root, name, position)
+                self._check_block(blocks, root, name, position)
         LocalBlockStore.initialise(root, SMALL)
         _use(root)
 
-    def _check_block(self, store: LocalBlockStore, root: Path, name: str, position: int) -> None:
+    def _check_block(self, blocks: LocalBlockStore, root: Path, name: str, position: int) -> None:
         block_id, history = self.ids[name], self.history
         counts = [int(key.partition("/")[2]) for key in history.begun if key.startswith(name) and key[-1].isdigit()]
         acknowledged = max((n for n in counts if history.was_done(f"{name}/{n}", position)), default=None)
         begun = max((n for n in counts if history.was_begun(f"{name}/{n}", position)), default=None)
-        listed = block_id in set(store.list_blocks())
+        listed = block_id in set(blocks.list_blocks())
         if name == "gone" and history.was_begun("gone/deleted", position):
             assert not (listed and history.was_done("gone/deleted", position)), "a deleted block is back"
-            store.delete(block_id)
-            assert block_id not in set(store.list_blocks())
+            blocks.delete(block_id)
+            assert block_id not in set(blocks.list_blocks())
             return
         if begun is None:
             assert not listed
         elif acknowledged is None:
             with suppress(NotFound):
-                self._check_stripes(store, name, 0, begun)
+                self._check_stripes(blocks, name, 0, begun)
         else:
             assert listed
-            self._check_stripes(store, name, acknowledged, begun)
+            self._check_stripes(blocks, name, acknowledged, begun)
         for mark, stripes in (("full/3", 3), ("sealed/sealed", 2)):
             if mark.startswith(name) and history.was_done(mark, position):
                 assert _marks(root, block_id) == {stripes}
                 with pytest.raises((Conflict, ValueError)):
-                    store.append(block_id, stripes, bytes(STRIPE))
+                    blocks.append(block_id, stripes, bytes(STRIPE))
 
-    def _check_stripes(self, store: LocalBlockStore, name: str, least: int, most: int) -> None:
-        stripes = store.stripes(self.ids[name])
+    def _check_stripes(self, blocks: LocalBlockStore, name: str, least: int, most: int) -> None:
+        stripes = blocks.stripes(self.ids[name])
         assert least <= stripes <= most
-        assert store.read(self.ids[name], 0, least * STRIPE) == self.data[name][: least * STRIPE]
+        assert blocks.read(self.ids[name], 0, least * STRIPE) == self.data[name][: least * STRIPE]
         for start in range(least * STRIPE, stripes * STRIPE, STRIPE):
             with suppress(Corrupt):  # of a torn append any stripe may be lost
-                assert store.read(self.ids[name], start, STRIPE) == self.data[name][start : start + STRIPE]
+                assert blocks.read(self.ids[name], start, STRIPE) == self.data[name][start : start + STRIPE]
 
 
 def _use(root: Path) -> None:
     """A new block is as good as any. Raises ConfigError when there is no store."""
-    with closing(LocalBlockStore(root, SMALL)) as store:
+    with closing(LocalBlockStore(root, SMALL)) as blocks:
         block_id = BlockId(b"afterwards" + bytes(6))
-        store.create(block_id, bytes(STRIPE))
-        assert store.read(block_id, 0, STRIPE) == bytes(STRIPE)
-        store.delete(block_id)
+        blocks.create(block_id, bytes(STRIPE))
+        assert blocks.read(block_id, 0, STRIPE) == bytes(STRIPE)
+        blocks.delete(block_id)
 
 
 def _marks(root: Path, block_id: BlockId) -> set[int | None]:
@@ -183,11 +183,11 @@ class Copies:
         self.history.recorder = recorder
         did, ids, data = self.history.did, self.ids, self.data
         did("init", lambda: LocalLandingStore.initialise(root))
-        store = LocalLandingStore(root)
+        landing = LocalLandingStore(root)
         for name in self.ids:
-            did(name, lambda name=name: store.put(ids[name], data[name]))  # type: ignore[misc]
-        did("-gone", lambda: store.delete(ids["gone"]))
-        did("-gone2", lambda: store.delete_many([ids["gone2"], ids["gone3"]]))
+            did(name, lambda name=name: landing.put(ids[name], data[name]))  # type: ignore[misc]
+        did("-gone", lambda: landing.delete(ids["gone"]))
+        did("-gone2", lambda: landing.delete_many([ids["gone2"], ids["gone3"]]))
         self.history.begun["-gone3"], self.history.done["-gone3"] = (
             self.history.begun["-gone2"],
             self.history.done["-gone2"],
@@ -201,27 +201,27 @@ class Copies:
             LocalLandingStore.initialise(root)
             self._use(root)
             return
-        store = LocalLandingStore(root)
-        listed = set(store.list_ids())
+        landing = LocalLandingStore(root)
+        listed = set(landing.list_ids())
         for name, landing_id in self.ids.items():
             if landing_id in listed:
-                assert store.read(landing_id) == self.data[name], "a copy that is listed is whole"
+                assert landing.read(landing_id) == self.data[name], "a copy that is listed is whole"
             if f"-{name}" in history.begun and history.was_begun(f"-{name}", position):
                 assert not (landing_id in listed and history.was_done(f"-{name}", position)), "it is back"
             elif history.was_done(name, position):
                 assert landing_id in listed
             elif not history.was_begun(name, position):
                 assert landing_id not in listed
-        assert store.delete_many(list(self.ids.values())) == {}
-        assert list(store.list_ids()) == []
-        assert store.raw_bytes() == 0, "what a put left is gone as well"
+        assert landing.delete_many(list(self.ids.values())) == {}
+        assert list(landing.list_ids()) == []
+        assert landing.raw_bytes() == 0, "what a put left is gone as well"
         self._use(root)
 
     def _use(self, root: Path) -> None:
-        store = LocalLandingStore(root)
+        landing = LocalLandingStore(root)
         for last in range(FOLDERS):
-            store.put(LandingId(bytes(15) + bytes([last])), b"afterwards")
-            store.delete(LandingId(bytes(15) + bytes([last])))
+            landing.put(LandingId(bytes(15) + bytes([last])), b"afterwards")
+            landing.delete(LandingId(bytes(15) + bytes([last])))
 
 
 class Log:

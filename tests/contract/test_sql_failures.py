@@ -38,10 +38,10 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[SqlMetadata]:
-    store = open_metadata(url)
-    yield store
-    store.close()
+def metadata(url: str) -> Iterator[SqlMetadata]:
+    metadata = open_metadata(url)
+    yield metadata
+    metadata.close()
 
 
 def _mysql_error(code: int, text: str = "broken") -> OperationalError:
@@ -223,30 +223,30 @@ def test_a_rollback_that_fails_ends_its_connection(
 
 
 def test_a_locked_file_is_transient_after_the_wait(url: str, tmp_path: Path) -> None:
-    store = SqlMetadata(make_engine(url, sqlite_busy_ms=50))
-    bench = MetadataBench(store)
+    metadata = SqlMetadata(make_engine(url, sqlite_busy_ms=50))
+    bench = MetadataBench(metadata)
     other = sqlite3.connect(tmp_path / "meta.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(Transient, match="another process is writing"):
         bench.put("n", 0)
-    assert store.list_buckets("", 5) == [], "reading does not wait for a writer"
+    assert metadata.list_buckets("", 5) == [], "reading does not wait for a writer"
     other.execute("ROLLBACK")
     other.close()
     bench.put("n", 0)
-    store.close()
+    metadata.close()
 
 
-def test_a_full_disk_is_no_space_and_changes_nothing(store: SqlMetadata) -> None:
-    bench = MetadataBench(store)
+def test_a_full_disk_is_no_space_and_changes_nothing(metadata: SqlMetadata) -> None:
+    bench = MetadataBench(metadata)
     row = bench.put("n")
-    with store._engine.connect() as connection:
+    with metadata._engine.connect() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
     for _ in range(2):
-        with store._engine.connect() as connection:
+        with metadata._engine.connect() as connection:
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(NoSpace, match="free space"):
             bench.put_all([f"{i}" * 100 for i in range(1000)])
-    assert store.list_objects("bucket", "", "", 9) == [row]
+    assert metadata.list_objects("bucket", "", "", 9) == [row]
     assert bench.delete("n") == row
 
 
@@ -257,24 +257,24 @@ from nos_ec.testing.metadata_bench import MetadataBench
 bench = MetadataBench(open_metadata(sys.argv[1]))
 row = bench.put("n")
 lease = bench.lease("w")
-bench.store.commit_group(bench.group(lease, bench.block(lease), [row]))
+bench.metadata.commit_group(bench.group(lease, bench.block(lease), [row]))
 print("survived")
 """
 
 
 @pytest.mark.parametrize("point", ["metadata.record_puts.before_commit", "metadata.commit_group.before_commit", ""])
-def test_killed_before_the_commit_nothing_happened(url: str, store: SqlMetadata, point: str) -> None:
+def test_killed_before_the_commit_nothing_happened(url: str, metadata: SqlMetadata, point: str) -> None:
     environment = os.environ | {"NOS_EC_KILL_AT": point}
     ran = subprocess.run([sys.executable, "-c", _KILLED, url], env=environment, capture_output=True, text=True)
     assert ran.returncode == (-signal.SIGKILL if point else 0), ran.stderr
-    bench = MetadataBench(store)
-    rows = store.list_objects("bucket", "", "", 9)
+    bench = MetadataBench(metadata)
+    rows = metadata.list_objects("bucket", "", "", 9)
     if "record_puts" in point:
         assert rows == []
         assert len(bench.deletions()) == 1, "the reservation outlives the PUT, so nothing leaks"
     else:
         assert [row.state for row in rows] == [ObjectState.LANDED if point else ObjectState.PACKED]
-        assert [block.stripes for block in store.list_blocks(None, 9)] == [0 if point else 1]
+        assert [block.stripes for block in metadata.list_blocks(None, 9)] == [0 if point else 1]
     bench.check_books()
 
 
@@ -296,18 +296,18 @@ bench = again(MetadataBench, again(open_metadata, sys.argv[1]))
 lease = again(bench.lease, sys.argv[2])
 for i in range(15):
     rows = [again(bench.put, name) for name in "abc"]
-    again(bench.store.commit_group, bench.group(lease, again(bench.block, lease), rows))
+    again(bench.metadata.commit_group, bench.group(lease, again(bench.block, lease), rows))
 """
 
 
 @pytest.mark.invariant(6)
-def test_several_processes_keep_the_books(url: str, store: SqlMetadata) -> None:
+def test_several_processes_keep_the_books(url: str, metadata: SqlMetadata) -> None:
     """Where syncing takes 60 ms, one of three gets no turn for longer than SQLite waits: each tries again, as told."""
-    bench = MetadataBench(store)
+    bench = MetadataBench(metadata)
     writers = [subprocess.Popen([sys.executable, "-c", _WRITER, url, f"w{i}"]) for i in range(3)]
     assert [writer.wait(300) for writer in writers] == [0, 0, 0]
-    assert sum(block.stripes for block in store.list_blocks(None, 999)) == 45
-    assert sum(block.live_objects for block in store.list_blocks(None, 999)) <= 3
+    assert sum(block.stripes for block in metadata.list_blocks(None, 999)) == 45
+    assert sum(block.live_objects for block in metadata.list_blocks(None, 999)) <= 3
     bench.check_books()
 
 

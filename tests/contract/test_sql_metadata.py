@@ -26,7 +26,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(template: Path, tmp_path: Path) -> Iterator[Metadata]:
+def metadata(template: Path, tmp_path: Path) -> Iterator[Metadata]:
     shutil.copy(template, tmp_path / "meta.db")
     opened = open_metadata(f"sqlite:///{tmp_path / 'meta.db'}")
     yield opened

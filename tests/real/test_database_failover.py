@@ -20,7 +20,7 @@ from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
 from tests.rig.dev_servers import DevServer
-from tests.rig.sql_servers import empty_store
+from tests.rig.sql_servers import empty_metadata
 from tests.rig.switched_proxy import SwitchedProxy
 
 from .conftest import start
@@ -71,7 +71,7 @@ class Pair:
 def pair(servers: list[DevServer]) -> Iterator[Pair]:
     old, new = servers
     for server in servers:
-        with empty_store(server.url):
+        with empty_metadata(server.url):
             pass
     proxy = SwitchedProxy(make_url(old.url).port or 0)
     with proxy.running():
@@ -80,9 +80,9 @@ def pair(servers: list[DevServer]) -> Iterator[Pair]:
 
 
 @pytest.fixture
-def store(pair: Pair) -> Iterator[SqlMetadata]:
-    with closing(open_metadata(pair.url)) as opened:
-        yield opened
+def metadata(pair: Pair) -> Iterator[SqlMetadata]:
+    with closing(open_metadata(pair.url)) as metadata:
+        yield metadata
 
 
 def administer(server: DevServer, *statements: str) -> None:
@@ -105,40 +105,40 @@ def copy_rows(source: Engine, target: Engine) -> None:
                 writing.execute(insert(table), rows)
 
 
-def test_a_process_that_only_reads_sees_what_the_new_primary_acknowledged(pair: Pair, store: SqlMetadata) -> None:
+def test_a_process_that_only_reads_sees_what_the_new_primary_acknowledged(pair: Pair, metadata: SqlMetadata) -> None:
     with closing(open_metadata(pair.url)) as first:
         MetadataBench(first).put("n", 100)
     key = ObjectKey("bucket", "n")
-    assert store.get(key).size == 100
-    assert [row.size for row in store.list_objects("bucket", "", "", 9)] == [100]
+    assert metadata.get(key).size == 100
+    assert [row.size for row in metadata.list_objects("bucket", "", "", 9)] == [100]
     pair.demote()
     pair.promote()
     with closing(open_metadata(pair.url)) as other:
         bench = MetadataBench(other)
         second = bench.put("n", 200)
         new = bench.put("new", 300)
-    assert store.get(key) == second
-    assert store.list_objects("bucket", "", "", 9) == [second, new]
-    assert store.landing_needed([new.landing_id or b""]) == {new.landing_id}  # type: ignore[list-item]
-    assert store.get(new.key) == new
+    assert metadata.get(key) == second
+    assert metadata.list_objects("bucket", "", "", 9) == [second, new]
+    assert metadata.landing_needed([new.landing_id or b""]) == {new.landing_id}  # type: ignore[list-item]
+    assert metadata.get(new.key) == new
 
 
-def test_a_process_that_writes_reads_its_own_writes(pair: Pair, store: SqlMetadata) -> None:
-    bench = MetadataBench(store)
+def test_a_process_that_writes_reads_its_own_writes(pair: Pair, metadata: SqlMetadata) -> None:
+    bench = MetadataBench(metadata)
     first = bench.put("n", 100)
-    assert store.get(first.key) == first
+    assert metadata.get(first.key) == first
     pair.demote()
     pair.promote()
     second = bench.put("n", 200)
-    assert store.get(first.key) == second
+    assert metadata.get(first.key) == second
     assert bench.delete("n") == second
     with pytest.raises(NotFound):
-        store.get(first.key)
+        metadata.get(first.key)
 
 
-def test_what_a_read_only_server_does_not_have_is_not_said_to_be_missing(pair: Pair, store: SqlMetadata) -> None:
+def test_what_a_read_only_server_does_not_have_is_not_said_to_be_missing(pair: Pair, metadata: SqlMetadata) -> None:
     """A look-up, a delete and a renewal that find nothing write nothing, so no server refuses them."""
-    bench = MetadataBench(store)
+    bench = MetadataBench(metadata)
     bench.put("n")
     pair.demote()
     with closing(open_metadata(pair.new.url)) as other:
@@ -146,24 +146,24 @@ def test_what_a_read_only_server_does_not_have_is_not_said_to_be_missing(pair: P
         lease = other.acquire_lease("w", bench.now_ms, 1000)
     before = bench.now_ms
     for call in (
-        lambda: store.get(new.key),
-        lambda: store.delete(new.key, before),
-        lambda: store.delete_many([new.key], before),
-        lambda: store.renew_lease(lease, before, 1000),
-        lambda: store.landing_needed([new.landing_id or new_landing_id()]),
+        lambda: metadata.get(new.key),
+        lambda: metadata.delete(new.key, before),
+        lambda: metadata.delete_many([new.key], before),
+        lambda: metadata.renew_lease(lease, before, 1000),
+        lambda: metadata.landing_needed([new.landing_id or new_landing_id()]),
     ):
         with pytest.raises(Transient, match="read-only"):
             call()
     pair.promote()
-    assert store.get(new.key) == new
-    assert store.delete_many([new.key], before) == [new]
+    assert metadata.get(new.key) == new
+    assert metadata.delete_many([new.key], before) == [new]
 
 
-def test_connections_of_all_pools_end_together(pair: Pair, store: SqlMetadata) -> None:
-    bench = MetadataBench(store)
+def test_connections_of_all_pools_end_together(pair: Pair, metadata: SqlMetadata) -> None:
+    bench = MetadataBench(metadata)
     bench.put("n")
     bench.get("n")
-    store.list_buckets("", 9)
+    metadata.list_buckets("", 9)
     pair.demote()
     pair.promote()
     with closing(open_metadata(pair.url)) as other:
@@ -182,19 +182,19 @@ def clients(server: DevServer) -> int:
         return int(found.scalar_one())
 
 
-def test_a_server_that_stays_read_only_is_named(pair: Pair, store: SqlMetadata) -> None:
-    row = MetadataBench(store).put("n")
+def test_a_server_that_stays_read_only_is_named(pair: Pair, metadata: SqlMetadata) -> None:
+    row = MetadataBench(metadata).put("n")
     pair.demote()
     with pytest.raises(Transient, match=rf"127\.0\.0\.1:{pair.proxy.port}.*read-only"):
-        store.get(row.key)
+        metadata.get(row.key)
     with pytest.raises(Transient, match="read-only"):
-        store.expired_leases(0)  # what /readyz asks
+        metadata.expired_leases(0)  # what /readyz asks
     administer(pair.old, "SET GLOBAL read_only = OFF")
-    assert store.get(row.key) == row
+    assert metadata.get(row.key) == row
 
 
-def test_a_replica_is_read_where_that_is_asked_for(pair: Pair, store: SqlMetadata) -> None:
-    row = MetadataBench(store).put("n")
+def test_a_replica_is_read_where_that_is_asked_for(pair: Pair, metadata: SqlMetadata) -> None:
+    row = MetadataBench(metadata).put("n")
     pair.demote()
     with closing(open_metadata(pair.url, replica=True)) as replica:
         assert replica.get(row.key) == row

@@ -206,19 +206,19 @@ class Flow:
 
         def all_read() -> bool:
             try:
-                store = OwnBlockStore(ceph, settings.ceph.namespace, settings.geometry.value(), OP_TIMEOUT_MS)
-                with closing(store):
+                blocks = OwnBlockStore(ceph, settings.ceph.namespace, settings.geometry.value(), OP_TIMEOUT_MS)
+                with closing(blocks):
                     for key in keys:
-                        assert self._bytes_from(store, key) == self.acknowledged[key], str(key)
+                        assert self._bytes_from(blocks, key) == self.acknowledged[key], str(key)
             except Transient:
                 return False
             return True
 
         until(all_read, "all reads with k chunks", self.tell)
 
-    def _bytes_from(self, store: OwnBlockStore, key: ObjectKey) -> bytes:
+    def _bytes_from(self, blocks: OwnBlockStore, key: ObjectKey) -> bytes:
         extent = self._extent(key)
-        return store.read(extent.block_id, extent.offset, extent.length)
+        return blocks.read(extent.block_id, extent.offset, extent.length)
 
     def _extent(self, key: ObjectKey) -> Extent:
         extent = self.system.store().head(key).extent

@@ -13,19 +13,19 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.slots import ALL_SLOTS, bucket_slot
 from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
-from tests.rig.sql_servers import empty_store
+from tests.rig.sql_servers import empty_metadata
 
 pytestmark = pytest.mark.real
 
 
 @pytest.fixture(params=["mysql_url", "mariadb_url"])
-def store(request: pytest.FixtureRequest) -> Iterator[SqlMetadata]:
-    with empty_store(request.getfixturevalue(request.param)) as opened:
-        yield opened
+def metadata(request: pytest.FixtureRequest) -> Iterator[SqlMetadata]:
+    with empty_metadata(request.getfixturevalue(request.param)) as metadata:
+        yield metadata
 
 
-def test_a_late_commit_is_due_like_any_other(store: SqlMetadata) -> None:
-    bench = MetadataBench(store)
+def test_a_late_commit_is_due_like_any_other(metadata: SqlMetadata) -> None:
+    bench = MetadataBench(metadata)
     late = {
         "bucket": "late",
         "name": "n",
@@ -40,10 +40,10 @@ def test_a_late_commit_is_due_like_any_other(store: SqlMetadata) -> None:
         "created_ms": bench.now_ms - 1000,
     }
     newer = [bench.put("newer", bucket=bucket) for bucket in ("a", "late", "b")]
-    with store._engine.connect() as connection:
+    with metadata._engine.connect() as connection:
         connection.execute(insert(OBJECTS).values(late))
-        due = store.due_objects(bench.now_ms, 10, ALL_SLOTS)
+        due = metadata.due_objects(bench.now_ms, 10, ALL_SLOTS)
         assert due == newer, "a transaction in the middle neither shows nor holds anybody up"
         connection.commit()
-    store.mark_published(due, bench.now_ms + 99)
-    assert [row.key for row in store.due_objects(bench.now_ms, 10, ALL_SLOTS)] == [ObjectKey("late", "n")]
+    metadata.mark_published(due, bench.now_ms + 99)
+    assert [row.key for row in metadata.due_objects(bench.now_ms, 10, ALL_SLOTS)] == [ObjectKey("late", "n")]

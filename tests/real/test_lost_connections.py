@@ -23,7 +23,7 @@ from nos_ec.adapters.sql.schema import METADATA
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.ports.metadata import ObjectRow
 from nos_ec.testing.metadata_bench import MetadataBench
-from tests.rig.sql_servers import empty_store
+from tests.rig.sql_servers import empty_metadata
 
 pytestmark = pytest.mark.real
 
@@ -37,13 +37,13 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[SqlMetadata]:
-    with empty_store(url) as opened:
-        yield opened
+def metadata(url: str) -> Iterator[SqlMetadata]:
+    with empty_metadata(url) as metadata:
+        yield metadata
 
 
-def test_killed_connections_are_replaced(url: str, store: SqlMetadata) -> None:
-    bench = MetadataBench(store)
+def test_killed_connections_are_replaced(url: str, metadata: SqlMetadata) -> None:
+    bench = MetadataBench(metadata)
     row = bench.put("n")
     admin = create_engine(url)
     calls: list[Callable[[], ObjectRow]] = [partial(bench.get, "n"), partial(bench.put, "m")]
@@ -60,9 +60,9 @@ def test_killed_connections_are_replaced(url: str, store: SqlMetadata) -> None:
     assert bench.get("n") == row
 
 
-def test_statements_that_are_killed_change_all_or_nothing(url: str, store: SqlMetadata) -> None:
+def test_statements_that_are_killed_change_all_or_nothing(url: str, metadata: SqlMetadata) -> None:
     """Whatever a server says of a statement it was told to end, what was answered is true and the books balance."""
-    bench = MetadataBench(store)
+    bench = MetadataBench(metadata)
     ended = threading.Event()
     killer = threading.Thread(target=_kill_queries, args=(url, ended), daemon=True)
     killer.start()
@@ -75,8 +75,8 @@ def test_statements_that_are_killed_change_all_or_nothing(url: str, store: SqlMe
                 rows = bench.put_all(names, 100 + number)
                 wrong += [row.key.name for row in rows if row.size != 100 + number]
                 lease = bench.lease()
-                bench.store.commit_group(bench.group(lease, bench.block(lease), rows))
-                bench.store.delete_many([row.key for row in rows[:2]], bench.now_ms)
+                bench.metadata.commit_group(bench.group(lease, bench.block(lease), rows))
+                bench.metadata.delete_many([row.key for row in rows[:2]], bench.now_ms)
             except Transient:
                 failed += 1
     finally:
@@ -102,9 +102,9 @@ def _kill_queries(url: str, ended: threading.Event) -> None:
     admin.dispose()
 
 
-def test_a_transaction_that_was_committed_is_not_rolled_back_too(url: str, store: SqlMetadata) -> None:
+def test_a_transaction_that_was_committed_is_not_rolled_back_too(url: str, metadata: SqlMetadata) -> None:
     """It would cost a round trip, and show as an error in the log when the server goes down just then."""
-    bench = MetadataBench(store)
+    bench = MetadataBench(metadata)
     admin = create_engine(url)
 
     def rollbacks() -> int:
@@ -120,9 +120,9 @@ def test_a_transaction_that_was_committed_is_not_rolled_back_too(url: str, store
 
 
 def test_a_lock_that_is_never_given_up_is_transient(
-    url: str, monkeypatch: pytest.MonkeyPatch, store: SqlMetadata
+    url: str, monkeypatch: pytest.MonkeyPatch, metadata: SqlMetadata
 ) -> None:
-    row = MetadataBench(store).put("n")
+    row = MetadataBench(metadata).put("n")
     quick = engine_module._MYSQL_SETUP.replace(f"= {engine_module.MYSQL_LOCK_WAIT_S}", "= 1", 1)
     monkeypatch.setattr(engine_module, "_MYSQL_SETUP", quick)
     monkeypatch.setattr(transactions, "LOCK_WAITS_MAX", 2)
@@ -140,10 +140,10 @@ def test_a_lock_that_is_never_given_up_is_transient(
 
 
 def test_work_that_a_lock_of_another_session_holds_up_is_told(
-    url: str, monkeypatch: pytest.MonkeyPatch, store: SqlMetadata
+    url: str, monkeypatch: pytest.MonkeyPatch, metadata: SqlMetadata
 ) -> None:
     """In the log, once, and by the check of the process's health; it goes on when the lock is given up."""
-    row = MetadataBench(store).put("n")
+    row = MetadataBench(metadata).put("n")
     quick = engine_module._MYSQL_SETUP.replace(f"= {engine_module.MYSQL_LOCK_WAIT_S}", "= 1", 1)
     monkeypatch.setattr(engine_module, "_MYSQL_SETUP", quick)
     waiting = open_metadata(url)
@@ -184,6 +184,6 @@ def test_a_wrong_password_and_a_missing_database_are_configuration(url: str) -> 
         open_metadata(url.replace("/nos_ec", "/nowhere"))
 
 
-def test_the_migration_makes_what_the_schema_says(store: SqlMetadata) -> None:
-    with store._engine.connect() as connection:
+def test_the_migration_makes_what_the_schema_says(metadata: SqlMetadata) -> None:
+    with metadata._engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []

@@ -12,7 +12,7 @@ from nos_ec.adapters.sql.engine import make_engine
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.core.errors import ConfigError
 from tests.rig.dev_servers import DevServer
-from tests.rig.sql_servers import empty_store
+from tests.rig.sql_servers import empty_metadata
 
 pytestmark = pytest.mark.real
 
@@ -27,8 +27,8 @@ def test_connections_are_encrypted_and_the_server_is_checked(mysql_server: DevSe
     url = encrypted(mysql_server.url, str(certificates / "ca.pem"))
     with closing(make_engine(url).connect()) as connection:
         assert connection.execute(text("SHOW SESSION STATUS LIKE 'Ssl_cipher'")).one()[1]
-    with empty_store(url) as store:
-        assert store.totals().packed_objects == 0
+    with empty_metadata(url) as metadata:
+        assert metadata.totals().packed_objects == 0
     with pytest.raises(ConfigError, match=r"certificate cannot be verified.*ssl_ca"):
         open_metadata(encrypted(mysql_server.url, str(certificates / "client-cert.pem")))
     with pytest.raises(ConfigError, match=r"ssl_ca no-such-file.*PEM"):

@@ -14,15 +14,15 @@ from tests.rig.sql_look_ups import SqlLookUps
 from tests.rig.sql_migrations import SqlMigrations, drop_all
 from tests.rig.sql_plans import SqlPlans
 from tests.rig.sql_races import SqlRaces
-from tests.rig.sql_servers import empty_store
+from tests.rig.sql_servers import empty_metadata
 
 pytestmark = pytest.mark.real
 
 
 @pytest.fixture
-def store(mysql_url: str) -> Iterator[SqlMetadata]:
-    with empty_store(mysql_url) as opened:
-        yield opened
+def metadata(mysql_url: str) -> Iterator[SqlMetadata]:
+    with empty_metadata(mysql_url) as metadata:
+        yield metadata
 
 
 class TestMySQLMetadata(MetadataContract):

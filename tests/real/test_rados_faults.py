@@ -57,18 +57,18 @@ def namespace(ceph: CephCluster) -> Iterator[str]:
 
 
 @pytest.fixture
-def store(ceph: CephCluster, namespace: str) -> Iterator[OwnBlockStore]:
-    store = OwnBlockStore(ceph, namespace, GEOMETRY)
-    yield store
-    store.close()
+def blocks(ceph: CephCluster, namespace: str) -> Iterator[OwnBlockStore]:
+    blocks = OwnBlockStore(ceph, namespace, GEOMETRY)
+    yield blocks
+    blocks.close()
 
 
 @pytest.fixture
 def impatient(ceph: CephCluster, namespace: str) -> Iterator[OwnBlockStore]:
     """The same store with a short time limit."""
-    store = OwnBlockStore(ceph, namespace, GEOMETRY, OP_TIMEOUT_MS)
-    yield store
-    store.close()
+    blocks = OwnBlockStore(ceph, namespace, GEOMETRY, OP_TIMEOUT_MS)
+    yield blocks
+    blocks.close()
 
 
 @pytest.fixture
@@ -93,10 +93,10 @@ def patiently(act: Callable[[], T]) -> T:
                 raise
 
 
-def read_until(store: RadosBlockStore, block_id: BlockId, deadline: float) -> None:
+def read_until(blocks: RadosBlockStore, block_id: BlockId, deadline: float) -> None:
     """OSDs go on reading until they have heard of a change, and may drop a read when they do: that one times out."""
     while time.monotonic() < deadline:
-        patiently(lambda: store.read(block_id, 0, 1))
+        patiently(lambda: blocks.read(block_id, 0, 1))
         time.sleep(0.1)
 
 
@@ -110,19 +110,19 @@ def await_over_quota(ceph: CephCluster, pool_name: str) -> None:
     await_state(noticed, f"the monitors do not notice that pool {pool_name} is over its quota")
 
 
-def fill(store: RadosBlockStore, block_id: BlockId, at_stripe: int) -> None:
+def fill(blocks: RadosBlockStore, block_id: BlockId, at_stripe: int) -> None:
     """Append until the block is full."""
     for stripe in range(at_stripe, GEOMETRY.stripes_per_block):
-        store.append(block_id, stripe, stripes(stripe))
+        blocks.append(block_id, stripe, stripes(stripe))
         time.sleep(0.5)
 
 
-def new_block(store: RadosBlockStore, *appends: bytes) -> BlockId:
+def new_block(blocks: RadosBlockStore, *appends: bytes) -> BlockId:
     block_id = BlockId(os.urandom(16))
-    store.create(block_id)
+    blocks.create(block_id)
     at_stripe = 0
     for data in appends:
-        store.append(block_id, at_stripe, data)
+        blocks.append(block_id, at_stripe, data)
         at_stripe += len(data) // STRIPE
     return block_id
 
@@ -150,63 +150,63 @@ def osd_reads(ceph: CephCluster, read: Callable[[], bool], expected: tuple[int, 
     ids=["header", "second header", "64 KiB in a chunk", "64 KiB over two chunks"],
 )
 def test_the_counters_are_what_the_osds_counted(
-    ceph: CephCluster, store: OwnBlockStore, offset: int, length: int
+    ceph: CephCluster, blocks: OwnBlockStore, offset: int, length: int
 ) -> None:
     data = stripes(1, 2)
-    block_id = new_block(store, data)
-    before = store.counters()
-    assert store.read(block_id, offset, length) == data[offset : offset + length]
-    after = store.counters()
+    block_id = new_block(blocks, data)
+    before = blocks.counters()
+    assert blocks.read(block_id, offset, length) == data[offset : offset + length]
+    after = blocks.counters()
     counted = (after.shard_reads - before.shard_reads, after.shard_bytes - before.shard_bytes)
-    assert osd_reads(ceph, lambda: len(store.read(block_id, offset, length)) == length, counted) == counted
+    assert osd_reads(ceph, lambda: len(blocks.read(block_id, offset, length)) == length, counted) == counted
 
 
 @pytest.mark.usefixtures("xfail_unless_pages_are_read")
-def test_all_headers_of_a_block_are_read_from_one_osd(ceph: CephCluster, store: OwnBlockStore) -> None:
+def test_all_headers_of_a_block_are_read_from_one_osd(ceph: CephCluster, blocks: OwnBlockStore) -> None:
     data = stripes(2, 32)
-    block_id = new_block(store, data)
+    block_id = new_block(blocks, data)
     extents = [(stripe * STRIPE, PAGE) for stripe in range(32)]
     headers = [data[at : at + length] for at, length in extents]
     cost = (1, 32 * PAGE)
-    assert osd_reads(ceph, lambda: store.read_many(block_id, extents) == headers, cost) == cost
+    assert osd_reads(ceph, lambda: blocks.read_many(block_id, extents) == headers, cost) == cost
 
 
-def test_more_extents_than_are_read_at_a_time_come_back_in_order(store: OwnBlockStore) -> None:
+def test_more_extents_than_are_read_at_a_time_come_back_in_order(blocks: OwnBlockStore) -> None:
     data = stripes(3, 8)
-    block_id = new_block(store, data)
+    block_id = new_block(blocks, data)
     random = Random(3)
     extents = [(random.randrange(7 * STRIPE), random.choice([0, 1, 5000, STRIPE])) for _ in range(700)]
-    assert store.read_many(block_id, extents) == [data[at : at + length] for at, length in extents]
+    assert blocks.read_many(block_id, extents) == [data[at : at + length] for at, length in extents]
     with pytest.raises(Corrupt, match="past the end"):
-        store.read_many(block_id, [*extents, (8 * STRIPE - 1, 2)])
+        blocks.read_many(block_id, [*extents, (8 * STRIPE - 1, 2)])
 
 
 # --- OSDs that are down -----------------------------------------------------------------------------------------
 
 
-def test_with_one_osd_down_reads_and_appends_go_on(ceph: CephCluster, namespace: str, store: OwnBlockStore) -> None:
+def test_with_one_osd_down_reads_and_appends_go_on(ceph: CephCluster, namespace: str, blocks: OwnBlockStore) -> None:
     if not ceph.owned():
         pytest.skip("the cluster is not this test run's to break")
-    data = {new_block(store, stripes(seed)): stripes(seed) for seed in range(6)}
+    data = {new_block(blocks, stripes(seed)): stripes(seed) for seed in range(6)}
     first = next(iter(data))
     landing = OwnLandingStore(ceph, namespace)
     with ceph.osds_killed(ceph.osds_of(POOL_BLOCKS, namespace, first.hex())[:1]):
         for block_id, written in data.items():
-            assert store.read(block_id, 0, STRIPE) == written
-            assert store.read_many(block_id, [(0, PAGE), (5 * (128 << 10), 100)])[0] == written[:PAGE]
-            store.append(block_id, 1, written)
-            assert store.read(block_id, STRIPE, STRIPE) == written
-            assert store.seal(block_id) == 2
+            assert blocks.read(block_id, 0, STRIPE) == written
+            assert blocks.read_many(block_id, [(0, PAGE), (5 * (128 << 10), 100)])[0] == written[:PAGE]
+            blocks.append(block_id, 1, written)
+            assert blocks.read(block_id, STRIPE, STRIPE) == written
+            assert blocks.seal(block_id) == 2
         landing_id = LandingId(os.urandom(16))
         landing.put(landing_id, b"x" * 70_000)
         assert landing.read(landing_id) == b"x" * 70_000
     for block_id, written in data.items():
-        assert store.read(block_id, 0, 2 * STRIPE) == written * 2
+        assert blocks.read(block_id, 0, 2 * STRIPE) == written * 2
     landing.close()
 
 
 def test_on_an_inactive_placement_group_operations_time_out_and_nothing_is_lost(
-    ceph: CephCluster, namespace: str, store: OwnBlockStore, impatient: OwnBlockStore
+    ceph: CephCluster, namespace: str, blocks: OwnBlockStore, impatient: OwnBlockStore
 ) -> None:
     if not ceph.owned():
         pytest.skip("the cluster is not this test run's to break")
@@ -241,16 +241,16 @@ def test_on_an_inactive_placement_group_operations_time_out_and_nothing_is_lost(
     landing.close()
     hasty_landing.close()
     # The timed-out append was never sent, or is refused from now on: either way nothing comes after the seal.
-    sealed = patiently(lambda: store.seal(block_id))
-    assert sealed == 1 == store.stripes(block_id)
-    assert store.read(block_id, 0, STRIPE) == stripes(1)
-    for handle in (store, impatient):
+    sealed = patiently(lambda: blocks.seal(block_id))
+    assert sealed == 1 == blocks.stripes(block_id)
+    assert blocks.read(block_id, 0, STRIPE) == stripes(1)
+    for handle in (blocks, impatient):
         with pytest.raises(Conflict, match="sealed"):
             patiently(partial(handle.append, block_id, 1, stripes(2)))
 
 
 def test_an_append_that_timed_out_never_lands_behind_the_seal(
-    ceph: CephCluster, namespace: str, store: OwnBlockStore, impatient: OwnBlockStore
+    ceph: CephCluster, namespace: str, blocks: OwnBlockStore, impatient: OwnBlockStore
 ) -> None:
     """A zombie: its OSD hangs with the append in its queue, the writer gives up, the block is sealed, the OSD wakes."""
     if not ceph.owned():
@@ -259,19 +259,19 @@ def test_an_append_that_timed_out_never_lands_behind_the_seal(
     primary = ceph.osds_of(POOL_BLOCKS, namespace, block_id.hex())[0]
     with ceph.osd_stopped(primary), pytest.raises(Transient, match="ceph health"):
         impatient.append(block_id, 1, stripes(2))
-    sealed = store.seal(block_id)
+    sealed = blocks.seal(block_id)
     time.sleep(1)
-    assert store.seal(block_id) == store.stripes(block_id) == sealed
-    assert store.read(block_id, 0, sealed * STRIPE) == (stripes(1) + stripes(2))[: sealed * STRIPE]
+    assert blocks.seal(block_id) == blocks.stripes(block_id) == sealed
+    assert blocks.read(block_id, 0, sealed * STRIPE) == (stripes(1) + stripes(2))[: sealed * STRIPE]
     with pytest.raises(Corrupt, match="past the end"):
-        store.read(block_id, sealed * STRIPE, 1)
-    for handle in (store, impatient):
+        blocks.read(block_id, sealed * STRIPE, 1)
+    for handle in (blocks, impatient):
         with pytest.raises(Conflict, match="sealed"):
             patiently(partial(handle.append, block_id, sealed, stripes(3)))
 
 
 def test_a_writer_looks_nothing_up_between_its_appends(
-    monkeypatch: pytest.MonkeyPatch, namespace: str, ceph: CephCluster, store: OwnBlockStore
+    monkeypatch: pytest.MonkeyPatch, namespace: str, ceph: CephCluster, blocks: OwnBlockStore
 ) -> None:
     looked_up: list[str] = []
     look_up = Pool.xattrs
@@ -281,7 +281,7 @@ def test_a_writer_looks_nothing_up_between_its_appends(
         return look_up(pool, name)
 
     monkeypatch.setattr(Pool, "xattrs", counting)
-    block_id = new_block(store, stripes(1), stripes(2, 2), stripes(3))
+    block_id = new_block(blocks, stripes(1), stripes(2, 2), stripes(3))
     assert looked_up == []
     other = OwnBlockStore(ceph, namespace, GEOMETRY)
     other.append(block_id, 4, stripes(4))
@@ -290,15 +290,15 @@ def test_a_writer_looks_nothing_up_between_its_appends(
     assert len(looked_up) == 1
     other.close()
     with pytest.raises(Conflict, match="another writer"):
-        store.append(block_id, 4, stripes(6))
-    assert store.read(block_id, 4 * STRIPE, 2 * STRIPE) == stripes(4) + stripes(5)
-    assert store.seal(block_id) == 6
+        blocks.append(block_id, 4, stripes(6))
+    assert blocks.read(block_id, 4 * STRIPE, 2 * STRIPE) == stripes(4) + stripes(5)
+    assert blocks.seal(block_id) == 6
 
 
 def test_a_process_on_the_blocklist_can_do_nothing_and_sees_no_short_list(ceph: CephCluster, namespace: str) -> None:
     with RadosCluster(ceph.options("consumer")) as cluster:
-        store = RadosBlockStore(cluster, POOL_BLOCKS, GEOMETRY, namespace)
-        block_id = new_block(store, stripes(1))
+        blocks = RadosBlockStore(cluster, POOL_BLOCKS, GEOMETRY, namespace)
+        block_id = new_block(blocks, stripes(1))
         addresses = re.findall(r"[\d.]+:\d+/\d+", cast(Any, cluster)._rados.get_addrs())
         assert addresses
         for address in addresses:
@@ -306,12 +306,12 @@ def test_a_process_on_the_blocklist_can_do_nothing_and_sees_no_short_list(ceph: 
         try:
             ceph.await_map()
             acts: list[Callable[[], object]] = [
-                lambda: store.read(block_id, 0, 1),
-                lambda: list(store.list_blocks()),
-                lambda: store.append(block_id, 1, stripes(2)),
-                lambda: store.seal(block_id),
-                lambda: store.create(BlockId(os.urandom(16))),
-                store.probe,
+                lambda: blocks.read(block_id, 0, 1),
+                lambda: list(blocks.list_blocks()),
+                lambda: blocks.append(block_id, 1, stripes(2)),
+                lambda: blocks.seal(block_id),
+                lambda: blocks.create(BlockId(os.urandom(16))),
+                blocks.probe,
             ]
             for act in acts:
                 with pytest.raises(Blocklisted, match="restart the process"):
@@ -319,7 +319,7 @@ def test_a_process_on_the_blocklist_can_do_nothing_and_sees_no_short_list(ceph: 
         finally:
             for address in addresses:
                 ceph.admin.command("osd blocklist", blocklistop="rm", addr=address)
-        store.close()
+        blocks.close()
 
 
 # --- pools and keys that do not fit -----------------------------------------------------------------------------
@@ -366,9 +366,9 @@ def test_another_geometry_than_the_pool_has(consumer: RadosCluster, geometry: Ge
 
 def test_another_geometry_than_the_store_has(consumer: RadosCluster, namespace: str) -> None:
     other = Geometry(stripes_per_block=16)
-    for open_store in (RadosBlockStore, RadosBlockStore.initialise):
+    for open_blocks in (RadosBlockStore, RadosBlockStore.initialise):
         with pytest.raises(ConfigError, match=r"stripes_per_block=32.*stripes_per_block=16"):
-            open_store(consumer, POOL_BLOCKS, other, namespace)
+            open_blocks(consumer, POOL_BLOCKS, other, namespace)
 
 
 def test_pools_of_the_wrong_kind(consumer: RadosCluster) -> None:
@@ -387,9 +387,9 @@ def test_a_pool_that_does_not_insist_on_whole_stripes(
 
 
 def test_pools_and_stores_that_are_not_there(consumer: RadosCluster) -> None:
-    for open_store in (RadosBlockStore, RadosBlockStore.initialise):
+    for open_blocks in (RadosBlockStore, RadosBlockStore.initialise):
         with pytest.raises(ConfigError, match="no pool nowhere"):
-            open_store(consumer, "nowhere", GEOMETRY)
+            open_blocks(consumer, "nowhere", GEOMETRY)
     with pytest.raises(ConfigError, match="nos-ec init"):
         RadosBlockStore(consumer, POOL_BLOCKS, GEOMETRY, "never-initialised")
     with pytest.raises(ConfigError, match="nos-ec init"):
@@ -401,14 +401,14 @@ def test_a_pool_that_is_deleted_is_not_taken_for_lost_objects(
 ) -> None:
     name = extra_pool()
     RadosBlockStore.initialise(ceph.admin, name, GEOMETRY)
-    store = RadosBlockStore(ceph.admin, name, GEOMETRY)
-    block_id = new_block(store, stripes(1))
+    blocks = RadosBlockStore(ceph.admin, name, GEOMETRY)
+    block_id = new_block(blocks, stripes(1))
     ceph.admin.command("osd pool delete", pool=name, pool2=name, **{"yes_i_really_really_mean_it": True})
     with pytest.raises(ConfigError, match="was deleted"):
-        read_until(store, block_id, time.monotonic() + 30)
+        read_until(blocks, block_id, time.monotonic() + 30)
     with pytest.raises(ConfigError, match="was deleted"):
-        store.delete(block_id)
-    store.close()
+        blocks.delete(block_id)
+    blocks.close()
 
 
 def test_an_operation_that_no_osd_answers_hears_that_its_pool_was_deleted(
@@ -419,13 +419,13 @@ def test_an_operation_that_no_osd_answers_hears_that_its_pool_was_deleted(
         pytest.skip("the cluster is not this test run's to break")
     name = extra_pool()
     RadosBlockStore.initialise(ceph.admin, name, GEOMETRY)
-    store = RadosBlockStore(ceph.admin, name, GEOMETRY)
-    block_id = new_block(store, stripes(1))
+    blocks = RadosBlockStore(ceph.admin, name, GEOMETRY)
+    block_id = new_block(blocks, stripes(1))
     with ceph.osd_stopped(ceph.osds_of(name, "", block_id.hex())[0]):
         ceph.admin.command("osd pool delete", pool=name, pool2=name, **{"yes_i_really_really_mean_it": True})
         with pytest.raises(ConfigError, match="was deleted"):
-            store.read(block_id, 0, 1)
-    store.close()
+            blocks.read(block_id, 0, 1)
+    blocks.close()
 
 
 def test_keys_that_are_wrong(ceph: CephCluster, tmp_path: Path) -> None:
@@ -461,19 +461,19 @@ def test_a_cluster_that_is_not_there(ceph: CephCluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["reader", "producer"])
-def test_a_reader_cannot_write(ceph: CephCluster, namespace: str, store: OwnBlockStore, role: str) -> None:
-    block_id = new_block(store, stripes(1))
+def test_a_reader_cannot_write(ceph: CephCluster, namespace: str, blocks: OwnBlockStore, role: str) -> None:
+    block_id = new_block(blocks, stripes(1))
     with RadosCluster(ceph.options(role)) as cluster:
-        blocks = RadosBlockStore(cluster, POOL_BLOCKS, GEOMETRY, namespace)
+        restricted = RadosBlockStore(cluster, POOL_BLOCKS, GEOMETRY, namespace)
         landing = RadosLandingStore(cluster, POOL_LANDING, namespace)
-        assert blocks.read(block_id, 0, PAGE) == stripes(1)[:PAGE]
-        assert blocks.free_bytes() > 0
+        assert restricted.read(block_id, 0, PAGE) == stripes(1)[:PAGE]
+        assert restricted.free_bytes() > 0
         assert landing.free_bytes() > 0
         for act in (
-            lambda: blocks.append(block_id, 1, stripes(2)),
-            lambda: blocks.create(BlockId(os.urandom(16))),
-            lambda: blocks.seal(block_id),
-            lambda: blocks.delete(block_id),
+            lambda: restricted.append(block_id, 1, stripes(2)),
+            lambda: restricted.create(BlockId(os.urandom(16))),
+            lambda: restricted.seal(block_id),
+            lambda: restricted.delete(block_id),
             lambda: landing.put(LandingId(os.urandom(16)), b"x"),
             lambda: landing.delete(LandingId(os.urandom(16))),
             lambda: landing.delete_many([LandingId(os.urandom(16))]),
@@ -498,44 +498,44 @@ def test_a_full_pool_refuses_appends_at_once_and_lets_blocks_be_sealed_and_delet
 ) -> None:
     name = extra_pool()
     RadosBlockStore.initialise(ceph.admin, name, GEOMETRY)
-    store = RadosBlockStore(ceph.admin, name, GEOMETRY)
-    block_id = new_block(store, stripes(1))
+    blocks = RadosBlockStore(ceph.admin, name, GEOMETRY)
+    block_id = new_block(blocks, stripes(1))
     ceph.admin.command("osd pool set-quota", pool=name, field="max_bytes", val=str(STRIPE))
     await_over_quota(ceph, name)
     with pytest.raises(NoSpace, match="quota"):
-        fill(store, block_id, 1)
+        fill(blocks, block_id, 1)
     with pytest.raises(NoSpace, match="quota"):
-        store.create(BlockId(os.urandom(16)))
-    assert store.read(block_id, 0, STRIPE) == stripes(1)
+        blocks.create(BlockId(os.urandom(16)))
+    assert blocks.read(block_id, 0, STRIPE) == stripes(1)
     assert RadosBlockStore(ceph.admin, name, GEOMETRY).free_bytes() == 0
-    assert store.seal(block_id) == store.stripes(block_id)
-    store.delete(block_id)
-    assert list(store.list_blocks()) == []
-    store.close()
+    assert blocks.seal(block_id) == blocks.stripes(block_id)
+    blocks.delete(block_id)
+    assert list(blocks.list_blocks()) == []
+    blocks.close()
 
 
 def test_objects_of_others_are_passed_over_and_damaged_ends_are_corrupt(
-    ceph: CephCluster, namespace: str, store: OwnBlockStore
+    ceph: CephCluster, namespace: str, blocks: OwnBlockStore
 ) -> None:
     with ceph.admin.open_pool(POOL_BLOCKS, namespace) as pool:
         pool.write("somebody's", steps.must_be_new())
-        foreign, damaged = BlockId(os.urandom(16)), new_block(store, stripes(1))
+        foreign, damaged = BlockId(os.urandom(16)), new_block(blocks, stripes(1))
         pool.write(foreign.hex(), steps.must_be_new())
         pool.write(damaged.hex(), steps.set_xattr(END, b"open 99999"))
-        listed = set(store.list_blocks())
+        listed = set(blocks.list_blocks())
         assert {foreign, damaged} <= listed
         for block_id in (foreign, damaged):
-            for act in (store.stripes, store.seal):
+            for act in (blocks.stripes, blocks.seal):
                 with pytest.raises(Corrupt, match=END):
                     act(block_id)
         with pytest.raises(Corrupt, match=END):
-            store.append(damaged, 1, stripes(2))
+            blocks.append(damaged, 1, stripes(2))
         pool.write(damaged.hex(), steps.set_xattr(END, b"open 7"))
         with pytest.raises(Corrupt, match="7 stripes"):
-            store.stripes(damaged)
+            blocks.stripes(damaged)
         pool.write("somebody's", steps.remove())
     for block_id in (foreign, damaged):
-        store.delete(block_id)
+        blocks.delete(block_id)
 
 
 def test_whole_stripes_are_the_pools_own_rule(ceph: CephCluster, namespace: str) -> None:

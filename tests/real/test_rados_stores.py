@@ -47,24 +47,24 @@ class TestRadosBlockStore(BlockStoreContract):
             request.getfixturevalue("xfail_unless_pages_are_read")
 
     @pytest.fixture
-    def open_store(self, ceph: CephCluster, namespace: str) -> Iterator[Callable[[], BlockStore]]:
+    def open_blocks(self, ceph: CephCluster, namespace: str) -> Iterator[Callable[[], BlockStore]]:
         geometry = Geometry()
         with RadosCluster(ceph.options("consumer")) as cluster:
             RadosBlockStore.initialise(cluster, POOL_BLOCKS, geometry, namespace)
             yield lambda: OwnBlockStore(ceph, namespace, geometry)
-            store = RadosBlockStore(cluster, POOL_BLOCKS, geometry, namespace)
-            for block_id in list(store.list_blocks()):
-                store.delete(block_id)
+            blocks = RadosBlockStore(cluster, POOL_BLOCKS, geometry, namespace)
+            for block_id in list(blocks.list_blocks()):
+                blocks.delete(block_id)
 
 
 class TestRadosLandingStore(LandingStoreContract):
     """See nos_ec/testing/landing_store_contract.py."""
 
     @pytest.fixture
-    def open_store(self, ceph: CephCluster, namespace: str) -> Iterator[Callable[[], LandingStore]]:
+    def open_landing(self, ceph: CephCluster, namespace: str) -> Iterator[Callable[[], LandingStore]]:
         with RadosCluster(ceph.options("front")) as cluster:
             RadosLandingStore.initialise(cluster, POOL_LANDING, namespace)
             yield lambda: OwnLandingStore(ceph, namespace)
-            store = RadosLandingStore(cluster, POOL_LANDING, namespace)
-            for landing_id in list(store.list_ids()):
-                store.delete(landing_id)
+            landing = RadosLandingStore(cluster, POOL_LANDING, namespace)
+            for landing_id in list(landing.list_ids()):
+                landing.delete(landing_id)

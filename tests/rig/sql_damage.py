@@ -17,21 +17,21 @@ from nos_ec.testing.metadata_bench import MetadataBench
 
 
 class SqlDamage:
-    """Define a fixture `store`, an empty SqlMetadata."""
+    """Define a fixture `metadata`, an empty SqlMetadata."""
 
     @pytest.fixture
-    def bench(self, store: SqlMetadata) -> MetadataBench:
-        """The store under test, with shorthands."""
-        return MetadataBench(store)
+    def bench(self, metadata: SqlMetadata) -> MetadataBench:
+        """The metadata store under test, with shorthands."""
+        return MetadataBench(metadata)
 
     def test_a_change_that_a_check_refuses_is_a_bug_and_not_tried_again(
-        self, store: SqlMetadata, bench: MetadataBench
+        self, metadata: SqlMetadata, bench: MetadataBench
     ) -> None:
-        dialect: Any = store._engine.dialect
+        dialect: Any = metadata._engine.dialect
         if dialect.name == "mysql" and not dialect.is_mariadb and dialect.server_version_info < (8, 0, 16):
             pytest.skip("this MySQL parses CHECK and ignores it")
         row = bench.packed("n")
-        store._transactions.write(lambda connection: connection.execute(update(BLOCKS).values(live_bytes=0)))
+        metadata._transactions.write(lambda connection: connection.execute(update(BLOCKS).values(live_bytes=0)))
         with pytest.raises(RefusedCheck, match="books of a block would be wrong"):
             bench.delete("n")
         with pytest.raises(RefusedCheck):
@@ -39,36 +39,36 @@ class SqlDamage:
         assert bench.get("n") == row
 
     def test_an_object_in_a_block_without_a_row_can_be_deleted_and_the_block_is_named(
-        self, store: SqlMetadata, bench: MetadataBench
+        self, metadata: SqlMetadata, bench: MetadataBench
     ) -> None:
         rows = [bench.packed(f"n{i}") for i in range(5)]
         lost = rows[2].extent
         assert lost is not None
-        _lose(store, lost.block_id)
+        _lose(metadata, lost.block_id)
         with capture_logs() as logs:
-            assert store.delete_many([row.key for row in rows], bench.now_ms) == rows
+            assert metadata.delete_many([row.key for row in rows], bench.now_ms) == rows
         (line,) = (line for line in logs if "damaged" in line["event"])
         assert line["blocks"] == [lost.block_id.hex()]
         with pytest.raises(NotFound):
-            store.get(rows[2].key)
+            metadata.get(rows[2].key)
         bench.check_books()
 
     def test_an_object_in_a_block_without_a_row_can_be_overwritten(
-        self, store: SqlMetadata, bench: MetadataBench
+        self, metadata: SqlMetadata, bench: MetadataBench
     ) -> None:
         lease = bench.lease()
-        store.record_large(bench.large("n", lease), lease, bench.now_ms)
+        metadata.record_large(bench.large("n", lease), lease, bench.now_ms)
         placed = [
-            segment.extent.block_id for segment in store.segments(bench.get("n").object_id, bench.get("n").version)
+            segment.extent.block_id for segment in metadata.segments(bench.get("n").object_id, bench.get("n").version)
         ]
-        _lose(store, placed[0])
+        _lose(metadata, placed[0])
         assert bench.put("n", 50).size == 50
-        assert store.get(ObjectKey("bucket", "n")).size == 50
-        assert store.block(placed[1]).live_bytes == 0
+        assert metadata.get(ObjectKey("bucket", "n")).size == 50
+        assert metadata.block(placed[1]).live_bytes == 0
         bench.check_books()
 
 
-def _lose(store: SqlMetadata, block_id: BlockId) -> None:
-    store._transactions.write(
+def _lose(metadata: SqlMetadata, block_id: BlockId) -> None:
+    metadata._transactions.write(
         lambda connection: connection.execute(delete(BLOCKS).where(BLOCKS.c.block_id == block_id))
     )

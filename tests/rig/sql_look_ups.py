@@ -23,39 +23,39 @@ from tests.rig.sql_plans import scans
 
 
 class SqlLookUps:
-    """Define a fixture `store`, an empty SqlMetadata."""
+    """Define a fixture `metadata`, an empty SqlMetadata."""
 
     @pytest.fixture
-    def bench(self, store: SqlMetadata) -> MetadataBench:
-        """The store under test, with shorthands."""
-        return MetadataBench(store)
+    def bench(self, metadata: SqlMetadata) -> MetadataBench:
+        """The metadata store under test, with shorthands."""
+        return MetadataBench(metadata)
 
     def test_it_gives_the_row_of_the_ordinary_statement_in_every_state(
-        self, store: SqlMetadata, bench: MetadataBench
+        self, metadata: SqlMetadata, bench: MetadataBench
     ) -> None:
         """Invariant a."""
         names = {state: f"{state.value} %s å/✓ \\ 'quoted\"" for state in ObjectState}
         lease = bench.lease()
         for state in ObjectState:
             if state is ObjectState.LARGE:
-                store.record_large(bench.large(names[state], lease), lease, bench.now_ms)
+                metadata.record_large(bench.large(names[state], lease), lease, bench.now_ms)
             else:
                 bench.put(names[state], 0 if state is ObjectState.EMPTY else 1000)
-        store.mark_published([bench.get(names[ObjectState.QUEUED])], bench.now_ms + 9)
+        metadata.mark_published([bench.get(names[ObjectState.QUEUED])], bench.now_ms + 9)
         bench.pack([bench.get(names[ObjectState.PACKED])])
         for state, name in names.items():
             key = ObjectKey("bucket", name)
-            row = store.get(key)
+            row = metadata.get(key)
             assert row.state is state
-            assert row == store._transactions.write(objects.find, key), "read in a transaction, by all its columns"
+            assert row == metadata._transactions.write(objects.find, key), "read in a transaction, by all its columns"
 
-    def test_it_does_not_scan(self, store: SqlMetadata, bench: MetadataBench) -> None:
+    def test_it_does_not_scan(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         bench.put_all([f"n{i}" for i in range(300)])
-        with store._engine.connect() as connection:
+        with metadata._engine.connect() as connection:
             assert scans(connection, look_up.BY_KEY, (b"bucket", b"n7")) == []
 
     def test_an_answer_half_read_is_nobody_elses(
-        self, store: SqlMetadata, bench: MetadataBench, monkeypatch: pytest.MonkeyPatch
+        self, metadata: SqlMetadata, bench: MetadataBench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Invariant c."""
         row, other = bench.put("n"), bench.put("other")
@@ -66,12 +66,12 @@ class SqlLookUps:
 
         monkeypatch.setattr(look_up, "_asked", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            store.get(row.key)
+            metadata.get(row.key)
         monkeypatch.undo()
-        assert [store.get(key) for key in (row.key, other.key)] == [row, other]
+        assert [metadata.get(key) for key in (row.key, other.key)] == [row, other]
 
     def test_it_keeps_few_connections_and_no_old_ones(
-        self, store: SqlMetadata, bench: MetadataBench, monkeypatch: pytest.MonkeyPatch
+        self, metadata: SqlMetadata, bench: MetadataBench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Invariant d."""
         row, many = bench.put("n"), LOOK_UPS_IDLE_MAX + 4
@@ -83,17 +83,17 @@ class SqlLookUps:
 
         monkeypatch.setattr(look_up, "_asked", at_once)
         with ThreadPoolExecutor(many) as threads:
-            assert list(threads.map(store.get, [row.key] * many)) == [row] * many
+            assert list(threads.map(metadata.get, [row.key] * many)) == [row] * many
         monkeypatch.undo()
-        assert store._look_ups is not None
-        assert store._transactions.reading is not None
-        pool = store._transactions.reading.pool
+        assert metadata._look_ups is not None
+        assert metadata._transactions.reading is not None
+        pool = metadata._transactions.reading.pool
         assert isinstance(pool, QueuePool)
         assert pool.checkedout() == LOOK_UPS_IDLE_MAX
-        newest = max(kept.since_s for kept in store._look_ups._idle)
+        newest = max(kept.since_s for kept in metadata._look_ups._idle)
         monkeypatch.setattr(look_up, "MYSQL_RECYCLE_S", 0)
-        assert store.get(row.key) == row
+        assert metadata.get(row.key) == row
         assert pool.checkedout() == LOOK_UPS_IDLE_MAX
-        assert max(kept.since_s for kept in store._look_ups._idle) > newest, "one was given back for another"
-        store._look_ups.close()
+        assert max(kept.since_s for kept in metadata._look_ups._idle) > newest, "one was given back for another"
+        metadata._look_ups.close()
         assert pool.checkedout() == 0

@@ -1,4 +1,4 @@
-"""A store of an older release is migrated to this release without losing a row, even if it takes two attempts."""
+"""Metadata of an older release is migrated to this release without losing a row, even if it takes two attempts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SqlMigrations:
 
     @pytest.fixture
     def old(self, url: str) -> Iterator[Engine]:
-        """A store of schema 0001 with some objects."""
+        """Metadata of schema 0001 with some objects."""
         migrate(url, "0001")
         engine = make_engine(url)
         with _writing(engine) as connection:
@@ -80,9 +80,9 @@ class SqlMigrations:
         migrate(url)
         with _writing(old) as connection:
             connection.execute(insert(_OLD_OBJECTS), [_old_row(OBJECTS_COUNT + 1)])
-        store = open_metadata(url)
-        due = store.due_objects(2**60, 2 * OBJECTS_COUNT, ALL_SLOTS)
-        store.close()
+        metadata = open_metadata(url)
+        due = metadata.due_objects(2**60, 2 * OBJECTS_COUNT, ALL_SLOTS)
+        metadata.close()
         assert len(due) == OBJECTS_COUNT * LANDED_PERCENT // 100 + 1
 
     def test_blocks_are_kept_and_found_by_their_waste(self, url: str) -> None:
@@ -101,11 +101,11 @@ class SqlMigrations:
         ]
         assert [row["waste_ppm"] for row in rows] == [1_000_000 - 100_000 * number for number in range(11)]
         assert {(row["gc_not_before_ms"], row["gc_failures"]) for row in rows} == {(None, 0)}
-        store = open_metadata(url)
-        found = store.gc_candidates(0.75, 0, 0, 99)
+        metadata = open_metadata(url)
+        found = metadata.gc_candidates(0.75, 0, 0, 99)
         assert [block.waste_ratio for block in found] == [0.9, 0.8]
-        assert [block.live_objects for block in store.empty_blocks(99)] == [0]
-        store.close()
+        assert [block.live_objects for block in metadata.empty_blocks(99)] == [0]
+        metadata.close()
 
     def _assert_migrated(self, url: str, old: Engine, before: list[dict[str, Any]]) -> None:
         after = _rows(old)
@@ -116,11 +116,11 @@ class SqlMigrations:
         with old.connect() as connection:
             assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
             assert connection.execute(text("SELECT count(*) FROM store_info")).scalar() == 0
-        store = open_metadata(url)
-        assert [row.object_id for row in store.due_objects(2**60, 2 * OBJECTS_COUNT, ALL_SLOTS)] == [
+        metadata = open_metadata(url)
+        assert [row.object_id for row in metadata.due_objects(2**60, 2 * OBJECTS_COUNT, ALL_SLOTS)] == [
             row["object_id"] for row in before if row["due_ms"] is not None
         ]
-        store.close()
+        metadata.close()
 
 
 class _CutOffError(Exception):
@@ -147,7 +147,7 @@ def _running(begins: str, fail_at: int = 1_000_000) -> Iterator[list[str]]:
 
 
 def drop_all(url: str) -> None:
-    """Remove every table of a store."""
+    """Remove every table of the metadata."""
     engine = make_engine(url)
     with engine.begin() as connection:
         for name in _TABLES:

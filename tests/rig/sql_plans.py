@@ -28,7 +28,7 @@ Statement = tuple[str, Any]
 
 
 @contextmanager
-def caught(store: SqlMetadata) -> Iterator[list[Statement]]:
+def caught(metadata: SqlMetadata) -> Iterator[list[Statement]]:
     """Capture the statements that run inside the `with`, with their parameters. BEGIN is not among them.
 
     `get` on a server has none, because it bypasses SQLAlchemy; sql_look_ups.py tests it.
@@ -39,7 +39,7 @@ def caught(store: SqlMetadata) -> Iterator[list[Statement]]:
         if not statement.startswith("BEGIN"):
             statements.append((statement, parameters[0] if many else parameters))
 
-    engines = store._transactions.engines
+    engines = metadata._transactions.engines
     for engine in engines:
         event.listen(engine, "before_cursor_execute", catch)
     try:
@@ -65,19 +65,19 @@ def scans(connection: Connection, statement: str, parameters: Any) -> list[str]:
 
 
 class SqlPlans:
-    """Define a fixture `store`, an empty SqlMetadata."""
+    """Define a fixture `metadata`, an empty SqlMetadata."""
 
     @pytest.fixture
-    def bench(self, store: SqlMetadata) -> MetadataBench:
-        """The store under test, with shorthands."""
-        return MetadataBench(store)
+    def bench(self, metadata: SqlMetadata) -> MetadataBench:
+        """The metadata store under test, with shorthands."""
+        return MetadataBench(metadata)
 
-    def test_no_hot_query_scans_a_table(self, store: SqlMetadata, bench: MetadataBench) -> None:
+    def test_no_hot_query_scans_a_table(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         _populate(bench)
-        engine = store._engine
+        engine = metadata._engine
         _analyze(engine)
         for name, call in _hot_calls(bench).items():
-            with caught(store) as statements:
+            with caught(metadata) as statements:
                 call()
             assert statements, name
             with engine.connect() as connection:
@@ -89,55 +89,55 @@ class SqlPlans:
                 ]
             assert found == [], f"{name}: {found} {statements}"
 
-    def test_the_sums_of_the_backlog_read_the_backlog_alone(self, store: SqlMetadata, bench: MetadataBench) -> None:
+    def test_the_sums_of_the_backlog_read_the_backlog_alone(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         _populate(bench)
-        waiting = store.due_objects(2**60, OBJECTS, ALL_SLOTS)
-        store.delete_many([row.key for row in waiting[50:]], bench.now_ms)
-        _analyze(store._engine)
-        with caught(store) as statements:
-            assert store.totals().landed_objects == 50
+        waiting = metadata.due_objects(2**60, OBJECTS, ALL_SLOTS)
+        metadata.delete_many([row.key for row in waiting[50:]], bench.now_ms)
+        _analyze(metadata._engine)
+        with caught(metadata) as statements:
+            assert metadata.totals().landed_objects == 50
         (sums,) = (one for one in statements if "FROM objects" in one[0])
-        with store._engine.connect() as connection:
+        with metadata._engine.connect() as connection:
             assert scans(connection, *sums) == []
 
-    def test_a_scan_is_noticed(self, store: SqlMetadata, bench: MetadataBench) -> None:
+    def test_a_scan_is_noticed(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         bench.put("n")
-        with store._engine.connect() as connection:
+        with metadata._engine.connect() as connection:
             assert scans(connection, "SELECT * FROM objects WHERE size > 5", ()) != []
             assert scans(connection, "UPDATE blocks SET sealed_ms = 5 WHERE created_ms > 5", ()) != []
 
     def test_a_commit_takes_as_many_statements_for_2000_objects_as_for_one(
-        self, store: SqlMetadata, bench: MetadataBench
+        self, metadata: SqlMetadata, bench: MetadataBench
     ) -> None:
         lease = bench.lease()
         counts = []
         for size in (1, 2000):
             rows = bench.put_all([f"{size}-{i}" for i in range(size)], 10)
             commits = [bench.group(lease, bench.block(lease), rows)]
-            with caught(store) as statements:
-                assert len(store.commit_group(commits[0])) == size
+            with caught(metadata) as statements:
+                assert len(metadata.commit_group(commits[0])) == size
             counts.append(len(statements))
-            packed = [store.get(row.key) for row in rows]
+            packed = [metadata.get(row.key) for row in rows]
             again = bench.group(lease, bench.block(lease), packed)
-            with caught(store) as statements:
-                assert len(store.commit_group(again)) == size
+            with caught(metadata) as statements:
+                assert len(metadata.commit_group(again)) == size
             counts.append(len(statements))
         assert counts[:2] == counts[2:]
         assert max(counts) <= 8
         bench.check_books()
 
     def test_a_batch_takes_as_many_statements_for_200_objects_as_for_one(
-        self, store: SqlMetadata, bench: MetadataBench
+        self, metadata: SqlMetadata, bench: MetadataBench
     ) -> None:
         counts = []
         for size in (1, 200):
             for _ in range(2):
-                with caught(store) as statements:
+                with caught(metadata) as statements:
                     rows = bench.put_all([f"{size}-{i}" for i in range(size)], 10)
                 counts.append(len(statements))
             bench.pack(rows[: size // 2 + 1])
-            with caught(store) as statements:
-                assert len(store.delete_many([row.key for row in rows], bench.now_ms)) == size
+            with caught(metadata) as statements:
+                assert len(metadata.delete_many([row.key for row in rows], bench.now_ms)) == size
             counts.append(len(statements) + (size == 1))  # one object is packed, so that no copy is queued
         assert counts[:3] == counts[3:]
 
@@ -148,15 +148,15 @@ def _populate(bench: MetadataBench) -> None:
     rows = bench.put_all([f"n{i:05}" for i in range(OBJECTS)], 100)
     for i in range(BLOCKS):
         block_id = bench.block(lease)
-        bench.store.commit_group(bench.group(lease, block_id, rows[i * per_block : (i + 1) * per_block]))
+        bench.metadata.commit_group(bench.group(lease, block_id, rows[i * per_block : (i + 1) * per_block]))
         if i % 10:
-            bench.store.seal_block(lease, block_id, bench.now_ms)
+            bench.metadata.seal_block(lease, block_id, bench.now_ms)
         if i % 10 == 1:
-            bench.store.fence_block(lease, block_id)
+            bench.metadata.fence_block(lease, block_id)
     for i in range(LARGE):
-        bench.store.record_large(bench.large(f"large{i}", lease), lease, bench.now_ms)
+        bench.metadata.record_large(bench.large(f"large{i}", lease), lease, bench.now_ms)
     for row in rows[per_block : 2 * per_block]:
-        bench.store.delete(row.key, bench.now_ms)
+        bench.metadata.delete(row.key, bench.now_ms)
     for i in range(30):
         bench.lease(f"idle-{i}")
 
@@ -171,56 +171,56 @@ def _analyze(engine: Engine) -> None:
 
 
 def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
-    store: Metadata = bench.store
+    metadata: Metadata = bench.metadata
     lease = bench.lease()
-    landed = [row for row in store.due_objects(2**60, 500, ALL_SLOTS) if row.state.in_landing]
-    block = next(block for block in store.list_blocks(None, 9999) if block.live_objects > 5)
-    placed = [store.get(one.key) for one in store.placed_in(block.block_id)]
-    deletions = [one for one in store.due_deletions(2**60, 300) if one.row]
+    landed = [row for row in metadata.due_objects(2**60, 500, ALL_SLOTS) if row.state.in_landing]
+    block = next(block for block in metadata.list_blocks(None, 9999) if block.live_objects > 5)
+    placed = [metadata.get(one.key) for one in metadata.placed_in(block.block_id)]
+    deletions = [one for one in metadata.due_deletions(2**60, 300) if one.row]
     target, second = bench.block(lease), bench.block(lease)
-    empty = next(block for block in store.list_blocks(None, 9999) if block.stripes and not block.live_objects)
+    empty = next(block for block in metadata.list_blocks(None, 9999) if block.stripes and not block.live_objects)
     ids = [one.landing_id for one in deletions]
-    large = store.get(ObjectKey("bucket", "large7"))
+    large = metadata.get(ObjectKey("bucket", "large7"))
     rest = landed[300:400]
 
     def put(rows: list[ObjectRow]) -> object:
         return bench.put_all([row.key.name for row in rows], 50)
 
     return {
-        "next_version": lambda: store.next_version(landed[0].key, bench.now_ms),
-        "list_objects": lambda: store.list_objects("bucket", "n01", "n0100", 50),
-        "list_buckets": lambda: store.list_buckets("", 50),
-        "segments": lambda: store.segments(large.object_id, large.version),
-        "due_objects": lambda: store.due_objects(bench.now_ms, 100, ALL_SLOTS),
-        "due_objects of one slot": lambda: store.due_objects(bench.now_ms, 100, {5}),
-        "due_objects too far ahead": lambda: store.due_objects(0, 100, ALL_SLOTS),
-        "mark_published": lambda: store.mark_published(landed[:200], bench.now_ms + 9),
-        "still_landed": lambda: store.still_landed([pack_request(row) for row in landed]),
-        "commit_group from the landing store": lambda: store.commit_group(bench.group(lease, target, landed[:150])),
-        "commit_group from blocks": lambda: store.commit_group(bench.group(lease, second, placed)),
-        "placed_in": lambda: store.placed_in(target),
-        "empty_blocks": lambda: store.empty_blocks(10),
-        "gc_candidates": lambda: store.gc_candidates(0.9, bench.now_ms, 1000, 10),
-        "cool_down_block": lambda: store.cool_down_block(block.block_id, bench.now_ms),
-        "fenced_blocks": lambda: store.fenced_blocks(10),
-        "condemn_block": lambda: store.condemn_block(empty.block_id, 5),
-        "condemned_blocks": lambda: store.condemned_blocks(bench.now_ms, 10),
-        "condemned_blocks too far ahead": lambda: store.condemned_blocks(0, 10),
-        "release_lease": lambda: store.release_lease(bench.lease()),
-        "expired_leases": lambda: store.expired_leases(5),
-        "release_leases": lambda: store.release_leases([bench.lease(), bench.lease()]),
-        "due_deletions": lambda: store.due_deletions(bench.now_ms + 9, 100),
-        "due_deletions too far ahead": lambda: store.due_deletions(0, 100),
-        "postpone_deletion": lambda: store.postpone_deletion(ids[:50], bench.now_ms),
-        "landing_known": lambda: store.landing_known(ids),
-        "queued_copy": lambda: store.queued_copy(placed[0], ids[0], ids[0]),
-        "landing_needed": lambda: store.landing_needed(ids),
-        "doom_landing": lambda: store.doom_landing({one.landing_id: block.block_id for one in deletions[:100]}),
-        "forget_landing": lambda: store.forget_landing(ids[100:200]),
+        "next_version": lambda: metadata.next_version(landed[0].key, bench.now_ms),
+        "list_objects": lambda: metadata.list_objects("bucket", "n01", "n0100", 50),
+        "list_buckets": lambda: metadata.list_buckets("", 50),
+        "segments": lambda: metadata.segments(large.object_id, large.version),
+        "due_objects": lambda: metadata.due_objects(bench.now_ms, 100, ALL_SLOTS),
+        "due_objects of one slot": lambda: metadata.due_objects(bench.now_ms, 100, {5}),
+        "due_objects too far ahead": lambda: metadata.due_objects(0, 100, ALL_SLOTS),
+        "mark_published": lambda: metadata.mark_published(landed[:200], bench.now_ms + 9),
+        "still_landed": lambda: metadata.still_landed([pack_request(row) for row in landed]),
+        "commit_group from the landing store": lambda: metadata.commit_group(bench.group(lease, target, landed[:150])),
+        "commit_group from blocks": lambda: metadata.commit_group(bench.group(lease, second, placed)),
+        "placed_in": lambda: metadata.placed_in(target),
+        "empty_blocks": lambda: metadata.empty_blocks(10),
+        "gc_candidates": lambda: metadata.gc_candidates(0.9, bench.now_ms, 1000, 10),
+        "cool_down_block": lambda: metadata.cool_down_block(block.block_id, bench.now_ms),
+        "fenced_blocks": lambda: metadata.fenced_blocks(10),
+        "condemn_block": lambda: metadata.condemn_block(empty.block_id, 5),
+        "condemned_blocks": lambda: metadata.condemned_blocks(bench.now_ms, 10),
+        "condemned_blocks too far ahead": lambda: metadata.condemned_blocks(0, 10),
+        "release_lease": lambda: metadata.release_lease(bench.lease()),
+        "expired_leases": lambda: metadata.expired_leases(5),
+        "release_leases": lambda: metadata.release_leases([bench.lease(), bench.lease()]),
+        "due_deletions": lambda: metadata.due_deletions(bench.now_ms + 9, 100),
+        "due_deletions too far ahead": lambda: metadata.due_deletions(0, 100),
+        "postpone_deletion": lambda: metadata.postpone_deletion(ids[:50], bench.now_ms),
+        "landing_known": lambda: metadata.landing_known(ids),
+        "queued_copy": lambda: metadata.queued_copy(placed[0], ids[0], ids[0]),
+        "landing_needed": lambda: metadata.landing_needed(ids),
+        "doom_landing": lambda: metadata.doom_landing({one.landing_id: block.block_id for one in deletions[:100]}),
+        "forget_landing": lambda: metadata.forget_landing(ids[100:200]),
         "record_puts of new objects": lambda: bench.put_all([f"new{i}" for i in range(100)], 50),
         "record_puts of landed objects": lambda: put(landed[200:300]),
         "record_puts of packed objects": lambda: put(placed),
         "record_puts of a large object": lambda: put([large]),
         "delete": lambda: bench.delete("large8"),
-        "delete_many": lambda: store.delete_many([row.key for row in (*rest, large)], bench.now_ms),
+        "delete_many": lambda: metadata.delete_many([row.key for row in (*rest, large)], bench.now_ms),
     }

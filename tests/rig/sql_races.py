@@ -33,105 +33,109 @@ WORKS_S = 30
 
 
 class SqlRaces:
-    """Define a fixture `store`, an empty SqlMetadata on a server that locks rows."""
+    """Define a fixture `metadata`, an empty SqlMetadata on a server that locks rows."""
 
     @pytest.fixture
-    def bench(self, store: SqlMetadata) -> MetadataBench:
-        """The store under test, with shorthands."""
-        return MetadataBench(store)
+    def bench(self, metadata: SqlMetadata) -> MetadataBench:
+        """The metadata store under test, with shorthands."""
+        return MetadataBench(metadata)
 
     @pytest.mark.parametrize("way", ["fence_lease", "release_lease", "release_leases"])
     @pytest.mark.invariant(8)
     def test_all_open_blocks_are_fenced_whatever_commits_into_them(
-        self, store: SqlMetadata, bench: MetadataBench, way: str
+        self, metadata: SqlMetadata, bench: MetadataBench, way: str
     ) -> None:
         """The first group of a block takes it from a million parts of holes to none."""
         row = bench.put("n")
         lease = bench.lease()
         first, second = sorted(bench.block(lease) for _ in range(2))
         ways: dict[str, Callable[[], Any]] = {
-            "fence_lease": partial(store.fence_lease, lease, lease.expires_ms),
-            "release_lease": partial(store.release_lease, lease),
-            "release_leases": partial(store.release_leases, [lease]),
+            "fence_lease": partial(metadata.fence_lease, lease, lease.expires_ms),
+            "release_lease": partial(metadata.release_lease, lease),
+            "release_leases": partial(metadata.release_leases, [lease]),
         }
-        with ThreadPoolExecutor(1) as pool, store._engine.connect() as connection:
+        with ThreadPoolExecutor(1) as pool, metadata._engine.connect() as connection:
             blocks.lock(connection, first)
             fencing = pool.submit(ways[way])
             assert wait([fencing], WAITS_S).not_done, "it does not wait for the row"
-            store.commit_group(bench.group(lease, second, [row]))
+            metadata.commit_group(bench.group(lease, second, [row]))
         fencing.result()
-        assert [(one.state, one.stripes) for one in map(store.block, (first, second))] == [
+        assert [(one.state, one.stripes) for one in map(metadata.block, (first, second))] == [
             (BlockState.FENCED, 0),
             (BlockState.FENCED, 1),
         ]
         bench.check_books()
 
-    def test_nothing_waits_for_rows_that_it_does_not_concern(self, store: SqlMetadata, bench: MetadataBench) -> None:
+    def test_nothing_waits_for_rows_that_it_does_not_concern(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         """A planner that believes that there are few rows, or none yet, would rather read all of them. Then each
         transaction waits for all others, which also wait for it, and servers end one in five of several concurrent
         PUTs."""
         held, hers = bench.packed("held"), bench.lease("held")
         assert held.extent is not None
         reserved = new_landing_id()
-        store.reserve_landing([reserved], bench.now_ms)
-        with ThreadPoolExecutor(1) as pool, store._engine.connect() as connection:
+        metadata.reserve_landing([reserved], bench.now_ms)
+        with ThreadPoolExecutor(1) as pool, metadata._engine.connect() as connection:
             leases.require(connection, hers)
             puts.lock_entries(connection, [reserved, *bench.deletions()])
             objects.lock(connection, held.key)
             blocks.lock(connection, held.extent.block_id)
-            work = pool.submit(_work, store, bench)
+            work = pool.submit(_work, metadata, bench)
             waits = bool(wait([work], WORKS_S).not_done)
         work.result()
         assert not waits
         bench.check_books()
 
     @pytest.mark.parametrize("way", ["delete_many", "record_puts"])
-    def test_objects_are_locked_in_order_of_their_ids(self, store: SqlMetadata, bench: MetadataBench, way: str) -> None:
+    def test_objects_are_locked_in_order_of_their_ids(
+        self, metadata: SqlMetadata, bench: MetadataBench, way: str
+    ) -> None:
         """As in commits, whatever their keys. Otherwise an operation on many objects and a commit would deadlock again
         and again."""
         first, second = bench.put("z"), bench.put("a")
         new = [bench.new("a"), bench.new("z")]
         ways: dict[str, Callable[[], Any]] = {
-            "delete_many": partial(store.delete_many, [second.key, first.key], bench.now_ms),
-            "record_puts": partial(store.record_puts, new, bench.now_ms),
+            "delete_many": partial(metadata.delete_many, [second.key, first.key], bench.now_ms),
+            "record_puts": partial(metadata.record_puts, new, bench.now_ms),
         }
-        with ThreadPoolExecutor(2) as pool, store._engine.connect() as connection:
+        with ThreadPoolExecutor(2) as pool, metadata._engine.connect() as connection:
             objects.lock(connection, first.key)
             many = pool.submit(ways[way])
             assert wait([many], WAITS_S).not_done, "it does not wait for the first"
-            other = pool.submit(store.mark_published, [second], bench.now_ms)
+            other = pool.submit(metadata.mark_published, [second], bench.now_ms)
             waits = bool(wait([other], WORKS_S).not_done)
         assert not waits
         assert (other.result(), len(many.result())) == (1, 2)
         bench.check_books()
 
-    def test_a_commit_that_waits_for_an_object_holds_no_block(self, store: SqlMetadata, bench: MetadataBench) -> None:
+    def test_a_commit_that_waits_for_an_object_holds_no_block(
+        self, metadata: SqlMetadata, bench: MetadataBench
+    ) -> None:
         """A delete holds its object and needs the block. A commit that held the block and waited for the object would
         deadlock with it."""
         packed, row = bench.put("packed"), bench.put("n")
         lease = bench.lease()
         block_id = bench.block(lease)
-        store.commit_group(bench.group(lease, block_id, [packed]))
-        with ThreadPoolExecutor(2) as pool, store._engine.connect() as connection:
+        metadata.commit_group(bench.group(lease, block_id, [packed]))
+        with ThreadPoolExecutor(2) as pool, metadata._engine.connect() as connection:
             objects.lock(connection, row.key)
-            commit = pool.submit(store.commit_group, bench.group(lease, block_id, [row], at=1))
+            commit = pool.submit(metadata.commit_group, bench.group(lease, block_id, [row], at=1))
             assert wait([commit], WAITS_S).not_done, "it does not wait for the object"
-            gone = pool.submit(store.delete, packed.key, bench.now_ms)
+            gone = pool.submit(metadata.delete, packed.key, bench.now_ms)
             waits = bool(wait([gone], WORKS_S).not_done)
         assert not waits
         assert (gone.result().object_id, commit.result()) == (packed.object_id, frozenset({row.object_id}))
         bench.check_books()
 
     @pytest.mark.invariant(2)
-    def test_a_landing_copy_that_changes_places_is_known(self, store: SqlMetadata, bench: MetadataBench) -> None:
+    def test_a_landing_copy_that_changes_places_is_known(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         """A COMMIT whose answer was lost records a PUT, and the object is packed, while its writer asks whether the
         copy may be deleted."""
         new = bench.new("n")
         assert new.landing_id is not None
-        reading = store._transactions.reading
+        reading = metadata._transactions.reading
         assert reading is not None
         steps: Iterator[Callable[[], Any]] = iter(
-            [lambda: None, lambda: store.record_puts([new], bench.now_ms), lambda: bench.pack([bench.get("n")])]
+            [lambda: None, lambda: metadata.record_puts([new], bench.now_ms), lambda: bench.pack([bench.get("n")])]
         )
 
         def step(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -140,24 +144,24 @@ class SqlRaces:
 
         event.listen(reading, "before_cursor_execute", step)
         try:
-            assert store.landing_needed([new.landing_id]) == {new.landing_id}
+            assert metadata.landing_needed([new.landing_id]) == {new.landing_id}
         finally:
             event.remove(reading, "before_cursor_execute", step)
 
 
-def _work(store: SqlMetadata, bench: MetadataBench) -> None:
+def _work(metadata: SqlMetadata, bench: MetadataBench) -> None:
     """Do some of every kind of work, on separate rows."""
-    lease, *_ = mine = store.acquire_leases(["a", "b"], bench.now_ms, 50)
+    lease, *_ = mine = metadata.acquire_leases(["a", "b"], bench.now_ms, 50)
     rows = bench.put_all(["m", "n"])
-    store.mark_published(store.due_objects(bench.now_ms, 9, ALL_SLOTS), bench.now_ms)
+    metadata.mark_published(metadata.due_objects(bench.now_ms, 9, ALL_SLOTS), bench.now_ms)
     first, second = bench.block(lease), bench.block(lease)
-    store.commit_group(bench.group(lease, first, rows))
-    store.commit_group(bench.group(lease, second, [store.get(row.key) for row in rows]))
+    metadata.commit_group(bench.group(lease, first, rows))
+    metadata.commit_group(bench.group(lease, second, [metadata.get(row.key) for row in rows]))
     copies = [row.landing_id for row in rows if row.landing_id is not None]
-    store.postpone_deletion(copies, bench.now_ms)
-    store.forget_landing(sorted(store.doom_landing(dict.fromkeys(copies, second))))
+    metadata.postpone_deletion(copies, bench.now_ms)
+    metadata.forget_landing(sorted(metadata.doom_landing(dict.fromkeys(copies, second))))
     bench.put("m")
-    store.delete_many([row.key for row in rows], bench.now_ms)
-    store.record_large(bench.large("l", lease), lease, bench.now_ms)
-    store.delete_many([ObjectKey("bucket", "l")], bench.now_ms)
-    store.release_leases(store.renew_leases(mine, bench.now_ms, 50))
+    metadata.delete_many([row.key for row in rows], bench.now_ms)
+    metadata.record_large(bench.large("l", lease), lease, bench.now_ms)
+    metadata.delete_many([ObjectKey("bucket", "l")], bench.now_ms)
+    metadata.release_leases(metadata.renew_leases(mine, bench.now_ms, 50))

@@ -1,4 +1,4 @@
-"""An empty store on a real SQL server for each test, without creating the tables each time."""
+"""An empty metadata store on a real SQL server for each test, without creating the tables each time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nos_ec.adapters.sql.schema import COUNTERS, METADATA
 
 
 @contextmanager
-def empty_store(url: str) -> Iterator[SqlMetadata]:
-    """The store at `url`, migrated, with every row of an earlier test removed."""
+def empty_metadata(url: str) -> Iterator[SqlMetadata]:
+    """The metadata store at `url`, migrated, with every row of an earlier test removed."""
     migrate(url)
     engine = make_engine(url)
     with engine.begin() as connection:
@@ -23,8 +23,8 @@ def empty_store(url: str) -> Iterator[SqlMetadata]:
             if table is not COUNTERS:
                 connection.execute(delete(table))
     engine.dispose()
-    store = open_metadata(url)
+    metadata = open_metadata(url)
     try:
-        yield store
+        yield metadata
     finally:
-        store.close()
+        metadata.close()

@@ -1,4 +1,4 @@
-"""What the two stores share: objects named by a 16-byte id in hexadecimal, and the meaning of failures on them."""
+"""Common to block store and landing store: objects named by a 16-byte id in hexadecimal; what failures on them mean."""
 
 from __future__ import annotations
 

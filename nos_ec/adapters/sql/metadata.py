@@ -39,7 +39,7 @@ from nos_ec.ports.metadata import (
 
 
 def open_metadata(url: str, *, replica: bool = False) -> SqlMetadata:
-    """Open the store at `url`: sqlite:////path/meta.db or mysql+pymysql://user:password@host:port/database.
+    """Open the metadata store at `url`: sqlite:////path/meta.db or mysql+pymysql://user:password@host:port/database.
 
     A read-only server is not read, because its data may be old, unless `replica` allows it.
 

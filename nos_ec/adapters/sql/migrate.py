@@ -26,7 +26,7 @@ _LOCK_WAIT_S = 30
 
 
 def migrate(url: str, to: str = "head") -> None:
-    """Bring the store at `url` to this release's schema. Creates a SQLite file, but not a MySQL database.
+    """Bring the metadata store at `url` to this release's schema. Creates a SQLite file, but not a MySQL database.
 
     `to` names an older schema, for tests of upgrades from it. Safe to call repeatedly, and from several processes at
     once. Raises ConfigError (bad URL, no such database, a store of a newer release), Transient (server unreachable,
@@ -52,7 +52,7 @@ def migrate(url: str, to: str = "head") -> None:
 
 
 def check_schema(connection: Connection) -> None:
-    """Raise ConfigError, naming the command to run, unless the store has exactly this release's schema."""
+    """Raise ConfigError, naming the command to run, unless the metadata has exactly this release's schema."""
     found = _revision(connection)
     head = schema_head()
     where = place(connection.engine.url)
