@@ -17,6 +17,7 @@ from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.plan import Linger, MergeList
 from nos_ec.engine.lanes import Lanes
+from nos_ec.engine.packable import Packable
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, lease_samples
 from nos_ec.ports.clock import unwatched
@@ -38,7 +39,7 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
     fill_bytes_min = int(settings.linger_fill_min * system.geometry.stripe_size)
     linger = Linger(settings.linger_ms, settings.linger_max_ms, fill_bytes_min)
 
-    def new_merge_list() -> MergeList:
+    def new_merge_list() -> MergeList[Packable]:
         return merge_list(settings.policy, system.geometry, settings.window_objects, linger, rng)
 
     options = ConsumerOptions(

@@ -26,7 +26,7 @@ class Backlog:
     def __init__(
         self,
         metadata: Objects,
-        new_merge_list: Callable[[], MergeList],
+        new_merge_list: Callable[[], MergeList[Packable]],
         unread: UnreadObjects,
         clock: Clock,
     ) -> None:
@@ -109,7 +109,7 @@ class Backlog:
         self._known[packable.object_id, packable.version] = packable
         self._merge_list.add(packable.candidate(self._clock.now_ms()))
 
-    def plan(self, *, flush: bool) -> GroupPlan | None:
+    def plan(self, *, flush: bool) -> GroupPlan[Packable] | None:
         """The next group to write now; None when there is none. With `flush`, a group that is not full counts too."""
         return self._merge_list.plan(self._clock.now_ms(), flush=flush)
 

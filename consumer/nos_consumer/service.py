@@ -60,7 +60,7 @@ class ConsumerService:
         messages: MessageConsumer,
         metadata: Objects,
         lanes: Lanes,
-        new_merge_list: Callable[[], MergeList],
+        new_merge_list: Callable[[], MergeList[Packable]],
         clock: Clock,
         options: ConsumerOptions,
         require_lease: Callable[[], None],

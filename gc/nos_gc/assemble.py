@@ -11,6 +11,7 @@ from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.leases import HeldLease
+from nos_ec.engine.packable import Packable
 from nos_ec.engine.room import PUT_RESERVES
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.monitoring.monitor import Monitor
@@ -28,7 +29,7 @@ def gc_collector(system: System) -> Collector:
     settings = system.settings
     rng = random.Random(0)
 
-    def new_merge_list() -> MergeList:
+    def new_merge_list() -> MergeList[Packable]:
         consumer = settings.consumer
         return merge_list(consumer.policy, system.geometry, consumer.window_objects, NO_DEADLINE_MS, rng)
 

@@ -14,7 +14,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.best_fit import BestFitMergeList
 from nos_ec.core.packing.packer import size_max
-from nos_ec.core.packing.plan import GroupPlan
+from nos_ec.core.packing.plan import GroupPlan, MergeList
 from nos_ec.core.workloads import sizes
 from nos_ec.engine.packable import Packable
 from nos_ec.ports.metadata import ObjectRow
@@ -55,12 +55,13 @@ def _drawn(geometry: Geometry, groups: int, stripe_count: int, rng: random.Rando
     return drawn
 
 
-def _plans(system: System, rows: list[ObjectRow], stripe_count: int) -> list[GroupPlan]:
+def _plans(system: System, rows: list[ObjectRow], stripe_count: int) -> list[GroupPlan[Packable]]:
     """Full groups of this many stripes; objects left over at the end stay in the landing store."""
-    packer = BestFitMergeList(system.geometry, system.settings.consumer.window_objects, 0, stripe_count)
+    window = system.settings.consumer.window_objects
+    packer: MergeList[Packable] = BestFitMergeList(system.geometry, window, 0, stripe_count)
     for row in rows:
         packer.add(_packable(row).candidate(0))
-    plans: list[GroupPlan] = []
+    plans: list[GroupPlan[Packable]] = []
     while (plan := packer.plan(0, flush=True)) is not None:
         if plan.stripe_count == stripe_count:
             plans.append(plan)

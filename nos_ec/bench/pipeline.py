@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from nos_consumer.assemble import BACKLOG_WINDOWS, consumer_service
 from nos_consumer.service import ConsumerService
@@ -29,7 +29,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import name_record_size
 from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.packer import size_max
-from nos_ec.core.packing.plan import Candidate
+from nos_ec.core.packing.plan import Candidate, MergeList
 from nos_ec.core.workloads import sizes
 from nos_ec.settings.sections import ConsumerSettings
 from nos_producer.assemble import producer_service
@@ -195,13 +195,14 @@ def warmed_up(one_round: Callable[[], Mapping[str, Run]], rounds: int, tick: Tic
 def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[tuple[str, int]]) -> list[BareGroup]:
     """The groups that the consumer's packing makes of these copies (name, size in bytes) if they arrive in this
     order."""
-    packer = merge_list(consumer.policy, geometry, consumer.window_objects, consumer.linger_ms, random.Random(1))
+    rng = random.Random(1)
+    packer: MergeList[int] = merge_list(consumer.policy, geometry, consumer.window_objects, consumer.linger_ms, rng)
     name_size = name_record_size(key_of(0).bucket, key_of(0).name)
     groups: list[BareGroup] = []
 
     def take(flush: bool) -> None:
         while (plan := packer.plan(0, flush=flush)) is not None:
-            placed = [copies[cast(int, one.candidate.payload)] for one in plan.placed]
+            placed = [copies[one.candidate.payload] for one in plan.placed]
             groups.append(BareGroup(placed, plan.stripe_count))
 
     for index, (_, size) in enumerate(copies):

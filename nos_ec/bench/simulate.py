@@ -165,18 +165,18 @@ class _Figures:
     small_in_one_chunk: int = 0
     wait_max: int = 0
     hold_max: int = 0
-    waiting: deque[Candidate] = field(default_factory=deque)
+    waiting: deque[Candidate[None]] = field(default_factory=deque)
     seconds: float = 0.0
     flushed: bool = False
 
-    def arrive(self, batch: list[Candidate], arrivals: int) -> None:
+    def arrive(self, batch: list[Candidate[None]], arrivals: int) -> None:
         """Record the wait of the object that has waited longest, before groups are requested."""
         self.waiting.extend(batch)
         while not self.waiting[0].waiting:
             self.waiting.popleft()
         self.wait_max = max(self.wait_max, arrivals - 1 - self.waiting[0].seq)
 
-    def count(self, plan: GroupPlan, arrivals: int) -> None:
+    def count(self, plan: GroupPlan[None], arrivals: int) -> None:
         """Add one planned group; `arrivals` objects have arrived in total."""
         geometry = self.geometry
         self.groups += 1
@@ -207,7 +207,8 @@ def _run(
     *,
     names: bool,
 ) -> _Figures:
-    merge = merge_list(policy, geometry, window, LINGER_WINDOWS[policy] * window, random.Random(seed), names=names)
+    linger_ms = LINGER_WINDOWS[policy] * window
+    merge: MergeList[None] = merge_list(policy, geometry, window, linger_ms, random.Random(seed), names=names)
     figures = _Figures(geometry)
     incoming = (Candidate(size, NAME_RECORD_FIXED + KEY_BYTES, None, now) for now, size in enumerate(sizes))
     arrivals = 0
@@ -226,7 +227,7 @@ def _run(
 
 
 def _serve(
-    merge: MergeList, batch: list[Candidate], arrivals: int, figures: _Figures, timer: Callable[[], float]
+    merge: MergeList[None], batch: list[Candidate[None]], arrivals: int, figures: _Figures, timer: Callable[[], float]
 ) -> None:
     """Add a batch, then take all groups that are ready."""
     begun = timer()
@@ -241,6 +242,6 @@ def _serve(
         figures.count(plan, arrivals)
 
 
-def _drain(merge: MergeList, now_ms: int, *, flush: bool) -> Iterator[GroupPlan]:
+def _drain(merge: MergeList[None], now_ms: int, *, flush: bool) -> Iterator[GroupPlan[None]]:
     while (plan := merge.plan(now_ms, flush=flush)) is not None:
         yield plan

@@ -28,7 +28,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.bounds import utilisation_max
 from nos_ec.core.packing.merge_list import merge_list
-from nos_ec.core.packing.plan import Candidate
+from nos_ec.core.packing.plan import Candidate, MergeList
 from nos_ec.core.ratios import ratio, rounded
 from nos_ec.demo.losses import shards_lost
 from nos_ec.demo.packing import pack_in_processes
@@ -328,7 +328,8 @@ class Demo:
     def _published_utilisation(self, records: Sequence[tuple[int, int]]) -> float | None:
         """The utilisation that the published policy reaches with the same objects, names and last stripes included."""
         geometry, window = self._settings.geometry.value(), self._settings.consumer.window_objects
-        published = merge_list("nos", geometry, window, PUBLISHED_LINGER_WINDOWS * window, self._rng)
+        linger_ms = PUBLISHED_LINGER_WINDOWS * window
+        published: MergeList[None] = merge_list("nos", geometry, window, linger_ms, self._rng)
         stripes = 0
         for now_ms, (size, name_size) in enumerate(records):
             published.add(Candidate(size, name_size, None, now_ms))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.packing.plan import GroupPlan
+from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 
 WRITE_SECONDS_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -28,7 +29,7 @@ class Lanes:
         self._started_s: list[float | None] = [None] * len(writers)
         """For each lane, when it began its current group; each lane's thread sets its own."""
         self.write_seconds: dict[int, Histogram] = {}
-        self._plans: queue.Queue[GroupPlan | None] = queue.Queue(maxsize=len(writers))
+        self._plans: queue.Queue[GroupPlan[Packable] | None] = queue.Queue(maxsize=len(writers))
         self._results: queue.SimpleQueue[tuple[WriteResult | BaseException, float]] = queue.SimpleQueue()
         self._pending = 0
         self._threads = [
@@ -63,7 +64,7 @@ class Lanes:
         """True when another `submit` might block."""
         return self._plans.full()
 
-    def submit(self, plan: GroupPlan) -> None:
+    def submit(self, plan: GroupPlan[Packable]) -> None:
         """Hand a plan to the next free lane. Waits until there is room."""
         self._plans.put(plan)
         self._pending += 1

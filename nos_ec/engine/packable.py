@@ -34,7 +34,7 @@ class Packable:
         """The block it is in now; None while it is in the landing store."""
         return self.source.block_id if isinstance(self.source, Extent) else None
 
-    def candidate(self, now_ms: int) -> Candidate:
+    def candidate(self, now_ms: int) -> Candidate[Packable]:
         """The merge-list candidate that represents it."""
         return Candidate(self.size, name_record_size(self.key.bucket, self.key.name), self, now_ms)
 

@@ -120,13 +120,13 @@ class StripeWriter:
         self._open: _OpenBlock | None = None
         self._never = Event()
 
-    def write(self, plan: GroupPlan) -> WriteResult:
+    def write(self, plan: GroupPlan[Packable]) -> WriteResult:
         """Carry out a plan. On return, the objects in `packed` are durable and committed.
 
         Raises LeaseLost when this writer was fenced: it cannot commit anything any more. The result reports every other
         failure.
         """
-        packables = [_packable(placed.candidate.payload) for placed in plan.placed]
+        packables = [placed.candidate.payload for placed in plan.placed]
         items, failed, unread = self._read_sources(plan, packables)
         bytes_left = sum(len(item.data) for _, item in items)
         if not items or bytes_left < PAYS_RATIO_MIN * plan.data_length:
@@ -161,7 +161,7 @@ class StripeWriter:
 
     # --- sources ----------------------------------------------------------------------------------
     def _read_sources(
-        self, plan: GroupPlan, packables: Sequence[Packable]
+        self, plan: GroupPlan[Packable], packables: Sequence[Packable]
     ) -> tuple[list[tuple[Packable, GroupItem]], list[Failure], list[Failure]]:
         """What was read, what failed for good, and what may be readable later."""
         items: list[tuple[Packable, GroupItem]] = []
@@ -326,8 +326,3 @@ def another_place_may_do(placement: Placement, error: NosError) -> bool:
     """Whether another block may accept what this one did not. Not if there is no space at all or no other place, nor if
     the process is shut out."""
     return placement.alternatives and isinstance(error, Transient) and not isinstance(error, NoSpace | Blocklisted)
-
-
-def _packable(payload: object) -> Packable:
-    assert isinstance(payload, Packable)
-    return payload

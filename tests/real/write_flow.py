@@ -47,7 +47,7 @@ class Work:
     """Objects that were put, and the plans of groups of them."""
 
     data: dict[ObjectKey, bytes]
-    plans: list[GroupPlan]
+    plans: list[GroupPlan[Packable]]
 
 
 def prepare(system: System, groups: int, seed: int = 1) -> Work:
@@ -99,7 +99,7 @@ class WriteFlow:
         except BaseException as failure:
             self.flow.failures.append(failure)
 
-    def _next(self) -> GroupPlan | None:
+    def _next(self) -> GroupPlan[Packable] | None:
         with self._lock:
             return self._plans.pop() if self._plans else None
 
@@ -114,10 +114,10 @@ def _put(system: System, count: int, rng: random.Random) -> dict[ObjectKey, byte
     return data
 
 
-def _plans(system: System, keys: list[ObjectKey]) -> list[GroupPlan]:
+def _plans(system: System, keys: list[ObjectKey]) -> list[GroupPlan[Packable]]:
     plans = []
     for first in range(0, len(keys), OBJECTS_PER_GROUP):
-        merge_list = BestFitMergeList(system.geometry, 1000, 0)
+        merge_list = BestFitMergeList[Packable](system.geometry, 1000, 0)
         for key in keys[first : first + OBJECTS_PER_GROUP]:
             row = system.store().head(key)
             assert row.landing_id is not None

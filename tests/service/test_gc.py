@@ -12,6 +12,7 @@ from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.gc.progress import NAMED_MAX
+from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow
@@ -180,7 +181,7 @@ class OvertakenBy:
         self.other: Callable[[], object] | None = other
         self._writer = writer
 
-    def write(self, plan: GroupPlan) -> WriteResult:
+    def write(self, plan: GroupPlan[Packable]) -> WriteResult:
         other, self.other = self.other, None
         if other is not None:
             other()

@@ -59,8 +59,8 @@ class Writer:
         options = WriterOptions(BlockKind.FRESH, reserve_bytes=0, landing_grace_ms=0, read_back=True)
         return StripeWriter(metadata, blocks, sources, _NoWait(), lease, self.placement, options)
 
-    def plan(self, count: int, prefix: str = "o") -> GroupPlan:
-        merge_list = BestFitMergeList(self.system.geometry, 1000, 0)
+    def plan(self, count: int, prefix: str = "o") -> GroupPlan[Packable]:
+        merge_list = BestFitMergeList[Packable](self.system.geometry, 1000, 0)
         for key in self.bench.put_some(self.system, count, size_max=CHUNK // 2, prefix=prefix):
             row = self.system.store().head(key)
             assert row.landing_id is not None

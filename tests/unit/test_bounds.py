@@ -11,7 +11,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.bounds import bins_min, chunks_min, stripes_min, utilisation_max
 from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.packer import size_max
-from nos_ec.core.packing.plan import Candidate
+from nos_ec.core.packing.plan import Candidate, MergeList
 
 KIB = 1024
 
@@ -67,7 +67,7 @@ def test_chunks_of_large_objects() -> None:
 )
 def test_no_packing_beats_the_bound(objects: list[int], policy: str) -> None:
     geometry = Geometry()
-    merge = merge_list(policy, geometry, 1000, 1000, random.Random(0), names=False)
+    merge: MergeList[None] = merge_list(policy, geometry, 1000, 1000, random.Random(0), names=False)
     for size in objects:
         merge.add(Candidate(size, 44, None, 0))
     stripes = 0

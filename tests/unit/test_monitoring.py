@@ -23,6 +23,7 @@ from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.lanes import WRITE_SECONDS_BOUNDS, Lanes
+from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 from nos_ec.monitoring import metrics
 from nos_ec.monitoring.endpoint import Endpoint
@@ -445,7 +446,7 @@ def test_lanes_tell_what_they_are_at(stripe_count: int) -> None:
     writer = SlowWriter(seconds, WriteResult(stripe_count=stripe_count))
     lanes = Lanes([cast(StripeWriter, writer)], lambda: seconds[0])
     assert (lanes.count, lanes.busy, lanes.busy_s_max()) == (1, 0, 0)
-    lanes.submit(cast(GroupPlan, object()))
+    lanes.submit(cast(GroupPlan[Packable], object()))
     assert writer.begun.wait(10)
     seconds[0] += 2
     assert (lanes.busy, lanes.busy_s_max()) == (1, 2)

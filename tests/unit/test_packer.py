@@ -13,7 +13,7 @@ from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.header import header_length, names_size_max
 from nos_ec.core.packing.merge_list import POLICIES, merge_list
 from nos_ec.core.packing.packer import NAME_RECORD_MAX, size_max
-from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
+from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList, P
 
 KIB = 1024
 GEOMETRIES = (
@@ -28,7 +28,7 @@ GEOMETRIES = (
 )
 
 
-def check_plan(plan: GroupPlan, geometry: Geometry, names: bool = True) -> None:
+def check_plan(plan: GroupPlan[P], geometry: Geometry, names: bool = True) -> None:
     """Assert everything that a stripe writer relies on."""
     candidates = [candidate for candidate, _ in plan.placed]
     assert candidates
@@ -46,7 +46,7 @@ def check_plan(plan: GroupPlan, geometry: Geometry, names: bool = True) -> None:
     assert end <= plan.stripe_count * geometry.stripe_size, "invariant B"
 
 
-def drain(merge: MergeList, now_ms: int = 0) -> list[GroupPlan]:
+def drain(merge: MergeList[P], now_ms: int = 0) -> list[GroupPlan[P]]:
     plans = []
     while (plan := merge.plan(now_ms, flush=True)) is not None:
         assert plan.placed, "every plan makes progress"
@@ -90,8 +90,8 @@ def test_everything_is_planned_exactly_once_in_valid_groups(
 ) -> None:
     """Objects arrive and groups are taken in turns; then the rest is flushed."""
     geometry, objects = backlog
-    merge = merge_list(policy, geometry, window, 50, random.Random(seed), names=names)
-    plans: list[GroupPlan] = []
+    merge: MergeList[int] = merge_list(policy, geometry, window, 50, random.Random(seed), names=names)
+    plans: list[GroupPlan[int]] = []
     waiting = 0
     for now_ms, (size, name_size) in enumerate(objects):
         merge.add(Candidate(size, name_size, now_ms, now_ms))
@@ -115,7 +115,7 @@ def test_everything_is_planned_exactly_once_in_valid_groups(
 def test_any_accepted_object_can_be_planned_alone(geometry: Geometry, policy: str) -> None:
     """With the longest name there is, in the fewest stripes."""
     for size in boundary_sizes(geometry):
-        merge = merge_list(policy, geometry, 10, 1000, random.Random(0))
+        merge: MergeList[None] = merge_list(policy, geometry, 10, 1000, random.Random(0))
         merge.add(Candidate(size, NAME_RECORD_MAX, None, 0))
         (plan,) = drain(merge)
         check_plan(plan, geometry)
@@ -130,7 +130,7 @@ def test_sizes_at_boundaries_together(geometry: Geometry, policy: str) -> None:
     for seed in range(5):
         sizes = boundary_sizes(geometry) * 3
         random.Random(seed).shuffle(sizes)
-        merge = merge_list(policy, geometry, 1000, 1000, random.Random(seed))
+        merge: MergeList[None] = merge_list(policy, geometry, 1000, 1000, random.Random(seed))
         for size in sizes:
             merge.add(Candidate(size, 44, None, 0))
         plans = drain(merge)
@@ -144,7 +144,7 @@ def test_sizes_at_boundaries_together(geometry: Geometry, policy: str) -> None:
 def test_front_that_outgrows_chunks(geometry: Geometry, policy: str) -> None:
     """Tens of thousands of one-byte objects: headers and names take more room than the data, and several chunks."""
     count = 30_000
-    merge = merge_list(policy, geometry, count, 1000, random.Random(0))
+    merge: MergeList[None] = merge_list(policy, geometry, count, 1000, random.Random(0))
     for _ in range(count):
         merge.add(Candidate(1, 44, None, 0))
     merge.add(Candidate(3 * geometry.chunk_size, 44, None, 0))
@@ -158,7 +158,7 @@ def test_front_that_outgrows_chunks(geometry: Geometry, policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("size", [0, -1, size_max(Geometry()) + 1])
 def test_sizes_that_cannot_be_packed_are_refused(policy: str, size: int) -> None:
-    merge = merge_list(policy, Geometry(), 10, 1000, random.Random(0))
+    merge: MergeList[None] = merge_list(policy, Geometry(), 10, 1000, random.Random(0))
     with pytest.raises(ValueError, match=f"object of {size} bytes: only 1 to {merge.size_max} bytes can be packed"):
         merge.add(Candidate(size, 44, None, 0))
     assert len(merge) == 0
@@ -166,7 +166,7 @@ def test_sizes_that_cannot_be_packed_are_refused(policy: str, size: int) -> None
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_impossible_names_and_double_adds_are_refused(policy: str) -> None:
-    merge = merge_list(policy, Geometry(), 10, 1000, random.Random(0))
+    merge: MergeList[None] = merge_list(policy, Geometry(), 10, 1000, random.Random(0))
     with pytest.raises(ValueError, match="name record of 1284 bytes"):
         merge.add(Candidate(1, NAME_RECORD_MAX + 1, None, 0))
     candidate = Candidate(1, 44, None, 0)
@@ -179,7 +179,7 @@ def test_impossible_names_and_double_adds_are_refused(policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_candidate_may_come_back_after_its_plan_was_dropped(policy: str) -> None:
     """The stripe writer adds objects again when the rest of their group could not be read."""
-    merge = merge_list(policy, Geometry(), 10, 1000, random.Random(0))
+    merge: MergeList[int] = merge_list(policy, Geometry(), 10, 1000, random.Random(0))
     candidates = [Candidate(100 + i, 44, i, 0) for i in range(5)]
     for candidate in candidates:
         merge.add(candidate)
@@ -188,14 +188,14 @@ def test_a_candidate_may_come_back_after_its_plan_was_dropped(policy: str) -> No
         merge.add(candidate)
     (plan,) = drain(merge)
     check_plan(plan, Geometry())
-    assert sorted(c.payload for c, _ in plan.placed) == [0, 1, 2, 3, 4]  # type: ignore[type-var]
+    assert sorted(c.payload for c, _ in plan.placed) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_same_input_same_plans(policy: str) -> None:
     def run() -> list[list[tuple[object, int]]]:
         rng = random.Random(5)
-        merge = merge_list(policy, Geometry(), 50, 100, random.Random(9))
+        merge: MergeList[int] = merge_list(policy, Geometry(), 50, 100, random.Random(9))
         for i in range(400):
             merge.add(Candidate(rng.randint(1, 300_000), 44, i, i))
         return [[(c.payload, offset) for c, offset in plan.placed] for plan in drain(merge)]

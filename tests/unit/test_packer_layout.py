@@ -16,7 +16,7 @@ CHUNK = 16 * 1024
 SMALL_CHUNKS = Geometry(k=4, m=2, chunk_size=CHUNK)
 
 
-def check_layout(plan: GroupPlan, geometry: Geometry) -> None:
+def check_layout(plan: GroupPlan[None], geometry: Geometry) -> None:
     end = plan.header_length + plan.names_room
     assert plan.header_length == header_length(len(plan.placed))
     for candidate, offset in plan.placed:
@@ -26,14 +26,14 @@ def check_layout(plan: GroupPlan, geometry: Geometry) -> None:
     assert end <= plan.stripe_count * geometry.stripe_size
 
 
-def opened(layout: GroupLayout, size: int) -> Bin:
+def opened(layout: GroupLayout[None], size: int) -> Bin[None]:
     """A new bin, begun with an object of that many bytes and no name."""
     into = layout.open(Candidate(size, 0, None, 0))
     assert into is not None
     return into
 
 
-def use_up_allowance(layout: GroupLayout, rng: random.Random) -> None:
+def use_up_allowance(layout: GroupLayout[None], rng: random.Random) -> None:
     """Spend one of the three limits to the last, and as much of the others as goes with it."""
     into = rng.choice(layout.bins)
     allowed = layout.allowance(into)
@@ -59,7 +59,7 @@ def test_full_use_of_every_allowance(geometry: Geometry, names: bool) -> None:
     chunk = geometry.chunk_size
     for seed in range(150 if chunk == CHUNK else 25):
         rng = random.Random(seed)
-        layout = GroupLayout(geometry, rng.randint(1, geometry.stripes_per_group_max), names=names)
+        layout = GroupLayout[None](geometry, rng.randint(1, geometry.stripes_per_group_max), names=names)
         for _ in range(60):
             size = rng.choice([1, 100, chunk - PAGE, chunk, rng.randint(1, chunk), rng.randint(1, 3 * chunk)])
             candidate = Candidate(size, rng.choice([5, 44, NAME_RECORD_MAX]), None, 0)
@@ -77,7 +77,7 @@ def test_full_use_of_every_allowance(geometry: Geometry, names: bool) -> None:
 @pytest.mark.parametrize("size", [CHUNK // 2, 2 * CHUNK + CHUNK // 2])
 def test_front_pushes_the_bin_that_it_reaches(size: int) -> None:
     """As far as the bin has room, large objects in it or not; not a byte more."""
-    layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
+    layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     into = opened(layout, size)
     first = layout.chunks_free
     while (allowed := layout.allowance(into)).room > 0:
@@ -93,7 +93,7 @@ def test_front_pushes_the_bin_that_it_reaches(size: int) -> None:
 
 def test_large_object_right_behind_the_front() -> None:
     """Of k chunks in a single stripe: it starts behind the header, and what follows shares its last chunk."""
-    layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
+    layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     assert not layout.open(Candidate(4 * CHUNK - PAGE + 1, 0, None, 0)), "it would need a fifth chunk"
     into = opened(layout, 3 * CHUNK + 100)
     assert layout.allowance(into).room == CHUNK - PAGE - 100
@@ -104,7 +104,7 @@ def test_large_object_right_behind_the_front() -> None:
 
 
 def test_chained_large_objects_share_a_chunk() -> None:
-    layout = GroupLayout(SMALL_CHUNKS, 2, names=False)
+    layout = GroupLayout[None](SMALL_CHUNKS, 2, names=False)
     into = opened(layout, 2 * CHUNK + 1000)
     assert not layout.chain(into, Candidate(CHUNK + CHUNK - 999, 0, None, 0)), "the rests sum to a byte over a chunk"
     assert layout.chain(into, Candidate(CHUNK + CHUNK - 1000, 0, None, 0))
@@ -116,18 +116,18 @@ def test_chained_large_objects_share_a_chunk() -> None:
 
 
 def test_stripes_without_data_are_left_out() -> None:
-    layout = GroupLayout(SMALL_CHUNKS, 4, names=False)
+    layout = GroupLayout[None](SMALL_CHUNKS, 4, names=False)
     assert layout.open(Candidate(100, 0, None, 0))
     assert layout.seal().stripe_count == 1
 
 
 def test_overlaps_are_never_sealed() -> None:
     """A policy that takes more than its allowance is stopped before anything is written."""
-    layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
+    layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     layout.extend(opened(layout, 100), [Candidate(CHUNK, 0, None, 0)], CHUNK, 0)
     with pytest.raises(AssertionError, match="a bin is longer than its chunks"):
         layout.seal()
-    layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
+    layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     assert layout.open(Candidate(3 * CHUNK + 100, 0, None, 0))
     layout.extend(layout.bins[0], [Candidate(1, 0, None, 0)] * CHUNK, 0, 0)
     with pytest.raises(AssertionError, match="a group is longer than its stripes"):
@@ -136,7 +136,7 @@ def test_overlaps_are_never_sealed() -> None:
 
 def test_front_lies_in_the_emptiest_bin() -> None:
     """Whenever that bin was opened: the others may then be filled to the last byte."""
-    layout = GroupLayout(SMALL_CHUNKS, 1, names=False)
+    layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     emptiest = opened(layout, CHUNK - PAGE)
     for _ in range(2):
         opened(layout, CHUNK)
@@ -152,7 +152,7 @@ def test_front_lies_in_the_emptiest_bin() -> None:
 
 
 def test_limit_gives_up_whole_stripes_only() -> None:
-    layout = GroupLayout(SMALL_CHUNKS, 4, names=False)
+    layout = GroupLayout[None](SMALL_CHUNKS, 4, names=False)
     opened(layout, CHUNK)
     layout.limit(3 * CHUNK, PAGE)
     assert layout.chunks_free == 2 * 4 - 1, "the front has no room in a full chunk"
@@ -167,7 +167,7 @@ def test_limit_gives_up_whole_stripes_only() -> None:
 def test_long_waits_with_all_kinds_of_names(window: int) -> None:
     """A long stream of tiny objects with long names among others, so that overdue objects meet a tight front."""
     rng = random.Random(window)
-    merge = BestFitMergeList(SMALL_CHUNKS, window, 1 << 40)
+    merge = BestFitMergeList[None](SMALL_CHUNKS, window, 1 << 40)
     packed = 0
     for i in range(6000):
         size = rng.choice([1, 1, 1, 900, rng.randint(1, CHUNK), rng.randint(1, 4 * CHUNK)])
@@ -182,7 +182,7 @@ def test_long_waits_with_all_kinds_of_names(window: int) -> None:
 def test_an_overdue_object_behind_another_of_its_class() -> None:
     """The first of the class is 5 bytes too large for the room, the second fits: the right one is taken."""
     geometry, kib = Geometry(), 1024
-    merge = BestFitMergeList(geometry, 1000, 10, names=False)
+    merge = BestFitMergeList[None](geometry, 1000, 10, names=False)
     sizes = [28 * kib - 20, 100 * kib + 25, 100 * kib + 15]
     for size in sizes:
         merge.add(Candidate(size, 0, None, 0))

@@ -18,7 +18,7 @@ KIB = 1024
 GEOMETRY = Geometry()
 
 
-def add(merge: MergeList, size: int, now_ms: int) -> Candidate:
+def add(merge: MergeList[None], size: int, now_ms: int) -> Candidate[None]:
     candidate = Candidate(size, 44, None, now_ms)
     merge.add(candidate)
     return candidate
@@ -26,7 +26,7 @@ def add(merge: MergeList, size: int, now_ms: int) -> Candidate:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nothing_is_planned_before_the_deadline_of_a_short_list(policy: str) -> None:
-    merge = merge_list(policy, GEOMETRY, 100, 500, random.Random(0))
+    merge: MergeList[None] = merge_list(policy, GEOMETRY, 100, 500, random.Random(0))
     assert merge.plan(0) is None
     add(merge, 1000, now_ms=7)
     add(merge, 1000, now_ms=100)
@@ -40,7 +40,7 @@ def test_nothing_is_planned_before_the_deadline_of_a_short_list(policy: str) -> 
 
 def test_deadline_group_takes_overdue_objects_before_better_fits() -> None:
     """One stripe holds the 12 overdue objects, so all of them are in it though others fill chunks exactly."""
-    merge = BestFitMergeList(GEOMETRY, 1000, 500)
+    merge = BestFitMergeList[None](GEOMETRY, 1000, 500)
     overdue = [add(merge, 50 * KIB, now_ms=0) for _ in range(12)]
     for _ in range(20):
         add(merge, 128 * KIB, now_ms=400)
@@ -55,7 +55,7 @@ def test_deadline_group_takes_overdue_objects_before_better_fits() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_deadline_drains_several_groups(policy: str) -> None:
-    merge = merge_list(policy, GEOMETRY, 1000, 500, random.Random(0))
+    merge: MergeList[None] = merge_list(policy, GEOMETRY, 1000, 500, random.Random(0))
     for _ in range(60):
         add(merge, 120 * KIB, now_ms=0)
     add(merge, 10, now_ms=300)
@@ -69,7 +69,7 @@ def test_deadline_drains_several_groups(policy: str) -> None:
 
 @pytest.mark.parametrize(("size", "count", "stripes"), [(70 * KIB, 8, 1), (1000, 3, 1), (900 * KIB, 2, 2)])
 def test_needed_groups_use_few_stripes(size: int, count: int, stripes: int) -> None:
-    merge = BestFitMergeList(GEOMETRY, 1000, 500)
+    merge = BestFitMergeList[None](GEOMETRY, 1000, 500)
     for _ in range(count):
         add(merge, size, now_ms=0)
     plan = merge.plan(500)
@@ -80,7 +80,7 @@ def test_needed_groups_use_few_stripes(size: int, count: int, stripes: int) -> N
 
 def test_full_backlog_makes_full_groups_without_a_deadline() -> None:
     """Objects over the window go to the open group, which is handed out when nothing fits it any more."""
-    merge = BestFitMergeList(GEOMETRY, 100, 1 << 40)
+    merge = BestFitMergeList[None](GEOMETRY, 100, 1 << 40)
     waiting = [add(merge, 300 * KIB + i, now_ms=0) for i in range(100)]
     assert merge.plan(0) is None
     assert all(c.waiting for c in waiting), "no more than the window"
@@ -92,7 +92,7 @@ def test_full_backlog_makes_full_groups_without_a_deadline() -> None:
 
 def test_the_open_group_counts_until_it_is_handed_out() -> None:
     """The consumer limits its memory by these figures."""
-    merge = BestFitMergeList(GEOMETRY, 10, 500)
+    merge = BestFitMergeList[None](GEOMETRY, 10, 500)
     waiting = [add(merge, 1000, now_ms=i) for i in range(100)]
     assert merge.plan(100) is None
     assert sum(c.waiting for c in waiting) <= 10
@@ -110,7 +110,7 @@ def test_the_open_group_counts_until_it_is_handed_out() -> None:
 
 def test_a_window_of_objects_ends_the_group_with_its_stripe() -> None:
     """So that no more than two windows and a stripe are held, however small objects are."""
-    merge = BestFitMergeList(GEOMETRY, 100, 1 << 40)
+    merge = BestFitMergeList[None](GEOMETRY, 100, 1 << 40)
     for count in range(1, 5001):
         add(merge, 4000, now_ms=0)
         while (plan := merge.plan(0)) is not None:
@@ -121,7 +121,7 @@ def test_a_window_of_objects_ends_the_group_with_its_stripe() -> None:
 
 @pytest.mark.parametrize("size", [1, 100 * KIB, GEOMETRY.stripe_size - PAGE - names_size_max(NAME_RECORD_MAX) + 1])
 def test_flush_makes_room_for_the_longest_names(size: int) -> None:
-    merge = BestFitMergeList(GEOMETRY, 10, 1 << 40)
+    merge = BestFitMergeList[None](GEOMETRY, 10, 1 << 40)
     merge.add(Candidate(size, NAME_RECORD_MAX, None, 0))
     plan = merge.plan(0, flush=True)
     assert plan is not None
@@ -129,7 +129,7 @@ def test_flush_makes_room_for_the_longest_names(size: int) -> None:
 
 
 def test_flush_closes_the_open_group_with_all_that_fits() -> None:
-    merge = BestFitMergeList(GEOMETRY, 20, 1 << 40)
+    merge = BestFitMergeList[None](GEOMETRY, 20, 1 << 40)
     for size in [100 * KIB, 20 * KIB] * 16:
         add(merge, size, now_ms=0)
     assert merge.plan(0) is None
@@ -140,7 +140,7 @@ def test_flush_closes_the_open_group_with_all_that_fits() -> None:
 
 def test_deadline_of_an_object_in_the_open_group_adds_no_stripe() -> None:
     """What is not overdue fills the last stripe of it, and no more."""
-    merge = BestFitMergeList(GEOMETRY, 20, 500)
+    merge = BestFitMergeList[None](GEOMETRY, 20, 500)
     for i in range(22):
         add(merge, 100 * KIB, now_ms=0 if i < 2 else 400)
     assert merge.plan(400) is None
@@ -155,8 +155,8 @@ def test_deadline_of_an_object_in_the_open_group_adds_no_stripe() -> None:
 @pytest.mark.parametrize("workload", ["W1", "W3", "W4", "W6", "W7"])
 def test_the_window_is_a_limit_of_number_and_wait(workload: str, window: int) -> None:
     """Invariants E and F: whenever `plan` has no group, at most a window of objects waits, each for at most two."""
-    merge = BestFitMergeList(GEOMETRY, window, 1 << 40)
-    waiting: list[Candidate] = []
+    merge = BestFitMergeList[None](GEOMETRY, window, 1 << 40)
+    waiting: list[Candidate[None]] = []
     for arrived, size in enumerate(sizes(workload, 1200, random.Random(window), merge.size_max), 1):
         waiting.append(add(merge, size, now_ms=0))
         while merge.plan(0) is not None:
@@ -168,7 +168,7 @@ def test_the_window_is_a_limit_of_number_and_wait(workload: str, window: int) ->
 
 @pytest.mark.parametrize("names", [True, False])
 def test_a_group_of_one_stripe_takes_what_needs_more(names: bool) -> None:
-    merge = BestFitMergeList(GEOMETRY, 5, 1 << 40, group_stripes=1, names=names)
+    merge = BestFitMergeList[None](GEOMETRY, 5, 1 << 40, group_stripes=1, names=names)
     rng, packed = random.Random(1), 0
     for _ in range(300):
         add(merge, rng.choice([3_900_000, 2_000_000, 140_000, 70_000, 900]), now_ms=0)
@@ -183,7 +183,7 @@ def test_a_group_of_one_stripe_takes_what_needs_more(names: bool) -> None:
 def test_no_object_starves(policy: str, fraction_large: float) -> None:
     """Awkward sizes among easy ones: a bound on arrivals seen while waiting, as a stream goes on."""
     window, rng = 200, random.Random(3)
-    merge = merge_list(policy, GEOMETRY, window, 2 * window, random.Random(4))
+    merge: MergeList[None] = merge_list(policy, GEOMETRY, window, 2 * window, random.Random(4))
     wait_max = arrivals = 0
     while arrivals < 6000:
         large = rng.random() < fraction_large
@@ -201,7 +201,7 @@ def test_no_object_starves(policy: str, fraction_large: float) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_group_below_the_fill_limit_waits_for_the_longer_one(policy: str) -> None:
     half = GEOMETRY.stripe_size // 2
-    merge = merge_list(policy, GEOMETRY, 1000, Linger(500, 9000, half), random.Random(0))
+    merge: MergeList[None] = merge_list(policy, GEOMETRY, 1000, Linger(500, 9000, half), random.Random(0))
     for arrived_ms in (0, 100):
         merge.add(Candidate(1000, 20, None, arrived_ms))
     assert merge.next_deadline_ms() == 9000
@@ -214,7 +214,9 @@ def test_a_group_below_the_fill_limit_waits_for_the_longer_one(policy: str) -> N
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_group_above_the_fill_limit_waits_for_the_shorter_one(policy: str) -> None:
     size = GEOMETRY.chunk_size // 2
-    merge = merge_list(policy, GEOMETRY, 1000, Linger(500, 9000, GEOMETRY.stripe_size // 2), random.Random(0))
+    merge: MergeList[None] = merge_list(
+        policy, GEOMETRY, 1000, Linger(500, 9000, GEOMETRY.stripe_size // 2), random.Random(0)
+    )
     for _ in range(GEOMETRY.k - 1):
         merge.add(Candidate(size, 20, None, 0))
     assert merge.plan(500) is None
@@ -227,7 +229,9 @@ def test_a_group_above_the_fill_limit_waits_for_the_shorter_one(policy: str) -> 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_flush_knows_no_fill_limit(policy: str) -> None:
-    merge = merge_list(policy, GEOMETRY, 1000, Linger(500, 9000, GEOMETRY.stripe_size), random.Random(0))
+    merge: MergeList[None] = merge_list(
+        policy, GEOMETRY, 1000, Linger(500, 9000, GEOMETRY.stripe_size), random.Random(0)
+    )
     merge.add(Candidate(1000, 20, None, 0))
     assert merge.plan(1, flush=True) is not None
 

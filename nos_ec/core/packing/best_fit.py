@@ -22,9 +22,11 @@ few stripes as possible. Objects leave only in whole groups, so the oldest objec
 
 from __future__ import annotations
 
+from typing import Generic
+
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.packer import NAME_RECORD_MAX, Bin, GroupLayout, check_candidate, size_max
-from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, lingering
+from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, P, lingering
 from nos_ec.core.packing.size_classes import SizeClasses
 
 GROUP_STRIPES = 4
@@ -52,7 +54,7 @@ FULL_FRACTION = 1 / 512
 """Share of a chunk that is not worth a search: a bin with no more room than this counts as full."""
 
 
-class BestFitMergeList:
+class BestFitMergeList(Generic[P]):
     """MergeList of policy "best".
 
     window: most objects that wait outside the open group. linger: longest wait when events are rare. group_stripes:
@@ -76,10 +78,10 @@ class BestFitMergeList:
         self._chunk = geometry.chunk_size
         self._size_max = size_max(geometry)
         self._arrivals = 0
-        self._waiting = SizeClasses(geometry.chunk_size)
-        self._group: GroupLayout | None = None
+        self._waiting: SizeClasses[P] = SizeClasses(geometry.chunk_size)
+        self._group: GroupLayout[P] | None = None
         # The oldest object of all when the open group was begun. It still is the oldest, in the group or not.
-        self._oldest: Candidate | None = None
+        self._oldest: Candidate[P] | None = None
         self._overdue_count = OVERDUE_WINDOWS * window
         self._held_count = HELD_WINDOWS * window
         self._left_min = int(LEFT_FRACTION * window)
@@ -87,7 +89,7 @@ class BestFitMergeList:
         self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
         self._full_room = int(FULL_FRACTION * geometry.chunk_size)
 
-    def add(self, candidate: Candidate) -> None:
+    def add(self, candidate: Candidate[P]) -> None:
         """See MergeList."""
         size = candidate.size
         if not 1 <= size <= self._size_max or not 0 <= candidate.name_size <= NAME_RECORD_MAX or candidate.seq >= 0:
@@ -101,7 +103,7 @@ class BestFitMergeList:
         else:
             self._waiting.add_large(candidate)
 
-    def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan | None:
+    def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan[P] | None:
         """See MergeList."""
         plan = self._plan_overflow()
         if plan is not None:
@@ -131,7 +133,7 @@ class BestFitMergeList:
 
     # --- groups ---------------------------------------------------------------------------------------
 
-    def _plan_overflow(self) -> GroupPlan | None:
+    def _plan_overflow(self) -> GroupPlan[P] | None:
         """Move objects to the open group until at most `window` of them wait. Returns the group once it is full."""
         while len(self._waiting) > self._window or self._late():
             group = self._group or self._begin_group()
@@ -139,7 +141,7 @@ class BestFitMergeList:
                 return self._finish(group, [])
         return None
 
-    def _plan_early(self, now_ms: int, *, flush: bool) -> GroupPlan:
+    def _plan_early(self, now_ms: int, *, flush: bool) -> GroupPlan[P]:
         """Close the open group with the overdue objects (on flush: with all), in as few stripes as they need."""
         waiting = self._waiting
         group = self._group or self._begin_group()
@@ -154,9 +156,9 @@ class BestFitMergeList:
         group.limit(size, group.front(count, group.names_size + sum(c.name_size for c in named)))
         return self._finish(group, overdue)
 
-    def _overdue(self, now_ms: int) -> list[Candidate]:
+    def _overdue(self, now_ms: int) -> list[Candidate[P]]:
         """The waiting objects past their deadline, oldest first, up to what may fit in one group."""
-        overdue: list[Candidate] = []
+        overdue: list[Candidate[P]] = []
         room = self._stripes_aim * self._geometry.stripe_size
         limit_ms = self._linger.limit_ms(self.waiting_bytes)
         for candidate in self._waiting.by_arrival():
@@ -166,15 +168,15 @@ class BestFitMergeList:
             room -= candidate.size
         return overdue
 
-    def _begin_group(self) -> GroupLayout:
+    def _begin_group(self) -> GroupLayout[P]:
         """Open a group with the default number of stripes, or with as many as the oldest object needs."""
         self._oldest = oldest = self._oldest_first()[0]
-        alone = GroupLayout(self._geometry, 1, names=self._names)
+        alone: GroupLayout[P] = GroupLayout(self._geometry, 1, names=self._names)
         stripes_min = self._geometry.stripes_for(alone.front_size(oldest) + oldest.size)
         self._group = GroupLayout(self._geometry, max(self._stripes_aim, stripes_min), names=self._names)
         return self._group
 
-    def _finish(self, group: GroupLayout, overdue: list[Candidate]) -> GroupPlan:
+    def _finish(self, group: GroupLayout[P], overdue: list[Candidate[P]]) -> GroupPlan[P]:
         """Close the group: add the overdue objects as far as they fit, then whatever else fits."""
         while (opened := self._open_bin(group)) is not None:
             self._place_all(group, opened, overdue)
@@ -186,7 +188,7 @@ class BestFitMergeList:
 
     # --- what goes in ---------------------------------------------------------------------------------
 
-    def _place_some(self, group: GroupLayout) -> bool:
+    def _place_some(self, group: GroupLayout[P]) -> bool:
         """Move something to the group by rules 1 to 3. False when the group is to be closed."""
         if group.bins and self._fill(group, group.bins[-1], self._left_min):
             return True
@@ -200,19 +202,19 @@ class BestFitMergeList:
             return True
         return any(self._fill(group, into, self._left_min) for into in group.bins)
 
-    def _late(self) -> list[Candidate]:
+    def _late(self) -> list[Candidate[P]]:
         """The oldest small and the oldest large object, as far as they are overdue by arrivals."""
         seq_overdue = self._arrivals - self._overdue_count
         return [c for c in self._oldest_first() if c.seq < seq_overdue]
 
-    def _oldest_first(self) -> tuple[Candidate, ...]:
+    def _oldest_first(self) -> tuple[Candidate[P], ...]:
         """The oldest small and the oldest large object."""
         small, large = self._waiting.oldest_small(), self._waiting.oldest_large()
         if small is None or large is None:
             return tuple(c for c in (small, large) if c is not None)
         return (small, large) if small.seq < large.seq else (large, small)
 
-    def _open_bin(self, group: GroupLayout) -> Bin | None:
+    def _open_bin(self, group: GroupLayout[P]) -> Bin[P] | None:
         """Open a bin with the oldest object that the group still has room for."""
         if not group.chunks_free:
             return None
@@ -225,13 +227,13 @@ class BestFitMergeList:
         # Only the chunk behind the front is smaller than the others, so the oldest may not fit there.
         return self._open_with(group, self._waiting.largest_small_within(max(0, group.small_size_max())))
 
-    def _open_with(self, group: GroupLayout, seed: Candidate | None) -> Bin | None:
+    def _open_with(self, group: GroupLayout[P], seed: Candidate[P] | None) -> Bin[P] | None:
         opened = None if seed is None else group.open(seed)
         if seed is not None and opened is not None:
             self._waiting.take(seed)
         return opened
 
-    def _fill(self, group: GroupLayout, into: Bin, left_min: int) -> bool:
+    def _fill(self, group: GroupLayout[P], into: Bin[P], left_min: int) -> bool:
         """Fill a bin as long as more than `left_min` objects wait. Returns whether anything was placed."""
         waiting, room, count = self._waiting, self._chunk - into.rests, group.count
         if room <= self._full_room or (not waiting.large_count and waiting.largest_small_within(room) is None):
@@ -244,7 +246,7 @@ class BestFitMergeList:
             self._fill_best(group, into, left_min)
         return group.count > count
 
-    def _place_overdue(self, group: GroupLayout, into: Bin) -> None:
+    def _place_overdue(self, group: GroupLayout[P], into: Bin[P]) -> None:
         """Add objects that are overdue by arrivals, oldest first, until one does not fit."""
         seq_overdue = self._arrivals - self._overdue_count
         while (large := self._waiting.oldest_large()) is not None and large.seq < seq_overdue:
@@ -258,12 +260,12 @@ class BestFitMergeList:
         if taken:
             group.extend(into, taken, size, names_size)
 
-    def _place_all(self, group: GroupLayout, into: Bin, candidates: list[Candidate]) -> None:
+    def _place_all(self, group: GroupLayout[P], into: Bin[P], candidates: list[Candidate[P]]) -> None:
         for candidate in candidates:
             if candidate.waiting:
                 self._place(group, into, candidate)
 
-    def _place(self, group: GroupLayout, into: Bin, candidate: Candidate) -> bool:
+    def _place(self, group: GroupLayout[P], into: Bin[P], candidate: Candidate[P]) -> bool:
         """Add one object to the bin, if it fits."""
         if candidate.size > self._chunk:
             if not group.chain(into, candidate):
@@ -276,7 +278,7 @@ class BestFitMergeList:
         self._waiting.take(candidate)
         return True
 
-    def _chain_large(self, group: GroupLayout, into: Bin) -> bool:
+    def _chain_large(self, group: GroupLayout[P], into: Bin[P]) -> bool:
         """Add the large objects whose rests fill the bin best; False when none does."""
         chained = False
         while True:
@@ -285,7 +287,7 @@ class BestFitMergeList:
                 return chained
             chained = True
 
-    def _fill_best(self, group: GroupLayout, into: Bin, left_min: int) -> int:
+    def _fill_best(self, group: GroupLayout[P], into: Bin[P], left_min: int) -> int:
         """Add the small objects that fill the bin best. Returns the bytes of room left."""
         while True:
             allowed = group.allowance(into)

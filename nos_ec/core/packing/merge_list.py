@@ -8,7 +8,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.best_fit import BestFitMergeList
 from nos_ec.core.packing.nos_policy import NosMergeList
-from nos_ec.core.packing.plan import Linger, MergeList, lingering
+from nos_ec.core.packing.plan import Linger, MergeList, P, lingering
 
 POLICIES = ("best", "nos")
 """The default comes first."""
@@ -22,7 +22,7 @@ __all__ = ["DENSITY", "POLICIES", "BestFitMergeList", "NosMergeList", "merge_lis
 
 def merge_list(
     policy: str, geometry: Geometry, window: int, linger: Linger | int, rng: random.Random, *, names: bool = True
-) -> MergeList:
+) -> MergeList[P]:
     """An empty merge list of that policy. `window` counts objects; only "nos" uses `rng`. A `linger` given as a number
     of milliseconds applies however little waits.
 

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from typing import Generic
 
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.packer import GroupLayout, check_candidate, size_max
-from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, lingering
+from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, P, lingering
 
 CLASSES_PER_CHUNK = 8
 FILLED_MIN = 0.8
 """Share of a group that must be user data unless the deadline has passed."""
 
 
-class NosMergeList:
+class NosMergeList(Generic[P]):
     """MergeList of policy "nos". `rng` draws the classes: the same seed gives the same plans."""
 
     def __init__(
@@ -37,13 +38,13 @@ class NosMergeList:
         self._names = names
         self._size_max = size_max(geometry)
         self._class_size = geometry.chunk_size // CLASSES_PER_CHUNK
-        self._classes: list[deque[Candidate]] = [deque() for _ in range(CLASSES_PER_CHUNK + 1)]
+        self._classes: list[deque[Candidate[P]]] = [deque() for _ in range(CLASSES_PER_CHUNK + 1)]
         self._arrivals = 0
         self._count = 0
         self._bytes = 0
         self._count_put_back = 0
 
-    def add(self, candidate: Candidate) -> None:
+    def add(self, candidate: Candidate[P]) -> None:
         """See MergeList."""
         check_candidate(candidate, self._size_max)
         candidate.seq = self._arrivals
@@ -53,7 +54,7 @@ class NosMergeList:
         self._count += 1
         self._bytes += candidate.size
 
-    def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan | None:
+    def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan[P] | None:
         """See MergeList. A group that misses the 80 % is not tried again until another object has arrived."""
         oldest = self._oldest()
         if oldest is None:
@@ -87,19 +88,19 @@ class NosMergeList:
         """See MergeList."""
         return self._size_max
 
-    def _class_of(self, candidate: Candidate) -> int:
+    def _class_of(self, candidate: Candidate[P]) -> int:
         return min((candidate.size - 1) // self._class_size, CLASSES_PER_CHUNK)
 
-    def _oldest(self) -> Candidate | None:
+    def _oldest(self) -> Candidate[P] | None:
         return min((fifo[0] for fifo in self._classes if fifo), key=lambda c: c.seq, default=None)
 
-    def _draw_first(self) -> Candidate:
+    def _draw_first(self) -> Candidate[P]:
         return self._rng.choice([fifo[0] for fifo in self._classes if fifo])
 
-    def _lay_out(self, first: Candidate) -> GroupLayout:
-        probe = GroupLayout(self._geometry, 1, names=self._names)
+    def _lay_out(self, first: Candidate[P]) -> GroupLayout[P]:
+        probe: GroupLayout[P] = GroupLayout(self._geometry, 1, names=self._names)
         stripes = self._geometry.stripes_for(probe.front_size(first) + first.size)
-        layout = GroupLayout(self._geometry, stripes, names=self._names)
+        layout: GroupLayout[P] = GroupLayout(self._geometry, stripes, names=self._names)
         opened = layout.open(first)
         assert opened is not None, "an accepted object has no place in a group of its own"
         self._take(first)
@@ -108,11 +109,11 @@ class NosMergeList:
             self._fill(layout)
         return layout
 
-    def _fill(self, layout: GroupLayout) -> None:
+    def _fill(self, layout: GroupLayout[P]) -> None:
         while self._serve(layout, opening=False):
             pass
 
-    def _serve(self, layout: GroupLayout, *, opening: bool) -> bool:
+    def _serve(self, layout: GroupLayout[P], *, opening: bool) -> bool:
         """Place the head of a random non-empty class, or else of the next smaller one whose head fits."""
         # Only small objects join an open bin; a large one begins its own.
         usable = self._classes if opening else self._classes[:CLASSES_PER_CHUNK]
@@ -125,13 +126,13 @@ class NosMergeList:
                 return True
         return False
 
-    def _take(self, candidate: Candidate) -> None:
+    def _take(self, candidate: Candidate[P]) -> None:
         self._classes[self._class_of(candidate)].popleft()
         candidate.waiting = False
         self._count -= 1
         self._bytes -= candidate.size
 
-    def _put_back(self, candidates: list[Candidate]) -> None:
+    def _put_back(self, candidates: list[Candidate[P]]) -> None:
         for candidate in sorted(candidates, key=lambda c: c.seq, reverse=True):
             self._classes[self._class_of(candidate)].appendleft(candidate)
             candidate.waiting = True
@@ -140,7 +141,7 @@ class NosMergeList:
         self._count_put_back = self._count
 
 
-def _join(layout: GroupLayout, candidate: Candidate) -> bool:
+def _join(layout: GroupLayout[P], candidate: Candidate[P]) -> bool:
     allowed = layout.allowance(layout.bins[-1])
     if candidate.size > allowed.room or not allowed.entries or candidate.name_size > allowed.names:
         return False

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from itertools import accumulate, chain
 from operator import attrgetter
+from typing import Generic
 
 from nos_ec.core.geometry import CHUNK_SIZE_MIN, PAGE, Geometry
 from nos_ec.core.header import (
@@ -35,7 +36,7 @@ from nos_ec.core.header import (
     names_size_max,
 )
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX
-from nos_ec.core.packing.plan import Candidate, GroupPlan, PlacedObject
+from nos_ec.core.packing.plan import Candidate, GroupPlan, P, PlacedObject
 
 NAME_RECORD_MAX = NAME_RECORD_FIXED + BUCKET_BYTES_MAX + NAME_BYTES_MAX
 """Bytes of the largest name record before compression."""
@@ -54,7 +55,7 @@ def size_max(geometry: Geometry) -> int:
     return geometry.group_size_max - PAGE - names_size_max(NAME_RECORD_MAX)
 
 
-def check_candidate(candidate: Candidate, size_max: int) -> None:
+def check_candidate(candidate: Candidate[P], size_max: int) -> None:
     """Raise ValueError for a candidate that no merge list may take."""
     if not 1 <= candidate.size <= size_max:
         raise ValueError(f"object of {candidate.size} bytes: only 1 to {size_max} bytes can be packed")
@@ -76,19 +77,19 @@ class Allowance:
         self.names = names
 
 
-class Bin:
+class Bin(Generic[P]):
     """A row of `full + 1` neighbouring chunks: its large objects, then its small ones, whose rests sum to `rests`."""
 
     __slots__ = ("full", "large", "rests", "small")
 
-    def __init__(self, candidate: Candidate, full: int, rest: int) -> None:
+    def __init__(self, candidate: Candidate[P], full: int, rest: int) -> None:
         self.full = full
         self.rests = rest
         self.large = [candidate] if full else []
         self.small = [] if full else [candidate]
 
 
-class GroupLayout:
+class GroupLayout(Generic[P]):
     """The layout of one group. Use: `open` a bin with an object; then `allowance` and `extend`, or `chain`, as long as
     something fits into any bin; `open` more bins, in any order; finally `seal`."""
 
@@ -107,13 +108,13 @@ class GroupLayout:
         self._geometry = geometry
         self._names = names
         self._chunk = geometry.chunk_size
-        self.bins: list[Bin] = []
+        self.bins: list[Bin[P]] = []
         self.chunks_free = stripe_count * geometry.k
         self.count = 0
         self.names_size = 0
         self.data_length = 0
 
-    def front_size(self, candidate: Candidate | None = None) -> int:
+    def front_size(self, candidate: Candidate[P] | None = None) -> int:
         """Bytes of header and names, with `candidate` added."""
         if candidate is None:
             return self.front(self.count, self.names_size)
@@ -124,16 +125,16 @@ class GroupLayout:
         header = header_length(count)
         return header + names_size_max(names_size) if self._names else header
 
-    def _room_apart_from(self, but: Bin | None) -> int:
+    def _room_apart_from(self, but: Bin[P] | None) -> int:
         """Bytes of room in the emptiest bin other than `but`: the front may have them when `but` is filled up."""
         return max((self._chunk - b.rests for b in self.bins if b is not but), default=0)
 
-    def _bears(self, front: int, chunks_free: int, changed: Bin | None, rests: int) -> bool:
+    def _bears(self, front: int, chunks_free: int, changed: Bin[P] | None, rests: int) -> bool:
         """Whether there is room for a front of that many bytes once bin `changed` holds `rests`."""
         pushed = front - chunks_free * self._chunk
         return pushed <= self._chunk - rests or pushed <= self._room_apart_from(changed)
 
-    def fits(self, candidate: Candidate) -> bool:
+    def fits(self, candidate: Candidate[P]) -> bool:
         """Whether `open` would accept the candidate."""
         chunk = self._chunk
         full = (candidate.size - 1) // chunk
@@ -146,7 +147,7 @@ class GroupLayout:
         pushed = self.front(self.count + 1, names_size) - (self.chunks_free - 1) * self._chunk
         return self._chunk if pushed <= self._room_apart_from(None) else self._chunk - pushed
 
-    def open(self, candidate: Candidate) -> Bin | None:
+    def open(self, candidate: Candidate[P]) -> Bin[P] | None:
         """Start another bin with this object. Returns None and changes nothing when the group has no room for it."""
         if not self.fits(candidate):
             return None
@@ -157,12 +158,12 @@ class GroupLayout:
         self._count(candidate)
         return opened
 
-    def _count(self, candidate: Candidate) -> None:
+    def _count(self, candidate: Candidate[P]) -> None:
         self.count += 1
         self.names_size += candidate.name_size
         self.data_length += candidate.size
 
-    def chain(self, into: Bin, candidate: Candidate) -> bool:
+    def chain(self, into: Bin[P], candidate: Candidate[P]) -> bool:
         """Add a large object to a bin, which then takes more chunks. False when it does not fit."""
         full = (candidate.size - 1) // self._chunk
         rests = into.rests + candidate.size - full * self._chunk
@@ -176,7 +177,7 @@ class GroupLayout:
         self._count(candidate)
         return True
 
-    def allowance(self, into: Bin) -> Allowance:
+    def allowance(self, into: Bin[P]) -> Allowance:
         """Which small objects may join this bin. Call again when the allowance is used up: more may fit."""
         start = self.chunks_free * self._chunk
         spare = start - self.front(self.count, self.names_size) - PAGE
@@ -185,7 +186,7 @@ class GroupLayout:
             return Allowance(self._chunk - into.rests, spare // (2 * ENTRY_SIZE), spare // 2 - spare // 4096 - 64)
         return self._allowance_nearfront(into, start)
 
-    def _allowance_nearfront(self, into: Bin, start: int) -> Allowance:
+    def _allowance_nearfront(self, into: Bin[P], start: int) -> Allowance:
         """Allow one page of entries at a time: until the page is full, the header does not grow."""
         header = header_length(self.count + 1)
         entries = (header - PREAMBLE_SIZE) // ENTRY_SIZE - self.count
@@ -196,7 +197,7 @@ class GroupLayout:
             pushed = 0
         return Allowance(max(0, self._chunk - into.rests - pushed), entries, names if self._names else 1 << 60)
 
-    def extend(self, into: Bin, candidates: list[Candidate], size: int, names_size: int) -> None:
+    def extend(self, into: Bin[P], candidates: list[Candidate[P]], size: int, names_size: int) -> None:
         """Add small objects of `size` bytes and `names_size` bytes of name records in all, within the allowance."""
         into.small.extend(candidates)
         into.rests += size
@@ -211,7 +212,7 @@ class GroupLayout:
         stripes = self._geometry.stripes_for(used * self._chunk + size + pushed)
         self.chunks_free = min(self.chunks_free, stripes * self._geometry.k - used)
 
-    def seal(self) -> GroupPlan:
+    def seal(self) -> GroupPlan[P]:
         """Fix the offsets. Stripes that hold nothing are left out (invariant D)."""
         assert self.count, "an empty group was sealed"
         header = header_length(self.count)
@@ -220,7 +221,7 @@ class GroupLayout:
         # The emptiest bin is next to the front, which uses the room left in it.
         first = max(0, -(-(end - self._room_apart_from(None)) // self._chunk))
         assert first <= self.chunks_free, "a group is longer than its stripes"
-        placed: list[PlacedObject] = []
+        placed: list[PlacedObject[P]] = []
         for row in sorted(self.bins, key=attrgetter("rests")):
             objects = row.large + row.small
             start = first * self._chunk if placed else max(first * self._chunk, end)
@@ -233,6 +234,6 @@ class GroupLayout:
         stripe_count = self._geometry.stripes_for(first * self._chunk)
         return GroupPlan(stripe_count, header, names_room, tuple(placed), self.data_length)
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[Candidate[P]]:
         """The objects planned so far."""
         return list(chain.from_iterable(b.large + b.small for b in self.bins))

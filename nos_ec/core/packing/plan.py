@@ -9,10 +9,13 @@ Layout of a planned group (offsets from its start, in bytes):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+P = TypeVar("P")
+"""What a caller packs: the type of the payload of its candidates."""
 
 
-class Candidate:
+class Candidate(Generic[P]):
     """An object that waits to be packed.
 
     size: bytes of the object, at least 1. name_size: bytes its name record takes before compression.
@@ -23,7 +26,7 @@ class Candidate:
 
     __slots__ = ("arrived_ms", "name_size", "payload", "seq", "size", "waiting")
 
-    def __init__(self, size: int, name_size: int, payload: object, arrived_ms: int) -> None:
+    def __init__(self, size: int, name_size: int, payload: P, arrived_ms: int) -> None:
         self.size = size
         self.name_size = name_size
         self.payload = payload
@@ -35,14 +38,14 @@ class Candidate:
         return f"Candidate(size={self.size}, name_size={self.name_size}, seq={self.seq}, waiting={self.waiting})"
 
 
-class PlacedObject(NamedTuple):
+class PlacedObject(NamedTuple, Generic[P]):
     """One object of a plan, at `offset` bytes from the start of the group."""
 
-    candidate: Candidate
+    candidate: Candidate[P]
     offset: int
 
 
-class GroupPlan(NamedTuple):
+class GroupPlan(NamedTuple, Generic[P]):
     """A planned stripe group. Its objects are in order of offset and never overlap the header, names or each other.
 
     names_room: bytes reserved for the compressed names, right behind the header; they always fit.
@@ -52,7 +55,7 @@ class GroupPlan(NamedTuple):
     stripe_count: int
     header_length: int
     names_room: int
-    placed: tuple[PlacedObject, ...]
+    placed: tuple[PlacedObject[P], ...]
     data_length: int
 
 
@@ -79,19 +82,19 @@ def lingering(limit: Linger | int) -> Linger:
     return Linger(limit, limit, 0) if isinstance(limit, int) else limit
 
 
-class MergeList(Protocol):
+class MergeList(Protocol[P]):
     """Objects waiting in memory, and the policy that packs them. Not thread-safe. Reads no clock.
 
     A policy may keep a group open and add objects to it. They are in the list until the group is returned: the list's
     length, bytes and deadline include them.
     """
 
-    def add(self, candidate: Candidate) -> None:
+    def add(self, candidate: Candidate[P]) -> None:
         """Take a candidate. Raises ValueError when its size is not between 1 and `size_max`, its name record is
         larger than any valid name makes, or it already waits in a merge list."""
         ...
 
-    def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan | None:
+    def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan[P] | None:
         """Remove the next group from the list and return it. None means "add more": no group is worth writing yet, no
         object is past its deadline, and `flush` (pack whatever there is) is not set; or the list is empty. Call
         repeatedly until it returns None. A caller that stops adding at a limit of its own must not then wait for a

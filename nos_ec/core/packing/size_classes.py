@@ -10,8 +10,9 @@ together fill a room.
 from __future__ import annotations
 
 from collections import deque
+from typing import Generic
 
-from nos_ec.core.packing.plan import Candidate
+from nos_ec.core.packing.plan import Candidate, P
 
 CLASSES_MAX = 2048
 """More classes waste fewer bytes at the end of a chunk (about one and a half grains), but make longer bitmaps."""
@@ -25,7 +26,7 @@ def grain_bits(chunk_size: int) -> int:
     return max(2, ((chunk_size - 1) // CLASSES_MAX).bit_length())
 
 
-class SizeClasses:
+class SizeClasses(Generic[P]):
     """Small objects by size, and large ones by number of full chunks and rest, each also in order of arrival."""
 
     def __init__(self, chunk_size: int) -> None:
@@ -36,16 +37,16 @@ class SizeClasses:
         self._chunk = chunk_size
         self._bits = grain_bits(chunk_size)
         self._classes = -(-chunk_size // (1 << self._bits))
-        self._fifos: list[deque[Candidate]] = [deque() for _ in range(self._classes)]
+        self._fifos: list[deque[Candidate[P]]] = [deque() for _ in range(self._classes)]
         self._flags = [1 << i for i in range(self._classes)]
         self._masks = [(1 << i) - 1 for i in range(self._classes + 1)]
         self._filled = 0
         self._mirror = 0
-        self._large: dict[int, dict[int, deque[Candidate]]] = {}
+        self._large: dict[int, dict[int, deque[Candidate[P]]]] = {}
         self._large_filled: dict[int, int] = {}
         # In order of arrival. Objects that were taken stay here until they reach the head.
-        self._small_arrivals: deque[Candidate] = deque()
-        self._large_arrivals: deque[Candidate] = deque()
+        self._small_arrivals: deque[Candidate[P]] = deque()
+        self._large_arrivals: deque[Candidate[P]] = deque()
 
     def __len__(self) -> int:
         return self.small_count + self.large_count
@@ -55,7 +56,7 @@ class SizeClasses:
         """Bytes of all waiting objects."""
         return self.small_bytes + self.large_bytes
 
-    def add_small(self, candidate: Candidate) -> None:
+    def add_small(self, candidate: Candidate[P]) -> None:
         """Append an object of at most a chunk to its class."""
         index = (candidate.size - 1) >> self._bits
         fifo = self._fifos[index]
@@ -68,7 +69,7 @@ class SizeClasses:
         self.small_bytes += candidate.size
         candidate.waiting = True
 
-    def add_large(self, candidate: Candidate) -> None:
+    def add_large(self, candidate: Candidate[P]) -> None:
         """Append an object of more than a chunk to its class."""
         full, index = self._large_class(candidate)
         self._large.setdefault(full, {}).setdefault(index, deque()).append(candidate)
@@ -78,37 +79,37 @@ class SizeClasses:
         self.large_bytes += candidate.size
         candidate.waiting = True
 
-    def _large_class(self, candidate: Candidate) -> tuple[int, int]:
+    def _large_class(self, candidate: Candidate[P]) -> tuple[int, int]:
         full, rest = divmod(candidate.size - 1, self._chunk)
         return full, rest >> self._bits
 
-    def oldest_small(self) -> Candidate | None:
+    def oldest_small(self) -> Candidate[P] | None:
         """The small object that has waited longest."""
         return _first_waiting(self._small_arrivals)
 
-    def oldest_large(self) -> Candidate | None:
+    def oldest_large(self) -> Candidate[P] | None:
         """The large object that has waited longest."""
         return _first_waiting(self._large_arrivals)
 
-    def oldest_large_within(self, full_max: int) -> Candidate | None:
+    def oldest_large_within(self, full_max: int) -> Candidate[P] | None:
         """Of the large objects with at most that many full chunks (and a rest), the one that has waited longest."""
         if not any(filled and full <= full_max for full, filled in self._large_filled.items()):
             return None
         size_max = (full_max + 1) * self._chunk
         return next((c for c in self._large_arrivals if c.size <= size_max and c.waiting), None)
 
-    def largest_small_within(self, size_max: int) -> Candidate | None:
+    def largest_small_within(self, size_max: int) -> Candidate[P] | None:
         """A small object of the largest class all of whose objects have at most that many bytes."""
         index = (self._filled & self._masks[min(size_max, self._chunk) >> self._bits]).bit_length() - 1
         return self._fifos[index][0] if index >= 0 else None
 
-    def by_arrival(self) -> list[Candidate]:
+    def by_arrival(self) -> list[Candidate[P]]:
         """Everything that waits, oldest first."""
         # By seq: a candidate that was taken and came back may also still be at its old place.
         both = {c.seq: c for arrivals in (self._small_arrivals, self._large_arrivals) for c in arrivals if c.waiting}
         return [both[seq] for seq in sorted(both)]
 
-    def take(self, candidate: Candidate) -> None:
+    def take(self, candidate: Candidate[P]) -> None:
         """Remove an object chosen by its age."""
         if candidate.size <= self._chunk:
             self._take_small(candidate)
@@ -116,7 +117,7 @@ class SizeClasses:
             self._take_large(candidate)
         candidate.waiting = False
 
-    def _take_small(self, candidate: Candidate) -> None:
+    def _take_small(self, candidate: Candidate[P]) -> None:
         index = (candidate.size - 1) >> self._bits
         fifo = self._fifos[index]
         _remove(fifo, candidate)
@@ -126,7 +127,7 @@ class SizeClasses:
         self.small_count -= 1
         self.small_bytes -= candidate.size
 
-    def _take_large(self, candidate: Candidate) -> None:
+    def _take_large(self, candidate: Candidate[P]) -> None:
         full, index = self._large_class(candidate)
         fifo = self._large[full][index]
         _remove(fifo, candidate)
@@ -136,7 +137,7 @@ class SizeClasses:
         self.large_count -= 1
         self.large_bytes -= candidate.size
 
-    def large_that_fits(self, full_max: int, rest_max: int) -> Candidate | None:
+    def large_that_fits(self, full_max: int, rest_max: int) -> Candidate[P] | None:
         """The large object with the largest class of rest up to `rest_max` bytes; among those, one with the most full
         chunks up to `full_max`. It is not removed: `take` does that."""
         mask = self._masks[min(rest_max, self._chunk) >> self._bits]
@@ -147,12 +148,14 @@ class SizeClasses:
                 best, best_index = full, index
         return self._large[best][best_index][0] if best_index >= 0 else None
 
-    def take_overdue(self, seq_overdue: int, room: int, entries: int, names: int) -> tuple[list[Candidate], int, int]:
+    def take_overdue(
+        self, seq_overdue: int, room: int, entries: int, names: int
+    ) -> tuple[list[Candidate[P]], int, int]:
         """Take small objects that arrived before `seq_overdue`, oldest first, until one does not fit. Limits and
         result are those of `fill`. In a workload of very small objects most objects leave this way, so this is a plain
         loop, too."""
         bits, fifos, flags, arrivals = self._bits, self._fifos, self._flags, self._small_arrivals
-        taken: list[Candidate] = []
+        taken: list[Candidate[P]] = []
         room_left, names_left = room, names
         while arrivals and len(taken) < entries:
             candidate = arrivals[0]
@@ -175,7 +178,7 @@ class SizeClasses:
         self.small_bytes -= room - room_left
         return taken, room - room_left, names - names_left
 
-    def fill(self, room: int, entries: int, names: int) -> tuple[list[Candidate], int, int]:
+    def fill(self, room: int, entries: int, names: int) -> tuple[list[Candidate[P]], int, int]:
         """Take the small objects that fill `room` bytes best: at most `entries` objects, with at most `names` bytes
         of name records. Returns them, the sum of their sizes and the sum of their name records' sizes.
 
@@ -191,7 +194,7 @@ class SizeClasses:
         gap = PAIR_GAP_GRAINS if plentiful else self._classes
         # Classes i and j with (i + 1) + (j + 1) = units: bit i of `filled`, bit (classes - 1 - j) of `mirror`.
         shift = self._classes + 1
-        taken: list[Candidate] = []
+        taken: list[Candidate[P]] = []
         room_left, names_left = room, names
         while len(taken) < entries:
             units = room_left >> bits
@@ -222,7 +225,7 @@ class SizeClasses:
         return taken, room - room_left, names - names_left
 
 
-def _first_waiting(arrivals: deque[Candidate]) -> Candidate | None:
+def _first_waiting(arrivals: deque[Candidate[P]]) -> Candidate[P] | None:
     while arrivals:
         if arrivals[0].waiting:
             return arrivals[0]
@@ -230,7 +233,7 @@ def _first_waiting(arrivals: deque[Candidate]) -> Candidate | None:
     return None
 
 
-def _remove(fifo: deque[Candidate], candidate: Candidate) -> None:
+def _remove(fifo: deque[Candidate[P]], candidate: Candidate[P]) -> None:
     """The oldest object of all is the oldest of its class, so it is nearly always at the head."""
     if fifo[0] is candidate:
         fifo.popleft()

@@ -25,6 +25,7 @@ from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.set_aside import SetAside
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
 from nos_ec.engine.gc.victims import ChosenBlock, choose
+from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import StripeWriter
 
 _log = structlog.get_logger(__name__)
@@ -34,7 +35,7 @@ class Collection:
     """One run. Used once, by one thread."""
 
     def __init__(
-        self, run: RunContext, new_merge_list: Callable[[], MergeList], new_writer: Callable[[], StripeWriter]
+        self, run: RunContext, new_merge_list: Callable[[], MergeList[Packable]], new_writer: Callable[[], StripeWriter]
     ) -> None:
         self._run = run
         self._new_merge_list = new_merge_list

@@ -15,6 +15,7 @@ from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.progress import CollectionResult, Progress, Watch
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.victims import BlockDecision, CollectionPlan, choose, decide, is_sealed
+from nos_ec.engine.packable import Packable
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.ports.block_store import BlockStore
@@ -35,7 +36,7 @@ class Collector:
         metadata: Metadata,
         blocks: BlockStore,
         clock: Clock,
-        new_merge_list: Callable[[], MergeList],
+        new_merge_list: Callable[[], MergeList[Packable]],
         options: CollectorOptions,
     ) -> None:
         self._metadata = metadata

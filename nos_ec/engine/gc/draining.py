@@ -53,7 +53,7 @@ class Draining:
     def __init__(
         self,
         run: RunContext,
-        new_merge_list: Callable[[], MergeList],
+        new_merge_list: Callable[[], MergeList[Packable]],
         writer: SurvivorWriter,
         condemned: CondemnedBlocks,
         set_aside: SetAside,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from nos_ec.core.errors import NosError, NoSpace
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 
 WRITE_TRIES = 3
@@ -24,7 +25,7 @@ class SurvivorWriter:
         self._writer: StripeWriter | None = None
         self._failures = 0
 
-    def write(self, plan: GroupPlan) -> WriteResult:
+    def write(self, plan: GroupPlan[Packable]) -> WriteResult:
         """Write one group. Raises what `StripeWriter.write` raises."""
         if self._writer is None:
             self._writer = self._new_writer()
