@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nos_consumer.unread import UnreadObjects
-from nos_ec.core.ids import Extent
 from nos_ec.core.messages import PackRequest
 from nos_ec.core.packing.plan import GroupPlan, MergeList
 from nos_ec.engine.packable import Packable
@@ -99,9 +98,8 @@ class Backlog:
 
     def still_landed(self, packables: Sequence[Packable]) -> set[Packable]:
         """The objects that are still to be packed from this landing copy, by their rows. Raises Transient."""
-        requests = {packable: _request(packable) for packable in packables}
-        landed = self._metadata.still_landed(list(requests.values()))
-        return {packable for packable, request in requests.items() if request in landed}
+        landed = self._metadata.still_landed([packable.request for packable in packables if packable.request])
+        return {packable for packable in packables if packable.request in landed}
 
     def wait(self, packable: Packable) -> None:
         """Put an object on the merge list."""
@@ -140,18 +138,6 @@ def _packable(message: Message, request: PackRequest) -> Packable:
         size=request.size,
         crc32c=request.crc32c,
         source=request.landing_id,
+        request=request,
         tickets=((message.partition, message.offset),),
-    )
-
-
-def _request(packable: Packable) -> PackRequest:
-    """The request in the message that the object came from."""
-    assert not isinstance(packable.source, Extent), "consumers pack from the landing store"
-    return PackRequest(
-        object_id=packable.object_id,
-        key=packable.key,
-        version=packable.version,
-        size=packable.size,
-        crc32c=packable.crc32c,
-        landing_id=packable.source,
     )

@@ -9,6 +9,7 @@ import google_crc32c
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
+from nos_ec.core.messages import PackRequest
 from nos_ec.core.packing.plan import Candidate
 
 
@@ -16,8 +17,9 @@ from nos_ec.core.packing.plan import Candidate
 class Packable:
     """One version of an object that is to move into a stripe, from its landing copy or from another block.
 
-    tickets: (partition, offset) of the messages that asked for it; empty for GC. patient: its read is waited for,
-    however slow it is; set when an earlier read was left behind and a later one has just succeeded.
+    request: the message that asked for it; None for GC. tickets: (partition, offset) of that message; empty for GC.
+    patient: its read is waited for, however slow it is; set when an earlier read was left behind and a later one has
+    just succeeded.
     """
 
     object_id: int
@@ -26,6 +28,7 @@ class Packable:
     size: int
     crc32c: int
     source: LandingId | Extent
+    request: PackRequest | None = field(default=None, compare=False)
     tickets: tuple[tuple[int, int], ...] = ()
     patient: bool = field(default=False, compare=False)
 
