@@ -12,12 +12,11 @@ from nos_consumer.counters import ConsumerCounters
 from nos_consumer.samples import consumer_samples
 from nos_consumer.service import ConsumerOptions, ConsumerService
 from nos_consumer.unread import UnreadObjects
+from nos_ec.composition.packing import new_merge_list
 from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.packing.merge_list import merge_list
-from nos_ec.core.packing.plan import Linger, MergeList
+from nos_ec.core.packing.plan import Linger
 from nos_ec.engine.lanes import Lanes
-from nos_ec.engine.packable import Packable
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, lease_samples
 from nos_ec.ports.clock import unwatched
@@ -38,10 +37,6 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
     rng = random.Random(member)
     fill_bytes_min = int(settings.linger_fill_min * system.geometry.stripe_size)
     linger = Linger(settings.linger_ms, settings.linger_max_ms, fill_bytes_min)
-
-    def new_merge_list() -> MergeList[Packable]:
-        return merge_list(settings.policy, system.geometry, settings.window_objects, linger, rng)
-
     options = ConsumerOptions(
         poll_messages_max=settings.poll_messages_max,
         waiting_objects_max=BACKLOG_WINDOWS * settings.window_objects,
@@ -54,7 +49,14 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
         log = system.log_consumer(member)
         unread = UnreadObjects(system.source_reader().read_one, system.clock)
         service = ConsumerService(
-            log, system.metadata, lanes, new_merge_list, system.clock, options, held.require_not_lost, unread
+            log,
+            system.metadata,
+            lanes,
+            lambda: new_merge_list(settings, system.geometry, linger, rng),
+            system.clock,
+            options,
+            held.require_not_lost,
+            unread,
         )
         if monitor is not None:
             monitor.metrics.add("consumer", lambda: consumer_samples(service, system.geometry, system.clock.now_ms()))

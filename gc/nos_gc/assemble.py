@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 
+from nos_ec.composition.packing import new_merge_list
 from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.packing.merge_list import DENSITY, merge_list
-from nos_ec.core.packing.plan import MergeList
+from nos_ec.core.packing.merge_list import DENSITY
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.leases import HeldLease
-from nos_ec.engine.packable import Packable
 from nos_ec.engine.room import PUT_RESERVES
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.monitoring.monitor import Monitor
@@ -28,11 +27,6 @@ def gc_collector(system: System) -> Collector:
     """The collector, which plans and runs collections with the same packer as the consumer."""
     settings = system.settings
     rng = random.Random(0)
-
-    def new_merge_list() -> MergeList[Packable]:
-        consumer = settings.consumer
-        return merge_list(consumer.policy, system.geometry, consumer.window_objects, NO_DEADLINE_MS, rng)
-
     gc = settings.gc
     options = CollectorOptions(
         waste_ratio_min=gc.hole_ratio_min,
@@ -44,7 +38,13 @@ def gc_collector(system: System) -> Collector:
         cool_down_ms_max=gc.cool_down_ms_max,
         density=DENSITY[settings.consumer.policy],
     )
-    return Collector(system.metadata, system.blocks, system.clock, new_merge_list, options)
+    return Collector(
+        system.metadata,
+        system.blocks,
+        system.clock,
+        lambda: new_merge_list(settings.consumer, system.geometry, NO_DEADLINE_MS, rng),
+        options,
+    )
 
 
 def gc_service(system: System, monitor: Monitor | None = None) -> GcService:

@@ -23,11 +23,11 @@ from nos_ec.bench.figures import Run, ratio, summary
 from nos_ec.bench.groups import group_latencies
 from nos_ec.bench.landing import Objects, key_of
 from nos_ec.bench.meter import Instruments, Meter
+from nos_ec.composition.packing import new_merge_list
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import name_record_size
-from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.plan import Candidate, MergeList
 from nos_ec.core.workloads import sizes
@@ -195,8 +195,7 @@ def warmed_up(one_round: Callable[[], Mapping[str, Run]], rounds: int, tick: Tic
 def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[tuple[str, int]]) -> list[BareGroup]:
     """The groups that the consumer's packing makes of these copies (name, size in bytes) if they arrive in this
     order."""
-    rng = random.Random(1)
-    packer: MergeList[int] = merge_list(consumer.policy, geometry, consumer.window_objects, consumer.linger_ms, rng)
+    packer: MergeList[int] = new_merge_list(consumer, geometry, consumer.linger_ms, random.Random(1))
     name_size = name_record_size(key_of(0).bucket, key_of(0).name)
     groups: list[BareGroup] = []
 
