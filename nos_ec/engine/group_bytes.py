@@ -27,7 +27,7 @@ class GroupItem:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """Where and by whom the group is written."""
+    """Where a group is written, when, and by which writer."""
 
     block_id: BlockId
     at_stripe: int
@@ -37,8 +37,8 @@ class GroupPlace:
 
 
 def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) -> bytes:
-    """The group's stripe_count x stripe_size bytes, copied once. ValueError when the items overlap the front or each
-    other, or do not fit into the group (our bug)."""
+    """Returns the stripe_count x stripe_size bytes of a group, copied once. Raises ValueError when items overlap the
+    header, the names or each other, or do not fit into the group (a bug)."""
     front = header_length(len(items))
     names = encode_names([NameRecord(item.key.bucket, item.key.name, item.segment) for item in items])
     if items and front + len(names) > min(item.offset for item in items):
@@ -69,5 +69,7 @@ def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) 
 
 def _padding(start: int, end: int) -> bytes:
     if start > end:
-        raise ValueError(f"the object that ends at byte {start} overlaps what begins, or ends, at byte {end}")
+        raise ValueError(
+            f"the object that ends at byte {start} overlaps the next object or the end of the group at byte {end}"
+        )
     return bytes(end - start)

@@ -1,4 +1,4 @@
-"""Reads the headers of a block, and nothing else of it."""
+"""Reads the headers of a block, and nothing else in it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def scan_headers(blocks: BlockStore, block_id: BlockId, stripes: int) -> HeaderS
     """Read the headers of the first `stripes` stripes of a block.
 
     Two vectored reads: the first page of every stripe, then the rest of the headers that are longer than a page.
-    After a damaged header the next stripe boundaries are tried (docs/FORMAT.md). A header that cannot be read or
+    After a damaged header, the scan continues at the next stripe (docs/FORMAT.md). A header that cannot be read or
     decoded is a damaged stripe, not an error. Raises NotFound when the block is gone, Transient.
     """
     stripe_size = blocks.geometry.stripe_size

@@ -36,7 +36,7 @@ class HousekeepingResult:
 
 
 class _Stopped(Exception):
-    """The process is to end while a round is under way."""
+    """Ends the current round, because the process is to stop."""
 
 
 class Housekeeping:
@@ -55,7 +55,7 @@ class Housekeeping:
 
     @property
     def parkings(self) -> tuple[Parking[Any], ...]:
-        """What housekeeping has parked, by kind. Any thread may read the figures."""
+        """The items that housekeeping has parked, by kind. Any thread may read the figures."""
         return (self._recovery.parked, self._reaper.parked)
 
     def run_once(self, beat: Beat = unwatched) -> HousekeepingResult:
@@ -102,8 +102,8 @@ class Housekeeping:
             return bug
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
-        """Run a round every `wait_ms` until `stop` is set. A round under way then ends before its next call to a store;
-        a call may take as long as that store's time limit. A later round does the rest, as after a crash."""
+        """Run a round every `wait_ms` until `stop` is set. The current round then ends before its next call to a
+        store; a call may take as long as that store's time limit. A later round does the rest, as after a crash."""
 
         def go_on(rest_ms: int) -> None:
             beat(rest_ms)
@@ -121,7 +121,7 @@ class Housekeeping:
                 _log.error("housekeeping failed; trying again", error=str(error))
             except Exception:
                 self.failures += 1
-                # A bug in one round must not end them all: the daemon keeps packing, and logs the bug every time.
+                # A bug in one round must not end all rounds. The daemon keeps packing, and logs the bug every time.
                 _log.exception("housekeeping failed")
             beat(self._wait_ms)
             self._clock.wait(stop, self._wait_ms)

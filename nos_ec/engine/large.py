@@ -1,8 +1,8 @@
 """Objects too large for a stripe group: written directly to blocks of their own, one segment and one group per block.
 
 The group of such a block spans all of its stripes: one 4 KiB header for up to 32 MiB, and the block describes
-itself like any other (invariant 7). One block is in memory at a time. If the store does not accept it, it is written
-again to another one, a limited number of times (engine/stripe_writer.py says why).
+itself like any other (invariant 7). One block is in memory at a time. If the store does not accept it, its bytes
+are written to another block, a limited number of times (engine/stripe_writer.py says why).
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class LargeObjects:
     def _write(
         self, key: ObjectKey, version: int, head: bytes, rest: ByteStream, lease: Lease, made: list[BlockId]
     ) -> NewLargeObject:
-        """Write all segments. Adds the ids of the blocks to `made` as they are allocated, even if this fails later."""
+        """Write all segments. Adds the id of each block to `made` when it is allocated, so that `made` is right after a
+        failure too."""
         md5 = hashlib.md5(usedforsecurity=False)
         crc32c = 0
         size = 0
@@ -98,7 +99,7 @@ class LargeObjects:
         for data, last in self._cut(key, head, rest):
             md5.update(data)
             crc32c = google_crc32c.extend(crc32c, data)
-            # A stream's size is known only at its end: the last segment carries it, the others say 0.
+            # The size of a stream is known only at its end, so the last segment carries it and the others have 0.
             span = (size, size + len(data) if last else 0)
             segment, stripes = self._write_block(key, version, data, span, lease, made)
             size += len(data)
@@ -111,9 +112,10 @@ class LargeObjects:
         return header_length(1) + names_size_max(record_size)
 
     def _cut(self, key: ObjectKey, head: bytes, rest: ByteStream) -> Iterator[tuple[bytes, bool]]:
-        """The stream in pieces that one block holds behind its header and name, each with whether it is the last.
+        """Cut the stream into pieces that fit into a block behind header and name. Yields (piece, whether it is the
+        last).
 
-        One byte is read ahead, to know whether anything follows a piece that fills its block.
+        One byte is read ahead, to learn whether anything follows a piece that fills its block.
         """
         capacity = self._blocks.geometry.block_size - self._front(key)
         while True:

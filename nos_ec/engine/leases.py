@@ -20,8 +20,8 @@ from nos_ec.ports.metadata import Lease, Leases
 _log = structlog.get_logger(__name__)
 
 RETRY_WAIT_MS = 1_000
-"""Wait after a renewal that failed: when the metadata store is back, holders renew before other processes fence
-(recovery gives them time)."""
+"""Wait after a failed renewal. When the metadata store is back, holders renew their leases before other processes fence
+them (recovery gives them time)."""
 
 
 class HeldLeases:
@@ -32,11 +32,11 @@ class HeldLeases:
         """By epoch, which belongs to one lease forever."""
 
     def add(self, held: HeldLease) -> None:
-        """This process holds it from now on."""
+        """Add a lease that this process now holds."""
         self._held[held.lease.epoch] = held
 
     def remove(self, held: HeldLease) -> None:
-        """This process is about to give it up."""
+        """Remove a lease that this process is about to give up."""
         self._held.pop(held.lease.epoch, None)
 
     def renew(self, lease: Lease) -> bool:
@@ -46,10 +46,11 @@ class HeldLeases:
 
 
 class HeldLease:
-    """A context manager around one lease. `lost` means that it was fenced: stop writing, nothing can commit.
+    """A context manager around one lease. `lost` means that it was fenced: the holder must stop writing, as it
+    can no longer commit.
 
-    `holder` names this process in the error that others who want the lease get. `among` lists the lease while it is
-    held.
+    `holder` names this process in the error that another process gets when it wants the lease. `among` lists the lease
+    while it is held.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class HeldLease:
         try:
             self._metadata.release_lease(self.lease)
         except NosError as failure:
-            # It expires by itself. Raising here would hide the error that may have ended the `with` block.
+            # The lease expires by itself. Raising here would hide the error that may have ended the `with` block.
             _log.warning("lease not released", lease=self._name, error=str(failure))
 
     def left_ms(self) -> int:
@@ -108,15 +109,15 @@ class HeldLease:
             raise LeaseLost(f"lease {self._name} is no longer held")
 
     def require_not_lost(self) -> None:
-        """Raises LeaseLost when it was fenced, which is final. For holders that have nothing to commit."""
+        """Raises LeaseLost when the lease was fenced, which is final. For holders that have nothing to commit."""
         if self.lost:
             raise LeaseLost(
-                f"lease {self._name} was fenced, as it had not been renewed for {self._ttl_ms} ms: this process, or the"
-                " metadata store, stalled; start it again"
+                f"lease {self._name} was fenced, as it had not been renewed for {self._ttl_ms} ms: this process or the"
+                " metadata store stalled; start this process again"
             )
 
     def renew(self) -> bool:
-        """Renew it now. False when it is lost; a renewal that fails for another reason is logged. Thread-safe."""
+        """Renew the lease now. Returns False when it is lost; any other failure is logged. Thread-safe."""
         try:
             renewed = self._metadata.renew_lease(self.lease, self._clock.now_ms(), self._ttl_ms)
             self._expires_ms = renewed.expires_ms
@@ -127,11 +128,11 @@ class HeldLease:
             self.lost = True
         except NosError as failure:
             self._failed = True
-            _log.warning("lease not renewed, trying again", lease=self._name, error=str(failure))
+            _log.warning("lease not renewed; trying again", lease=self._name, error=str(failure))
         except Exception:
             # A bug in one renewal must not end the thread: the holder would never learn that the lease was fenced.
             self._failed = True
-            _log.exception("lease not renewed, trying again", lease=self._name)
+            _log.exception("lease not renewed; trying again", lease=self._name)
         return not self.lost
 
     def _renew_until_stopped(self) -> None:

@@ -1,13 +1,13 @@
 """Remembers rows of recently read objects, so that reading one again does not ask the database where it is.
 
-What the cache weakens: a row is trusted until it reaches the maximum age. An overwrite or delete by another process is
-seen that much later. Until then the old version is read, whole and checked, as long as its bytes are there. The cache
-never makes bytes wrong: a packed extent and a landing copy hold one version forever, and a reader that finds them gone,
-or not what the row says, looks the row up again.
+The cache weakens one guarantee. A row is trusted until it reaches the maximum age, so an overwrite or delete by another
+process is seen that much later. Until then readers get the old version, whole and checked, as long as its bytes exist.
+The cache never returns wrong bytes: a packed extent and a landing copy hold one version forever, and a reader that
+finds them gone, or different from the row, looks the row up again.
 
 Kept here:
   a  at most `objects_max` rows, none older than `age_ms_max`
-  b  after `forget`, no row that was looked up before it is returned again, not even by a look-up that was under way
+  b  after `forget`, no row that was looked up before it is returned again, not even by a look-up in progress
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ObjectRow
 
 _STRIPES = 256
-"""Number of change counters. Keys are spread over them by hash; a change of a key keeps the look-ups under way of all
-keys of its counter from being remembered."""
+"""Number of change counters. Keys are spread over them by hash; after a change of a key, no look-up
+in progress of a key with the same counter is remembered."""
 
 
 class LocationCache:
@@ -71,7 +71,7 @@ class LocationCache:
         return row
 
     def forget(self, keys: Iterable[ObjectKey]) -> None:
-        """Call after every change of these keys, even if the outcome of the change is unknown."""
+        """Forget the rows of these keys. To be called after every change of them, even if its outcome is unknown."""
         if not self._objects_max:
             return
         with self._lock:

@@ -18,8 +18,8 @@ class Packable:
     """One version of an object that is to move into a stripe, from its landing copy or from another block.
 
     request: the message that asked for it; None for GC. tickets: (partition, offset) of that message; empty for GC.
-    patient: its read is waited for, however slow it is; set when an earlier read was left behind and a later one has
-    just succeeded.
+    patient: the plan waits for its read, however slow it is; set when an earlier read was left behind and a later one
+    has just succeeded.
     """
 
     object_id: int

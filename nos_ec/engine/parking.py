@@ -5,7 +5,7 @@ between its tries double up to a maximum. It is logged once when it is parked an
 every try. Packing, GC, recovery, the reaper and the producer use this one component; metrics count what is parked
 (`nos_ec_parked_items`).
 
-9  a parking has a limit; an item that does not fit is left to whatever finds it again
+9  a parking has a limit; an item that does not fit is left to the scan that finds it again
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Parking(Generic[T]):
             return self._heap[0][0] if self._heap else None
 
     def release(self, item: T) -> None:
-        """The item has recovered, or nothing is left to do for it. An item that is not parked is ignored."""
+        """Release an item that has recovered or needs no more work. An item that is not parked is ignored."""
         with self._lock:
             parked = self._parked.pop(item, None)
             named = item in self._named

@@ -4,7 +4,7 @@ When a copy is lost or its placement group is unavailable, storage answers only 
 not wait for such a copy: the thread stays with the read, another thread takes over the rest of the plan, and the copy
 counts as unread.
 
-9  at most one read per slot is under way, plus at most LEFT_MAX reads that were left behind
+9  at most one read per slot is in progress, plus at most LEFT_MAX reads that were left behind
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Generic, NamedTuple, TypeVar
 R = TypeVar("R")
 
 CALM_S = 1.0
-"""How long a read may take before it is left behind, while no copies are known that do not answer."""
+"""How long a read may take before it is left behind, as long as all copies seem to answer."""
 WARY_S = 0.03
-"""The same for WARY_FOR_S after a read that was left behind has failed: there are probably more such copies."""
+"""The same limit for WARY_FOR_S after a read that was left behind has failed, because more such copies are likely."""
 WARY_FOR_S = 60.0
 MEAN_FACTOR = 16
 """No read is left behind that takes less than this many times the mean: on a slow store such a read is normal."""
@@ -92,7 +92,7 @@ class ReadThreads:
             return True
 
     def returned(self, size: int, *, failed: bool) -> None:
-        """A read that was left behind has ended."""
+        """Note that a read that was left behind has ended."""
         with self._lock:
             self._left -= 1
             self._left_bytes -= size
@@ -107,8 +107,8 @@ class ReadThreads:
 
 
 class Unit(NamedTuple, Generic[R]):
-    """One read. `read` returns its result and whether it failed. `size`: bytes it may return. `late`: gives the result
-    of a read that is left behind after that many seconds; None for a read that is waited for, however long it takes."""
+    """One read. `read` returns its result and whether it failed. `size`: bytes it may return. `late`: given
+    seconds, returns the result of a read left behind after that time; None if the plan waits however long it takes."""
 
     read: Callable[[], tuple[R, bool]]
     size: int

@@ -26,8 +26,8 @@ from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import LandingDeletion, LandingQueue, ObjectRow, Objects
 
 BACK_OFF = BackOff(first_ms=60_000, max_ms=600_000)
-"""Waits of an entry that could not be settled. If nothing failed but the row changed in the meantime, the entry always
-waits for the first one."""
+"""Waits of an entry that could not be settled. An entry that only had its row changed in the meantime always waits
+`first_ms`."""
 PARKED_MAX = 10_000
 
 _EXTENTS_PER_READ_MAX = 64
@@ -41,8 +41,8 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True)
 class ReapResult:
-    """Counts of one run. verified_bytes: read back from packed stripes and intact. reverted: objects that failed this
-    and are to be packed again from their landing copy. postponed: entries that could not be settled now."""
+    """Counts of one run. verified_bytes: read back from packed stripes and intact. reverted: objects that were not
+    intact and will be packed again from their landing copies. postponed: entries that could not be settled now."""
 
     deleted: int = 0
     verified_bytes: int = 0
@@ -63,8 +63,8 @@ class ReaperMetadata(LandingQueue, Objects, Protocol):
 
 
 class Reaper:
-    """Settles due entries of the landing-copy deletion queue. Several reapers may run at once; they share the work
-    badly but do no harm."""
+    """Settles due entries of the landing-copy deletion queue. Several reapers may run at once. They repeat some
+    of each other's work, but do no harm."""
 
     def __init__(
         self, metadata: ReaperMetadata, landing: LandingStore, blocks: BlockStore, clock: Clock, batch_objects: int
@@ -76,7 +76,7 @@ class Reaper:
         self._batch_objects = batch_objects
         self._errors = LimitedLog(__name__, clock)
         self._look_ms = 0
-        """When parked entries that are not due here are looked up again."""
+        """When to look again for parked entries that another reaper has settled."""
         self.parked: Parking[_Copy] = Parking("landing copy", _name, clock, BACK_OFF, PARKED_MAX)
         """Entries that could not be settled because of an error; any thread may read its figures."""
 
@@ -113,7 +113,7 @@ class Reaper:
         doomed = self._metadata.doom_landing(verified)
         failures |= self._delete(sorted(doomed), beat)
         settled = (doomed - failures.keys()) | reverted
-        self._put_off([deletion for deletion in due if deletion.landing_id not in settled], failures, now_ms)
+        self._postpone([deletion for deletion in due if deletion.landing_id not in settled], failures, now_ms)
         if self.parked:
             for deletion in due:
                 if deletion.landing_id in settled:
@@ -121,17 +121,18 @@ class Reaper:
         return ReapResult(len(settled) - len(reverted), verified_bytes, len(reverted), len(due) - len(settled))
 
     def drain(self, watch: Callable[[ReapResult], object] = lambda _: None, beat: Beat = unwatched) -> ReapResult:
-        """Run until nothing is due. `watch` is given the counts so far after every batch; `beat` as in `run_once`."""
+        """Run until nothing is due. `watch` is called with the counts so far after every batch; `beat` as in
+        `run_once`."""
         total = ReapResult()
         while (result := self.run_once(beat)) != ReapResult():
             total += result
             watch(total)
         return total
 
-    def _put_off(
+    def _postpone(
         self, deletions: Sequence[LandingDeletion], failures: Mapping[LandingId, NosError], now_ms: int
     ) -> None:
-        """Postpone entries. One that failed waits longer each time; one whose row changed has not failed."""
+        """Postpone entries. One that failed waits longer each time; one whose row changed does not count as failed."""
         by_wait_ms: dict[int, list[LandingId]] = {}
         for deletion in deletions:
             failure, wait_ms = failures.get(deletion.landing_id), BACK_OFF.first_ms
@@ -142,8 +143,9 @@ class Reaper:
             self._metadata.postpone_deletion(landing_ids, now_ms + wait_ms)
 
     def _release_settled_elsewhere(self, due: Sequence[LandingDeletion], now_ms: int) -> None:
-        """`due` is everything that is due. A parked entry that should be due but is not in it was put off by another
-        reaper, or settled: then nothing refers to its copy any more."""
+        """Release parked entries that another reaper has settled, so that nothing refers to their copies any more.
+        `due` has all entries that are due. If a parked entry should be among them and is not, another reaper has
+        postponed or settled it."""
         if not self.parked or waits(self._look_ms, now_ms, BACK_OFF.first_ms):
             return
         self._look_ms = now_ms + BACK_OFF.first_ms
@@ -167,8 +169,8 @@ class Reaper:
         return failed
 
     def _copy_failure(self, deletion: LandingDeletion, row: ObjectRow, damage: NosError) -> NosError | None:
-        """Why the landing copy cannot replace packed bytes that are lost or damaged now. None when it can, or when
-        another process has settled this entry in the meantime."""
+        """The error that keeps the landing copy from replacing lost or damaged packed bytes. None when the copy can
+        replace them, or when another process has settled this entry in the meantime."""
         try:
             data = self._landing.read(deletion.landing_id)
             crc_checked(data, row.size, row.crc32c, f"landing copy of {row.key} v{row.version}")
@@ -188,8 +190,8 @@ class Reaper:
         return None
 
     def _is_current(self, deletion: LandingDeletion, row: ObjectRow) -> bool:
-        """Whether the entry is still queued and the object still where it was. While this process paused, others may
-        have deleted the copy, moved the object and deleted its block: that is no damage."""
+        """Whether the entry is still queued and the object still where it was. If not, other processes may have deleted
+        the copy, moved the object and deleted its block while this process paused, and nothing is damaged."""
         try:
             now = self._metadata.get(row.key)
         except NotFound:

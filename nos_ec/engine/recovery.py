@@ -3,7 +3,7 @@
 While the metadata store was away, leases of healthy writers expired as well. They are renewed first: those of this
 process by recovery itself, those of other processes by their holders, which have RENEW_WAIT_MS for it.
 
-6  the books of a fenced block are computed again, from its headers and the rows
+6  the byte counts of a fenced block are computed again, from its headers and the rows
 8  no process appends to another writer's block: it is sealed in the store first, then read
 """
 
@@ -32,14 +32,14 @@ _log = structlog.get_logger(__name__)
 BLOCKS_PER_PAGE = 100
 BLOCKS_PARKED_MAX = 10_000
 BLOCK_BACK_OFF = BackOff(first_ms=10_000, max_ms=600_000)
-"""A block whose placement group is away need not be tried in every round."""
+"""Waits between the tries of a block that cannot be sealed, because its placement group is away."""
 RENEW_WAIT_MS = 5 * RETRY_WAIT_MS
 """For this long after the metadata store was away, no lease of another process is fenced: its holder may not have been
 able to renew it."""
 FENCE_WAIT_MS = 1_000
-"""How often expired leases are looked for while blocks are sealed."""
+"""Time between look-ups of expired leases while blocks are sealed."""
 RECONCILE_TRIES = 10
-"""Deletes may change a block's books while it is reconciled. Only the rows are read again for each try."""
+"""Deletes may change the byte counts of a block while it is reconciled. Each try reads only the rows again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class RecoveryMetadata(Leases, Blocks, Protocol):
 
 
 class Recovery:
-    """Run it at the start of every service and periodically. Several may run at once."""
+    """To be run at the start of every service and periodically. Several may run at once."""
 
     def __init__(
         self, metadata: RecoveryMetadata, blocks: BlockStore, clock: Clock, held: HeldLeases | None = None
@@ -120,32 +120,32 @@ class Recovery:
         return expired
 
     def _fenced_blocks(self) -> list[BlockRow]:
-        """A page of those that are not parked. The query returns the parked ones as well, in the same order each
-        time."""
+        """A page of fenced blocks that are not parked. The query also returns the parked ones, always in the same
+        order, so it asks for that many more."""
         limit = BLOCKS_PER_PAGE + len(self.parked)
         found = self._metadata.fenced_blocks(limit)
         if len(found) < limit:
             fenced = {block.block_id for block in found}
             for block_id, _ in self.parked:
                 if block_id not in fenced:
-                    self.parked.release(block_id)  # others have recovered it meanwhile
+                    self.parked.release(block_id)  # another process has recovered it
         return [block for block in found if not self.parked.waits(block.block_id)]
 
     def _reconcile(self, block: BlockRow, beat: Beat) -> bool:
-        """Seal one block with its true books. False when it has to wait for the next run, or another process sealed
-        it."""
+        """Seal one block with its true byte counts. Returns False when it has to wait for the next run, or another
+        process sealed it."""
         beat(0)
         try:
             held = self._seal(block.block_id)
-            # Stripes that were acknowledged and are lost stay in the books, as damaged ones: rows may point there, and
-            # once the block is sealed the reaper reverts those rows to their landing copies.
+            # Acknowledged stripes that the store lost still count, as damaged stripes. Rows may point there, and once
+            # the block is sealed, the reaper reverts those rows to their landing copies.
             stripes = max(held, block.stripes)
             scan = scan_headers(self._blocks, block.block_id, stripes)
         except Transient as error:
             self.parked.park(block.block_id, error)
             return False
         except NotFound:
-            _log.info("block reconciled and collected by others meanwhile", block=block.block_id.hex())
+            _log.info("block was collected by another process meanwhile", block=block.block_id.hex())
             return False
         kill_point("recovery.store_sealed")
         for _ in range(RECONCILE_TRIES):
@@ -168,23 +168,23 @@ class Recovery:
         return False
 
     def _seal(self, block_id: BlockId) -> int:
-        """Seal it in the store. Returns its stripes. Raises NotFound when other processes have reconciled and collected
-        it."""
+        """Seal a block in the store. Returns its number of stripes. Raises NotFound when other processes have
+        reconciled and collected it."""
         try:
             return self._blocks.seal(block_id)
         except NotFound:
             if self._state(block_id) is not BlockState.FENCED:
                 raise
-        # Its writer stopped after it had recorded the row and before it created the block; it may be dead or about to
-        # resume. Creating the block here takes its id for good, so that no block appears later without a row.
+        # The writer stopped after it had recorded the row and before it created the block. It may be dead or about to
+        # resume. Creating the block here takes the id for good, so that no block appears later without a row.
         try:
             self._blocks.create(block_id)
         except Conflict:
-            _log.info("block appeared meanwhile", block=block_id.hex())
+            _log.info("block was created meanwhile", block=block_id.hex())
             return self._blocks.seal(block_id)
         stripes = self._blocks.seal(block_id)
         if self._state(block_id) not in (BlockState.FENCED, BlockState.SEALED):
-            # Others reconciled it and GC deleted it before it was created here: no process would delete it again.
+            # Others reconciled it, and GC deleted it before it was created here. No other process would delete it now.
             self._blocks.delete(block_id)
             raise NotFound(f"block {block_id.hex()} was collected")
         return stripes
@@ -212,5 +212,5 @@ class Recovery:
 
 
 def live_entries(placed: list[Placed]) -> list[LiveEntry]:
-    """Rows of a block in the form that the books need."""
+    """The rows of a block in the form that `account_block` takes."""
     return [LiveEntry(p.key.md5, p.version, p.extent.offset, p.extent.length) for p in placed]

@@ -1,4 +1,4 @@
-"""Who may use the last of the space (invariant 10).
+"""Who may use the last free space (invariant 10).
 
 GC may use all of it. Packing stops at the reserve, so that GC can always rewrite survivors. PUT stops at twice the
 reserve, so that packing can always turn landing copies into stripes. Each leaves room for the work that frees space.

@@ -13,9 +13,9 @@ _PUT_MS_USUAL = 2_000
 
 
 class SecondCopies:
-    """Finds and reads these copies. A row does not say which copy it came from. But ids begin with the time when they
-    were made, which is before the row's time by as long as the PUT took. put_ms_max: the longest that a PUT may
-    take."""
+    """Finds and reads these copies. A row does not name the copy that it came from. But a landing id begins with the
+    time when it was made, which is the row's time less the duration of the PUT. put_ms_max: longest duration of a
+    PUT."""
 
     def __init__(self, metadata: LandingQueue, landing: LandingStore, put_ms_max: int) -> None:
         self._metadata = metadata
@@ -23,7 +23,7 @@ class SecondCopies:
         self._spans_ms = (_PUT_MS_USUAL, max(_PUT_MS_USUAL, put_ms_max))
 
     def read(self, row: ObjectRow) -> bytes | None:
-        """The bytes of this version, checked. None when there is no copy any more, or it is damaged as well.
+        """The checked bytes of this version. None when its copy is gone or damaged.
 
         Takes one look-up in the metadata, rarely two. Raises Transient.
         """

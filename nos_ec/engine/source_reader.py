@@ -17,11 +17,11 @@ from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 
 _EXTENTS_PER_READ_MAX = 32
-"""Extents of one block that one `read_many` reads; limits what must be read again after a failure."""
+"""Most extents of one block per `read_many`. Limits how much must be read again after a failure."""
 
 _Outcome = bytes | NosError
 _Outcomes = list[tuple[int, _Outcome]]
-"""Outcomes of some packables, each with the packable's index."""
+"""Outcomes of reads, each with the index of its packable."""
 
 
 class SourceReader:
@@ -41,13 +41,13 @@ class SourceReader:
         return [outcome for outcome in results if outcome is not None]
 
     def read_one(self, packable: Packable) -> bytes | NosError:
-        """The same for one packable, in the caller's thread; waits up to the store's own time limit."""
+        """Like `read` for one packable, in the caller's thread. Waits up to the store's own time limit."""
         source = packable.source
         try:
             if isinstance(source, Extent):
                 data = self._blocks.read(source.block_id, source.offset, source.length)
             else:
-                # The size is known, so one operation is enough; asking for it would take more for a long copy.
+                # The size is known, so one operation is enough. Reading without it takes more for a long copy.
                 data = self._landing.read_range(source, 0, packable.size)
         except NosError as error:
             return error
@@ -76,7 +76,7 @@ class SourceReader:
     def _read_extents(
         self, packables: Sequence[Packable], block_id: BlockId, indexes: list[int]
     ) -> tuple[_Outcomes, bool]:
-        """Always says that the read failed, so that it does not count in the mean time of landing copies."""
+        """Always reports the read as failed, so that it does not count in the mean read time of landing copies."""
         if len(indexes) > 1:
             extents = [p.source for p in (packables[i] for i in indexes) if isinstance(p.source, Extent)]
             try:

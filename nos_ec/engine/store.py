@@ -31,12 +31,12 @@ from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import LandingQueue, NewObject, ObjectRow, Objects
 
 DELETE_BATCH_OBJECTS = 1000
-"""Objects deleted by one transaction: one sync for all of them, without a transaction that others wait long for."""
+"""Objects deleted by one transaction: many objects for one sync, but no transaction that others wait long for."""
 
 _log = structlog.get_logger(__name__)
 
 READ_TRIES = 10
-"""A row moves while it is being read only when it is packed, collected or overwritten within that one read."""
+"""Each further try means that the object was packed, collected or overwritten during the previous one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Store:
                 return b"".join(segments)
             except Conflict:
                 continue  # a large object was overwritten or deleted halfway: start again with the current version
-        raise _too_restless(key)
+        raise _changed_too_often(key)
 
     def open(self, key: ObjectKey) -> tuple[ObjectRow, Iterator[bytes]]:
         """The current version and its bytes, in segments of at most a block, each checked against its CRC32C.
@@ -181,9 +181,9 @@ class Store:
     def open_range(self, key: ObjectKey, offset: int, length: int) -> tuple[ObjectRow, Iterator[bytes]]:
         """Like `open`, for the bytes [offset, offset + length), cut off at the object's end.
 
-        Of an object in blocks only the range is read, and the block store verifies it (`BlockStore.read`). A landing
-        store verifies nothing, and the CRC covers the whole object. So a landed object is read and checked as a whole,
-        which is at most `packed_size_max` bytes. Raises InvalidInput when offset or length is negative or the range
+        For an object in blocks only the range is read, and the block store verifies it (`BlockStore.read`). A landing
+        store verifies nothing, and the CRC covers the whole object. So a landed object, of at most `packed_size_max`
+        bytes, is read and checked as a whole. Raises InvalidInput when offset or length is negative or the range
         starts past the end, NotFound, Corrupt, Transient.
         """
         row = self._locations.find(key, self._metadata.get)
@@ -219,8 +219,8 @@ class Store:
             self._locations.forget(one.key for one in new)
 
     def _remove_late_copies(self, landing_ids: Sequence[LandingId]) -> None:
-        """Delete copies that were written after their reservation had expired and been reaped: nothing else refers to
-        them, or soon nothing will.
+        """Delete copies that were written after their reservation had expired and been reaped. Nothing else refers to
+        them, or nothing will soon.
 
         An id whose reservation is gone or doomed can never be recorded, so this is safe even when the outcome of
         recording is unknown. Never raises, so that the original failure is reported.
@@ -231,7 +231,7 @@ class Store:
                 if landing_id not in needed:
                     self._landing.delete(landing_id)
         except NosError as error:
-            _log.warning("landing copies of a failed PUT not cleaned up", error=str(error))
+            _log.warning("landing copies of a failed PUT not deleted", error=str(error))
 
     def _refuse_when_full(self, size: int) -> None:
         free = self._landing.free_bytes()
@@ -243,8 +243,8 @@ class Store:
 
     def _read(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
         """Read from where the row says. When the bytes are gone or damaged there, look the row up again: the object may
-        have moved (invariant 4), or the row was remembered for too long. If not, read the landing copy while it is
-        there."""
+        have moved (invariant 4), or the remembered row was too old. If the row is unchanged, read the landing copy
+        while there is one."""
         for _ in range(READ_TRIES):
             try:
                 return row, self._segments(row, offset, length)
@@ -259,10 +259,11 @@ class Store:
                 if isinstance(error, Corrupt):
                     raise _named(row, error) from error
                 raise Corrupt(f"{row.key} v{row.version}: its {row.state.value} bytes are missing") from None
-        raise _too_restless(row.key)
+        raise _changed_too_often(row.key)
 
     def _segments(self, row: ObjectRow, offset: int, length: int | None) -> Iterator[bytes]:
-        """The range. Its start may lie past the end, if a new version appeared after the caller looked at the row."""
+        """The bytes of the range. It may start past the end, if a new version appeared after the caller read the
+        row."""
         if row.state is not ObjectState.LARGE:
             data = self._read_small(row, offset, length)
             return iter([data] if data else [])
@@ -312,10 +313,10 @@ def _checked(row: ObjectRow, data: bytes) -> bytes:
 
 
 def _named(row: ObjectRow, error: Corrupt) -> Corrupt:
-    """The same error, naming the object that cannot be read; a store knows only its blocks and copies."""
+    """The same error with the name of the object, because a store knows only its blocks and copies."""
     name = f"{row.key} v{row.version}"
     return error if name in str(error) else Corrupt(f"{name}: {error}")
 
 
-def _too_restless(key: ObjectKey) -> Transient:
+def _changed_too_often(key: ObjectKey) -> Transient:
     return Transient(f"{key}: changed {READ_TRIES} times while it was being read; try again")

@@ -2,14 +2,14 @@
 
 plan -> read sources -> append to the block's known end -> one metadata transaction
 
-When the place of a block goes bad, the next group is written to a new block. When an append fails or is not answered in
-time, the group is written to a new block at once, a few times at most, and only if blocks lie in different places. The
-block that failed is fenced, and nothing ever refers to its bytes. So however many of the appends take effect in the
-end, each group is committed once.
+When the place of a block becomes worse, the next group is written to a new block. When an append fails or is not
+answered in time, the group is written to a new block at once, a few times at most, and only if blocks lie in different
+places. The block whose append failed is fenced, and no row ever refers to the bytes of that append. So however many of
+the appends take effect in the end, each group is committed once.
 
 3  an extent is committed only after the store acknowledged the bytes, whose CRC was checked on reading
 5  a row that changed in the meantime leaves a hole, not an error
-8  only this writer appends to its block; after any doubt about the block's end it is never appended to again
+8  only this writer appends to its block, and never again once it cannot be sure where the block ends
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class WriteResult:
     packed: their rows now point into the stripe. superseded: deleted, overwritten or moved in the meantime; nothing to
     do. failed: their sources are missing or damaged; packing them again will not help. unread: their sources cannot be
     read now, which says nothing about the others. retry: nothing is wrong with them, and they are to be planned again.
-    `cause`: why the group was not written; None if the plan lost so many sources that it no longer paid, so that a new
-    one can be made at once.
+    `cause`: why the group was not written; None if so many sources were lost that writing did not pay. A new plan can
+    then be made at once.
     """
 
     packed: Sequence[Packable] = ()
@@ -123,8 +123,7 @@ class StripeWriter:
     def write(self, plan: GroupPlan[Packable]) -> WriteResult:
         """Carry out a plan. On return, the objects in `packed` are durable and committed.
 
-        Raises LeaseLost when this writer was fenced: it cannot commit anything any more. The result reports every other
-        failure.
+        Raises LeaseLost when this writer was fenced and can no longer commit. The result reports every other failure.
         """
         packables = [placed.candidate.payload for placed in plan.placed]
         items, failed, unread = self._read_sources(plan, packables)
@@ -136,7 +135,7 @@ class StripeWriter:
         except LeaseLost:
             raise
         except (Transient, Conflict, Corrupt, NotFound) as error:
-            if not isinstance(error, NoSpace):  # the caller reports that, once for all groups that wait
+            if not isinstance(error, NoSpace):  # the caller reports it once for all waiting groups
                 _log.warning("group not written", error=str(error), objects=len(items))
             retry = [packable for packable, _ in items]
             return WriteResult(failed=failed, unread=unread, retry=retry, cause=error)
@@ -163,7 +162,7 @@ class StripeWriter:
     def _read_sources(
         self, plan: GroupPlan[Packable], packables: Sequence[Packable]
     ) -> tuple[list[tuple[Packable, GroupItem]], list[Failure], list[Failure]]:
-        """What was read, what failed for good, and what may be readable later."""
+        """Returns the items that were read, the permanent failures, and the failures that may pass."""
         items: list[tuple[Packable, GroupItem]] = []
         failed: list[Failure] = []
         unread: list[Failure] = []
@@ -180,10 +179,10 @@ class StripeWriter:
 
     # --- blocks -----------------------------------------------------------------------------------
     def _block_with_room(self, stripe_count: int) -> _OpenBlock:
-        """The open block, or a new one when it is full or its place went bad. Of a new one only the row exists."""
+        """The open block, or a new one if it is full or its place became worse. A new block is only a row so far."""
         block = self._open
         if block is not None and not self._placement.healthy(block.block_id):
-            _log.info("leaving a block whose place went bad", block=block.block_id.hex(), stripes=block.stripes)
+            _log.info("sealing a block whose place became worse", block=block.block_id.hex(), stripes=block.stripes)
             self._leave()
         elif block is not None and block.stripes + stripe_count > self._blocks.geometry.stripes_per_block:
             self._leave()
@@ -219,19 +218,19 @@ class StripeWriter:
         kill_point("writer.sealed")
 
     def _abandon(self, block_id: BlockId) -> None:
-        """Never append to this block again; recovery will determine what it holds."""
+        """Fence this block, so that it is never appended to again. Recovery determines what it holds."""
         self._open = None
         try:
             self._metadata.fence_block(self._lease, block_id)
         except Transient as error:
-            # It stays OPEN under our lease; releasing or losing the lease fences it.
+            # The block stays OPEN under our lease. When the lease is released or lost, the block is fenced.
             _log.warning("block not fenced yet", block=block_id.hex(), error=str(error))
             return
         kill_point("writer.abandoned")
         remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms())
 
     def _give_up(self, block: _OpenBlock, error: NosError) -> None:
-        """Never append to this block again, because an append to it failed."""
+        """Stop using a block after a failed append."""
         if isinstance(error, NoSpace) and not block.stripes:
             self._open = None
             forget_refused_block(self._metadata, self._lease, block.block_id)
@@ -297,7 +296,7 @@ class StripeWriter:
         return data
 
     def _commit(self, commit: GroupCommit) -> frozenset[int]:
-        """Commit, and try again after Transient. If the outcome of a try was lost, a look at the rows shows it."""
+        """Commit, and try again after Transient. If the outcome of a try is unknown, the rows show it."""
         for attempt in range(1, COMMIT_TRIES + 1):
             try:
                 return self._metadata.commit_group(commit)
@@ -323,6 +322,6 @@ class StripeWriter:
 
 
 def another_place_may_do(placement: Placement, error: NosError) -> bool:
-    """Whether another block may accept what this one did not. Not if there is no space at all or no other place, nor if
-    the process is shut out."""
+    """Whether another block may accept bytes that this one did not. False when there is no space or no other place, or
+    when Ceph has blocklisted this process."""
     return placement.alternatives and isinstance(error, Transient) and not isinstance(error, NoSpace | Blocklisted)

@@ -26,7 +26,7 @@ class Loaded:
 def load_tree(
     store: Store, files: Iterable[tuple[ObjectKey, Path]], pool: ThreadPoolExecutor, on_file: Callable[[], object]
 ) -> Loaded:
-    """PUT every file; calls `on_file` once each is durable. Raises InvalidInput naming a file that cannot be read.
+    """PUT every file, and call `on_file` when it is durable. Raises InvalidInput naming a file that cannot be read.
 
     Memory: one batch of at most BATCH_BYTES_MAX plus one small object, or one block of a large one.
     """

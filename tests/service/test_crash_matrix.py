@@ -56,7 +56,7 @@ AILING_CONSUMER_POINTS = [
     "writer.store_sealed",
     "writer.sealed",
 ]
-"""While a group is written again to other blocks, and while a block is left because its place went bad."""
+"""While a group is written again to other blocks, and while a block is sealed because its place became worse."""
 FULL_STORE_POINTS = ["block.forgotten", "writer.allocated:2"]
 """While the store refuses a new block."""
 PRODUCER_POINTS = ["producer.leases_taken", "producer.published", "producer.marked", "producer.leases_released"]

@@ -39,5 +39,5 @@ def test_renewals_go_on_after_an_error_that_is_a_bug() -> None:
     with HeldLease(cast(Leases, metadata), FakeClock(), "one", 30_000) as held:
         assert metadata.all_raised.wait(10)
     assert held.lost
-    with pytest.raises(LeaseLost, match="start it again"):
+    with pytest.raises(LeaseLost, match="start this process again"):
         held.require_not_lost()

@@ -1,6 +1,6 @@
 """Which victims are rewritten together: those whose survivors fit into the free space.
 
-10  what is written fits into what is free
+10  a batch is rewritten only if its survivors fit into the free space
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ class BatchPlanner:
         self._condemned = condemned
 
     def next_batch(self, victims: Sequence[ChosenBlock], refusal: NoSpace | None) -> Sequence[ChosenBlock]:
-        """What to rewrite next: the victims that fit above the floor. Empty when the run is to stop.
+        """The victims to rewrite next: those that fit into the space above the floor. Empty when the run is to stop.
 
         When none fits, the grace period of the condemned blocks is cut short. When no condemned block is left, one
         victim may take half of the free space.
 
-        refusal: the failure that ended the last batch for lack of space, if one did. Raises it, or else a new NoSpace,
-        when no victim fits into half of the free space. Raises Transient when the free space is unknown.
+        refusal: the failure that ended the last batch for lack of space, if one did. When no victim fits into half of
+        the free space, raises `refusal`, or a new NoSpace if it is None. Raises Transient when the free space is
+        unknown.
         """
         batch = self._above_floor(victims)
         while not batch and self._condemned.cut_grace_short():
@@ -54,7 +55,7 @@ class BatchPlanner:
         )
 
     def _fitting(self, victims: Sequence[ChosenBlock], room_bytes: int) -> list[ChosenBlock]:
-        """As many of the victims, in their order, as can be rewritten in that much space."""
+        """The victims that can be rewritten together in that much space, chosen in their order."""
         taken: list[ChosenBlock] = []
         needs = 0.0
         for victim in victims:
@@ -64,6 +65,6 @@ class BatchPlanner:
         return taken
 
     def _bytes_to_write(self, needs: float) -> int:
-        """Room for survivors that need so many stripes. A new block is begun only where a whole group has room."""
+        """Space for survivors that need this many stripes, and for one more group, which every new block must have."""
         geometry = self._blocks.geometry
         return stripes_rewritten(needs) * geometry.stripe_size + geometry.group_size_max

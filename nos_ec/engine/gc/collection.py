@@ -1,8 +1,8 @@
 """One run of GC: the order of its steps.
 
 Empty blocks are condemned first, which needs no writing. Then the survivors of the other victims are rewritten, in
-batches that fit into the free space. A block is condemned as soon as nothing of it is left, and deleted after its grace
-period. A block that fails is set aside, and the run goes on with the others.
+batches that fit into the free space. A block is condemned as soon as it is empty, and deleted after its grace period. A
+block that fails is set aside, and the run continues with the others.
 
 10  a run resumes where the last one was stopped: every step leaves the store in a state that the next run starts from
 """
@@ -45,10 +45,10 @@ class Collection:
         self._batches = BatchPlanner(run, self._condemned)
 
     def run(self) -> CollectionResult:
-        """Delete what earlier runs condemned, then collect once.
+        """Delete the blocks that earlier runs condemned, then collect once.
 
         Blocks that fail are parked and named in the result. Raises LeaseLost, Transient, and NoSpace when there is no
-        room to rewrite anything; what was done until then is kept.
+        room to rewrite any block. A failed run undoes nothing.
         """
         with closing(self._writer):
             self._condemned.delete_due()
@@ -70,9 +70,9 @@ class Collection:
         return choice.victims
 
     def _rewrite(self, victims: Sequence[ChosenBlock]) -> NosError | None:
-        """Rewrite the victims batch by batch. Returns the failure that ended it early, if one did.
+        """Rewrite the victims batch by batch. Returns the failure that ended the rewriting early, if one did.
 
-        The run raises that failure later, when it has deleted what it could.
+        The run raises that failure later, after it has deleted the blocks that it can.
         """
         refusal: NoSpace | None = None
         while victims and not self._run.stop.is_set():

@@ -70,7 +70,7 @@ class Collector:
     def run(
         self, new_writer: Callable[[], StripeWriter], watch: Watch = lambda _: None, stop: Event | None = None
     ) -> CollectionResult:
-        """Delete what earlier runs condemned, then collect once. Raises what `Collection.run` raises.
+        """Delete the blocks that earlier runs condemned, then collect once. Raises what `Collection.run` raises.
 
         new_writer: makes a SURVIVOR writer; called only when there is something to write. watch: receives the result so
         far after every step. stop: ends the run early.

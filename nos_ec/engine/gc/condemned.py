@@ -1,7 +1,7 @@
 """Condemning empty blocks, and deleting condemned ones after their grace period.
 
  4  a block is deleted only when no row points into it, and not before its grace period is over
-10  a run resumes where the last one was stopped: it deletes what that one condemned
+10  a run resumes where the last one was stopped: it deletes the blocks that the last one condemned
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CondemnedBlocks:
 
     # --- condemning -------------------------------------------------------------------------------
     def condemn_empty(self) -> None:
-        """Condemn all blocks that hold nothing live, and delete those whose grace period is over."""
+        """Condemn all blocks without live objects, and delete condemned blocks whose grace period is over."""
         refused: set[BlockId] = set()
         while len(refused) <= self._options.blocks_max:
             found = self._metadata.empty_blocks(self._options.blocks_max + len(refused))
@@ -81,8 +81,8 @@ class CondemnedBlocks:
         """Delete all condemned blocks after the shortest grace period. Returns whether any was deleted.
 
         The run itself waits for that period, from the moment when it finds the blocks condemned. So neither the clock
-        of another machine nor a changed setting shortens it. No row points into these blocks; only reads that began
-        before can still need them.
+        of another machine nor a changed setting shortens it. No row points into these blocks, so only reads that began
+        earlier can still need them.
         """
         found = self._condemned(_FAR_MS)
         if not found:

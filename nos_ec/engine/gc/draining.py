@@ -1,7 +1,7 @@
-"""Moving what lives out of the blocks of one batch.
+"""Moving the live objects out of the blocks of one batch.
 
 The survivors of all blocks of the batch share one merge list, and so they share stripes. A block is condemned as soon
-as nothing of it is left. A block that fails is set aside, and the batch goes on with the others.
+as it is empty. A block that fails is set aside, and the batch continues with the others.
 
  9  only the merge list and the rows of one block are in memory
 """
@@ -27,7 +27,7 @@ from nos_ec.ports.metadata import BlockRow, Placed
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What became of a batch.
+    """The outcome of a batch.
 
     finished: blocks that are collected or set aside; the run is done with them. ended_by: the failure that ended the
     batch early, if one did. After NoSpace another batch may follow; any other failure ends the run.
@@ -73,7 +73,8 @@ class Draining:
         self._ended_by: NosError | None = None
 
     def drain(self, blocks: Iterable[BlockRow]) -> Drained:
-        """Move what lives out of the blocks, and condemn each as soon as it is empty. Raises LeaseLost, Transient."""
+        """Move the live objects out of the blocks, and condemn each block as soon as it is empty. Raises LeaseLost,
+        Transient."""
         for block in blocks:
             if not self._may_go_on():
                 break
@@ -86,7 +87,7 @@ class Draining:
         return self._ended_by is None and not self._stop.is_set()
 
     def _begin(self, block: BlockRow) -> None:
-        """Find out what lives in a block, and add that to the merge list. A block without live objects is finished."""
+        """Add the live objects of a block to the merge list. A block without live objects is finished."""
         try:
             decision, live = decide(self._metadata, self._blocks, block)
         except Transient as error:
@@ -108,7 +109,7 @@ class Draining:
 
     # --- writing ----------------------------------------------------------------------------------
     def _write_ready(self, *, flush: bool) -> None:
-        """Write the groups that are ready; with `flush` all that waits."""
+        """Write the groups that are ready; with `flush`, write all waiting objects."""
         while self._may_go_on() and (plan := self._merge_list.plan(self._clock.now_ms(), flush=flush)) is not None:
             self._settle(self._writer.write(plan))
             self._progress.show()
@@ -129,7 +130,7 @@ class Draining:
             self._ended_by = self._writer.wait_or_give_up(written)
 
     def _done(self, packable: Packable) -> None:
-        """Strike an object off: nothing is left to do for it. The last object of a block finishes the block."""
+        """Remove an object that needs no more work. The last object of a block finishes the block."""
         emptying = self._block_of(packable)
         if emptying is not None:
             emptying.left.pop(_identity(packable), None)
@@ -137,7 +138,7 @@ class Draining:
                 self._finish(emptying)
 
     def _fail(self, failure: Failure) -> None:
-        """Strike off an object that cannot be read, now or later. While it is live, its block must stay."""
+        """Remove an object that cannot be read, now or later. While it is live, its block must stay."""
         emptying = self._block_of(failure.packable)
         if self._set_aside.note_unreadable(failure) and emptying is not None:
             emptying.damaged = True
@@ -150,7 +151,7 @@ class Draining:
 
     # --- blocks that are finished -----------------------------------------------------------------
     def _finish(self, emptying: _Emptying) -> None:
-        """Condemn a block of which nothing is left, or keep it for its unreadable objects."""
+        """Condemn a block that is empty now, or keep it for its unreadable objects."""
         block = emptying.block
         self._emptying.pop(block.block_id, None)
         self._finished.add(block.block_id)
@@ -160,7 +161,8 @@ class Draining:
             self._condemned.condemn(block)
 
     def _park_stuck(self, stuck: dict[BlockId, NosError]) -> None:
-        """Park the blocks whose objects cannot be read now. A new merge list takes what is left of the other blocks."""
+        """Park the blocks whose objects cannot be read now. A new merge list takes the remaining objects of the other
+        blocks."""
         for block_id, error in stuck.items():
             emptying = self._emptying.pop(block_id, None)
             if emptying is not None:

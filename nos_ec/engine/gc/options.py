@@ -1,4 +1,4 @@
-"""What the settings say about GC."""
+"""The settings of GC, as the engine gets them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ Watch = Callable[[CollectionResult], object]
 
 
 class Progress:
-    """The result of one run while it grows. The parts of the run report to it what they have done."""
+    """The growing result of one run. The parts of the run report to it."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -52,7 +52,7 @@ class Progress:
         self._watch(self.result)
 
     def examined(self, decision: BlockDecision) -> None:
-        """The headers and rows of a block were read."""
+        """Count a block whose headers and rows were read."""
         before = self.result
         self.result = replace(
             before,
@@ -62,7 +62,7 @@ class Progress:
         )
 
     def written(self, written: WriteResult) -> None:
-        """A group was written, or could not be."""
+        """Count the outcome of writing a group."""
         before = self.result
         self.result = replace(
             before,
@@ -72,18 +72,18 @@ class Progress:
         )
 
     def condemned(self) -> None:
-        """A block was condemned."""
+        """Count a condemned block."""
         self.result = replace(self.result, blocks_condemned=self.result.blocks_condemned + 1)
 
     def deleted(self, size_bytes: int) -> None:
-        """A condemned block of this size was deleted."""
+        """Count a deleted block of this size."""
         before = self.result
         self.result = replace(
             before, blocks_deleted=before.blocks_deleted + 1, bytes_reclaimed=before.bytes_reclaimed + size_bytes
         )
 
     def unreadable(self, failure: Failure) -> bool:
-        """A live object cannot be read. Returns whether the result names it."""
+        """Count a live object that cannot be read. Returns whether the result names it."""
         before = self.result
         named = len(before.unreadable) < NAMED_MAX
         names = (*before.unreadable, f"{failure.packable.key}: {failure.error}") if named else before.unreadable
@@ -91,7 +91,7 @@ class Progress:
         return named
 
     def parked(self, block_id: BlockId, error: NosError) -> None:
-        """A block was parked."""
+        """Count a parked block."""
         before = self.result
         named = len(before.parked) < NAMED_MAX
         names = (*before.parked, f"block {block_id.hex()}: {error}") if named else before.parked

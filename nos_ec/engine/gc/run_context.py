@@ -1,4 +1,4 @@
-"""What all parts of one run of GC work with."""
+"""The context that all parts of one GC run share."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a run leaves for later, and why.
+"""Setting aside the blocks that a run leaves for later.
 
 A block that does not answer is parked. A block that holds an unreadable live object stays. A block that is packed as
 densely as possible stays too. All of them get a cool-down in their rows, so that later runs and other processes get to
-the blocks behind them.
+other blocks.
 
 10  an entry that cannot be read keeps its block
 """
@@ -43,7 +43,7 @@ class SetAside:
         self._cool_down_after_failure(block)
 
     def keep_dense(self, block: BlockRow) -> None:
-        """Set aside a block that is packed as densely as possible. Otherwise every run would read its rows in vain."""
+        """Set aside a block that is packed as densely as possible, so that not every run reads its rows for nothing."""
         self._cool_down(block, self._options.cool_down_ms_max)
 
     def note_unreadable(self, failure: Failure) -> bool:

@@ -1,4 +1,4 @@
-"""Writing the groups of one run, and giving up when they cannot be written."""
+"""Writing the groups of one run, until too many of them fail."""
 
 from __future__ import annotations
 

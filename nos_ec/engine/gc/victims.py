@@ -56,7 +56,7 @@ class CollectionPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChosenBlock:
-    """A block to rewrite, and how many stripes its live objects need then; not rounded up."""
+    """A block to rewrite, and how many stripes its live objects will need; not rounded up."""
 
     block: BlockRow
     needs: float
@@ -64,10 +64,10 @@ class ChosenBlock:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a run makes of the blocks with live objects, most wasteful first.
+    """How a run divides the blocks with live objects, most wasteful first.
 
     candidates: blocks that waste enough to be collected. victims: those of them to rewrite. dense: those whose live
-    objects are packed as densely as possible already, so that their waste is headers and unavoidable padding.
+    objects are already packed as densely as possible, so that their waste is headers and unavoidable padding.
     """
 
     candidates: Sequence[BlockRow]
@@ -76,7 +76,7 @@ class Choice:
 
 
 def choose(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_ms: int) -> Choice:
-    """Choose the blocks to rewrite. The rows of one block at a time are in memory. Raises Transient."""
+    """Choose the blocks to rewrite. Holds the rows of one block in memory at a time. Raises Transient."""
     candidates = metadata.gc_candidates(options.waste_ratio_min, now_ms, options.cool_down_ms_max, options.blocks_max)
     victims: list[ChosenBlock] = []
     dense: list[BlockRow] = []
@@ -103,10 +103,11 @@ def _needs(blocks: BlockStore, placed: Sequence[Placed]) -> float:
 
 
 def decide(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> tuple[BlockDecision, list[Placed]]:
-    """Find out what lives in a block. It must not be a block of a large object that still lives.
+    """Find the live objects of a block. It must not be a block of a large object that still lives.
 
-    Headers name what was written, and rows say what of it lives: an entry lives only when a row has its key, version
-    and extent. A row that no header confirms is logged as an error and still counts as live. Raises Transient.
+    Headers name the objects that were written, and rows say which of them live: an entry lives only when a row has its
+    key, version and extent. A row that no header confirms is logged as an error and still counts as live. Raises
+    Transient.
     """
     if block.kind is BlockKind.LARGE:
         # It holds one segment of one object, so it is either all live or all dead. Its row says which.
