@@ -51,7 +51,7 @@ def test_the_log_is_pushed_until_its_watch_is_closed(ceph: CephCluster) -> None:
     entries: Queue[Entry] = Queue()
     with RadosCluster(ceph.options("consumer")) as cluster:
         watch = cluster.watch_log(lambda *entry: entries.put(entry))
-        with pytest.raises(ValueError, match="watched already"):
+        with pytest.raises(ValueError, match="already being watched"):
             cluster.watch_log(lambda *entry: entries.put(entry))
         await_entry(ceph, entries)
         watch.close()

@@ -7,9 +7,9 @@
 
 Invariants kept here:
   a  A block's end, seal and bytes change together in one RADOS transaction. The transaction first checks that the
-     object still has the version at which the writer knows its end; every change of an object raises its version. So of
-     two appends at the same end, or of an append and a seal, one wins and the other writes nothing, whatever processes
-     they come from and however late one of them arrives.
+     object still has the version at which the writer last knew its end; every change of an object raises its version.
+     So of two appends at the same end, or of an append and a seal, one wins and the other writes nothing, whatever
+     processes they come from and however late one of them arrives.
   b  "sealed" is never undone.
   c  The object's size is N stripes. An append is always whole stripes, because nothing can follow a shorter one.
 """
@@ -46,8 +46,8 @@ _CHANGED = frozenset({errno.ERANGE, errno.EOVERFLOW})
 class RadosBlockStore:
     """A `BlockStore` on a Ceph pool (see nos_ec.ports.block_store for the contract).
 
-    Opening raises ConfigError when the pool is missing, does not fit the geometry, or was not initialised for it;
-    Transient. `namespace` separates several stores in one pool. Closing leaves the cluster connected.
+    Opening raises Transient, or ConfigError when the pool is missing, does not fit the geometry, or was not initialised
+    for it. `namespace` separates several stores in one pool. Closing leaves the cluster connected.
 
     The store works while every placement group has k + 1 of its k + m OSDs (the pool's min_size). Operations on groups
     with fewer OSDs raise Transient after the time limit, and nothing is lost.
@@ -135,8 +135,8 @@ class RadosBlockStore:
         self._free.spent(memoryview(data).nbytes)
 
     def seal(self, block_id: BlockId) -> int:
-        """Turn "open N" into "sealed N". If an append comes in between, look the end up again: at most once for each
-        stripe that a block can hold."""
+        """Turn "open N" into "sealed N". If an append moves the end meanwhile, look the end up again, at most once for
+        each stripe that a block can hold."""
         self._known_ends.take(block_id)
         for _ in range(self._geometry.stripes_per_block + 1):
             known = self._look_up(block_id)
@@ -155,7 +155,7 @@ class RadosBlockStore:
 
     def _changed(self, block_id: BlockId, known: KnownEnd, *change: steps.Step) -> int | None:
         """Make a change unless the block was changed or deleted since its end was looked up (invariant a). Returns the
-        block's new version; None if it was changed or deleted. Raises Conflict, NoSpace, Transient."""
+        block's new version, or None if the change was not made. Raises Conflict, NoSpace, Transient."""
         with self._translated(block_id):
             try:
                 return self._pool.write(block_id.hex(), steps.must_have_version(known.version), *change)
@@ -198,8 +198,8 @@ class RadosBlockStore:
         return map(BlockId, self._blocks.all_ids())
 
     def free_bytes(self) -> int:
-        """The whole stripes that fit, in bytes, by the monitors' last estimate. It is some seconds old, and older while
-        they do not answer."""
+        """The size of the whole stripes that still fit, by the monitors' last estimate. The estimate is some seconds
+        old, and older while the monitors do not answer."""
         return self._free.value() // self._geometry.stripe_size * self._geometry.stripe_size
 
     def probe(self) -> None:
@@ -211,7 +211,8 @@ class RadosBlockStore:
         return self._blocks.allocated_bytes()
 
     def blocks_short(self) -> None:
-        """None: Ceph finds such blocks and recovers their shards. `ceph status` shows its progress."""
+        """Return None, because Ceph itself finds such blocks and recovers their shards. `ceph status` shows its
+        progress."""
 
     def counters(self) -> ReadCounters:
         """The cost of `read` and `read_many` so far, computed from the ranges (see read_cost.py)."""
@@ -225,7 +226,7 @@ class RadosBlockStore:
     # --------------------------------------------------------------------------------------------------
 
     def _counted(self, block_id: BlockId, offset: int, length: int, found: bytes) -> bytes:
-        """Count the read of this range and return its bytes. Raises Corrupt if they are too few."""
+        """Count the read of this range and return its bytes. Raises Corrupt if there are too few."""
         self._counter.count(offset, length)
         if len(found) != length:
             raise Corrupt(f"block {block_id.hex()}: range of {length} bytes at {offset} is past the end")

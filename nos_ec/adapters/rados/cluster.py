@@ -53,10 +53,10 @@ class RadosOptions:
 
 
 _LAGGY_S_MAX, _LAGGY_SHARE = 2, 4
-"""An operation that takes longer than the first, in seconds, or than its time limit divided by the second (whichever is
-shorter) makes librados ask the monitors for a newer map of the OSDs, and again each time as much time has passed. So an
-operation that an OSD dropped, because its placement group moved or its pool was deleted, is sent elsewhere or fails
-with the reason. With Ceph's own settings this begins after 10 s, when the time limit is used up."""
+"""When an operation takes longer than the first, in seconds, or than its time limit divided by the second (whichever is
+shorter), librados asks the monitors for a newer map of the OSDs, and repeats this at the same interval. So an operation
+that an OSD dropped, because its placement group moved or its pool was deleted, is sent elsewhere or fails with the
+reason. With Ceph's own settings, this would begin after 10 s, when the time limit is used up."""
 
 LOG_LEVEL = "info"
 
@@ -65,16 +65,16 @@ LogWatcher = Callable[[str, str, str], None]
 
 
 _NOT_ACCEPTED = frozenset({errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.EIO})
-"""Errors of connecting with a key that is wrong, unknown, of a type that librados does not know, or not parsable
-(EIO)."""
+"""Errors of a connection attempt with a key that is wrong, unknown, of a type that librados does not know, or not
+parsable (EIO)."""
 
 
 class RadosCluster:
     """A connection that the stores of a process share. Safe to call from several threads.
 
     Connecting raises ConfigError when the binding, ceph.conf, the keyring or the key is wrong, and Transient when the
-    monitors do not answer in time. Before `close`, close the stores and let all calls finish: it ends librados'
-    threads.
+    monitors do not answer in time. Before `close`, close the stores and let all calls finish, because `close` ends
+    librados' threads.
     """
 
     def __init__(self, options: RadosOptions) -> None:
@@ -151,7 +151,7 @@ class RadosCluster:
 
         with self._closing:
             if self._watched:
-                raise ValueError("the log of this cluster is watched already: close that watch first")
+                raise ValueError("the log of this cluster is already being watched: close that watch first")
             with self._errors("watching the log"):
                 rados.monitor_log2(LOG_LEVEL, take, None)
             self._watched = True
@@ -269,7 +269,8 @@ class LogWatch:
         self._end = end
 
     def close(self) -> None:
-        """End the watch: after return the watcher is not called any more. Idempotent. The watcher must not call it."""
+        """End the watch. After this returns, the watcher is not called again. Idempotent. The watcher must not call
+        this."""
         end, self._end = self._end, _nothing
         end()
 
@@ -279,10 +280,10 @@ def _nothing() -> None:
 
 
 def _text(value: object) -> str:
-    """A text of the binding, which declares str but passes bytes."""
+    """Decode a text from the binding, which declares str but passes bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _seconds(duration_ms: int) -> int:
-    """A duration in seconds, rounded up, because Ceph counts whole seconds."""
+    """Return a duration in seconds, rounded up, because Ceph counts whole seconds."""
     return -(-duration_ms // 1000)

@@ -5,7 +5,8 @@
                                                            pg dump     the state of the groups
     when the monitors push a line of the cluster's log about OSDs, groups or health: `stale`
 
-What cannot be asked stays as it was. While a monitor or the manager is down, the map grows old, but no operation fails.
+Figures that the monitors do not renew keep their last values. While a monitor or the manager is down, the map grows
+old, but no operation fails.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _log = structlog.get_logger(__name__)
 REFRESH_S = 5.0
 """How often the manager's figures change by default (mgr_stats_period). Asking more often brings nothing new."""
 SETTLE_S = 0.1
-"""How long to wait after a line of the log, because things that fail together are logged together."""
+"""How long to wait after a log line before the map is renewed, because failures that belong together are logged
+together."""
 
 TELLING = re.compile(r"\bosd\.\d|\b(OSD|PG|POOL)_|\bpgs?\b|\bosds?\b")
 """Lines of the cluster's log after which the map may have changed: "osd.3 marked down", "Health check failed: 1 osds
@@ -54,13 +56,14 @@ class ClusterView:
         self._thread.start()
 
     def current(self, first_wait_s: float = 0.0) -> ClusterMap | None:
-        """Return the latest map without asking the monitors. Waits only for the very first one, at most this long."""
+        """Return the latest map without asking the monitors. Waits, at most `first_wait_s`, only for the very first
+        map."""
         if self._map is None and first_wait_s:
             self._complete.wait(first_wait_s)
         return self._map
 
     def stale(self) -> None:
-        """Make the map be renewed soon, because something has happened."""
+        """Request that the map is renewed soon, because something has happened."""
         self._wanted.set()
 
     def close(self) -> None:
@@ -105,7 +108,7 @@ class ClusterView:
                 _log.warning("cannot renew the Ceph cluster's map; blocks are placed by the last one", error=str(error))
             self._failed = True
         except Exception:
-            # A bug in one attempt must not end the thread: then nothing would report that the map grows old.
+            # A bug in one attempt must not end the thread, because then nothing would report that the map grows old.
             _log.exception("cannot renew the Ceph cluster's map; blocks are placed by the last one")
             self._failed = True
         else:

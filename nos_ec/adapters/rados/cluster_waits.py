@@ -1,6 +1,6 @@
 """Waits for a cluster to reach a state. Operators' tools, the bench and tests use it after they have changed a cluster.
 
-Each check costs at least one command to the monitors, so it runs a few times a second and not for ever.
+Each check costs at least one command to the monitors, so checks run only a few times a second, and for a limited time.
 """
 
 from __future__ import annotations

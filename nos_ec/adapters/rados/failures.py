@@ -8,14 +8,14 @@ import os
 from nos_ec.core.errors import Blocklisted, ConfigError, Corrupt, NosError, NoSpace, Transient
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The errors of a full pool, and of one over its quota of bytes or objects. An OSD that answers with one has written
-nothing."""
+"""The errors of a full pool, and of a pool over its quota of bytes or objects. An OSD that returns one of them has
+written nothing."""
 _DENIED = frozenset({errno.EPERM, errno.EACCES})
 _BLOCKLISTED = errno.ESHUTDOWN
 
 
 def port_error(action: str, error: OSError) -> NosError:
-    """The error that a port declares for this error of librados. Its message starts with `action`.
+    """Return the port's error for an error of librados. Its message starts with `action`.
 
     Only the caller knows the meaning of ENOENT, EEXIST and ECANCELED, so they are not translated here. If the caller
     did not expect such a code, it counts as Transient, like every unknown one.
@@ -44,5 +44,6 @@ def port_error(action: str, error: OSError) -> NosError:
 
 
 def rados_error(code: int) -> OSError:
-    """A (negative) return code of librados as an exception. Python picks the subclass, such as FileNotFoundError."""
+    """Turn a (negative) return code of librados into an exception. Python picks the subclass, such as
+    FileNotFoundError."""
     return OSError(-code, os.strerror(-code))

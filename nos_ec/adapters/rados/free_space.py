@@ -1,8 +1,8 @@
-"""The monitors' estimate of how much a pool still takes, in bytes and, if the pool has a quota of objects, in objects.
+"""The monitors' estimate of a pool's free space, in bytes and, if the pool has a quota of objects, in objects.
 
-The figure is advice: it stops writers before the pool is full, and the OSDs refuse what does not fit. So a hung monitor
-must not stop any process. A separate thread sends one request at a time. Until it is answered, all callers continue
-with the last figure, however old. They wait for an answer only while there is no figure at all.
+The figure is only advice: it stops writers before the pool is full, and the OSDs refuse what does not fit anyway. So a
+hung monitor must not stop any process. A separate thread sends one request at a time. Until it is answered, all callers
+continue with the last figure, however old. They wait for an answer only while there is no figure at all.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Room:
     objects: int | None = None
 
     def less(self, other: Room) -> Room:
-        """The space left when this much is used."""
+        """Return the space that is left when `other` is used."""
         left = None if self.objects is None else self.objects - (other.objects or 0)
         return Room(self.size_bytes - other.size_bytes, left)
 
     def plus(self, other: Room) -> Room:
-        """The sum of both. Neither may be without a limit."""
+        """Return the sum. Both must have a number of objects."""
         return Room(self.size_bytes + other.size_bytes, (self.objects or 0) + (other.objects or 0))
 
 
 class FreeSpace:
-    """The space that a pool still has. `ask` is called for it at most every STALE_AFTER_S, and raises NosError.
+    """The free space of a pool. `ask` looks it up, at most once per STALE_AFTER_S, and may raise NosError.
 
     object_bytes_max: the most bytes that one object holds. Between two answers, what callers reported to `spent` is
     subtracted. Safe to call from several threads. Close it before the cluster that it asks.
@@ -58,7 +58,7 @@ class FreeSpace:
         self._changed = threading.Condition()
         self._room: Room | None = None
         self._spent = Room(0, 0)
-        """Written since the request for the last answer was sent. The answer may not include it."""
+        """What was written since the request for the last answer was sent. The answer may not include it."""
         self._refused_until_s = 0.0
         self._asked_at_s = 0.0
         self._ask_from_s = 0.0
@@ -74,13 +74,13 @@ class FreeSpace:
             self._spent = self._spent.plus(Room(size_bytes, objects))
 
     def refused(self) -> None:
-        """Report that the pool refused a write for lack of space. For a while nothing is free, whatever the monitors
-        say: they learn of it some seconds later, and further writes would fail until then."""
+        """Report that the pool refused a write for lack of space. For STALE_AFTER_S, `value` returns 0 whatever the
+        monitors say: they learn of the full pool some seconds later, and further writes would fail until then."""
         with self._changed:
             self._refused_until_s = time.monotonic() + STALE_AFTER_S
 
     def value(self) -> int:
-        """The free user bytes, never negative. Raises what `ask` raises while no request was ever answered."""
+        """The free user bytes, never negative. Raises what `ask` raises until a first request has been answered."""
         with self._changed:
             if time.monotonic() < self._refused_until_s:
                 return 0
@@ -143,7 +143,7 @@ class FreeSpace:
         with self._changed:
             first, self._failure = self._failure is None, error
             known = self._room is not None
-            # While nothing is known, the next caller asks again. Otherwise the figure is used for a while longer.
+            # While nothing is known, the next caller asks again. Otherwise the last figure is used for a while longer.
             self._ended(time.monotonic() + STALE_AFTER_S if known else 0.0)
         if first and known:
             said = "cannot renew the free space of the Ceph pool; using the last figure"
@@ -156,8 +156,8 @@ class FreeSpace:
 
 
 def pool_room(cluster: RadosCluster, pool_name: str) -> Room:
-    """The space that a pool still has. max_avail is what the fullest OSD can take, less coding or replicas; quotas of
-    bytes or objects may be less. Asks the monitors. Raises ConfigError, Transient."""
+    """Ask the monitors for the free space of a pool. It is what the fullest OSD can take, less coding or replicas
+    (max_avail), or what the quotas of bytes and objects leave, if that is less. Raises ConfigError, Transient."""
     for pool in cluster.command("df", detail="detail").get("pools", []):
         if pool.get("name") == pool_name:
             return room_of(pool["stats"])
@@ -165,7 +165,7 @@ def pool_room(cluster: RadosCluster, pool_name: str) -> Room:
 
 
 def room_of(stats: Mapping[str, Any]) -> Room:
-    """The space by the `stats` of a pool in `df detail`. A quota of 0 means that there is none."""
+    """The free space by a pool's `stats` in `df detail`. A quota of 0 means that there is none."""
     free, quota_bytes, quota_objects = (
         int(stats.get(name, 0)) for name in ("max_avail", "quota_bytes", "quota_objects")
     )

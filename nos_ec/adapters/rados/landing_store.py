@@ -33,7 +33,7 @@ the bytes requested, not those found, against its limit for data in flight (100 
 class RadosLandingStore:
     """A `LandingStore` on a Ceph pool (see nos_ec.ports.landing_store for the contract).
 
-    Opening raises ConfigError when the pool is missing, does not fit or was not initialised; Transient. `namespace`
+    Opening raises Transient, or ConfigError when the pool is missing, does not fit or was not initialised. `namespace`
     separates several stores in one pool. Closing leaves the cluster connected.
     """
 
@@ -108,7 +108,7 @@ class RadosLandingStore:
 
     def free_bytes(self) -> int:
         """The free space by the monitors' last estimate, less what this store has put since. The estimate is some
-        seconds old, and older while they do not answer."""
+        seconds old, and older while the monitors do not answer."""
         return self._free.value()
 
     def probe(self) -> None:

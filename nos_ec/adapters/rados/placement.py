@@ -19,14 +19,14 @@ _log = structlog.get_logger(__name__)
 FIRST_MAP_WAIT_S = 2.0
 """How long the first id of a process waits for the first map, which usually takes milliseconds."""
 REMEMBERED_BLOCKS = 1024
-"""The number of blocks, the latest ones, whose condition at the start is remembered. Writers have far fewer open."""
+"""For how many of the latest blocks the condition at their start is remembered. Writers have far fewer open."""
 
 
 class RadosPlacement:
     """A `Placement` on a Ceph pool (see nos_ec.ports.placement for the contract).
 
     new_id: draws an id at random. From the first id on, a separate thread asks the monitors; a process that writes no
-    blocks asks nothing. Close it before the cluster.
+    blocks sends them no requests. Close it before the cluster.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RadosPlacement:
         return not now.worse_than(begun_as)
 
     def close(self) -> None:
-        """End the thread that asks. Idempotent."""
+        """End the thread that asks the monitors. Idempotent."""
         with self._lock:
             self._closed = True
             view = self._view

@@ -86,8 +86,8 @@ class Pool:
     def write(self, name: str, *steps: Step) -> int:
         """Do all steps on object `name` in one transaction. Durable on return. Returns the object's new version.
 
-        Raises OSError, and then nothing was done. The exception is ETIMEDOUT, after which the transaction may have been
-        done or may still be done later."""
+        Raises OSError if nothing was done. ETIMEDOUT is the exception: the transaction may have been done, or may still
+        be done later."""
         with self._errors(), self._own_ioctx() as ioctx, binding.load().WriteOpCtx() as operation:
             for step in steps:
                 step(operation)
@@ -132,8 +132,8 @@ class Pool:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Return the bytes of a range, fewer where the object ends. One operation. Raises OSError, and ValueError for
-        an invalid range."""
+        """Return the bytes of a range, or fewer if the object ends earlier. One operation. Raises OSError, and
+        ValueError for an invalid range."""
         _check_range(offset, length)
         with self._errors():
             if not length:
@@ -143,8 +143,8 @@ class Pool:
             return self._ioctx.read(name, length, offset)
 
     def read_many(self, name: str, extents: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of these (offset, length) ranges, fewer where the object ends. Raises OSError, and, before
-        anything is read, ValueError for an invalid range."""
+        """Return the bytes of these (offset, length) ranges, or fewer if the object ends earlier. Raises OSError, and,
+        before anything is read, ValueError for an invalid range."""
         for offset, length in extents:
             _check_range(offset, length)
         if len(extents) == 1 or not any(length for _, length in extents):
@@ -212,11 +212,12 @@ class Pool:
                     return None
 
     def _check_listed(self, listing: Iterator[ListedObject]) -> None:
-        """Raise OSError unless the listing is complete: the binding ends a listing that failed like one that is done.
+        """Raise OSError unless the listing is complete. The binding ends a listing that failed like one that is done.
 
-        So the next name is asked for once more. A complete listing ends again at once. One that failed continues: it
-        finds something, or fails only after the time limit. Failures that come at once (a key without caps, a process
-        on the blocklist, a deleted pool) fail every operation, and so also the look-up of the probe object."""
+        So this asks for the next name once more. A complete listing ends again at once. A failed one continues: it
+        finds another name, or fails only after the time limit. Failures that come at once (a key without caps, a
+        process on the blocklist, a deleted pool) affect every operation, so the look-up of the probe object fails as
+        well."""
         begun = time.monotonic()
         more = self._next_name(listing)
         if more is not None or time.monotonic() - begun > self._op_timeout_s / 2:
@@ -230,7 +231,8 @@ class Pool:
 
     @contextmanager
     def _own_ioctx(self) -> Iterator[Ioctx]:
-        """Lend a handle that no other thread uses meanwhile: its version is that of its last operation."""
+        """Lend a handle that no other thread uses meanwhile, because a handle gives the version of its last
+        operation."""
         try:
             ioctx = self._idle.pop()
         except IndexError:
@@ -262,7 +264,7 @@ class Pool:
 
 
 def _check_range(offset: int, length: int) -> None:
-    """Raise ValueError for an invalid range: it is a bug in the caller, and is not sent to the cluster."""
+    """Raise ValueError for an invalid range, which is a bug in the caller and is not sent to the cluster."""
     if offset < 0 or length < 0:
         raise ValueError(f"range of {length} bytes at {offset}")
 

@@ -1,4 +1,4 @@
-"""Checks once, when a store is opened, that its pool fits. Another pool would fail later, or silently cost more.
+"""Checks once, when a store is opened, that its pool fits. An unsuitable pool would fail later, or silently cost more.
 
 The replies used (`osd pool ls detail`, `osd erasure-code-profile get`, `versions`) need the cap `mon 'allow r'`.
 """

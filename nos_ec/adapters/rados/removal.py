@@ -12,7 +12,7 @@ _NAMES_PER_ROUND = 1000
 
 
 def remove_namespace(cluster: RadosCluster, pool_name: str, namespace: str) -> None:
-    """Remove every object of a namespace. Raises ConfigError, Transient; a second call then continues."""
+    """Remove every object of a namespace. Raises ConfigError, Transient; another call then continues."""
     if not namespace:
         raise ConfigError(f"refusing to remove all of Ceph pool {pool_name}; name a namespace")
     with cluster.open_pool(pool_name, namespace) as pool:
