@@ -45,7 +45,8 @@ class BlockReader:
                 file.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read one range. Fetches whole pages, and only from the shards that the range lies in unless some are bad."""
+        """Read one range. Fetches whole pages, only from the shards that the range lies in unless some pages are
+        bad."""
         if offset < 0 or length < 0:
             raise ValueError(f"range of {length} bytes at {offset}")
         if offset + length > self._geometry.block_size:
@@ -143,8 +144,8 @@ class BlockReader:
                 yield range(page, page + 1), decoded
 
     def _decode(self, window: range) -> list[bytes] | None:
-        """Decode these pages, which lie in one stripe, for all k data shards. None unless k shards have all of them in
-        good condition."""
+        """Decode these pages, which lie in one stripe, for all k data shards. Returns None unless k shards have all of
+        these pages intact."""
         parts: dict[int, bytes] = {}
         for shard in self._folders.shards:
             part = self._good_part(shard, window.start, len(window))

@@ -9,7 +9,8 @@
 
 Invariants kept here:
   1  (of docs/INVARIANTS.md) What `append` acknowledged is on k + m shards and can be read back from any k of them.
-  a  The block's lock lets one writer at a time change a block, across threads and processes. A kill releases it.
+  a  The block's lock lets one writer at a time change a block, across threads and processes. A killed process
+     releases it.
   b  An append writes only behind what all k + m shards already hold, and only if they all end at `at_stripe`
      without a mark. So after a torn append, a seal or the loss of a shard, the block accepts no more appends.
   c  A mark on a shard is never removed. One marked shard is enough to refuse an append.
@@ -91,9 +92,9 @@ class LocalBlockStore:
         """Create the folders of a store, durably. An existing store gets what earlier versions did not write.
 
         new_shards: shards of an existing store that are lost for good and are to be recreated empty. Raises ConfigError
-        when other shards are missing, when more than m are, or when the named ones are not; when a folder belongs to
-        another shard or another store; when the existing store has another or an unknown geometry. Raises NoSpace,
-        Transient. If several processes call it, one creates the store and the others wait for it.
+        when other shards are missing, more than m are missing, or a named one is not missing; when a folder belongs to
+        another shard or another store; and when the existing store has another or an unknown geometry. Raises NoSpace,
+        Transient. If several processes call this, one creates the store and the others wait for it.
         """
         with translated(f"block store {root}"):
             make_folder(root)
@@ -142,7 +143,7 @@ class LocalBlockStore:
 
     def create(self, block_id: BlockId, data: bytes | bytearray | memoryview = b"") -> None:
         """Create a block on all shards, and write its first stripes before anything is synced. When space runs out,
-        remove what was created of it."""
+        remove what was created of the block."""
         try:
             self._create(block_id, data)
         except NoSpace:
@@ -174,7 +175,8 @@ class LocalBlockStore:
             self._write(self._open_for_append(stack, block_id, at_stripe), at_stripe, stripes)
 
     def seal(self, block_id: BlockId) -> int:
-        """Mark every reachable shard. An earlier mark keeps its number of stripes, so that the answer never changes."""
+        """Mark every reachable shard. An earlier mark decides the number of stripes, so that the answer never
+        changes."""
         with self._locked(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)
             files = list(found.values())
@@ -191,8 +193,8 @@ class LocalBlockStore:
         """Delete all files of a block. If a shard folder is lost, deletes the others and then raises Transient."""
         with self._locked(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)
-            # Because of the mark, readers that find some shards already gone report NotFound instead of Corrupt. It
-            # needs no sync: after a power cut, a second call finds what is left.
+            # Because of the mark, readers that find some shards already gone report NotFound instead of Corrupt. The
+            # mark needs no sync: after a power cut, a second call finds what is left.
             for file in found.values():
                 with suppress(OSError):
                     file.write_gone()
@@ -220,7 +222,7 @@ class LocalBlockStore:
 
     def stripes(self, block_id: BlockId) -> int:
         """The number in the seal, or else the number of stripes that can be read now. Raises Transient while more than
-        m shard folders are lost, because what can be read then says nothing about the block's end."""
+        m shard folders are lost, because the readable stripes then say nothing about the block's end."""
         with ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=False)
             files = list(found.values())
@@ -261,7 +263,7 @@ class LocalBlockStore:
         return stripes * self._geometry.stripe_size
 
     def probe(self) -> None:
-        """Write and read in every shard folder: creating and appending need them all."""
+        """Write and read in every shard folder, because creating and appending need them all."""
         for shard in self._shards:
             try:
                 probe_folder(self._folders.folder(shard) / FAN_OUT[0])

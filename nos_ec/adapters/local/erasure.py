@@ -3,7 +3,7 @@
 Each byte of a coding chunk depends only on the bytes at the same offset of the k data chunks. So any range of a chunk
 can be decoded from the same range of any k chunks, and a small degraded read need not read whole chunks.
 pyeclib puts its own header before each fragment. The header holds only the index and sizes, so it is not stored.
-`decode` restores it from the encoding of a stripe of zeros of the same width.
+`decode` takes it from the encoding of a stripe of zeros of the same width.
 """
 
 from __future__ import annotations

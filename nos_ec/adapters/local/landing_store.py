@@ -145,8 +145,8 @@ class LocalLandingStore:
         return failed
 
     def _unlink(self, landing_id: LandingId) -> None:
-        """Remove the temporary name first: a put in flight can then no longer rename it, or has already done so, and
-        then its copy is removed next."""
+        """Remove the temporary name first. Either a put in flight can then no longer rename it, or the put has already
+        done so, and its copy is removed next."""
         path = self._path(landing_id)
         path.with_name(path.name + _PUT_SUFFIX).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
@@ -180,7 +180,7 @@ class LocalLandingStore:
         return total
 
     def close(self) -> None:
-        """Nothing is held open between calls."""
+        """Do nothing, because no file is held open between calls."""
 
     def _path(self, landing_id: LandingId) -> Path:
         name = landing_id.hex()

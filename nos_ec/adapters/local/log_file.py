@@ -32,7 +32,7 @@ from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transien
 
 FORMAT_VERSION = 3
 APPLICATION_ID = 0x4E4C4F47
-"""`NLOG`, in the field that SQLite reserves for it. It distinguishes our file from any other database."""
+"""`NLOG`, in the field that SQLite reserves for such a mark. It distinguishes our file from any other database."""
 
 PARTITIONS_MAX = 1024
 _BUSY_TIMEOUT_S = 10.0
@@ -153,8 +153,8 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _upgrade(connection: sqlite3.Connection) -> int:
-    """Upgrade the file from format 2 to 3, unless another process was faster. A program of format 2 that has the file
-    open can then no longer publish.
+    """Upgrade the file from format 2 to 3, unless another process has already done so. An older program that has the
+    file open can then no longer publish.
 
     Returns the format that the file has now.
     """
@@ -184,8 +184,8 @@ def partition_count(connection: sqlite3.Connection) -> int:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """Run a transaction: on exit all of it is durable, or none of it. Takes the write lock at once; with no read lock
-    to upgrade there can be no deadlock."""
+    """Run a transaction. On exit, all of it is durable or none of it. The write lock is taken at the start: without a
+    read lock to upgrade, there can be no deadlock."""
     with translated_errors(path):
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -210,7 +210,7 @@ def translated_errors(path: Path) -> Iterator[None]:
 
 
 def _translate(error: sqlite3.Error, path: Path) -> NosError | None:
-    """Return the port's error, or None for a bug of ours, which must not look like trouble with the file."""
+    """Return the port's error, or None for a bug of ours, which must not look like a problem of the file."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return None

@@ -77,8 +77,8 @@ class LocalMessageLog:
     def initialise(cls, path: Path, partitions: int) -> LocalMessageLog:
         """Create the log, or open it when it exists. Durable on return; safe to call from several processes.
 
-        Raises ConfigError when it exists with another number of partitions: a bucket's events would move to another
-        partition and lose their order.
+        Raises ConfigError when the log exists with another number of partitions, because a bucket's events would move
+        to another partition and lose their order.
         """
         create_log_file(path, partitions)
         log = cls(path)
@@ -90,15 +90,15 @@ class LocalMessageLog:
         return log
 
     def publisher(self, clock: Clock) -> LocalPublisher:
-        """A publisher with its own connection."""
+        """Return a publisher with its own connection."""
         return LocalPublisher(self.path, clock)
 
     def progress(self, *, group: str, clock: Clock) -> LocalGroupProgress:
-        """The progress of `group`."""
+        """Return the progress of `group`."""
         return LocalGroupProgress(self.path, group, clock)
 
     def consumer(self, *, group: str, member: str, clock: Clock, session_ms: int) -> LocalConsumer:
-        """A member of `group`; it joins at its first poll."""
+        """Return a member of `group`, which joins at its first poll."""
         return LocalConsumer(self.path, group=group, member=member, clock=clock, session_ms=session_ms)
 
     def dead_letters(self, count_max: int = DEAD_LETTERS_MAX) -> list[DeadLetter]:
@@ -190,9 +190,9 @@ class LocalGroupProgress:
 
 @dataclass(frozen=True, slots=True)
 class _Membership:
-    """The result of one synchronisation. `committed` maps the partitions owned to the offsets where work starts."""
+    """The result of one synchronisation. `committed` maps the owned partitions to the offsets where work starts."""
 
-    removed: bool
+    was_removed: bool
     committed: Mapping[int, int]
     to_give_up: frozenset[int]
 
@@ -245,8 +245,8 @@ class LocalConsumer:
             left_ms -= step_ms
 
     def commit(self, offsets: Mapping[int, int]) -> None:
-        """See MessageConsumer.commit. Raises ValueError for an offset past the end of its partition: a bug in the
-        caller."""
+        """See MessageConsumer.commit. Raises ValueError for an offset past the end of its partition, which is a bug in
+        the caller."""
         if not offsets:
             return
         with transaction(self._connection, self._path):
@@ -315,8 +315,8 @@ class LocalConsumer:
 
     # --- messages ---------------------------------------------------------------------------------
     def _fetch(self, messages_max: int) -> list[Message]:
-        """Return messages of all partitions that have some: an even share of each, starting with another partition
-        each time."""
+        """Return an even share of messages from each partition that has some, starting with another partition each
+        time."""
         if not self._positions.keys() - self._paused:
             return []
         ready = [
@@ -341,7 +341,7 @@ class LocalConsumer:
         return messages
 
     def _trim(self, partitions: Iterable[int]) -> None:
-        """Remove messages that every group has committed, up to TRIM_BATCH per partition. Needs a transaction."""
+        """Remove messages that every group has committed, up to TRIM_BATCH per partition. Must run in a transaction."""
         for partition in partitions:
             trimmed, lowest = self._connection.execute(
                 "SELECT trimmed_offset, (SELECT min(committed_offset) FROM shares WHERE partition = log.partition)"
@@ -355,12 +355,12 @@ class LocalConsumer:
 
     # --- membership -------------------------------------------------------------------------------
     def _take_part(self) -> None:
-        """Keep the membership alive, and follow the group's changes until none is left for this member."""
+        """Keep the membership alive, and follow changes of the group until none is left that concerns this member."""
         while self._must_synchronise():
             if self._member_id is None:
                 self._join()
             found = self._synchronise()
-            if found.removed:
+            if found.was_removed:
                 self._handle_removal()
                 continue
             for partition, committed in found.committed.items():
@@ -423,7 +423,7 @@ class LocalConsumer:
         return _Membership(False, committed, frozenset(partition for partition, _, keep in owned if not keep))
 
     def _give_up(self, partitions: frozenset[int]) -> None:
-        """Let the callback finish with the partitions, then leave them to their targets."""
+        """Let the callback finish its work on the partitions, then release them to their targets."""
         try:
             self._revoked(partitions)
         finally:
@@ -436,7 +436,8 @@ class LocalConsumer:
                 self._next_generation()
 
     def _handle_removal(self) -> None:
-        """Handle the removal of this member. It owns nothing any more; the callback finds this out when it commits."""
+        """Handle the removal of this member, which owns nothing any more. The callback finds this out when it
+        commits."""
         lost = self.assignment()
         self._member_id = None
         self._forget(lost)
@@ -449,7 +450,7 @@ class LocalConsumer:
         self._paused -= partitions
 
     def _share_out(self) -> None:
-        """Write the new target of each partition, and free the partitions of members that are gone. Needs a
+        """Write the new target of each partition, and free the partitions of members that are gone. Must run in a
         transaction."""
         execute = self._connection.execute
         members = [

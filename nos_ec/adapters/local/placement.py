@@ -15,7 +15,7 @@ class AnyPlace:
 
     @property
     def alternatives(self) -> bool:
-        """There are none: a disk that does not accept one block accepts no other."""
+        """Always False: a disk that does not accept one block accepts no other."""
         return False
 
     def new_block_id(self) -> BlockId:

@@ -14,7 +14,7 @@ _CONTENT = b"nos_ec probe"
 
 def probe_folder(folder: Path) -> None:
     """Write to a file without a name, which disappears when it is closed, and read it back. Raises OSError. A full disk
-    passes, because it can still be read and deleted from."""
+    passes the check, because reads and deletes still work."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(_CONTENT)

@@ -10,8 +10,9 @@
 
 [1] The mark has its own sector, in a page that is written at creation, so sealing needs no space on a full disk.
 [2] Each is the CRC32C of block_id, shard u16, page number u32 and the page. So a page verifies only where it was
-written, even a page of zeros, which a power cut may leave. Checksums of acknowledged pages share a page of the file
-with later ones. Like every append to a file, this trusts the disk not to damage bytes beside those that it writes.
+written; this holds even for a page of zeros, which a power cut may leave. Checksums of acknowledged pages share a page
+of the file with later ones. Like every append to a file, this trusts the disk not to damage bytes beside those that it
+writes.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class ShardFile:
         return os.fstat(self._fd).st_size
 
     def intact_head(self) -> bool:
-        """True when the head names this shard, this block and this geometry."""
+        """Whether the head names this shard, this block and this geometry."""
         head = self._head()
         return os.pread(self._fd, len(head), 0) == head
 

@@ -18,11 +18,11 @@ from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import BlockId
 
 FAN_OUT = "0123456789abcdef"
-"""Folders in a shard folder: one for each last digit of a block id. The first digits may be a time, and so the same
-for many blocks."""
+"""The folders in a shard folder, one for each last digit of a block id. The first digits may be a time, which many
+blocks share."""
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors that say nothing about the shard, so that it must not count as lost."""
+"""Errors that say nothing about the shard, which must not count as lost because of them."""
 
 
 def folder_name(shard: int) -> str:
@@ -65,8 +65,7 @@ class ShardFolders:
     def open(
         self, stack: ExitStack, block_id: BlockId, *, write: bool
     ) -> tuple[dict[int, ShardFile], dict[int, OSError]]:
-        """Open the files of a block that exist. Returns them by shard, and the errors of the shards that cannot be
-        reached."""
+        """Open those files of a block that exist. Returns them by shard, and the errors of the unreachable shards."""
         found: dict[int, ShardFile] = {}
         unreachable: dict[int, OSError] = {}
         for shard in self.shards:
