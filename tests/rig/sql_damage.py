@@ -1,4 +1,4 @@
-"""What a SQL metadata store does with wrong books and missing rows."""
+"""What a SQL metadata store does with wrong counters and missing rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SqlDamage:
             pytest.skip("this MySQL parses CHECK and ignores it")
         row = bench.packed("n")
         metadata._transactions.write(lambda connection: connection.execute(update(BLOCKS).values(live_bytes=0)))
-        with pytest.raises(RefusedCheck, match="books of a block would be wrong"):
+        with pytest.raises(RefusedCheck, match="counters of a block would be wrong"):
             bench.delete("n")
         with pytest.raises(RefusedCheck):
             bench.put("n", 2000)

@@ -148,7 +148,7 @@ def forget_unwritten(connection: Connection, lease: Lease, block_id: BlockId) ->
 def seal_large(
     connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int, *, live: bool
 ) -> bool:
-    """Seal the blocks of a large object, with its bytes counted as live or dead. False when an earlier call did so.
+    """Seal the blocks of a large object, with its bytes counted as live or dead. False if an earlier call sealed them.
 
     Raises LeaseLost when one of the blocks was taken from the writer, NotFound when one was never allocated.
     """
@@ -159,7 +159,7 @@ def seal_large(
         return False
     for segment, stripes in zip(new.segments, new.block_stripes, strict=True):
         data = segment.extent.length
-        books = {
+        counters = {
             "state": advance_block(BlockState.OPEN, BlockEvent.SEAL),
             "sealed_ms": now_ms,
             "stripes": stripes,
@@ -168,7 +168,7 @@ def seal_large(
             "overhead_bytes": stripes * geometry.stripe_size - data,
             "live_objects": int(live),
         }
-        connection.execute(update(BLOCKS).where(_B.block_id == segment.extent.block_id).values(books))
+        connection.execute(update(BLOCKS).where(_B.block_id == segment.extent.block_id).values(counters))
     return True
 
 
@@ -200,7 +200,7 @@ def seal_reconciled(
     if min(stripes, live_bytes, dead_bytes, live_objects, overhead_bytes) < 0:
         raise ValueError(f"block {block_id.hex()}: {live_bytes} + {dead_bytes} bytes do not fit into {stripes} stripes")
     as_found = and_(_B.block_id == block_id, _B.state == BlockState.FENCED, _B.live_bytes == live_bytes)
-    books = {
+    counters = {
         "state": advance_block(BlockState.FENCED, BlockEvent.SEAL),
         "sealed_ms": now_ms,
         "stripes": stripes,
@@ -208,7 +208,7 @@ def seal_reconciled(
         "overhead_bytes": overhead_bytes,
         "live_objects": live_objects,
     }
-    return connection.execute(by_primary(update(BLOCKS)).where(as_found).values(books)).rowcount == 1
+    return connection.execute(by_primary(update(BLOCKS)).where(as_found).values(counters)).rowcount == 1
 
 
 def page(connection: Connection, after: BlockId | None, limit: int) -> list[BlockRow]:

@@ -1,7 +1,8 @@
 """The commit of one stripe group: a fixed number of statements, however many objects the group holds.
 
 Locks are taken in this order: object rows by id, the block, old blocks by id. Deletes and overwrites also lock rows
-first and then blocks, but one of these may be the block that is written. Transactions that still deadlock are retried.
+first and then blocks, but one of those blocks may be the one being written. Transactions that still deadlock are
+retried.
 
 The lease itself is read only to report why a commit is refused. While a block is OPEN, its writer holds the lease of
 the block's epoch: the block was allocated under that lease, and a transaction that fences or releases the lease also
@@ -41,7 +42,7 @@ _MOVES = JsonRows(
 _FROM_LANDING = sorted(state for state in object_sources(ObjectEvent.PACK) if state.in_landing)
 _PACKED = advance_object(ObjectState.PACKED, ObjectEvent.PACK)
 
-# Written out, because SQLAlchemy regenerates the text of a statement with an IN list at each execution.
+# The states are written out, because SQLAlchemy generates the text of a statement with an IN list at each execution.
 _IN_LANDING = and_(_MOVES.missing("from_block"), or_(*(_O.state == state for state in _FROM_LANDING)))
 _IN_BLOCK = and_(_O.state == ObjectState.PACKED, _O.block_id == _MOVES["from_block"])
 
@@ -76,7 +77,7 @@ MOVE = (
 )
 
 
-BOOK_GROUP = (
+COUNT_GROUP = (
     by_primary(update(BLOCKS))
     .where(
         _B.block_id == bindparam("block", type_=_B.block_id.type),
@@ -94,7 +95,7 @@ BOOK_GROUP = (
         live_objects=_B.live_objects + bindparam("more_objects", type_=BigInteger),
     )
 )
-BOOK_LOSERS = (
+COUNT_LOSERS = (
     update(BLOCKS)
     .where(_B.block_id == bindparam("block", type_=_B.block_id.type))
     .values(
@@ -114,15 +115,15 @@ def commit_group(connection: Connection, geometry: Geometry, commit: GroupCommit
     winners = moves if queued == len(moves) else _match(connection, moves, listed)
     require_all(queued, sum(move.from_block is None for move in winners), "landing copies to delete")
     _move(connection, commit.block_id, winners, listed if len(winners) == len(moves) else _dump(winners))
-    _book(connection, geometry, commit)
+    _count_group(connection, geometry, commit)
     _bury(connection, winners)
-    _book_losers(connection, commit, winners)
+    _count_losers(connection, commit, winners)
     kill_point("metadata.commit_group.before_commit")
     return frozenset(move.object_id for move in winners)
 
 
 def _check(geometry: Geometry, commit: GroupCommit) -> None:
-    """Refuse an impossible group: a bug in the caller that would make the books wrong."""
+    """Raise ValueError for an impossible group, a bug in the caller that would make the block's counters wrong."""
     start = commit.at_stripe * geometry.stripe_size
     end = start + commit.stripe_count * geometry.stripe_size
     if not (0 <= commit.at_stripe < commit.at_stripe + commit.stripe_count <= geometry.stripes_per_block):
@@ -134,14 +135,15 @@ def _check(geometry: Geometry, commit: GroupCommit) -> None:
         raise ValueError("the objects of a group are larger than the group")
 
 
-def _book(connection: Connection, geometry: Geometry, commit: GroupCommit) -> None:
-    """Add the group to the block's books as if every move won; live + dead + overhead = its stripes (invariant 6).
+def _count_group(connection: Connection, geometry: Geometry, commit: GroupCommit) -> None:
+    """Add the group to the block's counters as if every move won. Then live + dead + overhead bytes equal the size of
+    its stripes (invariant 6).
 
     The same statement locks the block and checks it. The reason is looked up only if the statement finds no such block.
     """
     live = sum(move.length for move in commit.moves)
     full = commit.at_stripe + commit.stripe_count == geometry.stripes_per_block
-    books = {
+    counters = {
         "block": commit.block_id,
         "of_writer": commit.lease.name,
         "of_epoch": commit.lease.epoch,
@@ -153,18 +155,18 @@ def _book(connection: Connection, geometry: Geometry, commit: GroupCommit) -> No
         "state_after": advance_block(BlockState.OPEN, BlockEvent.SEAL) if full else BlockState.OPEN,
         "sealed_at_ms": commit.written_ms if full else None,
     }
-    if not connection.execute(BOOK_GROUP, books).rowcount:
+    if not connection.execute(COUNT_GROUP, counters).rowcount:
         # A lost lease is reported as lost, whatever has happened to the block since.
         leases.require(connection, commit.lease)
         raise _refused(blocks.lock(connection, commit.block_id), commit)
 
 
-def _book_losers(connection: Connection, commit: GroupCommit, winners: Sequence[Move]) -> None:
+def _count_losers(connection: Connection, commit: GroupCommit, winners: Sequence[Move]) -> None:
     """Count the bytes of moves that did not win as dead."""
     if len(winners) < len(commit.moves):
         lost_bytes = sum(move.length for move in commit.moves) - sum(move.length for move in winners)
         lost = {"lost_bytes": lost_bytes, "lost_objects": len(commit.moves) - len(winners)}
-        connection.execute(BOOK_LOSERS, {"block": commit.block_id, **lost})
+        connection.execute(COUNT_LOSERS, {"block": commit.block_id, **lost})
 
 
 def _refused(block: BlockRow | None, commit: GroupCommit) -> NosError:
@@ -181,9 +183,9 @@ def _refused(block: BlockRow | None, commit: GroupCommit) -> NosError:
 
 
 def _without_repeats(moves: Sequence[Move]) -> list[Move]:
-    """The moves in order of object. If a move is in a group twice, only the first copy can win.
+    """Return the moves in order of object. If a move is in a group twice, only the first copy can win.
 
-    A group may well hold two versions of an object, or one version from two places. At most one of them matches its
+    A group may also hold two versions of an object, or one version from two places. At most one of them matches the
     row.
     """
     first: dict[tuple[int, int, BlockId | None], Move] = {}
@@ -193,7 +195,8 @@ def _without_repeats(moves: Sequence[Move]) -> list[Move]:
 
 
 def _queue_copies(connection: Connection, commit: GroupCommit, moves: Sequence[Move], listed: dict[str, str]) -> int:
-    """Queue the winners' landing copies before their rows drop them. Returns how many: if one per move, all win."""
+    """Queue the winners' landing copies for deletion, before their rows lose the ids. Returns the number of copies. If
+    there is one for each move, all moves win."""
     if all(move.from_block is not None for move in moves):
         return 0
     return connection.execute(QUEUE_COPIES, {**listed, "not_before_ms": commit.landing_not_before_ms}).rowcount

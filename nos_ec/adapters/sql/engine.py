@@ -3,8 +3,8 @@
 SQLite: a write-ahead log with synchronous=FULL, so that a commit is on the disk when it returns. The driver's own
 transaction handling is switched off. SQLAlchemy's begin event sends BEGIN, or BEGIN IMMEDIATE for a transaction that
 writes, so that it waits for its turn at the start instead of failing in the middle. If the disk has no room for the
-file that connections share, a connection is opened that does without the file: it has exclusive use of the store while
-it is in use.
+file that connections share, a connection is opened in exclusive mode, which needs no such file. While that connection
+is in use, no other can be opened.
 
 MySQL, MariaDB: READ COMMITTED, because every decision is based on rows read FOR UPDATE; strict mode, because a value
 truncated to fit would be silent damage.
@@ -29,7 +29,7 @@ from nos_ec.core.errors import ConfigError
 SQLITE_BUSY_MS = 10_000
 MYSQL_CONNECT_S = 5
 MYSQL_LOCK_WAIT_S = 5
-"""The longest wait for a lock. After it the work is retried, and the wait is reported (lock_waits.py)."""
+"""The longest wait for a lock. After that, the work is retried, and the wait is reported (lock_waits.py)."""
 MYSQL_READ_S = 60
 """Longer than any lock wait, so that a slow lock cannot be mistaken for a dead server."""
 MYSQL_RECYCLE_S = 1_800
@@ -79,10 +79,10 @@ def make_engine(url: str | URL, *, create: bool = False, sqlite_busy_ms: int = S
 
 
 def reading_engine(engine: Engine) -> Engine | None:
-    """A second engine like `engine`, whose statements are each a separate transaction; None for SQLite.
+    """Return a second engine like `engine` that runs each statement as a separate transaction; None for SQLite.
 
     With READ COMMITTED each statement sees what was committed when it began, inside a transaction or not. So work that
-    only reads loses nothing by this, and saves the round trip of its COMMIT.
+    only reads loses nothing, and saves the round trip of its COMMIT.
     """
     if engine.dialect.name == "sqlite":
         return None
@@ -95,8 +95,8 @@ def _mysql_engine(url: URL, **options: Any) -> Engine:
         pool_size=POOL_SIZE,
         max_overflow=POOL_OVERFLOW,
         pool_recycle=MYSQL_RECYCLE_S,
-        # Every transaction has ended when its connection returns to the pool. Another ROLLBACK would cost a round trip,
-        # and the pool logs one that fails, because the server has just gone down, as if it were a bug.
+        # Every transaction has ended when its connection returns to the pool. Another ROLLBACK would cost a round trip.
+        # If it failed because the server has just gone down, the pool would log that as if it were a bug.
         pool_reset_on_return=None,
         connect_args={
             "charset": "utf8mb4",

@@ -21,7 +21,7 @@ _MYSQL_ROLLED_BACK = {1020, _MYSQL_LOCK_WAIT, 1213}
 """Record changed, lock wait, deadlock: the server has rolled the transaction back, even if COMMIT failed."""
 _MYSQL_DUPLICATE = 1062
 _MYSQL_REFUSED_CHECK = {3819, 4025}
-"""MySQL's and MariaDB's codes for it."""
+"""The codes of MySQL and of MariaDB for a violated CHECK."""
 _MYSQL_INTERRUPTED = 1317
 _MYSQL_DEMOTED = {1290, 1836}
 """--read-only, --super-read-only: a primary that has become a replica and may keep its connections open."""
@@ -55,9 +55,8 @@ class Failure:
 
 
 class RefusedCheck(Exception):
-    """A CHECK of the tables refused a change: something was counted wrong, now or earlier. It is not a NosError,
-    because the only thing to do is to report it: the daemon that meets it ends with a trace instead of retrying for
-    ever."""
+    """A CHECK constraint refused a change, because something was counted wrong, now or earlier. This is not a NosError:
+    it is a bug to report, so the daemon that meets it ends with a trace instead of retrying for ever."""
 
 
 def place(url: URL) -> str:
@@ -81,14 +80,15 @@ def read_only(url: URL) -> Failure:
 
 
 def translate(error: Exception, url: URL) -> Failure | None:
-    """The failure that a driver or pool error stands for; None for an error that is our bug. Raises RefusedCheck."""
+    """Return the failure behind an error of a driver or pool; None for an error that is our bug. Raises
+    RefusedCheck."""
     if isinstance(error, PoolTimeout):
         return Failure(Transient(f"metadata at {place(url)}: all connections are busy; try again"))
     cause = error.orig if isinstance(error, DBAPIError) else error
     if _is_refused_check(cause):
         raise RefusedCheck(
-            f"metadata at {place(url)}: {cause}. The books of a block would be wrong, so nothing was changed. This is a"
-            " bug: report it, with the trace and the rows of the block"
+            f"metadata at {place(url)}: {cause}. The counters of a block would be wrong, so nothing was changed."
+            " This is a bug: report it, with the trace and the rows of the block"
         ) from error
     if isinstance(cause, sqlite3.Error):
         return _sqlite(cause, url)
@@ -158,8 +158,8 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
         return Failure(Transient(f"{where}; the statement was ended by KILL QUERY"), again=True)
     if code in _MYSQL_DEMOTED:
         return Failure(Transient(where), again=True, demoted=True)
-    # Trouble that only the server knows of, such as too many connections of this user, or lack of memory. A wrong
-    # statement is a ProgrammingError, and our bug.
+    # Problems of the server, such as too many connections of this user, or lack of memory. A wrong statement raises
+    # ProgrammingError instead, and is our bug.
     return Failure(Transient(where)) if isinstance(cause, _MYSQL_OF_THE_SERVER) else None
 
 

@@ -80,7 +80,8 @@ class JsonRows:
         return self.table.c[name] == ""
 
     def dump(self, rows: Iterable[Sequence[int | bytes | None]]) -> dict[str, str]:
-        """The parameter for these rows, each in the order of the columns. Only the optional column may hold None."""
+        """Return the parameter for these rows, each in the order of the columns. Only the optional column may hold
+        None."""
         given: list[list[int | bytes | str | None]] = [list(row) for row in rows]
         for at in self._ids_at:
             for row in given:
@@ -123,12 +124,12 @@ def _delete_listed(element: DeleteListed, compiler: Any, **options: Any) -> str:
 
 
 def _straight(statement: str, element: Update | Delete, before: str, after: str) -> str:
-    """The statement with `table, listed` turned into a join that starts from the listed rows."""
+    """Return the statement with `table, listed` turned into a join that starts from the listed rows."""
     table = str(element.table)
     start, found, rest = statement.partition(f"{before} {table}, ")
     listed, ends, rest = rest.partition(after)
-    assert found, f"it does not list rows of {table}: {statement}"
-    assert ends, f"it does not say what becomes of which rows: {statement}"
+    assert found, f"the statement does not list rows of {table}: {statement}"
+    assert ends, f"the statement has no{after.rstrip()}: {statement}"
     return f"{start}{before} {listed} STRAIGHT_JOIN {table} {_by('PRIMARY')}{ends}{rest}"
 
 

@@ -48,8 +48,8 @@ RESERVE = insert(LANDING_DELETIONS).from_select(
 
 
 def _deletions(whose: ColumnElement[bool]) -> Select[Any]:
-    """Entries with their object rows. The entries are selected first: MariaDB would sort the whole queue for a direct
-    join."""
+    """Select entries with their object rows. The entries are selected first, because MariaDB would sort the whole queue
+    for a direct join."""
     entries = (
         by_index(
             select(_D.landing_id, _D.object_id, _D.version, _D.doomed, _D.not_before_ms), LANDING_DELETIONS, _BY_TIME
@@ -199,8 +199,8 @@ def forget(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
 
 
 def known(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
-    """See `Metadata.landing_known`. One statement, so that it sees a single point in time: copies move between rows and
-    queue."""
+    """See `Metadata.landing_known`. One statement, so that it sees a single point in time, because copies move between
+    rows and the queue."""
     return _listed(connection, KNOWN, landing_ids) if landing_ids else frozenset()
 
 
@@ -212,7 +212,7 @@ def queued_copy(connection: Connection, row: ObjectRow, first: LandingId, last: 
 
 
 def needed(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
-    """See `Metadata.landing_needed`. One statement, as above."""
+    """See `Metadata.landing_needed`. One statement, as in `known`."""
     return _listed(connection, NEEDED, landing_ids) if landing_ids else frozenset()
 
 

@@ -80,7 +80,7 @@ def acquire_free(connection: Connection, names: Sequence[str], now_ms: int, ttl_
     for name in names:
         if not 0 < len(utf8(name)) <= WRITER_BYTES_MAX:
             raise InvalidInput(f"a lease's name must have 1 to {WRITER_BYTES_MAX} bytes of UTF-8; this one is {name!r}")
-    # The counter's row lock makes concurrent calls take turns, so the query for leases below sees the winner's.
+    # The counter's row lock makes concurrent calls take turns, so the query below sees the leases of the first.
     connection.execute(update(COUNTERS).where(_EPOCH).values(value=_C.value + len(names)))
     held = set(connection.execute(_LOCK_NAMED, _NAMES.dump((name,) for name in sorted(map(utf8, names)))).scalars())
     free = [name for name in dict.fromkeys(names) if name not in held]
@@ -114,7 +114,7 @@ def release(connection: Connection, lease: Lease) -> None:
 
 def release_all(connection: Connection, held: Sequence[Lease]) -> None:
     """See `Metadata.release_leases`."""
-    # One by one, because planners read all leases, or all blocks, when given several at once.
+    # One by one, because planners would read all leases, or all blocks, if given several leases at once.
     for lease in sorted(held, key=lambda lease: lease.name):
         connection.execute(delete(LEASES).where(_is(lease)))
     for lease in held:
@@ -166,8 +166,8 @@ def _is(lease: Lease) -> ColumnElement[bool]:
 
 
 def _among(held: Sequence[Lease]) -> ColumnElement[bool]:
-    """The condition for one of these leases. An epoch belongs to one name for ever, so names and epochs need not be
-    compared in pairs."""
+    """The condition that a row is one of these leases. An epoch belongs to one name for ever, so names and epochs need
+    not be compared in pairs."""
     return and_(_L.name.in_([one.name for one in held]), _L.epoch.in_([one.epoch for one in held]))
 
 

@@ -1,8 +1,8 @@
-"""Work that a lock of another session holds up. It is logged once, and reported to this process's health checks.
+"""Notices work that another session's lock holds up, logs it once, and reports it to this process's health checks.
 
 A session that keeps a row locked, for example one that an operator forgot in a console, holds up every PUT and commit
-that needs the row. The server ends each wait after MYSQL_LOCK_WAIT_S, and the work is retried. At that point a process
-learns that it is waiting.
+that needs the row. The server ends each wait after MYSQL_LOCK_WAIT_S, and the work is retried. Only at that point does
+a process learn that it is waiting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Looks up one row by its key on MySQL and MariaDB, directly through the driver. It is half of the cost of a small GET.
+"""Looks up one row by its key on MySQL and MariaDB, directly through the driver. The look-up is half of the cost of a
+small GET.
 
 The driver parses a description of each column that it receives, which takes longer than the server needs for the row.
 SQLAlchemy adds as much again for running a statement, and half of that for handing out a connection. So the row is
@@ -9,7 +10,8 @@ says whether the server accepts writes (nos_ec.adapters.sql.primary), for 20 mor
 
 Invariants kept here:
   a  The row is the one that `objects.find` returns. The contract suite compares them.
-  b  What fails here is repeated in the ordinary way, which knows what each failure means and what may be retried.
+  b  A look-up that fails here is repeated as an ordinary read, which knows what each failure means and what may be
+     retried.
   c  A connection with a half-read answer is never used again.
   d  No more than LOOK_UPS_IDLE_MAX connections are kept, and none for longer than the pool would keep it.
   e  A connection ends with its pool: none is used that was opened before the pool was disposed of.
@@ -50,7 +52,7 @@ NULL together with its separator."""
 
 
 class LookUps:
-    """Look-ups by key. Safe to call from several threads: each has its own connection during a look-up."""
+    """Looks up objects by key. Safe to call from several threads: each has its own connection during a look-up."""
 
     def __init__(self, engine: Engine, *, replica: bool = False) -> None:
         """`engine` commits each statement by itself. With `replica`, read-only servers are trusted."""
@@ -59,7 +61,8 @@ class LookUps:
         self._idle: list[_Kept] = []
 
     def find(self, key: ObjectKey) -> ObjectRow | None:
-        """Return the current version, not locked. Raises FAILURES: then look up in the ordinary way (invariant b)."""
+        """Return the current version, not locked. After one of FAILURES, the caller repeats this as an ordinary read
+        (invariant b)."""
         kept = self._take()
         try:
             flags, _, found = _asked(kept.connection.cursor(), key).partition(" ")
@@ -87,7 +90,7 @@ class LookUps:
                 return kept
             self._end(kept)  # invariants d, e
             if kept.pool is self._engine.pool:
-                break  # the pool opens another instead of one so old
+                break  # the pool replaces a connection that is so old
         pool = self._engine.pool
         return _Kept(self._engine.raw_connection(), time.monotonic(), pool)
 

@@ -64,7 +64,7 @@ class _SqlPart:
         self._geometry: Geometry | None = None
 
     def _bound(self) -> Geometry:
-        """The store's geometry: the books need the size of a stripe."""
+        """The store's geometry. The counters of blocks need the size of a stripe."""
         if self._geometry is None:
             self._geometry = self._read(_require_geometry)
         return self._geometry
@@ -129,7 +129,7 @@ class _SqlObjects(_SqlPart):
             try:
                 return self._look_ups.find(key)
             except FAILURES:
-                pass  # the ordinary way overcomes the failure, or reports it
+                pass  # the ordinary read overcomes the failure, or reports it
         return self._read(objects.find, key)
 
 

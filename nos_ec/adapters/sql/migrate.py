@@ -77,7 +77,7 @@ def _revisions() -> set[str]:
 
 
 def _revision(connection: Connection) -> str | None:
-    """The store's schema version; None before the first."""
+    """The store's schema version; None if it has no tables yet."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))

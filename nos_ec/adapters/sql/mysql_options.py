@@ -1,8 +1,8 @@
 """Reads and checks the options in the query of a MySQL URL before PyMySQL is asked to connect.
 
 SQLAlchemy passes most of them to PyMySQL as text, and PyMySQL takes any text as true: `ssl_disabled=false` would switch
-TLS off. It also silently leaves host names unchecked if no authority is named. So truth values are read here. What is
-left in the URL means the same to both of them:
+TLS off. It also silently leaves host names unchecked if no authority is named. So truth values are read here. The
+options that are left in the URL mean the same to SQLAlchemy and PyMySQL:
 
 - ssl_disabled=true, and no other ssl option with it
 - ssl_check_hostname, which SQLAlchemy reads; ssl_verify_identity and ssl_verify_cert=false are translated to it
@@ -49,7 +49,7 @@ def _text(value: bool) -> str:
 
 
 def _tls(flags: dict[str, bool], options: dict[str, str]) -> dict[str, str]:
-    """The options to put in place of `flags`."""
+    """Return the options to put in place of `flags`."""
     others = sorted({name for name in {*flags, *options} if name.startswith("ssl")} - {"ssl_disabled"})
     if flags.pop("ssl_disabled", False):
         if others:

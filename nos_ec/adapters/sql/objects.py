@@ -89,7 +89,7 @@ NO_LONGER_LANDED = select(_REQUESTS["number"]).where(
         )
     )
 )
-"""It asks for the requests that no longer hold, because nearly all of them do: hardly any rows come back."""
+"""Selects the requests that no longer hold. Nearly all of them still do, so hardly any rows come back."""
 NEXT_BUCKET = select(func.min(_O.bucket)).where(_O.bucket > bindparam("after_bucket", type_=_O.bucket.type))
 
 

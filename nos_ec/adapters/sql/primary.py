@@ -1,7 +1,7 @@
 """Distinguishes a primary from a read-only server: a replica, or a primary that was demoted by a failover.
 
-A demoted server need not cut its connections. It answers on them as before, with data that grows old. So what is read
-from a server is trusted only if the server says that it accepts writes: then it has every write that was acknowledged
+A demoted server may keep its connections open and answer on them as before, with data that grows old. So an answer is
+trusted only if the server says that it accepts writes, because such a server has every write that was acknowledged
 before. A statement that writes needs no such check, because a read-only server refuses it.
 """
 
@@ -26,7 +26,7 @@ def as_text(value: str | bytes) -> str:
 
 
 def check_flags(flags: str) -> None:
-    """Raise ReadOnlyServer unless these values of READ_ONLY_FLAGS are those of a server that accepts writes."""
+    """Raise ReadOnlyServer unless these values of READ_ONLY_FLAGS come from a server that accepts writes."""
     if not _OFF.issuperset(flags.split(",")):
         raise ReadOnlyServer
 

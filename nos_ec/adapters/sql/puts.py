@@ -99,8 +99,8 @@ def _check(new: Sequence[NewObject]) -> None:
 
 
 def _turns(new: Sequence[NewObject]) -> Iterator[list[int]]:
-    """Yield the indices of `new` in groups without repeated keys; a later PUT of a key is in a later group. There is
-    nearly always one group."""
+    """Yield the indices of `new` in groups without repeated keys; a later PUT of a key is in a later group. Nearly
+    always there is only one group."""
     seen: dict[ObjectKey, int] = {}
     turns: list[list[int]] = []
     for i, one in enumerate(new):

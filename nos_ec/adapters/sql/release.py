@@ -1,7 +1,7 @@
 """Releases what a version held: its landing copy is queued for deletion, and its bytes in blocks become dead.
 
 The number of statements is fixed, whatever the number of versions. Deletes, overwrites and commits all use this module,
-so that the books of blocks (invariant 6) are kept in one place.
+so that the counters of blocks (invariant 6) are changed in one place.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _ROWS_OF_BLOCKS = looked_up(select(_B.block_id).join_from(IDS.table, BLOCKS, _B.
 
 
 def queueing(copies: Select[Any]) -> Insert:
-    """A statement that queues for deletion what `copies` selects: landing id, object id, version. Its parameter is
-    not_before_ms."""
+    """Return a statement that queues for deletion what `copies` selects: landing id, object id, version. Its parameter
+    is not_before_ms."""
     not_before_ms = bindparam("not_before_ms", type_=LANDING_DELETIONS.c.not_before_ms.type)
     columns = ["landing_id", "object_id", "version", "not_before_ms", "doomed"]
     return insert(LANDING_DELETIONS).from_select(columns, copies.add_columns(not_before_ms, false()))
@@ -68,10 +68,10 @@ class Burial:
         sums[1] += 1
 
     def apply(self, connection: Connection) -> None:
-        """Write the sums into the books of the blocks: all of them in one statement, in order of block.
+        """Add the sums to the counters of the blocks, all in one statement, in order of block.
 
         A block without a row is damage to the metadata, because no block can be forgotten while a row points into it.
-        There are no books to write for it, and deleting or overwriting its objects reduces the damage. So the work
+        There are no counters to change, and deleting or overwriting its objects reduces the damage. So the work
         continues, and the damage is logged as an error.
         """
         if not self._by_block:

@@ -55,7 +55,7 @@ OBJECT_IDS = JsonRows("object_ids", object_id=0, version=0)
 
 
 def by_index(query: Select[Any], table: Table, index: str) -> Select[Any]:
-    """The query with an index hint for MySQL, whose planner would rather sort the table when most rows match.
+    """Return the query with an index hint for MySQL, whose planner would rather sort the table when most rows match.
 
     The planner does not see that LIMIT makes the index walk short. SQLite has no such hint and needs none.
     """
@@ -65,8 +65,8 @@ def by_index(query: Select[Any], table: Table, index: str) -> Select[Any]:
 
 
 def by_primary(one: Update) -> Update:
-    """The UPDATE of one row with a hint to find it by its primary key. Without the hint, MariaDB may walk an index on
-    its other conditions."""
+    """Return the UPDATE of one row with a hint to find it by its primary key. Without the hint, MariaDB may walk an
+    index on its other conditions."""
     for dialect in ("mysql", "mariadb"):
         one = one.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
     return one
@@ -114,13 +114,14 @@ def require_all(matched: int, wanted: int, what: str) -> None:
 
     Locked rows do not disappear. But a server can be told to end a statement (KILL QUERY). If a statement ever ended
     early without an error, the other statements of the transaction must not be committed without it. After a storm of
-    such kills on MariaDB 10.11, the books of one block were once found to have counted an object as dead twice."""
+    such kills on MariaDB 10.11, one block was once found to have counted an object as dead twice."""
     if matched != wanted:
         raise Transient(f"metadata: {matched} of {wanted} {what} were changed, so all was rolled back; try again")
 
 
 def delete_listed(connection: Connection, table: Table, matched: Column[Any], rows: JsonRows, listed: str) -> Delete:
-    """A DELETE of the rows whose `matched` column is in column `listed` of `rows`, in the form that uses the index.
+    """Return a DELETE of the rows whose `matched` column is in column `listed` of `rows`, in a form that uses the
+    index.
 
     MySQL 8.0 runs the IN (SELECT ...) of a DELETE once per row of the table; SQLite has no DELETE with a join.
     """

@@ -4,7 +4,7 @@ Rules for all of them:
   - Everything that is compared or ordered is binary (names are UTF-8 bytes), so that the order is byte order on every
     server, whatever its collations.
   - `waste_ppm` is a generated column. MySQL assigns left to right with the new values, SQLite uses the old ones, and in
-    a multi-table UPDATE MySQL promises no order at all. No statement can get a column wrong that none assigns.
+    a multi-table UPDATE MySQL promises no order at all. A column that no statement assigns cannot be assigned wrongly.
   - Only LANDED and QUEUED rows have a `due_ms`, so the index of due objects is as small as the backlog.
   - The CHECK of `blocks` turns a counting bug into a refused statement instead of a wrong figure.
 
@@ -211,7 +211,7 @@ BLOCKS = _table(
     Index("blocks_by_grace", "state", "delete_after_ms"),
     Index("blocks_by_writer", "writer", "epoch", "state"),
 )
-"""Blocks and their books, which count bytes.
+"""Blocks, with counters of their bytes and objects.
 
 waste_ppm: dead and overhead bytes per million bytes of the block; a million for a block without stripes.
 gc_not_before_ms: GC leaves the block alone until then. gc_failures: how many times in a row GC left it alone.

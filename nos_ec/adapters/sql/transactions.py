@@ -42,13 +42,13 @@ class Transactions:
     def __init__(self, engine: Engine, *, replica: bool = False) -> None:
         """`replica` lets `read` trust a read-only server."""
         self._engine = engine
-        self._believes_all = replica or engine.dialect.name == "sqlite"
+        self._trusts_all = replica or engine.dialect.name == "sqlite"
         self._reading = reading_engine(engine)
         self._writing = engine.execution_options(**{WRITES: True})
         self._close_others: Callable[[], object] = lambda: None
         self.lock_waits = LockWaits(place(engine.url))
         self._turn: threading.Lock | None = threading.Lock() if engine.dialect.name == "sqlite" else None
-        if not self._believes_all:
+        if not self._trusts_all:
             event.listen(engine, "after_cursor_execute", _note_writes)
 
     def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -72,7 +72,8 @@ class Transactions:
         return (self._engine,) if self._reading is None else (self._engine, self._reading)
 
     def on_close(self, close_others: Callable[[], object]) -> None:
-        """Register a function that gives back connections of `engines` kept elsewhere. Every `close` calls it."""
+        """Register a function that gives back connections of `engines` that are kept elsewhere. Every `close` calls
+        it."""
         self._close_others = close_others
 
     def close(self) -> None:
@@ -151,8 +152,8 @@ class Transactions:
             return _Failed(read_only(self._engine.url), error, may_run_again=True)
 
     def _run_on_primary(self, connection: Connection, work: Callable[[Connection], T]) -> T:
-        """Run the work. Raises ReadOnlyServer if what it returns or raises relies on a read-only server."""
-        if self._believes_all:
+        """Run the work. Raises ReadOnlyServer if its outcome relies on a read-only server."""
+        if self._trusts_all:
             return work(connection)
         connection.info.pop(_WROTE, None)
         try:
@@ -183,9 +184,9 @@ def _note_writes(
 
 
 def _roll_back(connection: Connection, transaction: Transaction) -> None:
-    """Roll back, if need be by closing the connection, because the pool takes a connection back as it is. An error here
-    is ignored, so that the original failure is reported. (SQLAlchemy itself closes a connection whose ROLLBACK is
-    interrupted.)"""
+    """Roll back, if need be by closing the connection, because the pool does not reset a connection that it takes back.
+    An error here is ignored, so that the original failure is reported. (SQLAlchemy itself closes a connection whose
+    ROLLBACK is interrupted.)"""
     try:
         transaction.rollback()
     except Exception:

@@ -1,1 +1,1 @@
-"""One module per schema version. What it does is never changed once released."""
+"""One module per schema version. Once released, a module never changes what it does."""

@@ -1,4 +1,4 @@
-"""Waste: GC finds blocks by all that is not live in them, including headers and padding, and may leave a block alone
+"""Waste: GC finds blocks by all bytes that no object uses, including headers and padding, and may leave a block alone
 for a while.
 
 `hole_ppm`, the share of dead bytes in data bytes, is dropped together with its index. No data is computed: the new
