@@ -158,9 +158,9 @@ def _print_read(figures: Mapping[str, Any]) -> None:
         for way in ("ours", "bare")
     }
     rows["p50, ours over bare"] = f"{figures['p50_over_bare']:.3f}"
-    rows["OSDs that read, per GET"] = f"{figures['osds_per_get']}, {figures['osds_per_get_mean']:.2f} on average"
-    rows["bytes they read, over the pages it lies in"] = f"{figures['read_bytes_over_pages']:.3f}"
-    rows["bytes they read, over its size in whole pages"] = f"{figures['read_bytes_over_rounded']:.3f}"
+    rows["OSDs that read per GET"] = f"{figures['osds_per_get']}, {figures['osds_per_get_mean']:.2f} on average"
+    rows["bytes the OSDs read / bytes of the pages touched"] = f"{figures['read_bytes_over_pages']:.3f}"
+    rows["bytes the OSDs read / size in whole pages"] = f"{figures['read_bytes_over_rounded']:.3f}"
     facts(f"GETs of {figures['objects']:,} small objects", rows)
 
 

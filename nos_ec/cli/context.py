@@ -1,4 +1,4 @@
-"""What every command is given: the settings, and the store they describe."""
+"""What every command gets: the settings, and the store that they describe."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def context(ctx: typer.Context) -> Context:
 
 
 def parse_object(text: str) -> ObjectKey:
-    """Parses 'bucket/name' into a key; the name may contain more slashes. Raises InvalidInput."""
+    """Parse 'bucket/name' into a key; the name may contain more slashes. Raises InvalidInput."""
     bucket, slash, name = text.partition("/")
     if not slash:
         raise InvalidInput(f"{text!r}: give an object as BUCKET/NAME")
@@ -93,7 +93,7 @@ def _configure(level: int, renderer: structlog.typing.Processor) -> None:
 
 
 def interrupt_on_sigterm() -> None:
-    """Make SIGTERM end a one-shot command as Ctrl-C does: work in flight is finished, leases are released.
+    """Make SIGTERM end a one-shot command as Ctrl-C does: work in flight is finished, and leases are released.
 
     A second signal ends the process at once.
     """

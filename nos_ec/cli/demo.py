@@ -75,7 +75,7 @@ def demo(
     }
     emit(data, as_json, lambda: _print(report))
     if keep:
-        err.print(f"the store was kept: nos-ec --config {run.config_file} status", markup=False)
+        err.print(f"the store was kept; look at it with: nos-ec --config {run.config_file} status", markup=False)
     if report.verify.mismatches:
         raise Corrupt(f"{report.verify.mismatches} reads differ; the first: {report.verify.first_mismatch}")
     if report.verify.unanswered:

@@ -24,7 +24,7 @@ EXIT_USAGE = 2
 EXIT_BAR_MISSED = 10
 """`bench --check` found a missed bar."""
 EXIT_READER_GONE = 141
-"""What a shell reports for a command ended by a closed pipe; it is not a failure of ours."""
+"""What a shell reports for a command that a closed pipe has ended. It is not a failure of ours."""
 
 _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
     (InvalidInput, EXIT_USAGE),
@@ -46,7 +46,7 @@ def exit_code(error: NosError) -> int:
 
 
 def report(error: NosError, as_json: bool) -> int:
-    """Report the error on stderr; returns the exit code."""
+    """Report the error on stderr and return the exit code."""
     code = exit_code(error)
     if as_json:
         detail = {"error": type(error).__name__, "message": str(error), "exit_code": code}

@@ -147,7 +147,7 @@ def _print_more_hint(where: str, next_after: str | None) -> None:
     """Print on stderr that the listing continues, and the command that continues it."""
     if next_after is not None:
         words = " ".join(shlex.quote(word) for word in ("nos-ec", "ls", where, "--after", next_after) if word)
-        err.print(f"there are more: {words}", markup=False)
+        err.print(f"there are more; continue with: {words}", markup=False)
 
 
 def stat(ctx: typer.Context, name: Object, as_json: AsJson = False) -> None:

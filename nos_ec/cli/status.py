@@ -66,7 +66,8 @@ def status_data(system: System) -> dict[str, Any]:
 
 
 def _free_bytes(system: System) -> int | None:
-    """None while nothing can be written because a shard is missing; the rest of the status is still valid."""
+    """The free space; None while nothing can be written because a shard is missing. The other figures are still
+    valid."""
     try:
         return system.blocks.free_bytes()
     except Transient as error:

@@ -1,5 +1,4 @@
-"""Standard output and input. Their failures become errors like any other: a full disk, a closed pipe, no stdin at
-all."""
+"""Standard input and output. Their failures (a full disk, a closed pipe, a missing stdin) become ordinary errors."""
 
 from __future__ import annotations
 
@@ -77,7 +76,8 @@ def _translated() -> Iterator[None]:
 
 
 def _give_up() -> None:
-    """Redirect stdout to /dev/null: otherwise the interpreter would fail on the buffered output once more at exit."""
+    """Redirect stdout to /dev/null, because the interpreter would otherwise fail on the buffered output again at
+    exit."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -85,7 +85,7 @@ def _give_up() -> None:
 
 
 class Source:
-    """A file or stdin to PUT from. A context manager; reading raises InvalidInput that names the file."""
+    """A file or stdin to PUT from. A context manager. Reading may raise an InvalidInput that names the file."""
 
     def __init__(self, path: Path) -> None:
         """`path` may be '-' for stdin. Raises InvalidInput if it cannot be opened."""

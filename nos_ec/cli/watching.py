@@ -20,13 +20,13 @@ _log = structlog.get_logger(__name__)
 
 
 SHUT_OUT_LOOK_MS = 10_000
-"""Interval between checks whether this process is shut out. Each check is two small reads."""
+"""How often this process checks whether it is shut out. Each check is two small reads."""
 
 
 @contextmanager
 def end_when_shut_out(system: System, stop: threading.Event) -> Iterator[None]:
-    """Set `stop` when Ceph has put this process on its blocklist, even while it is idle, and raise Blocklisted once the
-    loop has ended. Retrying does not help; a restarted process has a new address."""
+    """Set `stop` when Ceph has put this process on its blocklist, even while the process is idle, and raise Blocklisted
+    once the loop has ended. Retrying does not help, but a restarted process has a new address."""
     if system.settings.store.backend != "ceph":
         yield
         return
@@ -56,7 +56,8 @@ def end_when_shut_out(system: System, stop: threading.Event) -> Iterator[None]:
 def endpoint(monitor: Monitor, system: System, port: int) -> Iterator[None]:
     """Serve /livez, /readyz and /metrics on `port` while the block runs; port 0 serves nothing.
 
-    Enter it before the service and leave it after: it then stays available while the service finishes its last groups.
+    Enter it before the service and leave it after the service, so that it answers while the service finishes its last
+    groups.
     """
     with ExitStack() as stack:
         if port:
@@ -65,6 +66,6 @@ def endpoint(monitor: Monitor, system: System, port: int) -> Iterator[None]:
 
 
 def pulse(monitor: Monitor, system: System) -> Pulse:
-    """Sends READY=1, WATCHDOG=1 and STOPPING=1 to systemd, if systemd started this process. Enter it around the loop
-    only."""
+    """Return the Pulse that sends READY=1, WATCHDOG=1 and STOPPING=1 to systemd, if systemd started this process. Enter
+    it around the loop only."""
     return Pulse(Notifier(os.environ, os.getpid()), monitor.health, system.clock)
