@@ -46,7 +46,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """The address it listens on, as a URL."""
+        """The URL of the address that it listens on."""
         host, port = self._server.server_address[:2]
         return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
 
@@ -75,11 +75,13 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Skips the name look-up of the base class: it may wait for a name server, and its result is not used."""
+        """Bind without the name look-up of the base class, which may wait for a name server and whose result is not
+        used."""
         TCPServer.server_bind(self)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
-        """A client that hangs up is not an error of ours. The base class would write a trace to stderr."""
+        """Log at debug level, because a client that hangs up is no error of ours. The base class would print a
+        trace."""
         _log.debug("request failed", exc_info=True)
 
 
@@ -115,4 +117,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Writes nothing: probes come every few seconds and are not worth a log line each."""
+        """Write nothing: probes come every few seconds and are not worth a log line each."""

@@ -1,6 +1,6 @@
 """Turns the counters that services keep into the text that Prometheus reads.
 
-Nothing is counted here: every scrape asks the sources, which read the services' own counters. So each figure has one
+Nothing is counted here. Every scrape calls the sources, which read the services' own counters. So each figure has one
 source, and a process that is never scraped pays nothing.
 """
 
@@ -46,7 +46,7 @@ class Exposition(Collector):
         registry.register(self)
 
     def add(self, name: str, source: Source) -> None:
-        """Call `source` at every scrape, on the scraper's thread: it must only read. Operators see `name`."""
+        """Call `source` at every scrape, on the scraper's thread. It must only read. Operators see `name`."""
         self._sources[name] = source
         self._failures[name] = 0
 

@@ -1,7 +1,7 @@
 """Is a process alive, and can it do its work? These are two questions, because the answers lead to different actions.
 
-Alive: every loop has beaten its heart recently. A loop that has not is hanging, and a restart helps.
-Ready: everything the process depends on answers. If something does not, a restart does not help.
+Alive: every loop has taken a turn recently. A loop that has not is hanging, and a restart helps.
+Ready: everything that the process depends on answers. If something does not, a restart does not help.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _log = structlog.get_logger(__name__)
 
 
 class Heart:
-    """Beaten by one loop on every turn; see `nos_ec.ports.clock.Beat`.
+    """The heartbeat of one loop, which calls it on every turn; see `nos_ec.ports.clock.Beat`.
 
-    Uses wall-clock time: when the clock is set forward, a loop may look late until its next turn.
+    Uses wall-clock time, so when the clock is set forward, a loop may look late until its next turn.
     """
 
     def __init__(self, clock: Clock, stall_ms_max: int) -> None:
@@ -31,7 +31,7 @@ class Heart:
         self(0)
 
     def __call__(self, rest_ms: int) -> None:
-        """The loop takes a turn, then rests for `rest_ms` before the next one."""
+        """Note that the loop takes a turn, and then rests for `rest_ms` before the next one."""
         self._late_from_ms = self._clock.now_ms() + rest_ms + self._stall_ms_max
 
     def stalled(self) -> bool:
@@ -41,7 +41,8 @@ class Heart:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a probe. `problems` gives the reason for each part that is not well; empty: all is well."""
+    """The answer to a probe. `problems` gives the reason for each part that is not well; it is empty when all is
+    well."""
 
     problems: dict[str, str]
 
@@ -68,15 +69,16 @@ class Health:
         return heart
 
     def require(self, name: str, check: Callable[[], object]) -> None:
-        """Ready only while `check` raises no NosError. Several threads call `check`, and it must only read."""
+        """Count as ready only while `check` raises no NosError. Several threads may call `check`, and it must only
+        read."""
         self._checks[name] = check
 
     def started(self) -> None:
-        """The loops start: from now on the process is ready if everything it requires answers."""
+        """Note that the loops start. From now on, the process is ready if everything that it requires answers."""
         self._phase = "running"
 
     def stopping(self) -> None:
-        """The process was asked to stop: it is no longer ready, and only finishes what it has begun."""
+        """Note that the process was asked to stop. It is no longer ready, and only finishes what it has begun."""
         self._phase = "stopping"
 
     def alive(self) -> Answer:

@@ -26,7 +26,7 @@ class Kind(StrEnum):
     """How a metric behaves."""
 
     COUNTER = "counter"
-    """Only grows, and starts at 0 with the process: look at its rate."""
+    """Only grows, and starts at 0 with the process, so look at its rate."""
     GAUGE = "gauge"
     """The current value."""
     HISTOGRAM = "histogram"
@@ -98,21 +98,21 @@ DEGRADED_READS = _counter(
     "degraded_reads",
     _ALL,
     "Reads that had to decode because a shard was lost or damaged.",
-    "More than 0 per minute: find the lost or failing disk before m more fail.",
+    "If more than 0 per minute, find the lost or failing disk before m more fail.",
 )
 
 PARKED_ITEMS = _gauge(
     "parked_items",
     _PARKERS,
     "Items that failed and wait for their next try, by type (event, block, ...); all other work continues.",
-    "More than 0 for an hour: the log names each item, with the reason, when it is parked.",
+    "If above 0 for an hour, read the log, which names each item with the reason when it is parked.",
     "what",
 )
 PARKED_OLDEST_SECONDS = _gauge(
     "parked_oldest_seconds",
     _PARKERS,
     "How long the longest-parked item has been failing; 0 when nothing is parked.",
-    "Alert at one hour: the failure is unlikely to pass without help.",
+    "Alert at one hour, because the failure is then unlikely to pass without help.",
     "what",
 )
 
@@ -121,7 +121,7 @@ PUBLISHED_OBJECTS = _counter(
     "producer_published_objects",
     (PRODUCER,),
     "Objects published to the message log, repeats included.",
-    "Follows the rate of PUTs. 0 while objects wait (`nos_ec_store_landed_objects`): look at the producer's log.",
+    "Follows the rate of PUTs. If 0 while objects wait (`nos_ec_store_landed_objects`), see the producer's log.",
 )
 PUBLISHED_BYTES = _counter(
     "producer_published_bytes",
@@ -133,8 +133,8 @@ PRODUCER_SLOTS = _gauge(
     "producer_held_slots",
     (PRODUCER,),
     "Slots, of 16, whose objects this producer publishes.",
-    "The sum over all producers is 16, except for moments. 0 means that this producer is a spare, which is normal:"
-    " alert on the sum.",
+    "The sum over all producers is 16, except for short moments. 0 means that this producer is a spare, which is"
+    " normal, so alert on the sum.",
 )
 POSTPONED_OBJECTS = _counter(
     "producer_postponed_objects",
@@ -146,7 +146,7 @@ REFUSED_EVENTS = _counter(
     "producer_refused_events",
     (PRODUCER,),
     "Events that the message log refused while it accepted others: too large, or for an unavailable partition.",
-    "More than 0: the producer's log has the reason; raise max.message.bytes of the topic, or check the brokers.",
+    "If above 0, the producer's log has the reason; raise max.message.bytes of the topic, or check the brokers.",
 )
 PUBLISH_FAILURES = _counter(
     "producer_failures",
@@ -160,7 +160,7 @@ MESSAGES = _counter(
     "consumer_messages",
     (CONSUMER,),
     "Messages taken from the log.",
-    "0 while there is lag: the consumer is stuck or paused.",
+    "0 while there is lag means that the consumer is stuck or paused.",
 )
 STALE_MESSAGES = _counter(
     "consumer_stale_messages",
@@ -192,7 +192,7 @@ SUPERSEDED_OBJECTS = _counter(
     "consumer_superseded_objects",
     (CONSUMER,),
     "Objects deleted or overwritten while they were being packed: they leave holes.",
-    "A large share of the packed objects: raise put.min_age_ms.",
+    "If this is a large share of the packed objects, raise put.min_age_ms.",
 )
 FAILED_OBJECTS = _counter(
     "consumer_failed_objects",
@@ -205,15 +205,16 @@ RETRIED_OBJECTS = _counter(
     (CONSUMER,),
     "Objects retried because a write failed or lost too many of its sources, or because their landing copy could not"
     " be read.",
-    'Bursts are normal. A steady rate: landing copies cannot be read (`nos_ec_parked_items{what="object"}`). If no'
-    " objects are packed as well: the block store is out of space, or a shard folder is missing; see the log.",
+    "Bursts are normal. A steady rate means that landing copies cannot be read"
+    ' (`nos_ec_parked_items{what="object"}`). If no objects are packed either, the store is out of space or a shard'
+    " shard folder is missing; see the log.",
 )
 GIVEN_UP_OBJECTS = _counter(
     "consumer_given_up_objects",
     (CONSUMER,),
     "Objects whose landing copy could not be read for minutes, so that their events no longer hold back the committed"
     " offsets. They stay queued and are published again.",
-    "More than 0: restore the placement group or disk that holds their copies; the log names the first ones.",
+    "If above 0, restore the placement group or disk that holds their copies; the log names the first objects.",
 )
 GROUPS_WRITTEN = _counter(
     "consumer_groups_written",
@@ -237,7 +238,7 @@ WRITTEN_UTILISATION = _gauge(
     "consumer_written_utilisation_ratio",
     (CONSUMER,),
     "Packed bytes / written bytes since the process started.",
-    "Expect 0.98 or more. If lower: consumer.linger_ms or window_objects is too small for the arrival rate, or the"
+    "Expect 0.98 or more. If lower, consumer.linger_ms or window_objects is too small for the arrival rate, or the"
     " object sizes do not allow more (check with `nos-ec simulate --sizes`).",
 )
 MERGE_LIST_OBJECTS = _gauge(
@@ -256,34 +257,34 @@ PAUSED = _gauge(
     "consumer_polling_paused",
     (CONSUMER,),
     "1 while the merge list is full and partitions are paused.",
-    "Always 1 with lag: writing is the bottleneck; add lanes or consumers.",
+    "If always 1 while there is lag, writing is the bottleneck; add lanes or consumers.",
 )
 LANES = _gauge("consumer_lanes", (CONSUMER,), "Writing lanes of this consumer.", "Equals consumer.lanes.")
 LANES_BUSY = _gauge(
     "consumer_lanes_busy",
     (CONSUMER,),
     "Lanes that are writing a group now.",
-    "All lanes always busy, with lag: add lanes while the disks have capacity.",
+    "If all lanes are always busy while there is lag, add lanes as long as the disks have capacity.",
 )
 LANE_BUSY_SECONDS = _gauge(
     "consumer_lane_busy_seconds_max",
     (CONSUMER,),
     "How long the slowest lane has been working on its current group.",
-    "Over a minute: a disk or the metadata store hangs.",
+    "Over a minute means that a disk or the metadata store hangs.",
 )
 GROUP_WRITE_SECONDS = _metric(
     Kind.HISTOGRAM,
     "consumer_group_write_seconds",
     (CONSUMER,),
     "Seconds from reading a group's sources to its commit, by number of stripes in the group.",
-    "If the tail grows while the load does not: a slow disk, or lock waits in the metadata store.",
+    "If the tail grows while the load does not, look for a slow disk or for lock waits in the metadata store.",
     "stripes",
 )
 OFFSETS_COMMITTED = _counter(
     "consumer_offsets_committed",
     (CONSUMER,),
     "Messages committed as done.",
-    "Trails the messages taken from the log by the objects that wait or are in flight.",
+    "Behind the messages taken from the log by the number of objects that wait or are in flight.",
 )
 
 # --- leases, housekeeping ------------------------------------------------------------------------------------------
@@ -291,14 +292,14 @@ LEASE_LEFT_SECONDS = _gauge(
     "lease_left_seconds",
     _KEEPERS,
     "Seconds until the writer lease expires if it is not renewed. GC has a lease only during a run.",
-    "A sawtooth between two thirds of lease_ttl_ms and all of it. Near 0: this process or the metadata store stalls.",
+    "A sawtooth between two thirds of lease_ttl_ms and all of it. Near 0, this process or the metadata store stalls.",
     "lease",
 )
 HOUSEKEEPING_FAILURES = _counter(
     "housekeeping_failures",
     _KEEPERS,
     "Rounds of recovery and reaper that failed and are retried.",
-    "A steady rate: see the log; landing copies accumulate meanwhile.",
+    "At a steady rate, see the log; landing copies accumulate meanwhile.",
 )
 REAPER_DELETED = _counter(
     "reaper_deleted_copies",
@@ -313,25 +314,25 @@ REAPER_REVERTED = _counter(
     "reaper_reverted_objects",
     _KEEPERS,
     "Packed objects that failed verification and were reverted to their landing copy.",
-    "Must be 0: disks or memory damage data. The log names block and object.",
+    "Must be 0. Otherwise disks or memory damage data; the log names block and object.",
 )
 REAPER_POSTPONED = _counter(
     "reaper_postponed_copies",
     _KEEPERS,
     "Landing copies that could not be processed and are retried later.",
-    "A steady rate: the block store or the landing store does not answer.",
+    "A steady rate means that the block store or the landing store does not answer.",
 )
 LEASES_FENCED = _counter(
     "recovery_leases_fenced",
     _KEEPERS,
     "Expired leases of dead writers that were revoked.",
-    "One for each killed writer. If more: processes stall for longer than lease_ttl_ms.",
+    "One for each killed writer. If more, processes stall for longer than lease_ttl_ms.",
 )
 BLOCKS_RECOVERED = _counter(
     "recovery_blocks_sealed",
     _KEEPERS,
     "Blocks of dead writers that were reconciled with the rows and sealed.",
-    'Follows the fenced leases. If `nos_ec_store_blocks{state="fenced"}` stays above 0: see the log.',
+    'Follows the fenced leases. If `nos_ec_store_blocks{state="fenced"}` stays above 0, see the log.',
 )
 
 # --- GC ------------------------------------------------------------------------------------------------------------
@@ -340,7 +341,7 @@ GC_FAILURES = _counter(
     "gc_failures",
     (GC,),
     "Collections that failed; the next one continues from there.",
-    "A steady rate: see the log. Conflict: another GC process holds the lease.",
+    "At a steady rate, see the log. A Conflict there means that another GC process holds the lease.",
 )
 GC_LAST_RUN = _gauge(
     "gc_last_run_timestamp_seconds",
@@ -367,7 +368,7 @@ GC_BLOCKS_CONDEMNED = _counter(
     "Deletions follow one grace period later.",
 )
 GC_BLOCKS_DELETED = _counter(
-    "gc_deleted_blocks", (GC,), "Blocks deleted.", "Lags behind the condemned blocks for long: see the log."
+    "gc_deleted_blocks", (GC,), "Blocks deleted.", "If far behind the condemned blocks for long, see the log."
 )
 GC_RECLAIMED_BYTES = _counter(
     "gc_reclaimed_bytes",
@@ -380,7 +381,7 @@ GC_MOVED_BYTES = _counter(
     "gc_moved_bytes",
     (GC,),
     "Bytes of live objects rewritten.",
-    "More than half of the reclaimed bytes: gc.hole_ratio_min is too low for what GC gains.",
+    "If more than half of the reclaimed bytes, gc.hole_ratio_min is too low for what GC gains.",
 )
 GC_STRIPES_WRITTEN = _counter(
     "gc_written_stripes", (GC,), "Stripes that GC wrote for surviving objects.", "GC's write load."
@@ -389,13 +390,13 @@ GC_BLOCKS_PARKED = _counter(
     "gc_parked_blocks",
     (GC,),
     "Times a run set aside a block that it could not read, and continued with the others.",
-    "A steady rate: see the log, and `nos_ec_parked_items`; the block is retried later.",
+    "At a steady rate, see the log and `nos_ec_parked_items`; the block is retried later.",
 )
 GC_UNREADABLE = _counter(
     "gc_unreadable_objects",
     (GC,),
     "Live objects that could not be read; their blocks are kept.",
-    "Must be 0: more than m shards are lost or damaged. The log names block and object.",
+    "Must be 0. Otherwise more than m shards are lost or damaged; the log names block and object.",
 )
 
 # --- the whole store -----------------------------------------------------------------------------------------------
@@ -420,7 +421,7 @@ STORE_DEAD_BYTES = _gauge(
     "store_dead_bytes",
     _STORE,
     "Bytes in blocks that belonged to deleted or overwritten objects.",
-    "Grows without end: GC does not run, or gc.hole_ratio_min is above what your deletes produce.",
+    "If it grows without end, GC does not run, or gc.hole_ratio_min is above what your deletes produce.",
 )
 STORE_OVERHEAD_BYTES = _gauge(
     "store_overhead_bytes",
@@ -432,13 +433,14 @@ STORE_UTILISATION = _gauge(
     "store_utilisation_ratio",
     _STORE,
     "Live bytes / bytes of all stripes; 0 while nothing is packed.",
-    "Falling: objects are deleted faster than GC reclaims.",
+    "Falls while objects are deleted faster than GC reclaims their space.",
 )
 STORE_LANDED_OBJECTS = _gauge(
     "store_landed_objects",
     _STORE,
     "Objects in the landing store that are not yet published.",
-    "Grows while the producer runs: it is too slow or stuck. Objects younger than put.min_age_ms wait on purpose.",
+    "If it grows while the producer runs, the producer is too slow or stuck. Objects younger than put.min_age_ms"
+    " wait on purpose.",
 )
 STORE_LANDED_BYTES = _gauge(
     "store_landed_bytes",
@@ -447,7 +449,7 @@ STORE_LANDED_BYTES = _gauge(
     "Each costs a whole copy in the landing store.",
 )
 STORE_QUEUED_OBJECTS = _gauge(
-    "store_queued_objects", _STORE, "Objects published but not yet packed.", "Grows: add lanes or consumers."
+    "store_queued_objects", _STORE, "Objects published but not yet packed.", "If it grows, add lanes or consumers."
 )
 STORE_QUEUED_BYTES = _gauge(
     "store_queued_bytes", _STORE, "Bytes of the objects published but not yet packed.", "The packing backlog in bytes."
@@ -456,7 +458,7 @@ STORE_LANDING_DELETIONS = _gauge(
     "store_landing_deletions",
     _STORE,
     "Landing copies in the deletion queue, including those of PUTs in flight.",
-    "Grows: the reaper (in consumers and GC) does not run or cannot verify.",
+    "If it grows, the reaper (in consumers and GC) does not run or cannot verify.",
 )
 STORE_LEASES = _gauge(
     "store_leases", _STORE, "Writer leases currently held.", "One for each consumer, GC run and large PUT."
@@ -465,13 +467,13 @@ STORE_FREE_BYTES = _gauge(
     "store_free_bytes",
     _STORE,
     "User bytes that still fit in the block store.",
-    "PUTs are refused below 2 x gc.reserve_bytes, packing below 1 x: alert well above that.",
+    "PUTs are refused below 2 x gc.reserve_bytes, and packing below 1 x; alert well above that.",
 )
 LAG_MESSAGES = _gauge(
     "store_lag_messages",
     _STORE,
     "Messages that the consumer group has not committed; absent while the log does not answer.",
-    "Alert on growth over an hour, not on the value: the log exists to absorb bursts.",
+    "Alert on growth over an hour, not on the value, because the log exists to absorb bursts.",
 )
 
 

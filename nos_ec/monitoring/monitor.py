@@ -17,8 +17,8 @@ from nos_ec.ports.clock import Clock, waits
 _T = TypeVar("_T")
 
 COST_SHARE = 10
-"""A cached figure is kept for at least this many times as long as it took to compute, so that monitoring uses at most a
-tenth of the time."""
+"""A cached figure is kept for at least this many times as long as it took to compute, so that computing it takes at
+most a tenth of the time."""
 
 
 class Monitor:
@@ -51,7 +51,7 @@ class Cached(Generic[_T]):
         self._value: _T
 
     def __call__(self) -> _T:
-        """The result. Raises whatever `make` raises."""
+        """Return the result. Raises whatever `make` raises."""
         if self._made and (self._refresh.under_way or self._is_good(self._clock.now_ms())):
             return self._value
         return self._refresh()
@@ -67,5 +67,6 @@ class Cached(Generic[_T]):
         return self._value
 
     def _is_good(self, now_ms: int) -> bool:
-        """Also false when the clock was set back so far that the result would be kept longer than intended."""
+        """Whether the result is still good. False, too, if the clock was set back so far that it would be kept too
+        long."""
         return waits(self._good_until_ms, now_ms, self._good_for_ms)

@@ -1,4 +1,4 @@
-"""One look-up at a time for any number of callers, so that callers do not queue up for an unavailable server."""
+"""Runs one look-up at a time for any number of callers, so that they do not queue up for an unavailable server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SingleFlight(Generic[_T]):
         return self._flight is not None
 
     def __call__(self) -> _T:
-        """The result. Raises whatever `look_up` raises."""
+        """Return the result. Raises whatever `look_up` raises."""
         with self._lock:
             flight, joined = self._flight, self._flight is not None
             if flight is None:

@@ -23,7 +23,7 @@ class Notifier:
     """Sends states to systemd. A failure is only logged; systemd then acts on its own time-outs."""
 
     def __init__(self, environment: Mapping[str, str], pid: int) -> None:
-        """`pid` is this process. WATCHDOG_PID may name another process, whose watchdog does not concern us."""
+        """`pid` is this process. WATCHDOG_PID may name another process; that watchdog does not concern us."""
         self._address = environment.get("NOTIFY_SOCKET", "")
         mine = environment.get("WATCHDOG_PID", str(pid)) == str(pid)
         interval_us = environment.get("WATCHDOG_USEC", "")
@@ -61,7 +61,7 @@ class Pulse:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
-        """The service has started."""
+        """Report that the service has started."""
         self._health.started()
         self._notifier.send("READY=1")
         self._thread.start()
@@ -70,7 +70,7 @@ class Pulse:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The service was asked to stop, or failed; it finishes what it has begun."""
+        """Report that the service was asked to stop, or failed, and now finishes what it has begun."""
         self._health.stopping()
         self._notifier.send("STOPPING=1")
         self._stop.set()
@@ -85,4 +85,4 @@ class Pulse:
             if answer.good:
                 self._notifier.send("WATCHDOG=1")
             else:
-                _log.error("a loop hangs; the watchdog is not fed", loops=answer.problems)
+                _log.error("a loop hangs; not feeding the watchdog", loops=answer.problems)
