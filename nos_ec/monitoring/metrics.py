@@ -206,7 +206,7 @@ RETRIED_OBJECTS = _counter(
     "Objects retried because a write failed or lost too many of its sources, or because their landing copy could not"
     " be read.",
     "Bursts are normal. A steady rate means that landing copies cannot be read"
-    ' (`nos_ec_parked_items{what="object"}`). If no objects are packed either, the store is out of space or a shard'
+    ' (`nos_ec_parked_items{what="object"}`). If no objects are packed either, the block store is out of space, or a'
     " shard folder is missing; see the log.",
 )
 GIVEN_UP_OBJECTS = _counter(

@@ -23,13 +23,13 @@ def is_utf8(text: str | Path) -> bool:
 
 
 def require_root(root: Path) -> None:
-    """Raises ConfigError for a folder that cannot be store.root, regardless of the process's current folder."""
+    """Raise ConfigError for a folder that cannot be store.root, whatever the process's current folder is."""
     for problem in _root(root):
         raise ConfigError(problem)
 
 
 def cross_check(settings: Settings) -> Iterator[str]:
-    """One line for each contradiction between settings."""
+    """Yield one line for each contradiction between settings."""
     try:
         geometry = settings.geometry.value()
     except ConfigError as error:
@@ -58,7 +58,7 @@ def _root(root: Path) -> Iterator[str]:
 
 
 def _backends(settings: Settings) -> Iterator[str]:
-    """Settings that a backend requires but lacks, and settings that would have no effect."""
+    """Yield one line for each setting that a backend lacks or cannot work with, and for each misplaced secret."""
     kafka = settings.kafka
     if settings.store.backend == "ceph" and settings.ceph.conf_file is None:
         yield 'ceph.conf_file: required by store.backend = "ceph"; set it to the path of the cluster\'s ceph.conf'

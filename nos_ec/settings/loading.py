@@ -27,7 +27,7 @@ ENV_DEV_PREFIX = "NOS_EC_DEV_"
 
 
 def load_settings(path: Path | None, env: Mapping[str, str]) -> Settings:
-    """The settings of the file (None: no file), overridden by those of the environment.
+    """Return the settings of the file (None: no file), overridden by those of the environment.
 
     Raises ConfigError with one line per problem: its place, the value, and what is allowed.
     """
@@ -38,7 +38,7 @@ def load_settings(path: Path | None, env: Mapping[str, str]) -> Settings:
 
 
 def check_settings(path: Path | None, env: Mapping[str, str]) -> list[str]:
-    """The problems that `load_settings` would raise, one line each. Empty: there are none."""
+    """Return the problems that `load_settings` would raise, one line each; an empty list if there are none."""
     return _load(path, env)[1]
 
 
@@ -83,7 +83,7 @@ def _toml(value: object) -> str:
 
 
 def without_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables that are settings."""
+    """Return the environment without the variables that are settings."""
     return {name: value for name, value in env.items() if name in ENV_OTHERS or not name.startswith(ENV_PREFIX)}
 
 
@@ -155,7 +155,7 @@ def _all_keys() -> list[str]:
 
 
 def _hint(wrong: str, known: list[str]) -> str:
-    """Suggests the right name, if the wrong one is close to it or in the wrong section."""
+    """Suggest the right name, if the wrong one is similar or in the wrong section."""
     key = wrong.rpartition(".")[2]
     near = [name for name in known if "." in name and name.endswith(f".{key}")]
     near = near or difflib.get_close_matches(wrong, known, n=1, cutoff=0.7)

@@ -45,12 +45,12 @@ class StoreSettings(_Section):
     metadata_replica: Flag = Field(
         default=False,
         description="Allow reading from a read-only metadata server, such as a replica. Its data may be out of date:"
-        " an object stored just now may be missing, and an overwritten one may still read as before. Only for a"
-        " process that only reads and tolerates this. false: a read-only server is treated as unavailable.",
+        " an object stored just now may be missing, and an overwritten one may still read as before. Set it only"
+        " for a process that only reads and tolerates this. If false, a read-only server counts as unavailable.",
     )
 
     def url(self) -> str:
-        """The metadata URL, including its password: never log it."""
+        """The metadata URL. It includes the password, so never log it."""
         if self.metadata_url is not None:
             return self.metadata_url.get_secret_value()
         return f"sqlite:///{quote(str(self.root.absolute() / 'metadata.db'))}"
@@ -98,14 +98,15 @@ class CephSettings(_Section):
         default=10 * _SECOND,
         ge=_SECOND,
         le=_HOUR,
-        description="Time limit of one read or write, in milliseconds, rounded up to whole seconds. After it, the"
-        " operation counts as failed and is retried.",
+        description="Time limit of one read or write, in milliseconds, rounded up to whole seconds. After that,"
+        " the operation counts as failed and is retried.",
     )
     connect_timeout_ms: Count = Field(
         default=15 * _SECOND,
         ge=_SECOND,
         le=_HOUR,
-        description="Time limit to connect, and of one command to the monitors, in milliseconds; also rounded up.",
+        description="Time limit for connecting, and for each command to the monitors, in milliseconds; also"
+        " rounded up.",
     )
 
 
@@ -181,7 +182,7 @@ class GetSettings(_Section):
         ge=1,
         le=_DAY,
         description="How long a location is cached, in milliseconds, and how late another process's change may be"
-        " seen. Keep it below gc.block_grace_ms: otherwise reads from deleted blocks need a second look-up.",
+        " seen. Keep it below gc.block_grace_ms; otherwise reads from deleted blocks need a second look-up.",
     )
 
 
@@ -204,8 +205,9 @@ class ProducerSettings(_Section):
         default=30 * _SECOND,
         ge=_SECOND,
         le=LEASE_MS_MAX,
-        description="How long a producer's leases last without renewal, in milliseconds: how soon the others take over"
-        " from a killed producer, and a new one gets its share. Keep it above the time to publish a batch.",
+        description="How long a producer's leases last without renewal, in milliseconds. This sets how soon the others"
+        " take over from a killed producer, and how soon a new one gets its share. Keep it above the time to publish a"
+        " batch.",
     )
 
 
@@ -254,7 +256,7 @@ class ConsumerSettings(_Section):
         ge=1 << 20,
         le=1 << 40,
         description="Maximum total size of the objects waiting to be packed, in bytes. Above it, partitions are"
-        " paused. The objects themselves stay in the landing store. At least one stripe group.",
+        " paused. The objects themselves stay in the landing store. Use at least one stripe group.",
     )
     poll_messages_max: Count = Field(
         default=1000, ge=1, le=100_000, description="Maximum number of messages taken from the log at a time."
@@ -292,7 +294,7 @@ class ReaperSettings(_Section):
 
 
 class GcSettings(_Section):
-    """Reclaiming the space that deletes leave behind."""
+    """Reclaiming the space of deleted and overwritten objects."""
 
     hole_ratio_min: Ratio = Field(
         default=0.75,
@@ -320,8 +322,8 @@ class GcSettings(_Section):
         default=16 << 20,
         ge=0,
         le=1 << 50,
-        description="Free space that GC leaves unused as long as it can: the metadata database may be on the same"
-        " disk, and needs some space to record what GC does.",
+        description="Free space that GC leaves unused as long as it can, because the metadata database may be on the"
+        " same disk and needs some space to record what GC does.",
     )
     reserve_bytes: Size = Field(
         default=256 << 20,
@@ -329,7 +331,7 @@ class GcSettings(_Section):
         le=1 << 50,
         description="Free space that only GC may use, so that it can always make progress. Packing stops when free"
         " space falls to this value, and PUTs stop at twice this value, so that landed objects can always be packed."
-        " At least a few blocks.",
+        " Use at least a few blocks.",
     )
     blocks_max_per_run: Count = Field(
         default=1000, ge=1, le=1_000_000, description="Maximum number of blocks rewritten in one run."
@@ -367,7 +369,7 @@ class LogSettings(_Section):
         ge=100,
         le=_HOUR,
         description="Milliseconds after which a consumer whose process died loses its partitions to the others. On the"
-        " embedded log also one that does not poll; on Kafka see kafka.poll_interval_ms_max.",
+        " embedded log, so does one that does not poll; on Kafka, see kafka.poll_interval_ms_max.",
     )
 
 
@@ -423,7 +425,7 @@ class KafkaSettings(_Section):
     options: Annotated[dict[str, str | int | bool], Table] = Field(
         default_factory=dict,
         title='a table such as {"security.protocol" = "SASL_SSL"} (JSON in the environment)',
-        description="More librdkafka settings under their own names: TLS, SASL, tuning. No secrets.",
+        description="More librdkafka settings under their own names: TLS, SASL, tuning. Secrets belong in `secrets`.",
     )
     secrets: Annotated[dict[str, SecretStr], Table] = Field(
         default_factory=dict,
@@ -432,7 +434,7 @@ class KafkaSettings(_Section):
     )
 
     def all_options(self) -> dict[str, str | int | bool]:
-        """options and secrets combined, including passwords: never log them."""
+        """options and secrets together. They include passwords, so never log them."""
         return self.options | {key: value.get_secret_value() for key, value in self.secrets.items()}
 
 
@@ -462,7 +464,7 @@ class ApiSettings(_Section):
     anonymous: Flag = Field(
         default=False,
         description="Allow every user of this machine to send requests without a token. Works only with a loopback"
-        " host, and only for requests to localhost or a loopback address; meant for trying it out.",
+        " host, and only for requests to localhost or a loopback address; meant for trying the API.",
     )
 
 

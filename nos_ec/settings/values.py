@@ -15,7 +15,7 @@ _SIZE_PATTERN = re.compile(r"\s*(\d{1,18})\s*([A-Za-z]*)\s*")
 
 
 def _number(value: object) -> object:
-    """Refuses TOML's `true`, which Python would take for 1."""
+    """Refuse TOML's `true`, which Python would take for 1."""
     if isinstance(value, bool):
         raise ValueError("true and false are not numbers")
     return value
@@ -32,7 +32,7 @@ def size_of(value: object) -> object:
 
 
 def _path(value: object) -> object:
-    """Refuses an empty path: it would mean the current folder, which is never intended."""
+    """Refuse an empty path, which would mean the current folder. That is never intended."""
     if value == "":
         raise ValueError("not a path")
     return value
