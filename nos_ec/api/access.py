@@ -1,8 +1,8 @@
 """Access to the API: every request must carry the bearer token.
 
-The API shows object names, so it does not start without a token. `api.anonymous` bypasses this for trying the API out,
-and only on a loopback address; it still opens the API to every user of the machine. Without a token, requests that name
-another host are refused (host_check).
+The API shows object names, so it does not start without a token. `api.anonymous` allows requests without one, for
+trying the API out; it works only on a loopback address, but still opens the API to every user of the machine. Without a
+token, requests that name another host are refused (host_check).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Token:
         self._digest = _digest(text)
 
     def matches(self, given: str) -> bool:
-        """True for the right token. Takes the same time no matter how much of a wrong token is right."""
+        """Whether the token is right. Takes the same time however much of a wrong token is right."""
         return hmac.compare_digest(_digest(given), self._digest)
 
 
 def find_token(settings: ApiSettings) -> Token | None:
-    """The token from the settings; None if they allow requests without one. Raises ConfigError that says what to do."""
+    """Return the token of the settings, or None if they allow requests without one. Raises ConfigError."""
     if settings.token is not None and settings.token_file is not None:
         raise ConfigError("api.token and api.token_file are both set; remove one of them")
     if settings.token is not None:

@@ -32,8 +32,8 @@ Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Maximum number of e
 
 
 def make_app(readings: Readings, monitor: Monitor, token: Token | None, requests_max: int = REQUESTS_MAX) -> FastAPI:
-    """The application. Without a token, it answers everyone who can reach it under a loopback name or address: the
-    caller must make sure that this is limited to local users."""
+    """Return the application. Without a token, it answers everyone who can reach it under a loopback name or address,
+    and the caller must make sure that only local users can."""
     app = FastAPI(
         title="nos_ec admin API",
         version=__version__,
@@ -55,7 +55,7 @@ def make_app(readings: Readings, monitor: Monitor, token: Token | None, requests
 
 
 def _only_known_parameters(request: Request) -> None:
-    """Refuses unknown parameters, so that a misspelt filter does not count as no filter at all."""
+    """Refuse unknown parameters, so that a misspelt filter is not silently ignored."""
     known = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
     unknown = sorted(request.query_params.keys() - known)
     if unknown:
@@ -91,8 +91,8 @@ def _add_health(app: FastAPI, monitor: Monitor) -> None:
 
     @app.get("/livez", tags=["health"], responses=unwell)
     async def livez(response: Response) -> models.HealthModel:
-        """Do the loops of the process still turn? Needs no token."""
-        # async, so that it needs no thread of the pool, which slow queries may have used up.
+        """Are the loops of the process still running? Needs no token."""
+        # async, so that it needs no thread of the pool: slow queries may occupy all of them.
         return answer(monitor.health.alive(), response)
 
     @app.get("/readyz", tags=["health"], responses=unwell)

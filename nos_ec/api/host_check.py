@@ -1,4 +1,4 @@
-"""Refuses requests that do not name this machine's loopback, if the API requires no token.
+"""Refuses requests that do not name this machine's loopback interface, if the API requires no token.
 
 A web page that a user of this machine opens may make its own name resolve to 127.0.0.1 (DNS rebinding). The browser
 then treats the API as part of that page's site, and would let the page read object names. But the browser sends the
@@ -16,18 +16,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nos_ec.api import problems
 
 SPARED = frozenset({"/livez", "/readyz"})
-"""Probes may use any host name, and the answers contain nothing secret."""
+"""Probes may use any host name, because their answers contain nothing secret."""
 MISDIRECTED = 421
 
 
 class LoopbackHosts:
-    """ASGI middleware: answers 421 to requests whose Host header does not name this machine's loopback."""
+    """ASGI middleware: answers 421 to requests whose Host header does not name this machine's loopback interface."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http" or scope["path"] in SPARED:
             await self._app(scope, receive, send)
             return

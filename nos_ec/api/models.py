@@ -182,7 +182,7 @@ class Group(_Answer):
 
 
 class BlockDetail(_Answer):
-    """A block decoded from its headers and compared with the rows. Nothing but the headers was read."""
+    """A block decoded from its headers and compared with the rows. Only the headers are read."""
 
     model_config = _example(
         block=_EXAMPLE_BLOCK, damaged_stripes=[], unconfirmed_objects=0, header_bytes_read=131072,

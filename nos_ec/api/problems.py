@@ -49,7 +49,7 @@ def register(app: FastAPI) -> None:
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The errors of a route, in the form FastAPI expects."""
+    """The errors of a route, in the form that FastAPI expects."""
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": {CONTENT_TYPE: schema}} for status in statuses

@@ -246,8 +246,8 @@ class Readings:
 
 
 _Identity = tuple[bytes, int, int, int]
-"""(MD5 of the key, version, offset from the start of the block, length): the values on which header and row must
-agree."""
+"""(MD5 of the key, version, offset from the start of the block, length): the values that must be equal in header and
+row."""
 
 
 class _Buckets:

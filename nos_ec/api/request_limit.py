@@ -1,4 +1,4 @@
-"""Limits concurrent requests to what the process has memory and threads for."""
+"""Limits concurrent requests to as many as the process has memory and threads for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nos_ec.core.errors import Transient
 
 REQUESTS_MAX = 64
 SPARED = frozenset({"/livez", "/readyz", "/metrics"})
-"""Paths used by whatever restarts or monitors the process: a busy process is still healthy."""
+"""Paths for the systems that restart or monitor the process. They always answer, because a busy process is healthy."""
 
 
 class RequestLimit:
@@ -24,7 +24,7 @@ class RequestLimit:
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request. All requests run on one event loop, so counting needs no lock."""
+        """Handle one request. All requests run on one event loop, so counting needs no lock."""
         if scope["type"] != "http" or scope["path"] in SPARED:
             await self._app(scope, receive, send)
         elif self._under_way >= self._requests_max:

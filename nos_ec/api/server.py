@@ -16,13 +16,13 @@ from nos_ec.core.errors import ConfigError
 _log = structlog.get_logger(__name__)
 
 CONNECTIONS_MAX = 1000
-"""Maximum number of connections, including idle ones; above it the answer is 503."""
+"""Maximum number of connections, including idle ones. Above it, the answer is 503."""
 STOP_WAIT_S = 5
 IDLE_WAIT_S = 15
 
 
 class Server:
-    """Serves on its own thread for the duration of the `with` block: signals stay with the main thread, as in every
+    """Serves on its own thread for the duration of the `with` block, so that signals go to the main thread, as in every
     daemon."""
 
     def __init__(self, app: FastAPI, host: str, port: int) -> None:
@@ -53,7 +53,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The address it listens on, as a URL."""
+        """The URL of the address that it listens on."""
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
