@@ -48,7 +48,7 @@ def find_token(settings: ApiSettings) -> Token | None:
         return Token(_read(settings.token_file))
     if not settings.anonymous:
         raise ConfigError(
-            "the API needs a token: set NOS_EC_API__TOKEN in the environment, or set api.token_file ({_MAKE_ONE});"
+            f"the API needs a token: set NOS_EC_API__TOKEN in the environment, or set api.token_file ({_MAKE_ONE});"
             " to try the API out on this machine, set api.anonymous = true instead"
         )
     if not is_loopback(settings.host):

@@ -421,7 +421,7 @@ def test_tokens_that_are_refused(tmp_path: Path) -> None:
     file.write_text(TOKEN)
     file.chmod(0o644)
     refused = {
-        "needs a token": ApiSettings(),
+        "needs a token.*create one with": ApiSettings(),
         "both set": ApiSettings(token=SecretStr(TOKEN), token_file=file),
         "at least 16": ApiSettings(token=SecretStr("short")),
         "printable ASCII": ApiSettings(token=SecretStr("ä" * 20)),
