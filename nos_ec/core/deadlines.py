@@ -1,7 +1,8 @@
 """How far ahead a stored deadline may lie. These are also the upper limits of the settings.
 
 A clock that jumped forward and back leaves deadlines further ahead than any setting allows. The rule is the same as
-for waits in memory (`nos_ec.ports.clock.waits`): a deadline further ahead than its maximum is over (docs/adr/0015).
+for waits in memory (`nos_ec.ports.clock.waits`): a deadline further ahead than its maximum counts as over
+(docs/adr/0015).
 """
 
 from __future__ import annotations

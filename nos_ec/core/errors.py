@@ -2,13 +2,13 @@
 
 InvalidInput   the request itself is wrong; nothing was changed; do not retry
 ConfigError    the configuration does not fit (itself or the existing store); fix it, then start again
-NotFound       what was asked for does not exist
-Conflict       another writer changed it first; look again
+NotFound       the requested object, block or copy does not exist
+Conflict       another process changed it first; read it again
 LeaseLost      this writer was fenced; stop writing
-Corrupt        bytes are not what their checksum says, or not of a known format
+Corrupt        bytes do not match their checksum, or are not of a known format
 Transient      may work later; retrying is safe unless the method's docstring says otherwise
 NoSpace        a Transient error: out of space until the operator or GC makes room
-Blocklisted    a Transient error: the storage cluster shut this process out; end it, a new process will work
+Blocklisted    a Transient error: the storage cluster refuses this process; start a new one
 TooLarge       a Transient error: the message log accepts no message of this size until its limit is raised
 """
 
@@ -20,7 +20,7 @@ class NosError(Exception):
 
 
 class InvalidInput(NosError):
-    """The caller's input is refused at the edge; the message says what to do."""
+    """The caller's input is refused before anything is done; the message says what to do."""
 
 
 class ConfigError(NosError):

@@ -28,7 +28,7 @@ BLOCK_SIZE_MAX = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Geometry of an erasure-coded store. Raises ConfigError when a field makes no sense.
+    """Geometry of an erasure-coded store. Raises ConfigError when a field is out of range.
 
     The default is 8+3 with 128 KiB chunks: 1 MiB stripes, groups of up to 4 MiB, blocks of up to 32 MiB.
     """

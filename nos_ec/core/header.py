@@ -258,7 +258,7 @@ def _build(fields: tuple[Any, ...], entries: bytes) -> GroupHeader:
 
 
 def _foreign(fields: tuple[Any, ...], block_id: BlockId, first_stripe: int) -> str | None:
-    """Why these preamble fields are not of version 1, or belong to another place."""
+    """Why these preamble fields are not of version 1, or belong to another place; None when they are right."""
     magic, version, flags, length, _, entry_count, _, _, names_length, _, found_id, found_index, *_, reserved, _ = (
         fields
     )
@@ -393,7 +393,7 @@ def _decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
 
 
 def _decompress(data: bytes, size_max: int) -> bytes:
-    """Bounded: a stream that would expand to more than `size_max` bytes is refused before it does."""
+    """Decompress the names. Refuses a stream that would expand to more than `size_max` bytes before it does."""
     stream = zlib.decompressobj()
     try:
         raw = stream.decompress(data, size_max + 1)

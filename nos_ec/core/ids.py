@@ -1,4 +1,4 @@
-"""Names of things: object keys, block and landing ids, extents."""
+"""Identifiers: object keys, block and landing ids, extents."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class _AnyVersion(msgspec.Struct):
 
 
 _WHY_CHARS_MAX = 500
-"""An error quotes what it found; without a limit that may be the whole message."""
+"""Most characters of the cause that an error quotes. The cause may quote the whole message."""
 
 _encoder = msgspec.json.Encoder()
 _decoder_v1 = msgspec.json.Decoder(_PackRequestV1)
@@ -71,9 +71,9 @@ _decoder_any = msgspec.json.Decoder(_AnyVersion)
 def encode_pack_request(
     *, object_id: int, key: ObjectKey, version: int, size: int, crc32c: int, landing_id: LandingId
 ) -> bytes:
-    """The event for one row, as UTF-8 JSON. Plain fields, so that this package needs no row class of a port.
+    """The event for one row, as UTF-8 JSON. Takes plain fields, so that this package needs no row class of a port.
 
-    The arguments come from our own rows: nothing is checked here, and `decode_pack_request` checks everything.
+    Checks nothing, because the arguments come from our own rows; `decode_pack_request` checks everything.
     """
     return _encoder.encode(
         _PackRequestV1(

@@ -12,7 +12,7 @@ cluster compares the results with `ceph osd map`.
 from __future__ import annotations
 
 RJENKINS = 2
-"""The `object_hash` of the pools that this module is right for; Ceph's only choice since 2010."""
+"""The `object_hash` of the pools that this module handles; Ceph's only choice since 2010."""
 
 _GOLDEN = 0x9E3779B9
 _WORD = 0xFFFFFFFF
@@ -20,7 +20,7 @@ _NAMESPACE_END = b"\x1f"
 
 
 def placement_group(name: str, namespace: str, group_count: int) -> int:
-    """The number of the group, in [0, group_count). ValueError for a pool without groups (our bug)."""
+    """The number of the group, in [0, group_count). Raises ValueError for a pool without groups (a bug)."""
     if group_count < 1:
         raise ValueError(f"a pool of {group_count} placement groups")
     return stable_mod(object_hash(name, namespace), group_count)

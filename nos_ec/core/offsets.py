@@ -1,8 +1,8 @@
 """Which offsets a group member may commit.
 
-Objects leave the merge list in another order than they arrived in, so messages are done out of order. A partition's
-first offset that is not done is the one to commit. After a crash everything from there on is delivered again, which
-moves nothing twice (invariant 5); everything before it is done, so nothing is lost.
+Objects do not leave the merge list in the order of their arrival, so messages are done out of order. The offset to
+commit is the first one in the partition that is not done. After a crash all messages from there on are delivered again,
+which moves nothing twice (invariant 5). All messages before it are done, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -23,51 +23,52 @@ class OffsetTracker:
         self._in_flight = 0
 
     def taken(self, partition: int, offset: int) -> bool:
-        """Note that a message was taken from the log. False when it is already known: the caller can skip it."""
-        books = self._partitions.get(partition)
-        if books is None:
-            books = self._partitions[partition] = _Partition(offset)
-        if offset < books.next_offset:
+        """Note that a message was taken from the log. Returns False when it is already known and can be skipped."""
+        state = self._partitions.get(partition)
+        if state is None:
+            state = self._partitions[partition] = _Partition(offset)
+        if offset < state.next_offset:
             return False
-        books.take(offset)
+        state.take(offset)
         self._in_flight += 1
         return True
 
     def done(self, partition: int, offset: int) -> None:
-        """Note that nothing is left to do for a message.
+        """Note that a message needs no more work.
 
-        Ignored when the message is not in flight: it was done before, or its partition was dropped in the meantime.
-        If the partition came back and the message was taken again, the first `done` counts: the work is done.
+        Ignored when the message is not in flight, because it was done before or its partition was dropped in the
+        meantime. If the partition came back and the message was taken again, the first `done` counts, since the work
+        is done.
         """
-        books = self._partitions.get(partition)
-        if books is not None and books.finish(offset):
+        state = self._partitions.get(partition)
+        if state is not None and state.finish(offset):
             self._in_flight -= 1
 
     def committable(self) -> dict[int, int]:
         """{partition: first offset not done}, for the partitions where it advanced since `committed`."""
         return {
-            partition: books.first_not_done
-            for partition, books in self._partitions.items()
-            if books.first_not_done > books.committed_offset
+            partition: state.first_not_done
+            for partition, state in self._partitions.items()
+            if state.first_not_done > state.committed_offset
         }
 
     def committed(self, offsets: Mapping[int, int]) -> int:
-        """Note what the log acknowledged. Partitions dropped in the meantime are ignored. Returns by how many offsets
-        the others advanced in all."""
+        """Note the offsets that the log acknowledged. Partitions dropped in the meantime are ignored. Returns the
+        number of offsets by which the others advanced in all."""
         moved = 0
         for partition, offset in offsets.items():
-            books = self._partitions.get(partition)
-            if books is not None and offset > books.committed_offset:
-                moved += offset - books.committed_offset
-                books.committed_offset = offset
+            state = self._partitions.get(partition)
+            if state is not None and offset > state.committed_offset:
+                moved += offset - state.committed_offset
+                state.committed_offset = offset
         return moved
 
     def drop(self, partitions: Iterable[int]) -> None:
         """Forget partitions that were given up. A partition that comes back starts from scratch."""
         for partition in partitions:
-            books = self._partitions.pop(partition, None)
-            if books is not None:
-                self._in_flight -= len(books.open_offsets)
+            state = self._partitions.pop(partition, None)
+            if state is not None:
+                self._in_flight -= len(state.open_offsets)
 
     @property
     def in_flight(self) -> int:
@@ -76,9 +77,9 @@ class OffsetTracker:
 
 
 class _Partition:
-    """Books of one partition.
+    """The offsets of one partition.
 
-    taken_offsets: in order, from the first one in flight upwards. open_offsets: those of them that are not done.
+    taken_offsets: in order, from the first one in flight upwards. open_offsets: the taken offsets that are not done.
     """
 
     __slots__ = ("committed_offset", "next_offset", "open_offsets", "taken_offsets")

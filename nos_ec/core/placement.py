@@ -1,8 +1,8 @@
 """Chooses the place of the next block from what is known about the cluster.
 
 A block's id decides in which placement group of the pool it lies (object_hash.py); a group lies on k + m OSDs. So a
-writer chooses a place by drawing a few ids and keeping the best. This needs no directory and no coordination; writers
-that know different things at worst choose less well.
+writer chooses a place by drawing a few ids and keeping the best. This needs no directory and no coordination. Writers
+with different information at worst choose worse places.
 
 The order, best first:
   CLEAN     active and clean, every OSD of it up, none nearly full
@@ -24,8 +24,8 @@ from enum import IntEnum
 from nos_ec.core.ids import BlockId
 
 CANDIDATES = 8
-"""Ids to draw for a block. Eight include a group of the best fifth 5 times in 6. More would hardly fill the OSDs more
-evenly (docs/MEASUREMENTS.md)."""
+"""Ids to draw for a block. With eight, one of them is in the best fifth of the groups 5 times in 6. More would hardly
+fill the OSDs more evenly (docs/MEASUREMENTS.md)."""
 
 NO_OSD = 0x7FFFFFFF
 """What Ceph reports in place of an OSD that an erasure-coded group lacks."""
@@ -86,7 +86,7 @@ class Place:
 
 
 class Grade(IntEnum):
-    """How good a place is; lower is better."""
+    """The state of a place; lower is better."""
 
     CLEAN = 0
     DEGRADED = 1
@@ -104,7 +104,8 @@ class Condition:
     """Fill ratios of its OSDs that are up, the fullest first."""
 
     def worse_than(self, earlier: Condition) -> bool:
-        """Whether something broke since. A place that only became fuller, or was repaired, is no reason to leave it."""
+        """Whether the grade is worse than before or more OSDs are missing. Becoming fuller within a grade does not
+        count."""
         return (self.grade, self.missing) > (earlier.grade, earlier.missing)
 
 
@@ -112,7 +113,7 @@ UNKNOWN = Condition(Grade.DEGRADED, 0, ())
 
 
 def condition(cluster: ClusterMap, group: int) -> Condition:
-    """The condition of a group. OSD states take precedence over the group's own words: a dead OSD is known earlier."""
+    """The condition of a group. OSD states take precedence over the group's own words, which change later."""
     found = cluster.groups.get(group)
     if found is None:
         return UNKNOWN
@@ -138,7 +139,7 @@ def _grade(words: frozenset[str], osds: Sequence[Osd], missing: int, writable_mi
 def choose(cluster: ClusterMap, candidates: Sequence[Place]) -> Place | None:
     """The best candidate, or the first of several equals. None when all of them are known to be inactive.
 
-    Draw the candidates at random, so that equals are chosen at random. ValueError without candidates (our bug).
+    Draw the candidates at random, so that equals are chosen at random. Raises ValueError without candidates (a bug).
     """
     if not candidates:
         raise ValueError("no candidates to choose from")

@@ -15,7 +15,7 @@ from nos_ec.core.header import GroupHeader
 from nos_ec.core.packing.bounds import chunks_min, stripes_by_volume
 
 _ROUNDING = 1e-6
-"""In stripes: how far off the sum of many fractions may be."""
+"""Largest rounding error of the sum of many fractions, in stripes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class LiveEntry:
 
 @dataclass(frozen=True, slots=True)
 class BlockAccount:
-    """The account of one block, in bytes. `unconfirmed`: live rows that no readable header confirms."""
+    """The byte counts of one block. `unconfirmed`: live rows that no readable header confirms."""
 
     live_bytes: int
     dead_bytes: int
@@ -46,11 +46,11 @@ def account_block(
     damaged_stripes: Iterable[int],
     live: Sequence[LiveEntry],
 ) -> BlockAccount:
-    """Account for a block of `stripes` stripes.
+    """Compute the byte counts of a block of `stripes` stripes.
 
-    Rows decide what is live, and headers what was written. Data of a group that no row points to is dead; what is
-    neither live nor dead is overhead. In a stripe without a readable header, everything that no row points to counts
-    as dead, because nothing else says what it is; so GC will collect it.
+    Rows decide what is live, and headers what was written. Data of a group that no row points to is dead. Bytes
+    that are neither live nor dead are overhead. In a stripe without a readable header, all bytes that no row points to
+    count as dead, because nothing tells what they are. So GC will collect them.
     """
     live_bytes = sum(entry.length for entry in live)
     data_bytes = sum(header.data_length for header in headers)
@@ -94,7 +94,7 @@ def stripes_rewritten(needs: float) -> int:
 
 
 def pays(victims: Sequence[Victim]) -> bool:
-    """True when rewriting what lives in the victims takes fewer stripes than deleting them gives back.
+    """True when rewriting the live objects of the victims takes fewer stripes than deleting the victims frees.
 
     So each collection leaves fewer stripes than it found. Without this rule a lone stripe with one live object would
     be copied again and again for nothing.

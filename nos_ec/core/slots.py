@@ -27,14 +27,14 @@ _SLOT_BITS = 4
 assert 1 << _SLOT_BITS == SLOTS
 
 LEASE_PREFIX = "producer-"
-"""The names of all producers' leases begin with it, and no writer's may: these leases guard slots, not blocks."""
+"""Prefix of the names of all producers' leases and of no writer's lease: these leases guard slots, not blocks."""
 _MEMBER_PREFIX = LEASE_PREFIX + "member-"
 _SLOT_LEASE = re.compile(re.escape(LEASE_PREFIX) + r"slots-([0-9]{2})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """What a producer should change: slots to give up now, and free slots to try for, in that order."""
+    """The changes that a producer should make: slots to give up, then free slots to try to take."""
 
     give_up: tuple[int, ...]
     take: tuple[int, ...]
@@ -46,7 +46,7 @@ def bucket_slot(bucket: str) -> int:
 
 
 def plan_slots(held: Set[int], free: Collection[int], rank: int, members: int) -> SlotPlan:
-    """What the member of that rank (0 to members - 1) should give up and take.
+    """The slots that the member of that rank (0 to members - 1) should give up and take.
 
     Every member has a share, and the shares sum to SLOTS. A member with more gives slots up; a member with less takes
     free ones. So once all members have seen the same membership, every slot is held, and the counts of any two members
@@ -55,7 +55,8 @@ def plan_slots(held: Set[int], free: Collection[int], rank: int, members: int) -
     share = SLOTS // members + (rank < SLOTS % members)
     if len(held) > share:
         return SlotPlan(tuple(sorted(held)[share:]), ())
-    # Each member begins at a different slot, so that members that look at the same time seldom try for the same one.
+    # Each member begins at a different slot, so that members that plan at the same time seldom try to take the same
+    # one.
     start = rank * SLOTS // members
     wanted = sorted(free, key=lambda slot: (slot - start) % SLOTS)
     return SlotPlan((), tuple(wanted[: share - len(held)]))
@@ -74,12 +75,12 @@ def leased_slot(name: str) -> int | None:
 
 
 def member_lease(member: str) -> str:
-    """Name of the lease that says that a producer is alive. `member` is unique forever."""
+    """Name of the lease that shows that a producer is alive. `member` is unique forever."""
     return _MEMBER_PREFIX + member
 
 
 def is_member_lease(name: str) -> bool:
-    """True for a lease that says that a producer is alive."""
+    """True for a lease that shows that a producer is alive."""
     return name.startswith(_MEMBER_PREFIX)
 
 

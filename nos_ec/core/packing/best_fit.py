@@ -10,13 +10,13 @@ Objects are moved by these rules until both invariants hold:
 1. The bin opened last is filled: first with objects that are overdue by F; then, when small objects are scarce, with
    large ones whose rests fit, to save the small ones; then with the small objects that fill it best (size_classes.py).
 2. When nothing fits there, another bin is opened with the oldest object that the group has room for.
-3. When the group has no room for another bin, whatever fits into any of its bins is added.
+3. When the group has no room for another bin, the objects that fit into any of its bins are added.
 4. When nothing fits at all, or an overdue object needs a new bin and there is no room for one, the group is filled as
    far as possible and planned.
 5. A group that holds a window of objects takes no further stripe.
 
 So each choice is made from a window of objects, and a bin that is not full can still choose from later arrivals.
-For a deadline, or on flush, the open group is closed as it is: overdue objects join first, then whatever fits, in as
+For a deadline, or on flush, the open group is closed as it is: overdue objects join first, then others that fit, in as
 few stripes as possible. Objects leave only in whole groups, so the oldest object of all stays the oldest until then.
 """
 
@@ -38,7 +38,7 @@ windows, the list of W1 was seen to clog with large objects after 100,000 object
 
 HELD_WINDOWS = 1
 """Windows of objects after which a group ends with the stripe it has begun. Otherwise objects much smaller than a chunk
-would be held far longer, and in far greater number, than the window asks for."""
+would wait far longer, and in far greater number, than the window asks for."""
 
 LEFT_FRACTION = 0.5
 """Share of the window that stays in the list when a bin is filled, so that there is still a choice for the end of a bin
@@ -151,7 +151,7 @@ class BestFitMergeList(Generic[P]):
         overdue = [c for c in overdue if c.waiting]
         size = waiting.waiting_bytes if flush else sum(c.size for c in overdue)
         count = group.count + (len(waiting) if flush else len(overdue))
-        # On flush, count only the names without which nothing would fit: the next group takes what has no room.
+        # On flush, count only the names of the oldest objects, so that one of them fits. The next group takes the rest.
         named = self._oldest_first() if flush else overdue
         group.limit(size, group.front(count, group.names_size + sum(c.name_size for c in named)))
         return self._finish(group, overdue)
@@ -177,7 +177,7 @@ class BestFitMergeList(Generic[P]):
         return self._group
 
     def _finish(self, group: GroupLayout[P], overdue: list[Candidate[P]]) -> GroupPlan[P]:
-        """Close the group: add the overdue objects as far as they fit, then whatever else fits."""
+        """Close the group: add the overdue objects as far as they fit, then others that fit."""
         while (opened := self._open_bin(group)) is not None:
             self._place_all(group, opened, overdue)
             self._fill(group, opened, 0)
@@ -189,7 +189,7 @@ class BestFitMergeList(Generic[P]):
     # --- what goes in ---------------------------------------------------------------------------------
 
     def _place_some(self, group: GroupLayout[P]) -> bool:
-        """Move something to the group by rules 1 to 3. False when the group is to be closed."""
+        """Move objects to the group by rules 1 to 3. Returns False when the group is to be closed."""
         if group.bins and self._fill(group, group.bins[-1], self._left_min):
             return True
         if not all(map(group.fits, self._late())):
@@ -279,7 +279,7 @@ class BestFitMergeList(Generic[P]):
         return True
 
     def _chain_large(self, group: GroupLayout[P], into: Bin[P]) -> bool:
-        """Add the large objects whose rests fill the bin best; False when none does."""
+        """Add the large objects whose rests fill the bin best. Returns False when none fits."""
         chained = False
         while True:
             candidate = self._waiting.large_that_fits(group.chunks_free, group.allowance(into).room)

@@ -24,7 +24,7 @@ def merge_list(
     policy: str, geometry: Geometry, window: int, linger: Linger | int, rng: random.Random, *, names: bool = True
 ) -> MergeList[P]:
     """An empty merge list of that policy. `window` counts objects; only "nos" uses `rng`. A `linger` given as a number
-    of milliseconds applies however little waits.
+    of milliseconds applies to any number of waiting bytes.
 
     Raises InvalidInput for an unknown policy, a window below 1 or a negative linger.
     """

@@ -1,13 +1,13 @@
 """The packing policy that NetEase published for NOS ("Ceph EC online storage"), kept for comparison.
 
 There are nine size classes, each a FIFO: eight of 16 KiB (an eighth of a chunk), and one for everything over a chunk.
-Again and again, a non-empty class is drawn at random. Its head is placed or, if that does not fit, the head of the
-next smaller class that fits. When none fits, the next chunk is begun. A group that is filled to less than 80 % is put
+A non-empty class is drawn at random, repeatedly. Its head is placed or, if that does not fit, the head of the next
+smaller class whose head fits. When none fits, the next chunk is begun. A group that is filled to less than 80 % is put
 back to wait for more objects, until its oldest object is past the deadline.
 
-Where the publication leaves a choice open, this one favours it: headers grow with the objects instead of capping a
-stripe at 111 of them, and the layout (packer.py), and so the read cost, is that of the default policy. A group is
-one stripe, or as many as its first object needs.
+Where the publication leaves a choice open, this code decides in its favour: headers grow with the objects instead of
+capping a stripe at 111 of them, and the layout (packer.py), and so the read cost, is that of the default policy. A
+group is one stripe, or as many as its first object needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a packing policy is given, and what it returns.
+"""The input and output of a packing policy.
 
 Layout of a planned group (offsets from its start, in bytes):
 
@@ -78,7 +78,7 @@ class Linger:
 
 
 def lingering(limit: Linger | int) -> Linger:
-    """`limit` itself, or for a number of milliseconds the Linger with that limit however little waits."""
+    """`limit` itself; for a number of milliseconds, the Linger with that limit for any number of waiting bytes."""
     return Linger(limit, limit, 0) if isinstance(limit, int) else limit
 
 

@@ -18,7 +18,7 @@ CLASSES_MAX = 2048
 """More classes waste fewer bytes at the end of a chunk (about one and a half grains), but make longer bitmaps."""
 
 PAIR_GAP_GRAINS = 16
-"""When the best single object would leave more than this, a pair that leaves less is sought."""
+"""When the best single object would leave more than this, the search is for a pair that leaves less."""
 
 
 def grain_bits(chunk_size: int) -> int:
@@ -104,7 +104,7 @@ class SizeClasses(Generic[P]):
         return self._fifos[index][0] if index >= 0 else None
 
     def by_arrival(self) -> list[Candidate[P]]:
-        """Everything that waits, oldest first."""
+        """All waiting objects, oldest first."""
         # By seq: a candidate that was taken and came back may also still be at its old place.
         both = {c.seq: c for arrivals in (self._small_arrivals, self._large_arrivals) for c in arrivals if c.waiting}
         return [both[seq] for seq in sorted(both)]
