@@ -108,8 +108,8 @@ class BlockStore(Protocol):
         ...
 
     def probe(self) -> None:
-        """Do a small piece of real work: a store may answer status queries and still be unable to do any. Changes
-        nothing, and has the same time limit as any read. A full store passes.
+        """Do a small piece of real work, because a store that answers status queries may still be unable to do any.
+        Changes nothing, and has the same time limit as any read. A full store passes.
 
         Raises Transient while blocks cannot be read or written, Blocklisted, ConfigError.
         """

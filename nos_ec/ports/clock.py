@@ -20,7 +20,7 @@ class Clock(Protocol):
 
 
 Beat = Callable[[int], object]
-"""A loop calls this on every iteration, with the milliseconds that it is about to rest before the next one (0: none).
+"""A loop calls this on every iteration, with the milliseconds that it will rest before the next one (0: none).
 A watchdog considers the loop stuck when no call comes for much longer than that."""
 
 

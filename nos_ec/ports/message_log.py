@@ -126,6 +126,6 @@ class MessageConsumer(Protocol):
     def close(self) -> None:
         """Leave the group at once, without waiting for a time-out, and release all open resources. Idempotent.
 
-        Does not run the `on_revoke` callback: commit first whatever must be kept.
+        Does not run the `on_revoke` callback, so the owner must commit its offsets first.
         """
         ...

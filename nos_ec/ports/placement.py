@@ -18,7 +18,7 @@ class Placement(Protocol):
     @property
     def alternatives(self) -> bool:
         """Whether another block may lie in another place, and so accept an append that failed on this one. Where all
-        blocks lie in the same place, what failed once fails again."""
+        blocks lie in the same place, an append that failed once fails again."""
         ...
 
     def new_block_id(self) -> BlockId:

@@ -1,9 +1,9 @@
 """The metadata store, in four parts: objects, writer leases, blocks, and the deletion queue of landing copies.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
-is all of them and what concerns the store as a whole. A user asks for the parts that it needs.
+combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
 
-Every method is one transaction: all of it is durable on return, or nothing of it happened. Every method may
+Every method is one transaction: on return all of its changes are durable, or none was made. Every method may
 raise Transient (lost connection, deadlock, lock wait). The outcome is then unknown, and calling it again with the
 same arguments is safe, because every change is a compare-and-set or idempotent by its ids.
 

@@ -1,4 +1,4 @@
-"""Blocks: what their writers, recovery and GC ask, and the commit of stripe groups."""
+"""Rows of blocks, for writers, recovery and GC, and the commit of stripe groups."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class GroupCommit:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What is at one extent of a block according to the rows: a packed object or a segment of a large one."""
+    """A packed object, or a segment of a large one, that rows place at an extent of a block."""
 
     object_id: int
     key: ObjectKey
@@ -103,7 +103,7 @@ class Blocks(Protocol):
         ...
 
     def placed_in(self, block_id: BlockId) -> list[Placed]:
-        """What is in the block according to rows and segments, ordered by offset."""
+        """The objects and segments that rows place in the block, ordered by offset."""
         ...
 
     # --- writers ----------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ class Blocks(Protocol):
         It checks that the lease is held and that the block is OPEN, belongs to this lease, and ends at `at_stripe`.
         It moves each row that still matches: these objects are the winners, now PACKED at their new extent. It adds
         the winners' bytes to live, the others' to dead, and the rest of the group to overhead. It releases the
-        winners' old places: landing copies are queued for deletion, live bytes of old blocks become dead. The group
-        that fills the block up to stripes_per_block turns it SEALED, which it then is in the block store too.
+        winners' old places: landing copies are queued for deletion, live bytes of old blocks become dead. A group
+        that fills the block up to stripes_per_block also turns it SEALED, as the append did in the block store.
 
         Raises LeaseLost (lease or block was fenced), Conflict (the block does not end at `at_stripe`). Committing the
         same group again after a Transient raises Conflict if the first try had succeeded;
@@ -136,8 +136,8 @@ class Blocks(Protocol):
 
     def forget_unwritten(self, lease: Lease, block_id: BlockId) -> bool:
         """Remove the row of an OPEN block of this writer into which nothing was committed, after the block store
-        refused to create it. False, and nothing changed, when there is no such row: the block was fenced, or an
-        earlier call removed the row. Idempotent."""
+        refused to create it. Returns False and changes nothing when there is no such row, because the block was fenced
+        or an earlier call removed the row. Idempotent."""
         ...
 
     # --- recovery ---------------------------------------------------------------------------------
@@ -148,10 +148,10 @@ class Blocks(Protocol):
     def seal_reconciled(
         self, block_id: BlockId, stripes: int, live_bytes: int, dead_bytes: int, live_objects: int, now_ms: int
     ) -> bool:
-        """FENCED -> SEALED with what recovery found in headers and rows; overhead is what remains.
+        """FENCED -> SEALED with the byte counts that recovery found in headers and rows; the other bytes are overhead.
 
-        False, and nothing changed, when the block is no longer FENCED or the live bytes of its row are no longer
-        `live_bytes` (an object was deleted meanwhile): read its rows again.
+        Returns False and changes nothing when the block is no longer FENCED, or when the live bytes of its row are no
+        longer `live_bytes` because an object was deleted meanwhile. The caller must then read the rows again.
         """
         ...
 

@@ -36,7 +36,7 @@ class LandingQueue(Protocol):
 
     # --- reaper -----------------------------------------------------------------------------------
     def due_deletions(self, now_ms: int, limit: int) -> list[LandingDeletion]:
-        """Queue entries whose time has come, each with its object's row, longest due first. After them come entries
+        """Queue entries that are due, each with its object's row, longest due first. After them come entries
         whose time is later than WAIT_MS_MAX from now (as for `Objects.due_objects`)."""
         ...
 
@@ -72,14 +72,14 @@ class LandingQueue(Protocol):
         ...
 
     def landing_known(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
-        """Those of the ids that a row or the deletion queue refers to: for a check that looks for leaked copies."""
+        """The ids that a row or the deletion queue refers to. For the reaper, and for checks for leaked copies."""
         ...
 
     def landing_needed(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
-        """Those of the known ids that are not doomed. Copies of the others may be deleted: none of them can be recorded
+        """The known ids that are not doomed. Copies of the others may be deleted, because none of them can be recorded
         any more.
 
-        A doomed copy must be deleted by the process that wrote it late: the reaper may have deleted it before that, and
-        be about to forget it.
+        A process that wrote a doomed copy too late must delete it itself, because the reaper may already have deleted
+        the copy and be about to forget it.
         """
         ...

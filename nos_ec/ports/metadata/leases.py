@@ -26,28 +26,28 @@ class Leases(Protocol):
         ...
 
     def renew_lease(self, lease: Lease, now_ms: int, ttl_ms: int) -> Lease:
-        """Extend it. Raises LeaseLost when it was fenced or released."""
+        """Extend a lease. Raises LeaseLost when it was fenced or released."""
         ...
 
     def release_lease(self, lease: Lease) -> None:
-        """Give it up. Its OPEN blocks, if any, become FENCED for recovery. Idempotent."""
+        """Give up a lease. Its OPEN blocks, if any, become FENCED for recovery. Idempotent."""
         ...
 
     # --- several at once --------------------------------------------------------------------------
     def acquire_leases(self, names: Sequence[str], now_ms: int, ttl_ms: int) -> list[Lease]:
-        """Take those of the leases that do not exist, in O(1) statements, and return them.
+        """Take the leases among `names` that do not exist, in O(1) statements, and return them.
 
         A lease that exists, expired or not, is left out and is no error.
         """
         ...
 
     def renew_leases(self, held: Sequence[Lease], now_ms: int, ttl_ms: int) -> list[Lease]:
-        """Extend those of them that are still held, in O(1) statements, and return them. The others were fenced or
+        """Extend the leases that are still held, in O(1) statements, and return them. The others were fenced or
         released."""
         ...
 
     def release_leases(self, held: Sequence[Lease]) -> None:
-        """Give them up as `release_lease` does, all in one transaction. Idempotent."""
+        """Give up leases as `release_lease` does, all in one transaction. Idempotent."""
         ...
 
     def list_leases(self, prefix: str) -> list[Lease]:

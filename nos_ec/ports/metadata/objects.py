@@ -1,4 +1,4 @@
-"""Objects: what PUT, GET, DELETE and LIST ask of the metadata, and what the producer asks before it publishes."""
+"""Rows of objects, for PUT, GET, DELETE and LIST, and for the producer and the consumer."""
 
 from __future__ import annotations
 
@@ -141,10 +141,11 @@ class Objects(Protocol):
         ...
 
     def still_landed(self, requests: Sequence[PackRequest]) -> frozenset[PackRequest]:
-        """The requests that are true: a row has the same value in every field, and its bytes are in the landing store.
+        """The requests that still hold: a row has the same value in every field, and its bytes are in the landing
+        store.
 
-        One statement, whatever their number. The answer may be out of date at once: it saves work, and the commit
-        decides. That id, version and key belong together stays true forever, so headers name what rows name
-        (invariant 7).
+        One statement, whatever their number. The answer may be out of date at once. It only saves work, because the
+        commit decides. An id, version and key that belong together do so forever, so headers name the same keys as
+        rows (invariant 7).
         """
         ...

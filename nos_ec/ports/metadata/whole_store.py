@@ -17,7 +17,7 @@ from nos_ec.ports.metadata.objects import Objects
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over block rows, and over the rows still in the landing store. Sizes in bytes.
+    """Sums over the rows of blocks, and over those of objects still in the landing store. Sizes in bytes.
 
     Ratios are None while there is nothing to divide by.
     """
@@ -91,5 +91,5 @@ class Metadata(Objects, Leases, Blocks, LandingQueue, Protocol):
         ...
 
     def close(self) -> None:
-        """Release what is held open."""
+        """Release all open resources."""
         ...
