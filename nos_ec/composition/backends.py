@@ -39,7 +39,7 @@ _OF_LOG = ("kafka.servers", "kafka.topic", "log.partitions", "kafka.options")
 
 @contextmanager
 def settings_named(*names: str) -> Iterator[None]:
-    """Append to errors raised here the settings to look at: adapters know what is wrong, but not which setting is."""
+    """Append the settings to check to errors raised here: adapters know what is wrong, but not which setting."""
     try:
         yield
     except (ConfigError, Transient) as error:
@@ -49,8 +49,8 @@ def settings_named(*names: str) -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class Log:
     """An open message log: factories for its two sides. consumer: takes the member's name and its static instance ("":
-    none), returns a member of the configured group. progress: takes a name for operators, returns what reports how far
-    that group has progressed."""
+    none), and returns a member of the configured group. progress: takes a name for operators, and returns the
+    GroupProgress of that group."""
 
     publisher: Callable[[], MessagePublisher]
     consumer: Callable[[str, str], MessageConsumer]
@@ -104,8 +104,8 @@ def initialise_objects(settings: Settings, new_shards: Collection[int] = ()) -> 
 
 
 def mark_objects(settings: Settings, store_id: str, *, replace: bool) -> None:
-    """Record durably in block store and landing store that they belong to the metadata with this id. `replace` replaces
-    any earlier record.
+    """Record durably in the block store and the landing store that they belong to the metadata with this id. `replace`
+    replaces an earlier record.
 
     Raises ConfigError when they belong to other metadata, NoSpace, Transient.
     """
@@ -120,8 +120,8 @@ def mark_objects(settings: Settings, store_id: str, *, replace: bool) -> None:
 
 
 def require_marks(settings: Settings, store_id: str) -> None:
-    """Raises ConfigError unless block store and landing store belong to the metadata with this id, also when they do
-    not exist. Raises Transient. Next to the metadata of another store, data would look lost and be treated as lost."""
+    """Raises ConfigError unless the block store and the landing store exist and belong to the metadata with this id.
+    Raises Transient. With the metadata of another store, all data would look lost and be treated as lost."""
     if settings.store.backend == "local":
         require_root_of(settings.store.root, store_id)
         return
@@ -226,7 +226,7 @@ def initialise_log(settings: Settings) -> None:
 
 
 def open_log(settings: Settings, clock: Clock) -> Log:
-    """Open the log. A local log that was lost is recreated: it holds hints, never facts.
+    """Open the log. A local log that was lost is recreated, because it holds only hints.
 
     Raises ConfigError, Transient.
     """

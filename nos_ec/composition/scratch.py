@@ -27,8 +27,8 @@ def scratch_store(settings: Settings, root: Path, purpose: str, *, keep: bool = 
     """Settings of a new, initialised and empty store like the one of `settings`. Unless `keep` is set, all of it except
     the contents of `root` is removed at the end.
 
-    root: folder of the embedded parts. purpose: a word that its names contain. Raises ConfigError (also when the users
-    of Ceph, Kafka and MySQL are not allowed to create what it needs), Transient.
+    root: folder of the embedded parts. purpose: a word in the names of all other parts. Raises ConfigError (also when
+    the users of Ceph, Kafka and MySQL are not allowed to create these parts), Transient.
     """
     require_root(root)
     scratch = _settings(settings, root, f"{purpose}_{os.urandom(4).hex()}")

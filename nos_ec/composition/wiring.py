@@ -82,14 +82,15 @@ def initialise(settings: Settings, new_shards: Collection[int] = ()) -> None:
 
 
 def _initialise_new(settings: Settings, metadata: Metadata, new_shards: Collection[int]) -> None:
-    """The metadata counts as initialised only when its geometry is bound. After a crash before that, run it again."""
+    """The caller binds the geometry last, so that the metadata counts as new until then. A repeated call after a crash
+    is safe."""
     initialise_objects(settings, new_shards)
     _refuse_data_without_metadata(settings)
     mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), replace=True)
 
 
 def _complete(settings: Settings, metadata: Metadata, new_shards: Collection[int]) -> None:
-    """Never creates a second, empty place for objects that the metadata knows to be in another."""
+    """Complete an existing store. Never creates an empty place for objects that the metadata knows to be elsewhere."""
     metadata.bind_geometry(settings.geometry.value())
     known = metadata.find_store_id()
     if known is not None:
@@ -100,7 +101,7 @@ def _complete(settings: Settings, metadata: Metadata, new_shards: Collection[int
 
 
 def _refuse_data_without_metadata(settings: Settings) -> None:
-    """New metadata next to old data would hide all of that data, and look like a healthy store."""
+    """Raises ConfigError if data exists. New metadata next to old data would hide it, and look like a healthy store."""
     with ExitStack() as stack:
         objects = open_objects(settings, stack, lambda: _new_block_id(SystemClock()), None)
         block_id = next(objects.blocks.list_blocks(), None)
@@ -154,9 +155,9 @@ class LagProbe:
             return self._consumer.lag()
 
     def close(self) -> None:
-        """Release what is held open. Idempotent.
+        """Release all open resources. Idempotent.
 
-        Does not wait for a look-up under way when brokers do not answer: it ends together with the process.
+        Does not wait for a look-up in progress if brokers do not answer. That look-up ends with the process.
         """
         self._closed = True
         if not self._lock.acquire(timeout=_LAG_WAIT_S_MAX):
@@ -209,7 +210,7 @@ class System:
         """A daemon calls this once before its loop, so that a wrong configuration ends it instead of being retried
         forever. Checks that the message log exists and, if the daemon writes blocks, that its user is allowed to.
 
-        Permissions are tested by deleting ids that nothing has. A time-out says nothing about permissions, so it is
+        Permissions are tested by deleting ids that do not exist. A time-out says nothing about permissions, so it is
         ignored. Free space is queried so that a figure is known before a Ceph monitor may hang.
         Raises ConfigError, Transient (no message log).
         """
@@ -246,7 +247,8 @@ class System:
         return HeldLease(self.metadata, self.clock, name, ttl_ms, holder, self._held)
 
     def writer(self, lease: Lease, kind: BlockKind) -> StripeWriter:
-        """A lane of writing. Only writers of fresh objects must leave GC's reserve alone; only GC moves last copies."""
+        """A writer for one lane. Only writers of fresh objects must leave GC's reserve alone; only GC moves last
+        copies."""
         fresh = kind is BlockKind.FRESH
         options = WriterOptions(
             kind=kind,
@@ -259,7 +261,7 @@ class System:
         )
 
     def source_reader(self) -> SourceReader:
-        """Reads the objects to pack."""
+        """A reader of the objects to pack."""
         return SourceReader(self.landing, self.blocks, self.read_threads)
 
     def housekeeping(self) -> Housekeeping:
@@ -278,7 +280,7 @@ class System:
         return self._messages.get().consumer(member, self.settings.kafka.instance or "")
 
     def group_progress(self, name: str) -> GroupProgress:
-        """How far the configured group has progressed; `name` is for operators."""
+        """Reports how far the configured group has progressed. `name` is for operators."""
         return self._messages.get().progress(f"{name}-progress")
 
     def lag(self) -> int:
@@ -304,7 +306,7 @@ class System:
         return monitor
 
     def watch_store(self, monitor: Monitor) -> None:
-        """Make a monitor show the figures of the whole store, too."""
+        """Make a monitor also show the figures of the whole store."""
         figures = Cached(self.figures, self.clock, self.settings.monitoring.figures_ms)
         monitor.metrics.add("store", lambda: store_samples(figures()))
 
@@ -314,8 +316,8 @@ class System:
         return StoreFigures(self.metadata.totals(), self.geometry, free_bytes, lag)
 
     def shut_out(self) -> Blocklisted | None:
-        """Why the storage cluster has shut this process out; None if it has not. Asks the cluster, within the time
-        limit of a read. A failure of any other kind says nothing."""
+        """The error if the storage cluster refuses this process, else None. Asks the cluster, within the time limit of
+        a read. Ignores failures of any other kind."""
         for probe in (self.blocks.probe, self.landing.probe):
             try:
                 probe()
@@ -340,7 +342,7 @@ class System:
 
 
 def _unless_away(figure: Callable[[], int]) -> int | None:
-    """The figure, or None when it cannot be had now: the other figures are still valid."""
+    """The figure, or None when it cannot be read now, so that the other figures are still shown."""
     try:
         return figure()
     except Transient:
