@@ -24,7 +24,7 @@ class Diary:
         self._reported = ConsumerCounters()
 
     def turn(self, now_ms: int, partitions: frozenset[int], counters: ConsumerCounters, waiting: int) -> None:
-        """Log what is due. To be called after each turn. waiting: number of objects on the merge list."""
+        """Log the lines that are due. To be called after each turn. waiting: number of objects on the merge list."""
         if partitions != self._partitions:
             self._partitions = partitions
             _log.info("partitions held", partitions=sorted(partitions))

@@ -40,7 +40,7 @@ class GcCounters:
     collected: CollectionResult = field(default_factory=CollectionResult)
 
     def with_run(self, result: CollectionResult) -> GcCounters:
-        """These counters plus what a run has done so far."""
+        """These counters plus the result so far of a run."""
         sums = {
             name: getattr(self.collected, name) + getattr(result, name)
             for name in (one.name for one in fields(CollectionResult) if one.name not in ("unreadable", "parked"))

@@ -1,6 +1,6 @@
 """A temporary store next to the configured one, on the same servers. Used by demo and bench, and removed afterwards.
 
-what is configured          the scratch store has
+the configured store has    the scratch store has
 local blocks, log, SQLite   a folder
 Ceph                        a RADOS namespace in both pools
 Kafka                       a topic

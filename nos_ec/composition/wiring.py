@@ -242,7 +242,7 @@ class System:
         return HeldLease(self.metadata, self.clock, name, ttl_ms, among=self._held)
 
     def contended_lease(self, name: str, ttl_ms: int) -> HeldLease:
-        """A lease that several processes may want at once: those that do not get it are told which process holds it."""
+        """A lease that several processes may want at once. The losers are told which process holds it."""
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         return HeldLease(self.metadata, self.clock, name, ttl_ms, holder, self._held)
 

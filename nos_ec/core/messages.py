@@ -1,7 +1,7 @@
 """Event payloads, versioned, and the partition an event belongs to.
 
-A pack request says: this version of this object is in the landing store and waits to be packed. It is JSON, so that
-an operator can read what is in the log:
+A pack request says that a version of an object is in the landing store and waits to be packed. It is JSON, so that an
+operator can read the log:
 
     {"v":1,"object_id":7,"bucket":"photos","name":"a.jpg","version":3,"size":512,"crc32c":99,"landing_id":"<32 hex>"}
 

@@ -9,8 +9,8 @@ when the row was published. Rows have no column for this, so the due time holds 
 
 published_ms and step_ms are multiples of grain_ms (a power of two, about a 200th of republish_ms), so the remainder of
 due_ms by grain_ms is n: how often the row has come due since it was published. Remainder 0 means that the row has no
-event in the log. n has a maximum; once it is reached, the row is published again whatever the group has done (after 28
-days with the default of 10 minutes).
+event in the log. n has a maximum; once it is reached, the row is published again in any case (after 28 days with the
+default of 10 minutes).
 
 A due time that was written under another republish_ms, or by a program that did not know this rule, yields a wrong
 time of publishing. It is never later than the due time, so at worst the row is published once too often or

@@ -46,8 +46,8 @@ class HeldLeases:
 
 
 class HeldLease:
-    """A context manager around one lease. `lost` means that it was fenced: the holder must stop writing, as it
-    can no longer commit.
+    """A context manager around one lease. `lost` means that it was fenced: the holder must stop writing, as
+    it can no longer commit.
 
     `holder` names this process in the error that another process gets when it wants the lease. `among` lists the lease
     while it is held.

@@ -21,8 +21,8 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ObjectRow
 
 _STRIPES = 256
-"""Number of change counters. Keys are spread over them by hash; after a change of a key, no look-up
-in progress of a key with the same counter is remembered."""
+"""Number of change counters, over which keys are spread by hash. When a key changes, look-ups in progress of all keys
+with the same counter are not remembered."""
 
 
 class LocationCache:

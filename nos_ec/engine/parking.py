@@ -118,7 +118,7 @@ class Parking(Generic[T]):
             self._parked[item] = parked
             self._push(parked.retry_ms, item)
         if before is None:
-            self._say_parked(item, parked, now_ms)
+            self._log_parked(item, parked, now_ms)
         return True
 
     def waits(self, item: T) -> bool:
@@ -186,7 +186,7 @@ class Parking(Generic[T]):
         self._pushed += 1
         heapq.heappush(self._heap, (retry_ms, self._pushed, item))
 
-    def _say_parked(self, item: T, parked: Parked, now_ms: int) -> None:
+    def _log_parked(self, item: T, parked: Parked, now_ms: int) -> None:
         if len(self._named) < NAMED_MAX:
             self._named.add(item)
             wait_ms = parked.retry_ms - now_ms

@@ -107,8 +107,8 @@ class ReadThreads:
 
 
 class Unit(NamedTuple, Generic[R]):
-    """One read. `read` returns its result and whether it failed. `size`: bytes it may return. `late`: given
-    seconds, returns the result of a read left behind after that time; None if the plan waits however long it takes."""
+    """One read. `read` returns its result and whether it failed. `size`: bytes it may return. `late` returns the result
+    of a read that was left behind after that many seconds; None if the plan waits however long the read takes."""
 
     read: Callable[[], tuple[R, bool]]
     size: int

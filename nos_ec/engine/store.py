@@ -86,7 +86,7 @@ class Store:
 
     # --- writing ----------------------------------------------------------------------------------
     def put(self, key: ObjectKey, stream: ByteStream) -> ObjectRow:
-        """Store an object; durable on return. Overwrites. Memory: at most one block, whatever the object's size.
+        """Store an object; durable on return. Overwrites. Holds at most one block in memory.
 
         Raises NoSpace, Transient. After an error the old version, if any, is still current.
         """

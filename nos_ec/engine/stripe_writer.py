@@ -65,7 +65,7 @@ class WriteResult:
 
     packed: their rows now point into the stripe. superseded: deleted, overwritten or moved in the meantime; nothing to
     do. failed: their sources are missing or damaged; packing them again will not help. unread: their sources cannot be
-    read now, which says nothing about the others. retry: nothing is wrong with them, and they are to be planned again.
+    read now, which says nothing about other objects. retry: nothing is wrong with them; they are to be planned again.
     `cause`: why the group was not written; None if so many sources were lost that writing did not pay. A new plan can
     then be made at once.
     """

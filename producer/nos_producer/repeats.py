@@ -47,7 +47,7 @@ class DueRows:
 
 
 class Repeats:
-    """Separates rows that are to be published from those whose event still waits. Not thread-safe."""
+    """Separates the rows to publish from the rows whose event still waits. Not thread-safe."""
 
     def __init__(self, progress: GroupProgress, clock: Clock, rule: Republishing, partitions: int) -> None:
         self._progress = progress

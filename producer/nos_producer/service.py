@@ -90,7 +90,7 @@ class ProducerService:
         return self._refused.parkings
 
     def turn(self) -> int:
-        """Handle one batch of due rows of the slots held: publish those that have no event waiting in the log.
+        """Handle one batch of due rows of the slots held: publish the rows that have no event waiting in the log.
 
         Returns how many rows were due. Raises Transient.
         """

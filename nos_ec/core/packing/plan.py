@@ -96,7 +96,7 @@ class MergeList(Protocol[P]):
 
     def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan[P] | None:
         """Remove the next group from the list and return it. None means "add more": no group is worth writing yet, no
-        object is past its deadline, and `flush` (pack whatever there is) is not set; or the list is empty. Call
+        object is past its deadline, and `flush` (pack all waiting objects) is not set; or the list is empty. Call
         repeatedly until it returns None. A caller that stops adding at a limit of its own must not then wait for a
         full group: the next group comes at the deadline, or at once with `flush`."""
         ...

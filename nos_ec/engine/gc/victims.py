@@ -45,7 +45,7 @@ class BlockDecision:
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
-    """The blocks GC looked at, and those of them that a run would collect.
+    """The blocks that GC examined, and the victims among them, which a run would collect.
 
     Only empty blocks are collected when rewriting the others gives nothing back.
     """
@@ -66,8 +66,8 @@ class ChosenBlock:
 class Choice:
     """How a run divides the blocks with live objects, most wasteful first.
 
-    candidates: blocks that waste enough to be collected. victims: those of them to rewrite. dense: those whose live
-    objects are already packed as densely as possible, so that their waste is headers and unavoidable padding.
+    candidates: blocks that waste enough to be collected. victims: the candidates to rewrite. dense: candidates whose
+    live objects are already packed as densely as possible, so that their waste is headers and unavoidable padding.
     """
 
     candidates: Sequence[BlockRow]
