@@ -32,6 +32,7 @@ from .conftest import SHORT, SHORT_OVER_MS, STRIPE, WAIT_S_MAX, Bench
 pytestmark = pytest.mark.timed
 
 COMMANDS = {"producer": ["producer"], "consumer": ["consumer"], "gc": ["gc", "run", "--apply", "--loop"]}
+UNEQUAL = "left: what the service exports (its samples.py); right: what metrics.py declares for it"
 
 
 class Daemon:
@@ -123,7 +124,7 @@ def test_consumer(bench: Bench, system: System) -> None:
         until(lambda: consumer.metrics()[("nos_ec_consumer_packed_objects_total",)] >= 100, "it packs")
         until(lambda: rests(consumer.metrics(), system), "it rests")
         found = consumer.metrics()
-        assert shown_names(found) == expected_names("consumer")
+        assert shown_names(found) == expected_names("consumer"), UNEQUAL
         totals = system.metadata.totals()
         assert found[("nos_ec_consumer_messages_total",)] == 200
         assert found[("nos_ec_consumer_packed_objects_total",)] == totals.packed_objects
@@ -169,7 +170,7 @@ def test_producer_and_gc(bench: Bench, system: System) -> None:
     with daemon(bench, "producer", NOS_EC_MONITORING__FIGURES_MS="0") as producer:
         until(lambda: producer.metrics()[("nos_ec_producer_published_objects_total",)] == 120, "it publishes")
         found = producer.metrics()
-        assert shown_names(found) == expected_names("producer")
+        assert shown_names(found) == expected_names("producer"), UNEQUAL
         assert found[("nos_ec_producer_published_bytes_total",)] == size
         # Figures of the whole store are kept for ten times as long as they took, which is long on a slow machine.
         expected = {"queued_objects": 120, "queued_bytes": size, "lag_messages": 120}
