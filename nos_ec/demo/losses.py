@@ -1,4 +1,4 @@
-"""Temporarily removes shards, to show that no data is lost with them."""
+"""Temporarily removes shards, to show that no data is lost."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def shards_lost(settings: Settings, rng: random.Random) -> Iterator[list[int] | None]:
-    """Inside the block, as many shards are missing as reads can tolerate. Yields their numbers, or None if no shard may
-    be taken away.
+    """Inside the `with` block, as many shards are missing as reads can tolerate. Yields their numbers, or None if no
+    shard may be taken away.
 
-    Embedded: m shard folders, data shards as far as there are enough of them. Reads of intact data use no coding
-    shards, so losing only those would prove nothing. Ceph: m - 1 OSDs, the most with which every placement group stays
-    active (min_size is k + 1). This needs `ceph.admin_keyring_file`, which marks the cluster as a development cluster.
+    Embedded store: m shard folders, data shards first. Reads of intact data use no coding
+    shards, so losing only those would prove nothing. Ceph: m - 1 OSDs, the most that can be down while every placement
+    group stays active (min_size is k + 1). This needs `ceph.admin_keyring_file`, which marks the cluster as a
+    development cluster.
     """
     k, m = settings.geometry.k, settings.geometry.m
     if settings.store.backend == "local":
@@ -41,7 +42,7 @@ def shards_lost(settings: Settings, rng: random.Random) -> Iterator[list[int] | 
 
 
 def _shards_to_lose(k: int, m: int, rng: random.Random) -> list[int]:
-    """m of the k + m shards; data shards (the first k) before any others."""
+    """Choose m of the k + m shards: data shards (the first k) before any others."""
     return sorted(rng.sample(range(k), min(k, m)) + rng.sample(range(k, k + m), max(0, m - k)))
 
 
@@ -59,7 +60,7 @@ def _folders_renamed(settings: Settings, shards: list[int]) -> Iterator[None]:
 
 @contextmanager
 def _osds_down(cluster: RadosCluster, osds: list[int]) -> Iterator[None]:
-    """Inside the block, the monitors count these OSDs as down, and do not let them come back up."""
+    """Inside the `with` block, the monitors count these OSDs as down, and do not let them come back up."""
     from nos_ec.adapters.rados.cluster_waits import await_down, await_up
 
     names = [f"osd.{osd}" for osd in osds]

@@ -43,12 +43,12 @@ from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 
 SPACE_FACTOR = 3
-"""Landing copies (1x), stripes with coding chunks (1.4x), survivors before their old blocks are deleted: 3x is
-enough."""
+"""Needed are landing copies (1x), stripes with coding chunks (1.4x), and the rewritten survivors while their old blocks
+still exist. 3x is enough."""
 
 PUBLISHED_LINGER_WINDOWS = 2
-"""Deadline of the published policy, in windows of arrivals (one arrival per millisecond): it waits no longer than this
-for its 80 % threshold."""
+"""Deadline of the published policy, in windows of arrivals (one arrival per millisecond). The policy waits no longer
+than this for its 80 % threshold."""
 
 PAGE_ROWS = 1000
 
@@ -85,9 +85,9 @@ class SourceFile:
 
 @dataclass(slots=True)
 class Verification:
-    """Reads compared to the files. changed: files whose content is no longer what was PUT, so the comparison says
-    nothing. unanswered: reads that failed for a reason that may pass, such as a time-out; nothing can be said about
-    these either."""
+    """Reads compared to the files. changed: files whose content is no longer what was PUT, so that the comparison
+    proves nothing. unanswered: reads that failed for a transient reason, such as a time-out; they prove nothing
+    either."""
 
     reads: int = 0
     bytes: int = 0
@@ -228,7 +228,8 @@ class Demo:
         self.report.figures["landing_copies_left"] = system.metadata.totals().landing_deletions
 
     def _consume(self, system: System, published: int) -> ConsumerCounters:
-        """With a grace period of zero, landing copies are deleted at once: every later read is from packed stripes."""
+        """Pack everything. With a grace period of zero, landing copies are deleted at once, so that every later read is
+        from packed stripes."""
         if self._options.consumers == 1:
             return drain(system, lambda counters: self._tick("pack", counters.packed, published))
 
@@ -240,7 +241,7 @@ class Demo:
         return counters
 
     def _read_all(self, system: System, store: Store, files: Sequence[SourceFile]) -> None:
-        """Reads small objects first, so that their shard reads can be counted separately."""
+        """Read small objects first, so that their shard reads can be counted separately."""
         chunk_size = system.geometry.chunk_size
         small = [file for file in files if 0 < file.size <= chunk_size]
         others = [file for file in files if not 0 < file.size <= chunk_size]
@@ -380,7 +381,7 @@ def _demo_settings(settings: Settings) -> Settings:
 
 
 def _listed(store: Store) -> Iterator[ObjectRow]:
-    """Every object, one page at a time: a look-up by name would cost one transaction per object."""
+    """Yield every object, page by page, because a look-up by name would cost one transaction per object."""
     bucket_after = ""
     while buckets := store.list_buckets(bucket_after, PAGE_ROWS):
         for bucket in buckets:
@@ -401,7 +402,7 @@ def _regular_files(source: Path) -> Iterator[Path]:
 
 
 def _source_file(source: Path, path: Path) -> SourceFile | None:
-    """The file as an object, or None if it cannot be one: not a regular file, unreadable, or without a valid name."""
+    """Return the file as an object, or None if it is not a regular file, is unreadable or has no valid name."""
     try:
         if path.is_symlink() or not path.is_file() or not os.access(path, os.R_OK):
             return None
@@ -415,8 +416,8 @@ def _source_file(source: Path, path: Path) -> SourceFile | None:
 
 
 def _difference(store: Store, file: SourceFile) -> str | None:
-    """None if the object equals the file; "changed" if the file is no longer what was PUT. Raises Transient if the
-    store gave no answer."""
+    """Return None if the object equals the file, "changed" if the file is no longer what was PUT, or else the problem.
+    Raises Transient if the store gave no answer."""
     try:
         with file.path.open("rb") as stream:
             row, segments = store.open(file.key)

@@ -10,8 +10,8 @@ from nos_ec.composition.wiring import System
 from nos_ec.settings import Settings
 
 REST_S, WAIT_S_MAX = 8, 60
-"""Without an administrator's key, figures of a Ceph pool are used once they have not changed for REST_S: OSDs report
-every few seconds. The wait is limited to WAIT_S_MAX."""
+"""Without an administrator's key, figures of a Ceph pool are used once they have not changed for REST_S, because OSDs
+report only every few seconds. The wait is limited to WAIT_S_MAX."""
 
 
 def allocated_bytes(settings: Settings, system: System, timer: Callable[[], float]) -> int:
