@@ -1,4 +1,4 @@
-"""The same storage work without the product: only bare librados calls from Python.
+"""The same storage work without the product, with nothing but librados calls from Python.
 
 floor  reads landing copies and appends stripes, group by group, with the consumer's concurrency. No metadata, no log,
        no packing, no checksums, no layout: it appends constant bytes.
@@ -22,14 +22,14 @@ Timer = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class BareGroup:
-    """What one stripe group reads: (name, size in bytes) of each landing copy; and how many stripes it writes."""
+    """What one stripe group reads, as (name, size in bytes) of each landing copy, and how many stripes it writes."""
 
     copies: Sequence[tuple[str, int]]
     stripe_count: int
 
 
 class InFlight:
-    """Asynchronous operations in flight, at most `limit` of them. `wait` raises the first failure."""
+    """Asynchronous operations in flight, at most `limit` of them. Failures are raised by `wait`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -59,7 +59,7 @@ class InFlight:
 
 
 def put_all(pool: Any, names: Sequence[str], datas: Iterable[bytes], in_flight_max: int) -> None:
-    """One write_full per object, at most `in_flight_max` at a time. Durable on return. Raises Transient."""
+    """Write each object with one write_full, at most `in_flight_max` at a time. Durable on return. Raises Transient."""
     running = InFlight(in_flight_max)
     for name, data in zip(names, datas, strict=True):
         running.start(lambda name, data, done: pool.aio_write_full(name, data, done), name, data)
@@ -111,7 +111,7 @@ class Floor:
         running.wait()
 
     def append(self, block: str, data: bytes) -> None:
-        """One append, durable on return."""
+        """Append `data`. Durable on return."""
         completion = self._blocks.aio_append(block, data)
         completion.wait_for_complete()
         if (code := completion.get_return_value()) < 0:

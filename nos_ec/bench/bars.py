@@ -1,4 +1,4 @@
-"""What the product promises of its performance, as limits on the figures of a bench."""
+"""The performance that the product promises, as limits on the figures of a bench."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Bar:
     at_least: bool
 
     def missed(self, figures: Mapping[str, Any]) -> str | None:
-        """A sentence that says by how much the bar is missed, or None if it is met. A missing figure misses its bar."""
+        """Return a sentence that says how the bar is missed, or None if it is met. A missing figure misses its bar."""
         value: Any = figures
         for part in self.figure.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None

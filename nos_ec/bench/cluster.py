@@ -16,14 +16,14 @@ from nos_ec.adapters.rados.cluster_waits import await_clean
 from nos_ec.core.errors import ConfigError, NosError
 
 POOL_GROUPS = 32
-"""Placement groups of the temporary pool: as many as a small development pool has."""
+"""Placement groups of the temporary pool, as many as a small development pool has."""
 SETTLE_S = 0.5
 SETTLE_LOOKS_MAX = 120
 
 
 @dataclass(frozen=True, slots=True)
 class OsdCounters:
-    """What all OSDs together did since they started, from the counters of `perf dump`.
+    """What all OSDs together have done since they started, from the counters of `perf dump`.
 
     client_writes: write operations of clients (osd.op_w, and osd.op_rw: conditional writes). store_writes: transactions
     of the OSDs' stores, including their own bookkeeping (bluestore.state_prepare_lat). allocated_bytes: space that
@@ -69,9 +69,9 @@ class BenchCluster:
     # --- bare access ----------------------------------------------------------------------------------
     @contextmanager
     def bare_pools(self, namespace: str, *names: str) -> Iterator[list[Any]]:
-        """The binding's own handles on one namespace of the pools, over a separate connection.
+        """Yield the binding's own handles on one namespace of the pools, over a separate connection.
 
-        Raises OSError (from the binding): a bench that can no longer reach its pools cannot continue.
+        Raises the binding's OSErrors, because a bench that can no longer reach its pools cannot continue.
         """
         options = self._options
         rados = binding.load().Rados(name=options.user, clustername="ceph")
@@ -93,9 +93,9 @@ class BenchCluster:
 
     @contextmanager
     def plain_pool(self, blocks_pool: str) -> Iterator[str]:
-        """A temporary pool with the erasure-code profile of `blocks_pool`, but without allow_ec_optimizations.
+        """Yield a temporary pool with the erasure-code profile of `blocks_pool`, but without allow_ec_optimizations.
 
-        Raises ConfigError if the cluster does not allow pools to be deleted: the error names the pool that is left
+        Raises ConfigError if the cluster does not allow pools to be deleted. The error names the pool that is left
         behind.
         """
         details = self._cluster.command("osd pool ls", detail="detail")
@@ -147,7 +147,8 @@ class BenchCluster:
         )
 
     def settled_counters(self) -> OsdCounters:
-        """As `counters`, but once deleted space has been freed: the allocation is the same twice in a row."""
+        """As `counters`, but waits until deleted space has been freed, so that the allocation is the same twice in a
+        row."""
         found = self.counters()
         for _ in range(SETTLE_LOOKS_MAX):
             time.sleep(SETTLE_S)
@@ -158,5 +159,5 @@ class BenchCluster:
 
 
 def _without_prefix(counters: Mapping[str, Any]) -> dict[str, Any]:
-    """Older releases prefix the names of BlueStore's counters: bluestore_allocated and so on."""
+    """Remove the prefix that older releases give BlueStore's counters, as in bluestore_allocated."""
     return {name.removeprefix("bluestore_"): value for name, value in counters.items()}

@@ -53,12 +53,12 @@ def summary(runs: Sequence[Run]) -> dict[str, object]:
 
 
 def ratio(runs: Sequence[Run], others: Sequence[Run]) -> float:
-    """How much faster `runs` were than `others`, in objects/s: the median over the rounds."""
+    """Return how many times as fast as `others` the `runs` were, in objects/s; the median over the rounds."""
     return median(run.objects_per_s / other.objects_per_s for run, other in zip(runs, others, strict=True))
 
 
 def _cpu(runs: Sequence[Run], objects: int) -> dict[str, float | None]:
-    """By group of processes, with a `total` of the known ones."""
+    """CPU milliseconds per object by group of processes, with a `total` of the known ones."""
     found: dict[str, float | None] = {}
     for name in runs[0].cpu_s:
         seconds = [run.cpu_s[name] for run in runs]

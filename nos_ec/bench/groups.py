@@ -1,5 +1,5 @@
-"""How long it takes to write a stripe group, by its number of stripes: read the sources, append, commit. One lane, one
-group at a time."""
+"""Measures how long it takes to write a stripe group (read the sources, append, commit), by its number of stripes. One
+lane writes one group at a time."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ WORKLOAD = "W3"
 def group_latencies(
     system: System, objects: Objects, groups: int, rng: random.Random, timer: Timer
 ) -> dict[str, dict[str, float]]:
-    """By number of stripes, from 1 to the geometry's limit: `groups`, the number of timed groups, and percentiles in
-    milliseconds. Lands the objects that it writes. Raises NosError."""
+    """Return, by number of stripes from 1 to the geometry's limit, the number of timed groups (`groups`) and
+    percentiles in milliseconds. First lands the objects that it packs. Raises NosError."""
     found: dict[str, dict[str, float]] = {}
     with system.lease(system.member_name("bench"), system.settings.consumer.lease_ttl_ms) as held:
         writer = system.writer(held.lease, BlockKind.FRESH)
@@ -46,7 +46,7 @@ def group_latencies(
 
 
 def _drawn(geometry: Geometry, groups: int, stripe_count: int, rng: random.Random) -> list[int]:
-    """Sizes that fill this many groups and one more, so that enough full groups result from any draw."""
+    """Draw sizes that fill this many groups and one more, so that any draw gives enough full groups."""
     left_bytes = (groups + 1) * stripe_count * geometry.stripe_size
     drawn: list[int] = []
     while left_bytes > 0:

@@ -21,9 +21,9 @@ class Instruments:
 
 
 class Meter:
-    """Measures one run: `prepare`, `start` (may be repeated; the last one counts), `stop`, `run`.
+    """Measures one run: call `prepare`, `start` (may be repeated; the last call counts) and `stop`, then read `run`.
 
-    As a context manager it measures the block.
+    As a context manager, it measures the `with` block.
     """
 
     def __init__(self, instruments: Instruments, drawn: Sequence[int]) -> None:

@@ -4,9 +4,9 @@ One run consists of rounds of (floor, ours, naive), one after the other, so that
 three. Ratios are medians over the rounds. A first round warms up connections, caches and the servers' pools, and does
 not count. In a round, every way stores objects of the same sizes.
 
-Prepared outside the timing: landing copies (one set for the floor and another for ours, so that neither warms the
-other's caches), and the rows and events of ours. Also not timed: sealing the last blocks, and deleting the landing
-copies, which the reaper does after each round.
+Not timed are: the preparation of the landing copies (one set for the floor and another for ours, so that neither warms
+the other's caches) and of the rows and events of ours; the sealing of the last blocks; and the deletion of the landing
+copies by the reaper after each round.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLEANUP_IN_FLIGHT = 32
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """objects: per way and round. rounds: those that count. groups: how many are timed for each number of stripes.
+    """objects: number per way and round. rounds: those that count. groups: how many are timed per number of stripes.
     naive_pool: pool for the naive writes; None skips them."""
 
     workload: str
@@ -56,7 +56,7 @@ Tick = Callable[[str, int, int], None]
 
 
 class PipelineBench:
-    """One run over an empty store. The store is not cleaned up: it is removed as a whole."""
+    """One run over an empty store. The store is not cleaned up, because it is removed as a whole."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class PipelineBench:
         return found
 
     def _round(self, handles: Sequence[Any]) -> dict[str, Run]:
-        """Each way once, with objects of the same sizes. handles: the pools of landing copies, blocks and naive
+        """Run each way once, with objects of the same sizes. handles: the pools of landing copies, blocks and naive
         writes."""
         drawn = list(sizes(self._options.workload, self._options.objects, self._rng, size_max(self._system.geometry)))
         runs = {"floor": self._floor(handles[0], handles[1], drawn), "ours": self._ours(drawn)}
@@ -184,7 +184,8 @@ class PipelineBench:
 
 
 def warmed_up(one_round: Callable[[], Mapping[str, Run]], rounds: int, tick: Tick) -> dict[str, list[Run]]:
-    """The runs of each way in `rounds` rounds. An additional first round is measured too, but discarded."""
+    """Return the runs of each way in `rounds` rounds. An additional first round is run, and its figures are
+    discarded."""
     measured = []
     for number in range(1 + rounds):
         tick("rounds", number, 1 + rounds)
@@ -193,7 +194,7 @@ def warmed_up(one_round: Callable[[], Mapping[str, Run]], rounds: int, tick: Tic
 
 
 def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[tuple[str, int]]) -> list[BareGroup]:
-    """The groups that the consumer's packing makes of these copies (name, size in bytes) if they arrive in this
+    """Return the groups that the consumer would pack these copies (name, size in bytes) into if they arrived in this
     order."""
     packer: MergeList[int] = new_merge_list(consumer, geometry, consumer.linger_ms, random.Random(1))
     name_size = name_record_size(key_of(0).bucket, key_of(0).name)

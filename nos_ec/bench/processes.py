@@ -31,7 +31,7 @@ def listeners(ports: Iterable[int]) -> list[int]:
 
 
 def _cpu_s(pid: int) -> float:
-    """0 for a process that has ended. Does not use /proc/PID/stat, whose 10 ms ticks are too coarse for a short run."""
+    """CPU seconds of a process; 0 if it has ended. The 10 ms ticks of /proc/PID/stat are too coarse for a short run."""
     try:
         return time.clock_gettime(~pid << 3 | _CPU_CLOCK)  # as clock_getcpuclockid(3) encodes a pid
     except OSError:

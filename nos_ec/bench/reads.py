@@ -33,7 +33,8 @@ WARM_UP_READS = 50
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """objects: packed. reads: GETs timed each way. sample: GETs for which the OSDs that read are counted one by one."""
+    """objects: how many are packed. reads: GETs timed each way. sample: GETs whose reading OSDs are counted one by
+    one."""
 
     objects: int
     reads: int
@@ -42,7 +43,7 @@ class ReadOptions:
 
 
 class ReadBench:
-    """One run over an empty store. The store is not cleaned up: it is removed as a whole."""
+    """One run over an empty store. The store is not cleaned up, because it is removed as a whole."""
 
     def __init__(self, system: System, instruments: Instruments, options: ReadOptions) -> None:
         self._system = system
@@ -96,7 +97,8 @@ class ReadBench:
         }
 
     def _counted(self, rows: Sequence[ObjectRow]) -> dict[str, Any]:
-        """The work that single GETs cause on the OSDs, from their counters; nothing else uses the pools meanwhile."""
+        """Measure the work that single GETs cause on the OSDs, from their counters. Nothing else uses the pools
+        meanwhile."""
         store, cluster = self._system.store(), self._instruments.cluster
         osds: list[int] = []
         read_bytes = page_bytes = rounded_bytes = 0

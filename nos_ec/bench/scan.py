@@ -1,6 +1,6 @@
-"""`bench scan`: rows per second that a producer finds, publishes and marks, with few and with many rows waiting.
+"""`bench scan`: how many rows per second a producer finds, publishes and marks, with few and with many rows waiting.
 
-The rows are copied on the server. They have no landing copies, which a producer never looks at.
+The rows are copied on the server. They have no landing copies, because a producer never looks at those.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ScanOptions:
 
 
 def scan(system: System, options: ScanOptions, timer: Timer) -> dict[str, Any]:
-    """Returns the figures (docs/BENCH.md explains them). Raises NosError."""
+    """Return the figures (docs/BENCH.md explains them). Raises NosError."""
     engine = make_engine(system.settings.store.url())
     try:
         with engine.begin() as connection:
@@ -82,7 +82,7 @@ def scan(system: System, options: ScanOptions, timer: Timer) -> dict[str, Any]:
 
 
 def _await_written(engine: Engine) -> None:
-    """Wait until the server has written out the pages that the copying left dirty. Rows that have waited for long were
+    """Wait until the server has written out the pages that the copying left dirty. In practice, waiting rows were
     written out long ago, so the measurement must not include this work."""
     deadline_s = time.monotonic() + WRITE_OUT_S_MAX
     while time.monotonic() < deadline_s:
@@ -94,7 +94,7 @@ def _await_written(engine: Engine) -> None:
 
 
 def _make_rows(connection: Connection, now_ms: int, rng: random.Random) -> int:
-    """Creates SEED_ROWS landed objects that are due; returns their highest id."""
+    """Create SEED_ROWS landed objects that are due. Returns their highest id."""
     connection.execute(insert(OBJECTS), [_row(number, now_ms, rng) for number in range(SEED_ROWS)])
     return int(connection.execute(select(func.max(_O.object_id))).scalar_one())
 

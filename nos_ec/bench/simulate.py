@@ -1,10 +1,10 @@
-"""How well a policy packs a list of sizes: the figures of docs/PACKING.md and of `nos-ec simulate`.
+"""Measures how well a policy packs a list of sizes, for docs/PACKING.md and `nos-ec simulate`.
 
 The merge list is "always backlogged": whenever it has no group to hand out, the next sizes arrive, one per simulated
-millisecond and a thirty-second of the window at a time; then it is asked for a group. Objects that still wait when the
-sizes end are left out of the figures, except for their wait: a last half-full stripe says nothing about an endless
-stream. Only if all the sizes together did not make a single group are they flushed and counted; `flushed` reports this.
-The bound is computed for exactly the objects that were packed.
+millisecond, a thirty-second part of the window at a time. Then it is asked for a group again. Objects that still wait
+when the sizes end are left out of the figures, except for their wait, because a last half-full stripe says nothing
+about an endless stream. They are flushed and counted only if all the sizes together did not make a single group;
+`flushed` reports this. The bound is computed for exactly the objects that were packed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SimulationResult:
     """Figures of one run. Ratios are from 0 to 1, sizes in bytes. See the module docstring for what is counted.
 
     utilisation: user bytes per byte of stripe, without space for names. utilisation_with_names: the same in a second
-    run that reserves it (None if not requested). bound: what no policy can exceed without names (core/bounds.py).
+    run that reserves it (None if not requested). bound: what no policy can exceed without names (packing/bounds.py).
     single_chunk_ratio: share of the packed objects of at most a chunk that lie in one chunk; 1.0 if there are none.
     max_wait_windows: maximum number of arrivals while an object waited in the merge list until it was placed in a
     group, divided by the window; max_hold_windows: the same, until its group was handed out. header_overhead: header

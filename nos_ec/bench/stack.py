@@ -23,7 +23,7 @@ from nos_ec.settings import Settings
 ADMIN_KEYRING = "admin.keyring"
 """Where the development cluster keeps its administrator's key: next to ceph.conf."""
 IDLE_WAIT_MS = 20
-"""How long the bench's consumer waits at a time for its first message: the clock starts with the turn that receives
+"""How long the bench's consumer waits at a time for its first message. The clock starts with the turn that receives
 it."""
 
 
@@ -46,10 +46,11 @@ class BenchStack:
 
 @contextmanager
 def bench_stack(settings: Settings, admin: AdminKey) -> Iterator[BenchStack]:
-    """A scratch store next to the configured one: its namespace, topic and database are removed at the end.
+    """Yield a scratch store next to the configured one. Its namespace, topic and database are removed at the end.
 
     Landing copies have no grace period, and an idle consumer polls again soon; all else is as configured. Raises
-    ConfigError unless the settings use Ceph, Kafka and MySQL or MariaDB, and the key is an administrator's; Transient.
+    Transient, or ConfigError unless the settings use Ceph, Kafka and MySQL or MariaDB, and the key is an
+    administrator's.
     """
     _require_servers(settings)
     with (
@@ -91,7 +92,7 @@ def _bench_settings(settings: Settings) -> Settings:
 
 
 def admin_options(settings: Settings, admin: AdminKey) -> RadosOptions:
-    """How the bench connects. Raises ConfigError if the keyring does not exist."""
+    """Return how the bench connects. Raises ConfigError if the keyring does not exist."""
     ceph = settings.ceph
     assert ceph.conf_file is not None
     keyring = admin.keyring or ceph.admin_keyring_file or ceph.conf_file.parent / ADMIN_KEYRING
