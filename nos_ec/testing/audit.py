@@ -1,4 +1,5 @@
-"""Checks the books of a whole store against what the store really holds. The cost grows with the store: for tests."""
+"""Checks the counters of a whole store against what it really holds. For tests, because the cost grows with the
+store."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def all_blocks(metadata: Blocks) -> Iterator[BlockRow]:
 
 
 def problems(metadata: Metadata, blocks: BlockStore, landing: LandingStore) -> list[str]:
-    """Return everything that does not add up; an empty list if the store's books balance (invariants 3, 6, 7, 8)."""
+    """Return everything that does not add up; an empty list if rows and stores agree (invariants 3, 6, 7, 8)."""
     found: list[str] = []
     rows = {row.block_id: row for row in all_blocks(metadata)}
     stored = set(blocks.list_blocks())

@@ -18,7 +18,7 @@ from nos_ec.ports.block_store import BlockStore
 
 
 def new_block_id() -> BlockId:
-    """A block id that was never used."""
+    """Return a block id that was never used."""
     return BlockId(os.urandom(16))
 
 
@@ -27,7 +27,8 @@ class BlockStoreContract:
 
     @pytest.fixture
     def open_blocks(self) -> Callable[[], BlockStore]:
-        """A function that opens the same store each time, as another process would. The tests close what they open.
+        """Return a function that opens the same store at each call, as another process would. The tests close what they
+        open.
 
         A block of the store must hold at least 4 stripes.
         """
@@ -41,7 +42,7 @@ class BlockStoreContract:
 
     @pytest.fixture
     def other(self, open_blocks: Callable[[], BlockStore]) -> Iterator[BlockStore]:
-        """A second handle, as if in another process."""
+        """A second handle on the store, as another process would have."""
         blocks = open_blocks()
         yield blocks
         blocks.close()
@@ -55,7 +56,7 @@ class BlockStoreContract:
 
     @staticmethod
     def stripes_of(blocks: BlockStore, count: int, seed: int = 0) -> bytes:
-        """The bytes of `count` stripes, all of them different."""
+        """Return the bytes of `count` different stripes."""
         return Random(seed).randbytes(count * blocks.geometry.stripe_size)
 
     # --- create ---------------------------------------------------------------------------------------

@@ -18,21 +18,21 @@ class FakeClock:
             return self._now_ms
 
     def advance(self, by_ms: int) -> None:
-        """Let `by_ms` pass. Raises ValueError for a step backwards: use a second clock to test that."""
+        """Let `by_ms` pass. Raises ValueError for a step backwards, which tests need a second clock for."""
         if by_ms < 0:
             raise ValueError(f"advance by {by_ms} ms; time does not run backwards")
         with self._lock:
             self._now_ms += by_ms
 
     def wait(self, stop: Event, wait_ms: int) -> bool:
-        """Let `wait_ms` pass unless `stop` is set. Returns True when it is."""
+        """Let `wait_ms` pass unless `stop` is set. Returns whether it is set."""
         if not stop.is_set():
             self.advance(max(0, wait_ms))
         return stop.is_set()
 
 
 class SetClock(FakeClock):
-    """Time advances only by `advance`. A thread that waits does so until its stop is set."""
+    """Time advances only by `advance`. A thread that waits does so until its `stop` is set."""
 
     def wait(self, stop: Event, wait_ms: int) -> bool:
         """Wait until `stop` is set."""

@@ -1,5 +1,5 @@
-"""Wrappers that make a port fail on demand: before it has done anything, or after it has done all and the answer is
-lost."""
+"""Wrappers that make a port fail on demand, either before a call has done anything, or after it has done all its work,
+as if the answer were lost."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class Faults:
-    """Which calls are to fail, by method name. Several threads may call the failing methods."""
+    """The calls that are to fail, by method name. Several threads may call the failing methods."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self.before: dict[str, list[Exception]] = defaultdict(list)
-        """Errors to raise instead of calling the method, in this order."""
+        """The errors to raise instead of calling the method, in this order."""
         self.after: dict[str, list[Exception]] = defaultdict(list)
-        """Errors to raise after the method has done its work: the answer is lost."""
+        """The errors to raise after the method has done its work, as if the answer were lost."""
         self.calls: dict[str, int] = defaultdict(int)
         self.hook: Callable[[str], None] = lambda name: None
         """Called with the method's name before each call."""

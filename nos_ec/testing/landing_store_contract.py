@@ -16,7 +16,7 @@ from nos_ec.ports.landing_store import LandingStore
 
 
 def new_landing_id() -> LandingId:
-    """A landing id that was never used."""
+    """Return a landing id that was never used."""
     return LandingId(os.urandom(16))
 
 
@@ -25,7 +25,8 @@ class LandingStoreContract:
 
     @pytest.fixture
     def open_landing(self) -> Callable[[], LandingStore]:
-        """A function that opens the same store each time, as another process would. The tests close what they open."""
+        """Return a function that opens the same store at each call, as another process would. The tests close what they
+        open."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -36,7 +37,7 @@ class LandingStoreContract:
 
     @pytest.fixture
     def other(self, open_landing: Callable[[], LandingStore]) -> Iterator[LandingStore]:
-        """A second handle, as if in another process."""
+        """A second handle on the store, as another process would have."""
         landing = open_landing()
         yield landing
         landing.close()

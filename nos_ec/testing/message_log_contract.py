@@ -19,7 +19,7 @@ from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, Message
 POLL_MS = 50
 TURNS_MAX = 1200
 """The number of polls, POLL_MS each, that a test waits for something: a minute with a real broker. What has not come by
-then never will: even a member whose client lost its brokers has rejoined by then."""
+then never will, because even a member whose client lost its brokers has rejoined by then."""
 
 
 class MessageLogHarness(Protocol):
@@ -30,40 +30,41 @@ class MessageLogHarness(Protocol):
 
     partitions: int
     session_ms: int
-    """How long a member with a short session may go without a poll: several seconds, as a test's members poll in
-    turn."""
+    """How long a member with a short session may go without a poll. Must be several seconds, because a test's members
+    poll in turn."""
 
     def publisher(self) -> MessagePublisher:
-        """A new publisher."""
+        """Return a new publisher."""
         ...
 
     def consumer(self, group: str, *, short_session: bool = False) -> MessageConsumer:
-        """A new member of a group. A new group starts with the first stored message.
+        """Return a new member of a group. A new group starts with the first stored message.
 
-        A member with a short session is removed after session_ms without a poll. Other members may survive a stall of
-        the machine.
+        A member with a short session is removed after session_ms without a poll. Other members have long sessions,
+        which survive a stall of the machine.
         """
         ...
 
     def progress(self, group: str) -> GroupProgress:
-        """The progress of a group."""
+        """Return the progress of a group."""
         ...
 
     def now_ms(self) -> int:
-        """The publishers' present time."""
+        """The current time of the publishers' clock."""
         ...
 
     def dead_letters(self) -> Sequence[DeadLetter]:
-        """The messages of this topic that were set aside, in that order."""
+        """The messages of this topic that were set aside, in the order in which that happened."""
         ...
 
     def pass_time(self, time_ms: int) -> None:
-        """Let this much time pass for sessions: a fake clock is advanced, and for a real broker the call waits."""
+        """Let this much time pass for sessions. A harness with a fake clock advances it; one with a real broker
+        waits."""
         ...
 
 
 def keys_of_partitions(partitions: int) -> list[bytes]:
-    """One key for each partition, in order of partition."""
+    """Return one key for each partition, in order of partition."""
     found: dict[int, bytes] = {}
     number = 0
     while len(found) < partitions:
@@ -104,7 +105,7 @@ def ends(messages: Iterable[Message]) -> dict[int, int]:
 
 
 def assert_between(told: Mapping[int, int], first_ms: int, end_ms: int, partitions: int) -> None:
-    """Assert that this number of partitions have a time, not before the first and before the end."""
+    """Assert that this number of partitions have a time, each at or after `first_ms` and before `end_ms`."""
     assert len(told) == partitions
     assert first_ms <= min(told.values()) <= max(told.values()) < end_ms
 

@@ -1,4 +1,4 @@
-"""A metadata store with a clock, shorthands and a check of its books. Every metadata suite uses it."""
+"""A metadata store with a clock, shorthands and a check of its counters. Every metadata suite uses it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class MetadataBench:
     def group(
         self, lease: Lease, block_id: BlockId, rows: Sequence[ObjectRow], *, at: int = 0, stripes: int = 1
     ) -> GroupCommit:
-        """A group with these objects one after another, each moved from where its row says it is."""
+        """Return a group with these objects one after another, each moved from where its row places it."""
         offset = at * GEOMETRY.stripe_size + HEADER
         moves = []
         for row in rows:
@@ -137,7 +137,7 @@ class MetadataBench:
         return {entry.landing_id: entry for entry in self.metadata.due_deletions(2**60, 100_000)}
 
     def check_books(self) -> None:
-        """Check invariants 3 and 6: each block's figures match its rows and sum to its size."""
+        """Check invariants 3 and 6: the counters of each block match its rows and sum to its size."""
         for block in self.metadata.list_blocks(None, 100_000):
             placed = self.metadata.placed_in(block.block_id)
             size = block.stripes * GEOMETRY.stripe_size

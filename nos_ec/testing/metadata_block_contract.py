@@ -1,4 +1,4 @@
-"""The part of the metadata contract that is about blocks. `testing/metadata_contract.py` has the whole contract."""
+"""The part of the metadata contract about blocks. `testing/metadata_contract.py` has the whole contract."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A Hypothesis state machine that compares a metadata store with a dict, and checks the books of every block after each
-step.
+"""A Hypothesis state machine that compares a metadata store with a dict, and checks the counters of every block after
+each step.
 
 Subclass it, or call `metadata_machine`, with a function that creates a fresh metadata store for each run.
 """
@@ -51,7 +51,7 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, size=SIZES)
     def put(self, name: str, size: int) -> None:
-        """PUT an object, over any existing one."""
+        """PUT an object, which overwrites any existing one."""
         row = self.bench.put(name, size)
         assert row.version > (self.model[name].version if name in self.model else 0)
         self.model[name] = Expected(row.version, size, large=False)
@@ -122,7 +122,7 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @rule()
     def lose_the_lease(self) -> None:
-        """The writer dies: it is fenced, can no longer do anything, and its blocks are reconciled."""
+        """Let the writer die. It is fenced and can no longer do anything, and its blocks are reconciled."""
         block_id = self.bench.block(self.lease)
         assert self.metadata.fence_lease(self.lease, self.lease.expires_ms)
         with pytest.raises(LeaseLost):
@@ -182,7 +182,7 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_copy_is_lost_or_leaked_2(self) -> None:
-        """A copy that was not deleted is known to a row or to the queue; a row's copy was not deleted."""
+        """Every copy that was not deleted is known to a row or to the queue, and no row's copy was deleted."""
         assert self.metadata.landing_known(list(self.copies)) == self.copies
         assert {row.landing_id for row in self._rows() if row.landing_id} <= self.copies
 

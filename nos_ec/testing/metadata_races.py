@@ -1,4 +1,4 @@
-"""Races on a metadata store: two threads at once, and only outcomes that some order of the two can explain.
+"""Races on a metadata store between two threads. Only outcomes that some order of the two can explain are allowed.
 
 Derive from `MetadataRaces` and define a fixture `metadata`, as for the contract. A race has no fixed winner, so each is
 run several times; the assertions hold whichever thread wins.
@@ -21,7 +21,7 @@ from nos_ec.testing.metadata_contract import MetadataSuite
 
 ROUNDS = 12
 JOIN_S = 300
-"""Enough for some 400 transactions that each wait for a struggling disk. A thread that takes longer hangs."""
+"""Long enough for some 400 transactions that each wait for a struggling disk. A thread that takes longer hangs."""
 
 
 def race(*calls: Callable[[], Any]) -> list[Any]:
