@@ -159,6 +159,7 @@ def test_gc_makes_room_from_its_reserve(full_bench: Bench, disk: SmallDisk) -> N
         bench.assert_balanced(system)
 
 
+@pytest.mark.invariant(10)
 def test_gc_on_a_nearly_full_disk_ends_emptier_than_it_began(full_bench: Bench, disk: SmallDisk) -> None:
     """Four fifths of each block are dead, and what lives in all of them does not fit what is free, or half of that."""
     bench = full_bench
@@ -174,6 +175,7 @@ def test_gc_on_a_nearly_full_disk_ends_emptier_than_it_began(full_bench: Bench, 
         bench.assert_balanced(system)
 
 
+@pytest.mark.invariant(10)
 def test_gc_frees_empty_blocks_where_nothing_can_be_written(full_bench: Bench, disk: SmallDisk) -> None:
     """There is no room for a stripe group, and nobody waits out a grace of 10 minutes."""
     bench = full_bench
@@ -192,6 +194,7 @@ def test_gc_frees_empty_blocks_where_nothing_can_be_written(full_bench: Bench, d
         bench.assert_balanced(system)
 
 
+@pytest.mark.invariant(10)
 def test_gc_says_so_when_no_block_can_be_rewritten(full_bench: Bench, disk: SmallDisk) -> None:
     bench = full_bench
     _short_of_space(bench)

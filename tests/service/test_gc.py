@@ -22,6 +22,8 @@ from tests.rig.at_rest import LaterClock
 from .conftest import CHUNK, Bench
 from .test_stuck_items import FailingFor
 
+pytestmark = pytest.mark.invariant(10)
+
 DAY_MS = 86_400_000
 
 

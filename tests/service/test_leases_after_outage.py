@@ -15,6 +15,8 @@ from nos_ec.engine.recovery import RENEW_WAIT_MS, Recovery, RecoveryResult
 from nos_ec.ports.metadata import Metadata
 from nos_ec.testing.clock import FakeClock
 
+pytestmark = pytest.mark.invariant(8)
+
 TTL_MS = 30_000
 
 

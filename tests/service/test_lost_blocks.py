@@ -23,6 +23,8 @@ from tests.rig.at_rest import LaterClock, come_to_rest
 
 from .conftest import CHUNK, Bench
 
+pytestmark = pytest.mark.invariant(2)
+
 
 def _lose(bench: Bench, system: System) -> None:
     """All files of every block are gone, as with a pool that lost a placement group for good."""

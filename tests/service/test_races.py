@@ -98,6 +98,7 @@ def blocks_meanwhile(system: System, method: str, act: Callable[[], object]) -> 
 
 
 # --- readers -----------------------------------------------------------------------------------------
+@pytest.mark.invariant(4)
 @pytest.mark.parametrize("size", [100, 3 * CHUNK, 9 * STRIPE], ids=["small", "packed", "large"])
 @pytest.mark.parametrize("was", [100, 9 * STRIPE], ids=["was-small", "was-large"])
 def test_an_object_overwritten_under_a_reader_is_read_again(bench: Bench, system: System, was: int, size: int) -> None:
@@ -115,6 +116,7 @@ def test_an_object_overwritten_under_a_reader_is_read_again(bench: Bench, system
     assert meanwhile.happened
 
 
+@pytest.mark.invariant(4)
 def test_a_large_object_overwritten_halfway_through_a_read(bench: Bench, system: System) -> None:
     """What was handed out cannot be taken back: `open` says so, `get` begins again."""
     key = bench.put(system, "o", bench.data(20 * STRIPE))
@@ -184,6 +186,7 @@ def _sleep_through_everything(bench: Bench) -> None:
         gc_service(other).run_once()
 
 
+@pytest.mark.invariant(8)
 def test_a_consumer_that_slept_through_its_fencing_leaves_no_block(bench: Bench, system: System) -> None:
     """Between the row of its block and the block; without renewal, as when the whole process is stopped."""
     bench.put_some(system, 60)
@@ -198,6 +201,7 @@ def test_a_consumer_that_slept_through_its_fencing_leaves_no_block(bench: Bench,
         bench.assert_at_rest(other)
 
 
+@pytest.mark.invariant(8)
 def test_a_large_put_that_slept_through_its_fencing_leaves_no_block(bench: Bench, system: System) -> None:
     old = bench.put(system, "o", bench.data(9 * STRIPE))
     system.metadata = cast(Metadata, NoRenewal(system.metadata))
@@ -306,6 +310,7 @@ def test_a_clock_that_jumps_back_costs_time_and_never_data(bench: Bench, system:
     bench.assert_at_rest(system)
 
 
+@pytest.mark.invariant(8)
 def test_two_writers_of_one_name(bench: Bench, system: System) -> None:
     """The second cannot begin before the first is fenced; then the first can commit nothing more (invariant 8)."""
     bench.put_some(system, 60)

@@ -293,6 +293,7 @@ def test_a_store_that_fails_to_create_or_seal(writer: Writer, method: str) -> No
     _finish(writer)
 
 
+@pytest.mark.invariant(3)
 def test_read_back_that_differs_commits_nothing(writer: Writer) -> None:
     writer.blocks.before["read"] = [Transient("cannot read")]
     result = writer.writer.write(writer.plan(10))

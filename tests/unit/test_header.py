@@ -27,6 +27,8 @@ from nos_ec.core.header import (
 )
 from nos_ec.core.ids import BlockId
 
+pytestmark = pytest.mark.invariant(7)
+
 GOLDEN = Path(__file__).parent.parent / "golden"
 BLOCK = BlockId(bytes(range(16)))
 OTHER_BLOCK = BlockId(bytes(range(16, 32)))

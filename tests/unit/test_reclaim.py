@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,8 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import Entry, GroupHeader
 from nos_ec.core.ids import BlockId
 from nos_ec.core.reclaim import LiveEntry, Victim, account_block, pays, stripes_needed
+
+pytestmark = pytest.mark.invariant(6)
 
 GEOMETRY = Geometry()
 STRIPE = GEOMETRY.stripe_size
