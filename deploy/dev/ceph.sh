@@ -12,9 +12,9 @@
 #                            system: the distribution's own Ceph (Debian 12: Pacific 16.2)
 #   NOS_EC_DEV_CEPH_PROGRAMS folder of the chroot (default: var/dev/ceph-tentacle in the repository)
 #   NOS_EC_DEV_CEPH_OSDS     number of OSDs, 11 or more (default 12)
-#   NOS_EC_DEV_CEPH_CONF     ceph.conf of an existing cluster: `start` then only creates the pools and keys that it
-# lacks,
-#   NOS_EC_DEV_CEPH_KEYRING  with this keyring of client.admin; no daemon is started or stopped
+#   NOS_EC_DEV_CEPH_CONF     ceph.conf of an existing cluster. `start` then only creates the pools and keys that the
+#                            cluster lacks; no daemon is started or stopped
+#   NOS_EC_DEV_CEPH_KEYRING  keyring of client.admin for that cluster
 
 name=ceph
 . "$(dirname "$0")/base.sh"
@@ -32,7 +32,7 @@ making=() # pids of the processes that create the OSDs
 
 exists_elsewhere() { [ -n "${NOS_EC_DEV_CEPH_CONF:-}" ]; }
 
-# Copies both files, so that the programs find them in their chroot.
+# Copy ceph.conf and the keyring, so that the programs find them in their chroot.
 adopt() {
     [ -r "$NOS_EC_DEV_CEPH_CONF" ] || failed "NOS_EC_DEV_CEPH_CONF: $NOS_EC_DEV_CEPH_CONF cannot be read"
     [ -r "${NOS_EC_DEV_CEPH_KEYRING:-}" ] || failed "NOS_EC_DEV_CEPH_KEYRING must name a readable keyring of client.admin"

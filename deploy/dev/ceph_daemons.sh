@@ -11,7 +11,7 @@ start_daemons() {
     [ ${#base} -le 85 ] || failed "the path $base is too long for sockets; set NOS_EC_DEV_DIR to a shorter one"
     [ ! -e "$base/flavour" ] || [ "$(cat "$base/flavour")" = "$flavour" ] ||
         failed "$base was created by $(cat "$base/flavour"), not $flavour: set NOS_EC_DEV_CEPH to it, or remove $base"
-    # A cluster whose creation was interrupted is recreated: its monitor may know OSDs that were never created.
+    # A cluster whose creation was interrupted is recreated, because its monitor may know OSDs that were never created.
     [ -e "$base/osds.complete" ] || { stop_daemons >/dev/null; make_monitor; }
     launch mon ceph-mon -f -i a
     launch mgr ceph-mgr -f -i x
@@ -116,7 +116,7 @@ make_monitor() {
 }
 
 # By default, the monitor collects changes of its maps for a second before it publishes them. Here there are never many
-# at once. The setting is not in ceph.conf, where it could not be changed at run time: tests that measure change it.
+# at once. The setting is not in ceph.conf, where it could not be changed at run time; tests that measure change it.
 hurry_monitor() {
     ceph config set mon paxos_propose_interval 0.1 >"$base/log/mon.hurry" 2>&1 || failed "the monitor does not accept a setting" "$base/log/mon.hurry"
 }

@@ -1,5 +1,6 @@
 # Creates pools and client keys, in this script's cluster or in an existing one. Sourced by ceph.sh.
-# Existing ones are left as they are: nos_ec checks the pools when it opens them, and reports what does not fit.
+# Existing pools and keys are left as they are. nos_ec checks the pools when it opens them, and reports any
+# that do not fit.
 
 pool_blocks=nos-ec-blocks
 pool_landing=nos-ec-landing

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A fresh machine for one command: a minimal Debian with nothing but python3 and make. A machine in use can hide a
+# Runs one command on a fresh machine: a minimal Debian with nothing but python3 and make. A machine in use can hide a
 # missing install step, because something else has already installed the package. A fresh machine does not.
 # usage: deploy/dev/fresh.sh COMMAND     a line for bash; it runs as root in a copy of the working tree
 #
@@ -51,7 +51,7 @@ remove() { rm -rf --one-file-system "$@"; }
 
 # --- one run ------------------------------------------------------------------------------------------------------
 
-# Every process of a machine holds the lock of its layer. It is free once the last of them has ended.
+# Every process of a machine holds the lock of its layer, which is free once the last process has ended.
 make_layer() {
     local old
     mkdir -p "$base"

@@ -37,7 +37,7 @@ fetch() { # FOLDER
         touch "$1/.complete"
 }
 
-# slf4j-simple: Kafka comes only with the interface of a logger, and without a logger it would fail silently.
+# slf4j-simple: Kafka ships only the interface of a logger, and without a logger it would fail silently.
 pom() {
     cat <<POM
 <project xmlns="http://maven.apache.org/POM/4.0.0">

@@ -11,7 +11,7 @@ copy_plugin=org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy
 program=$programs/mysql-8.0.12
 
 need_program() {
-    [ "$(uname -sm)" = "Linux x86_64" ] || missing "this script has MySQL for Linux on x86-64 only"
+    [ "$(uname -sm)" = "Linux x86_64" ] || missing "this script provides MySQL only for Linux on x86-64"
     ldconfig -p | grep -q libaio.so.1 || install_packages libaio1
     ldconfig -p | grep -q libnuma.so.1 || install_packages libnuma1
     [ -x "$program/bin/mysqld" ] || need_tools

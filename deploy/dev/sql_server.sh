@@ -10,7 +10,7 @@ data=$base/data
 # A separate folder: at its start, a server removes temporary tables there, even those that another server is using.
 temporary=$base/tmp
 argument=--datadir=$data
-# The path of a socket may have only some 100 bytes, that of a folder many more.
+# The path of a socket may have only about 100 bytes, and $base may be longer.
 socket=${TMPDIR:-/tmp}/nos-ec-$name-$port.sock
 
 prepare() {

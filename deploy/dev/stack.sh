@@ -60,7 +60,7 @@ each() { # ACTION SERVER...
     return "$worst"
 }
 
-# Joins two lines to one: "kafka is running as process 7: 127.0.0.1:19092". Prints nothing if there are none.
+# Join two lines into one: "kafka is running as process 7: 127.0.0.1:19092". Prints nothing if there are no lines.
 one_line() { paste -s -d '|' | sed '/^$/d; s/ *|/: /g'; }
 
 # Background jobs do not get the Ctrl-C of a terminal.
