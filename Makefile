@@ -1,4 +1,4 @@
-# Everything a developer runs. `make` alone prints what there is.
+# Everything that a developer runs. `make` alone prints the list.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -29,8 +29,8 @@ help: ## print this list
 
 venv: .venv/.complete ## build .venv from the hashed requirements (PYTHON=python3.12 chooses another Python)
 
-# The stamp is written last: a build that was interrupted is done again from the start. ensurepip is what Debian
-# and Ubuntu leave out of their python3. Without build isolation nothing is installed that has no hash.
+# The stamp is written last, so an interrupted build is repeated from the start. Debian and Ubuntu ship their python3
+# without ensurepip. Build isolation is off, because it would install packages that have no hash.
 .venv/.complete: requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is missing or older than 3.11; use make venv PYTHON=python3.11"; exit 1; }
@@ -49,24 +49,24 @@ venv: .venv/.complete ## build .venv from the hashed requirements (PYTHON=python
 demo: venv ## show the whole life of objects on an embedded store (DEMO_ARGS="...")
 	$(BIN)/nos-ec demo $(DEMO_ARGS)
 
-up: ## start Ceph, Kafka and MariaDB on this machine, or restart what died of them (DATABASE=mysql)
+up: ## start Ceph, Kafka and MariaDB on this machine, or restart those that died (DATABASE=mysql)
 	@$(STACK) up
 
-down: ## stop them; their data stays
+down: ## stop these servers; their data stays
 	@$(STACK) down
 
-down-clean: ## stop them and remove their data
+down-clean: ## stop these servers and remove their data
 	@$(STACK) clean
 
-stack-status: ## which of them run; fails when one does not
+stack-status: ## show which of these servers run; fails if one does not
 	@$(STACK) status
 
 test: venv ## run all tests; REQUIRE_REAL=1 fails where a real server cannot be started (PYTEST_ARGS="..." WORKERS=3)
-	@echo "Tests that need a server start it themselves. One that cannot be started is listed as SKIPPED, with the reason,"
-	@echo "at the end; with REQUIRE_REAL=1 it is a failure. A test on servers or in real time that fails runs once more."
+	@echo "Tests that need a server start it themselves. If it cannot be started, they are listed as SKIPPED at the end,"
+	@echo "with the reason; with REQUIRE_REAL=1 they fail. A test on servers or in real time that fails runs once more."
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-test-fast: venv ## run what needs no server: unit tests, and the contracts of the embedded stores
+test-fast: venv ## run the tests that need no server: unit tests, and the contracts of the embedded stores
 	$(BIN)/python -m pytest -n $(WORKERS) tests/unit tests/contract $(PYTEST_ARGS)
 
 fresh: ## make venv, demo, up and down in a minimal Debian, as on a new machine (FRESH_COMMAND="make test")
@@ -78,18 +78,18 @@ memory: venv ## measure the memory of a consumer with a backlog of a million (ME
 cost: venv ## measure whether an object costs more in a full store than in an empty one (COST_ARGS="...")
 	$(BIN)/python tests/soak/cost_per_object.py $(COST_ARGS)
 
-chaos: venv ## kill daemons, OSDs, Kafka and MySQL under load for 10 minutes, then compare all (CHAOS_ARGS="--seed 7")
+chaos: venv ## kill daemons, OSDs, Kafka and MySQL under load for 10 minutes, then compare all objects (CHAOS_ARGS="--seed 7")
 	$(BIN)/python tests/soak/chaos.py $(CHAOS_ARGS)
 
-check: lint types test ## all of it: lint, types, tests
+check: lint types test ## run lint, types and test
 
-lint: venv ## style, format, layering, and the shell scripts
+lint: venv ## check style, format, layering, and the shell scripts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck --check-sourced $(SCRIPTS)
 
-types: venv ## mypy, strict
+types: venv ## check types with mypy, strictly
 	$(BIN)/mypy $(PACKAGES) tests
 
 format: venv ## rewrite the code in the house style
