@@ -233,7 +233,7 @@ class ConsumerService:
         try:
             request = decode_pack_request(message.value)
             if request.size > self._backlog.size_max:
-                raise Corrupt(f"{request.key}: {request.size} bytes do not fit a stripe group")
+                raise Corrupt(f"{request.key}: {request.size} bytes do not fit a stripe group", key=request.key)
         except Corrupt as error:
             # No object is lost by skipping the message: its row stays QUEUED and comes due again.
             self.counters.poison += 1

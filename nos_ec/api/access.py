@@ -18,6 +18,8 @@ from nos_ec.settings import ApiSettings
 TOKEN_CHARS_MIN = 16
 _TOKEN_FILE_BYTES_MAX = 4096
 _MAKE_ONE = "create one with: openssl rand -hex 32"
+_FILE = ("api.token_file",)
+_TOKEN = ("api.token", *_FILE)
 
 
 class Token:
@@ -27,10 +29,11 @@ class Token:
         """Raises ConfigError for a text that is too short, or that an HTTP header cannot carry."""
         if len(text) < TOKEN_CHARS_MIN:
             raise ConfigError(
-                f"api: the token has {len(text)} characters, at least {TOKEN_CHARS_MIN} are needed; {_MAKE_ONE}"
+                f"api: the token has {len(text)} characters, at least {TOKEN_CHARS_MIN} are needed; {_MAKE_ONE}",
+                settings=_TOKEN,
             )
         if not text.isascii() or not text.isprintable() or " " in text:
-            raise ConfigError(f"api: the token must be printable ASCII without spaces; {_MAKE_ONE}")
+            raise ConfigError(f"api: the token must be printable ASCII without spaces; {_MAKE_ONE}", settings=_TOKEN)
         self._digest = _digest(text)
 
     def matches(self, given: str) -> bool:
@@ -41,7 +44,7 @@ class Token:
 def find_token(settings: ApiSettings) -> Token | None:
     """Return the token of the settings, or None if they allow requests without one. Raises ConfigError."""
     if settings.token is not None and settings.token_file is not None:
-        raise ConfigError("api.token and api.token_file are both set; remove one of them")
+        raise ConfigError("api.token and api.token_file are both set; remove one of them", settings=_TOKEN)
     if settings.token is not None:
         return Token(settings.token.get_secret_value())
     if settings.token_file is not None:
@@ -49,12 +52,14 @@ def find_token(settings: ApiSettings) -> Token | None:
     if not settings.anonymous:
         raise ConfigError(
             f"the API needs a token: set NOS_EC_API__TOKEN in the environment, or set api.token_file ({_MAKE_ONE});"
-            " to try the API out on this machine, set api.anonymous = true instead"
+            " to try the API out on this machine, set api.anonymous = true instead",
+            settings=(*_TOKEN, "api.anonymous"),
         )
     if not is_loopback(settings.host):
         raise ConfigError(
             f"api.anonymous works only on this machine, but api.host is {settings.host}; set a token, or set api.host"
-            " to 127.0.0.1"
+            " to 127.0.0.1",
+            settings=("api.anonymous", "api.host"),
         )
     return None
 
@@ -63,14 +68,17 @@ def _read(path: Path) -> str:
     try:
         if path.stat().st_mode & 0o004:
             raise ConfigError(
-                f"api.token_file {path} can be read by every user; run chmod o-r on it, and create a new token"
+                f"api.token_file {path} can be read by every user; run chmod o-r on it, and create a new token",
+                settings=_FILE,
             )
         with path.open("rb") as file:
             return file.read(_TOKEN_FILE_BYTES_MAX).decode("ascii").strip()
     except OSError as error:
-        raise ConfigError(f"api.token_file {path} cannot be read ({error.strerror}); {_MAKE_ONE}") from error
+        raise ConfigError(
+            f"api.token_file {path} cannot be read ({error.strerror}); {_MAKE_ONE}", settings=_FILE
+        ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"api.token_file {path} is not ASCII; {_MAKE_ONE}") from error
+        raise ConfigError(f"api.token_file {path} is not ASCII; {_MAKE_ONE}", settings=_FILE) from error
 
 
 def _digest(text: str) -> bytes:

@@ -30,15 +30,24 @@ class _Answer(BaseModel):
 
 
 class Problem(_Answer):
-    """An error as RFC 9457 defines it. `type` identifies its class; `detail` says what happened and what to do."""
+    """An error as RFC 9457 defines it. `type` identifies its class; `detail` says what happened and what to do.
+
+    The other fields say what it concerns. A field is missing when that is not known.
+    """
 
     model_config = _example(
-        type="urn:nos-ec:problem:not-found", title="Not found", status=404, detail="no such object: photos/a.jpg"
-    )
+        type="urn:nos-ec:problem:not-found", title="Not found", status=404,
+        detail="object photos/a.jpg does not exist", bucket="photos", name="a.jpg",
+    )  # fmt: skip
     type: str
     title: str
     status: int = Field(ge=400, le=599)
     detail: str
+    bucket: str | None = Field(None, description="Bucket of the object.")
+    name: str | None = Field(None, description="Name of the object in its bucket.")
+    block: HexId | None = None
+    landing: HexId | None = Field(None, description="The landing copy.")
+    settings: list[str] | None = Field(None, max_length=1000, description="Dotted names of the settings to look at.")
 
 
 class GeometryModel(_Answer):

@@ -65,9 +65,9 @@ def answer(error: NosError) -> Response:
     """The problem response for one of the product's errors."""
     status, title = next((status, title) for kind, status, title in _STATUSES if isinstance(error, kind))
     if status >= 500:
-        _log.warning("request failed", error=str(error))
+        _log.warning("request failed", error=str(error), **error.facts())
     headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Transient) else {}
-    return _problem(status, type(error).__name__, title, str(error), headers)
+    return _problem(status, type(error).__name__, title, str(error), headers, error.facts())
 
 
 def _on_http_error(_request: Request, error: Exception) -> Response:
@@ -92,7 +92,9 @@ def _on_bug(_request: Request, error: Exception) -> Response:
     return _problem(500, "Bug", "Internal error", "a bug: the trace is in the log of the API; please report it", {})
 
 
-def _problem(status: int, name: str, title: str, detail: str, headers: dict[str, str]) -> Response:
+def _problem(
+    status: int, name: str, title: str, detail: str, headers: dict[str, str], facts: dict[str, Any] | None = None
+) -> Response:
     slug = "".join(f"-{c.lower()}" if c.isupper() else c for c in name.replace(" ", "")).strip("-")
-    problem = Problem(type=f"urn:nos-ec:problem:{slug}", title=title, status=status, detail=detail)
-    return JSONResponse(problem.model_dump(), status, headers, CONTENT_TYPE)
+    problem = Problem(type=f"urn:nos-ec:problem:{slug}", title=title, status=status, detail=detail, **(facts or {}))
+    return JSONResponse(problem.model_dump(exclude_none=True), status, headers, CONTENT_TYPE)

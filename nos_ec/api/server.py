@@ -33,7 +33,8 @@ class Server:
         except OSError as error:
             raise ConfigError(
                 f"api: cannot listen on {host}:{port} ({error.strerror}); set api.host to an address of this machine"
-                " and api.port to a free port"
+                " and api.port to a free port",
+                settings=("api.host", "api.port"),
             ) from error
         config = uvicorn.Config(
             app,

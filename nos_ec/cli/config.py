@@ -9,8 +9,7 @@ import typer
 
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import emit, facts, out
-from nos_ec.core.errors import ConfigError
-from nos_ec.settings import check_settings
+from nos_ec.settings import check_settings, refusal
 
 config_app = typer.Typer(help="Inspect the configuration.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -25,11 +24,12 @@ def register(app: typer.Typer) -> None:
 def check(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List every wrong key and value in the file and the environment."""
     file = context(ctx).config_file()
-    problems = [str(problem) for problem in check_settings(file, os.environ)]
-    data = {"file": str(file) if file else None, "problems": problems}
-    emit(data, as_json, lambda: out.print("\n".join(problems) or "the configuration is fine", markup=False))
+    problems = check_settings(file, os.environ)
+    lines = [problem.text for problem in problems]
+    data = {"file": str(file) if file else None, "problems": lines}
+    emit(data, as_json, lambda: out.print("\n".join(lines) or "the configuration is fine", markup=False))
     if problems:
-        raise ConfigError(f"{len(problems)} problem(s) in the configuration")
+        raise refusal(f"{len(problems)} problem(s) in the configuration", problems)
 
 
 def show(ctx: typer.Context, as_json: AsJson = False) -> None:

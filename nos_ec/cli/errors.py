@@ -49,7 +49,7 @@ def report(error: NosError, as_json: bool) -> int:
     """Report the error on stderr and return the exit code."""
     code = exit_code(error)
     if as_json:
-        detail = {"error": type(error).__name__, "message": str(error), "exit_code": code}
+        detail = {"error": type(error).__name__, "message": str(error), "exit_code": code, **error.facts()}
         sys.stderr.write(json.dumps(detail, ensure_ascii=False) + "\n")
     else:
         err.print("[bold red]error:[/] ", end="")

@@ -43,7 +43,7 @@ def settings_named(*names: str) -> Iterator[None]:
     try:
         yield
     except (ConfigError, Transient) as error:
-        raise type(error)(f"{error} [settings: {', '.join(names)}]") from error
+        raise type(error)(f"{error} [settings: {', '.join(names)}]", settings=names) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ def make_root(settings: Settings) -> None:
     try:
         make_folder(store.root)
     except OSError as error:
-        raise ConfigError(f"store.root {store.root} cannot be created: {error.strerror}") from error
+        said = f"store.root {store.root} cannot be created: {error.strerror}"
+        raise ConfigError(said, settings=("store.root",)) from error
 
 
 # --- blocks and landing copies --------------------------------------------------------------------
@@ -203,7 +204,7 @@ def _rados_options(settings: Settings) -> RadosOptions:
 
     ceph = settings.ceph
     if ceph.conf_file is None:
-        raise ConfigError('ceph.conf_file is not set, but store.backend is "ceph"')
+        raise ConfigError('ceph.conf_file is not set, but store.backend is "ceph"', settings=("ceph.conf_file",))
     return RadosOptions(ceph.conf_file, ceph.user, ceph.keyring_file, ceph.op_timeout_ms, ceph.connect_timeout_ms)
 
 

@@ -112,7 +112,10 @@ def _refuse_data_without_metadata(settings: Settings) -> None:
         raise ConfigError(
             f"{what} {found.hex()} exists, but the metadata is new and empty: restore the metadata from a backup, or"
             " set the right store.metadata_url; to start from scratch, set another store.root (with Ceph: another"
-            " ceph.namespace) or remove the old data"
+            " ceph.namespace) or remove the old data",
+            block_id=block_id,
+            landing_id=landing_id if block_id is None else None,
+            settings=("store.metadata_url", "store.root", "ceph.namespace"),
         )
 
 

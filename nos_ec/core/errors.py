@@ -10,13 +10,52 @@ Transient      may work later; retrying is safe unless the method's docstring sa
 NoSpace        a Transient error: out of space until the operator or GC makes room
 Blocklisted    a Transient error: the storage cluster refuses this process; start a new one
 TooLarge       a Transient error: the message log accepts no message of this size until its limit is raised
+
+Messages are for people. What a program wants to know about an error is its class and its attributes.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nos_ec.core.ids import BlockId, LandingId, ObjectKey
+
 
 class NosError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose.
+
+    What it concerns, where that is known: key: the object. block_id: the block. landing_id: the landing copy. settings:
+    the dotted names of the settings to look at, or of a whole section.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        key: ObjectKey | None = None,
+        block_id: BlockId | None = None,
+        landing_id: LandingId | None = None,
+        settings: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.key = key
+        self.block_id = block_id
+        self.landing_id = landing_id
+        self.settings = settings
+
+    def facts(self) -> dict[str, Any]:
+        """What it concerns, for JSON: `bucket` and `name`, `block`, `landing`, `settings`; only what is known."""
+        facts: dict[str, Any] = {}
+        if self.key is not None:
+            facts |= {"bucket": self.key.bucket, "name": self.key.name}
+        if self.block_id is not None:
+            facts["block"] = self.block_id.hex()
+        if self.landing_id is not None:
+            facts["landing"] = self.landing_id.hex()
+        if self.settings:
+            facts["settings"] = list(self.settings)
+        return facts
 
 
 class InvalidInput(NosError):

@@ -74,7 +74,9 @@ class LargeObjects:
                     remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms())
                 if isinstance(error, NotFound | Conflict) and not held.renew():
                     # Other processes have since recovered the blocks, or even collected them.
-                    raise LeaseLost(f"{key}: its writer stalled for longer than its lease; PUT it again") from error
+                    raise LeaseLost(
+                        f"{key}: its writer stalled for longer than its lease; PUT it again", key=key
+                    ) from error
                 raise
         kill_point("large.recorded")
         return self._recorded(new)
@@ -84,7 +86,7 @@ class LargeObjects:
         try:
             return self._metadata.get(new.key)
         except NotFound:
-            raise Conflict(f"{new.key}: deleted by another client while it was being stored") from None
+            raise Conflict(f"{new.key}: deleted by another client while it was being stored", key=new.key) from None
 
     def _write(
         self, key: ObjectKey, version: int, head: bytes, rest: ByteStream, lease: Lease, made: list[BlockId]
@@ -175,7 +177,7 @@ class LargeObjects:
         """
         segments = self._metadata.segments(row.object_id, row.version)
         if not segments:
-            raise NotFound(f"{row.key} v{row.version} was deleted or overwritten; read it again")
+            raise NotFound(f"{row.key} v{row.version} was deleted or overwritten; read it again", key=row.key)
         return self._read_segments(row, segments, offset, offset + length)
 
     def _read_segments(self, row: ObjectRow, segments: list[Segment], first: int, end: int) -> Iterator[bytes]:
@@ -186,6 +188,6 @@ class LargeObjects:
             if begin < stop:
                 data = self._blocks.read(extent.block_id, extent.offset + begin - at, stop - begin)
                 if len(data) == extent.length:
-                    crc_checked(data, extent.length, segment.crc32c, f"{row.key} v{row.version} at {at}")
+                    crc_checked(data, extent.length, segment.crc32c, row.key, f"{row.key} v{row.version} at {at}")
                 yield data
             at += extent.length

@@ -42,11 +42,12 @@ class Packable:
         return Candidate(self.size, name_record_size(self.key.bucket, self.key.name), self, now_ms)
 
 
-def crc_checked(data: bytes, size: int, crc32c: int, what: str) -> bytes:
-    """Returns `data` if it has `size` bytes and that CRC32C. Otherwise raises Corrupt naming `what`."""
+def crc_checked(data: bytes, size: int, crc32c: int, key: ObjectKey, what: str) -> bytes:
+    """Returns `data` of the object `key` if it has `size` bytes and that CRC32C. Otherwise raises Corrupt naming
+    `what`."""
     if len(data) != size:
-        raise Corrupt(f"{what}: {len(data)} bytes instead of {size}")
+        raise Corrupt(f"{what}: {len(data)} bytes instead of {size}", key=key)
     found = google_crc32c.value(data)
     if found != crc32c:
-        raise Corrupt(f"{what}: CRC32C is {found:08x} instead of {crc32c:08x}")
+        raise Corrupt(f"{what}: CRC32C is {found:08x} instead of {crc32c:08x}", key=key)
     return data

@@ -173,7 +173,7 @@ class Reaper:
         replace them, or when another process has settled this entry in the meantime."""
         try:
             data = self._landing.read(deletion.landing_id)
-            crc_checked(data, row.size, row.crc32c, f"landing copy of {row.key} v{row.version}")
+            crc_checked(data, row.size, row.crc32c, row.key, f"landing copy of {row.key} v{row.version}")
         except Transient as error:
             return error
         except NosError as error:
@@ -258,7 +258,7 @@ def _name(copy: _Copy) -> str:
 
 def _mismatch(row: ObjectRow, data: bytes) -> Corrupt | None:
     try:
-        crc_checked(data, row.size, row.crc32c, f"packed bytes of {row.key} v{row.version}")
+        crc_checked(data, row.size, row.crc32c, row.key, f"packed bytes of {row.key} v{row.version}")
     except Corrupt as error:
         return error
     return None

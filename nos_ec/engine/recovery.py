@@ -186,7 +186,7 @@ class Recovery:
         if self._state(block_id) not in (BlockState.FENCED, BlockState.SEALED):
             # Others reconciled it, and GC deleted it before it was created here. No other process would delete it now.
             self._blocks.delete(block_id)
-            raise NotFound(f"block {block_id.hex()} was collected")
+            raise NotFound(f"block {block_id.hex()} was collected", block_id=block_id)
         return stripes
 
     def _state(self, block_id: BlockId) -> BlockState | None:

@@ -36,6 +36,8 @@ class SecondCopies:
 
     def _read(self, row: ObjectRow, landing_id: LandingId) -> bytes | None:
         try:
-            return crc_checked(self._landing.read(landing_id), row.size, row.crc32c, f"landing copy of {row.key}")
+            return crc_checked(
+                self._landing.read(landing_id), row.size, row.crc32c, row.key, f"landing copy of {row.key}"
+            )
         except (Corrupt, NotFound):
             return None

@@ -95,7 +95,9 @@ def _late(index: int, seconds: float) -> _Outcomes:
 
 def _checked(packable: Packable, data: bytes) -> bytes | NosError:
     try:
-        return crc_checked(data, packable.size, packable.crc32c, f"source of {packable.key} v{packable.version}")
+        return crc_checked(
+            data, packable.size, packable.crc32c, packable.key, f"source of {packable.key} v{packable.version}"
+        )
     except Corrupt as error:
         return error
 

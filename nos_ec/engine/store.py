@@ -108,7 +108,9 @@ class Store:
         """
         for key, data in objects:
             if len(data) > self._options.packed_size_max:
-                raise InvalidInput(f"{key}: {len(data)} bytes; put_many takes {self._options.packed_size_max} at most")
+                raise InvalidInput(
+                    f"{key}: {len(data)} bytes; put_many takes {self._options.packed_size_max} at most", key=key
+                )
         now_ms = self._clock.now_ms()
         new = [self._new_object(key, data, now_ms) for key, data in objects]
         copies = [(o.landing_id, data) for o, (_, data) in zip(new, objects, strict=True) if o.landing_id is not None]
@@ -190,7 +192,7 @@ class Store:
         if offset > row.size:
             row = self._locations.look_up(key, self._metadata.get)
         if offset < 0 or length < 0 or offset > row.size:
-            raise InvalidInput(f"range {offset}+{length} of {key}: it must start within its {row.size} bytes")
+            raise InvalidInput(f"range {offset}+{length} of {key}: it must start within its {row.size} bytes", key=key)
         return self._read(row, offset, length)
 
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
@@ -258,7 +260,9 @@ class Store:
                     return row, iter([data] if data else [])
                 if isinstance(error, Corrupt):
                     raise _named(row, error) from error
-                raise Corrupt(f"{row.key} v{row.version}: its {row.state.value} bytes are missing") from None
+                raise Corrupt(
+                    f"{row.key} v{row.version}: its {row.state.value} bytes are missing", key=row.key
+                ) from None
         raise _changed_too_often(row.key)
 
     def _segments(self, row: ObjectRow, offset: int, length: int | None) -> Iterator[bytes]:
@@ -280,9 +284,9 @@ class Store:
             raise _named(row, error) from error
         except NotFound as error:
             if self._is_current(row):
-                raise Corrupt(f"{row.key} v{row.version}: a segment of it is missing: {error}") from error
+                raise Corrupt(f"{row.key} v{row.version}: a segment of it is missing: {error}", key=row.key) from error
             raise Conflict(
-                f"{row.key} v{row.version}: deleted or overwritten while it was being read; read it again"
+                f"{row.key} v{row.version}: deleted or overwritten while it was being read; read it again", key=row.key
             ) from error
 
     def _is_current(self, row: ObjectRow) -> bool:
@@ -299,7 +303,7 @@ class Store:
         if row.extent is not None:
             data = self._blocks.read(row.extent.block_id, row.extent.offset + offset, count)
         elif row.landing_id is None:
-            raise Corrupt(f"{row.key} v{row.version}: its row says {row.state.value} but has no location")
+            raise Corrupt(f"{row.key} v{row.version}: its row says {row.state.value} but has no location", key=row.key)
         elif whole:
             data = self._landing.read(row.landing_id)
         else:
@@ -309,14 +313,16 @@ class Store:
 
 
 def _checked(row: ObjectRow, data: bytes) -> bytes:
-    return crc_checked(data, row.size, row.crc32c, f"{row.key} v{row.version}")
+    return crc_checked(data, row.size, row.crc32c, row.key, f"{row.key} v{row.version}")
 
 
 def _named(row: ObjectRow, error: Corrupt) -> Corrupt:
     """The same error with the name of the object, because a store knows only its blocks and copies."""
+    if error.key is not None:
+        return error
     name = f"{row.key} v{row.version}"
-    return error if name in str(error) else Corrupt(f"{name}: {error}")
+    return Corrupt(f"{name}: {error}", key=row.key, block_id=error.block_id, landing_id=error.landing_id)
 
 
 def _changed_too_often(key: ObjectKey) -> Transient:
-    return Transient(f"{key}: changed {READ_TRIES} times while it was being read; try again")
+    return Transient(f"{key}: changed {READ_TRIES} times while it was being read; try again", key=key)

@@ -257,7 +257,8 @@ class StripeWriter:
         try:
             if self._options.read_back and self._blocks.read(block.block_id, start, len(data)) != data:
                 raise Corrupt(
-                    f"block {block.block_id.hex()}: the group at stripe {block.stripes} reads back differently"
+                    f"block {block.block_id.hex()}: the group at stripe {block.stripes} reads back differently",
+                    block_id=block.block_id,
                 )
             winners = self._commit(commit)
         except NosError:

@@ -38,7 +38,8 @@ class Endpoint:
             raise ConfigError(
                 f"monitoring: cannot listen on {host}:{port} ({error.strerror}); set monitoring.host to an"
                 f" address of this machine and monitoring.{monitor.service}_port to a free port, or to 0 for no"
-                " endpoint"
+                " endpoint",
+                settings=("monitoring.host", f"monitoring.{monitor.service}_port"),
             ) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="endpoint", daemon=True

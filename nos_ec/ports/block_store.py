@@ -2,6 +2,8 @@
 
 A block is an append-only sequence of whole stripes. The unit of an append is one stripe group; every
 offset and length below is in bytes of user-visible (data) space, coding chunks excluded.
+
+NotFound, Conflict and Corrupt carry the `block_id`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The landing store keeps the bytes of a PUT safe until they are packed."""
+"""The landing store keeps the bytes of a PUT safe until they are packed.
+
+NotFound, Conflict and Corrupt carry the `landing_id`.
+"""
 
 from __future__ import annotations
 

@@ -4,15 +4,17 @@ A key `lanes` in the section `[consumer]` is `NOS_EC_CONSUMER__LANES` in the env
 never ignored or guessed at: all of them are reported at once, each with the place where it was set.
 """
 
-from nos_ec.settings.checks import require_root
+from nos_ec.settings.checks import Problem, refusal, require_root
 from nos_ec.settings.loading import check_settings, load_settings, without_settings, write_settings
 from nos_ec.settings.sections import ApiSettings, Settings
 
 __all__ = [
     "ApiSettings",
+    "Problem",
     "Settings",
     "check_settings",
     "load_settings",
+    "refusal",
     "require_root",
     "without_settings",
     "write_settings",

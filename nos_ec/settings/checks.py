@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from nos_ec.core.errors import ConfigError
 from nos_ec.settings.sections import Settings
 
 UTF8_ADVICE = "rename the file or folder, or use another value"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with the settings, in one line. setting: the dotted name of the setting or section to correct;
+    None when it is not a setting that is wrong."""
+
+    text: str
+    setting: str | None = None
+
+
+def refusal(text: str, problems: Sequence[Problem]) -> ConfigError:
+    """The error that reports these problems with `text`."""
+    names = dict.fromkeys(problem.setting for problem in problems if problem.setting is not None)
+    return ConfigError(text, settings=tuple(names))
 
 
 def is_utf8(text: str | Path) -> bool:
@@ -25,54 +41,63 @@ def is_utf8(text: str | Path) -> bool:
 def require_root(root: Path) -> None:
     """Raise ConfigError for a folder that cannot be store.root, whatever the process's current folder is."""
     for problem in _root(root):
-        raise ConfigError(problem)
+        raise refusal(problem.text, [problem])
 
 
-def cross_check(settings: Settings) -> Iterator[str]:
-    """Yield one line for each contradiction between settings."""
+def cross_check(settings: Settings) -> Iterator[Problem]:
+    """Yield every contradiction between settings."""
     try:
         geometry = settings.geometry.value()
     except ConfigError as error:
-        yield str(error)
+        yield Problem(str(error), "geometry")
         return
     yield from _root(settings.store.root)
     yield from _backends(settings)
     consumer = settings.consumer
     if consumer.merge_list_bytes_max < geometry.group_size_max:
-        yield (
-            f"consumer.merge_list_bytes_max: {consumer.merge_list_bytes_max} is less than a stripe group; use at least"
-            f" {geometry.group_size_max}"
+        yield _wrong(
+            "consumer.merge_list_bytes_max",
+            f"{consumer.merge_list_bytes_max} is less than a stripe group; use at least {geometry.group_size_max}",
         )
     if settings.producer.republish_ms <= consumer.linger_ms:
-        yield (
-            f"producer.republish_ms: {settings.producer.republish_ms} is not more than consumer.linger_ms, so objects"
-            f" that are only waiting are published repeatedly; use more than {consumer.linger_ms}"
+        yield _wrong(
+            "producer.republish_ms",
+            f"{settings.producer.republish_ms} is not more than consumer.linger_ms, so objects that are only waiting"
+            f" are published repeatedly; use more than {consumer.linger_ms}",
         )
 
 
-def _root(root: Path) -> Iterator[str]:
+def _wrong(setting: str, why: str) -> Problem:
+    return Problem(f"{setting}: {why}", setting)
+
+
+def _root(root: Path) -> Iterator[Problem]:
     with suppress(FileNotFoundError):  # the current folder was deleted, which matters only to a store inside it
         root = root.absolute()
     if not is_utf8(root):
-        yield f"store.root: {str(root)!r} is not valid UTF-8; {UTF8_ADVICE}"
+        yield _wrong("store.root", f"{str(root)!r} is not valid UTF-8; {UTF8_ADVICE}")
 
 
-def _backends(settings: Settings) -> Iterator[str]:
-    """Yield one line for each setting that a backend lacks or cannot work with, and for each misplaced secret."""
+def _backends(settings: Settings) -> Iterator[Problem]:
+    """Yield one problem for each setting that a backend lacks or cannot work with, and for each misplaced secret."""
     kafka = settings.kafka
     if settings.store.backend == "ceph" and settings.ceph.conf_file is None:
-        yield 'ceph.conf_file: required by store.backend = "ceph"; set it to the path of the cluster\'s ceph.conf'
+        yield _wrong(
+            "ceph.conf_file", 'required by store.backend = "ceph"; set it to the path of the cluster\'s ceph.conf'
+        )
     if settings.log.backend == "kafka" and not kafka.servers:
-        yield 'kafka.servers: required by log.backend = "kafka"; set it to host:port of one or more brokers'
+        yield _wrong("kafka.servers", 'required by log.backend = "kafka"; set it to host:port of one or more brokers')
     if kafka.in_sync_min > kafka.replication:
-        yield f"kafka.in_sync_min: {kafka.in_sync_min} is more than kafka.replication; use at most {kafka.replication}"
+        yield _wrong(
+            "kafka.in_sync_min", f"{kafka.in_sync_min} is more than kafka.replication; use at most {kafka.replication}"
+        )
     if kafka.poll_interval_ms_max < settings.log.session_ms:
-        yield (
-            f"kafka.poll_interval_ms_max: {kafka.poll_interval_ms_max} is less than log.session_ms; use at least"
-            f" {settings.log.session_ms}"
+        yield _wrong(
+            "kafka.poll_interval_ms_max",
+            f"{kafka.poll_interval_ms_max} is less than log.session_ms; use at least {settings.log.session_ms}",
         )
     for key in sorted(kafka.options):
         if "password" in key or "secret" in key:
-            yield f"kafka.options: {key} is a secret and would be shown; move it to kafka.secrets"
+            yield _wrong("kafka.options", f"{key} is a secret and would be shown; move it to kafka.secrets")
     for key in sorted(kafka.options.keys() & kafka.secrets.keys()):
-        yield f"kafka.secrets: {key} is also in kafka.options; remove it from one of them"
+        yield _wrong("kafka.secrets", f"{key} is also in kafka.options; remove it from one of them")

@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from nos_ec.core.errors import ConfigError
-from nos_ec.settings.checks import UTF8_ADVICE, cross_check, is_utf8
+from nos_ec.settings.checks import UTF8_ADVICE, Problem, cross_check, is_utf8, refusal
 from nos_ec.settings.reference import allowed
 from nos_ec.settings.sections import Settings, fields_of
 
@@ -29,26 +28,27 @@ ENV_DEV_PREFIX = "NOS_EC_DEV_"
 def load_settings(path: Path | None, env: Mapping[str, str]) -> Settings:
     """Return the settings of the file (None: no file), overridden by those of the environment.
 
-    Raises ConfigError with one line per problem: its place, the value, and what is allowed.
+    Raises ConfigError with one line per problem (its place, the value, and what is allowed) and the settings concerned.
     """
     settings, problems = _load(path, env)
     if settings is None or problems:
-        raise ConfigError("\n".join(problems))
+        raise refusal("\n".join(problem.text for problem in problems), problems)
     return settings
 
 
-def check_settings(path: Path | None, env: Mapping[str, str]) -> list[str]:
-    """Return the problems that `load_settings` would raise, one line each; an empty list if there are none."""
+def check_settings(path: Path | None, env: Mapping[str, str]) -> list[Problem]:
+    """Return the problems that `load_settings` would raise; an empty list if there are none."""
     return _load(path, env)[1]
 
 
-def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, list[str]]:
-    problems: list[str] = []
+def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, list[Problem]]:
+    problems: list[Problem] = []
     given: dict[str, dict[str, Any]] = {}
     places: dict[tuple[str, str], str] = {}
     for place, section, key, value in (*_from_file(path, problems), *_from_env(env, problems)):
         if isinstance(value, str | Path) and not is_utf8(value):
-            problems.append(f"{place}: {_shown(section, key, value)} is not valid UTF-8; {UTF8_ADVICE}")
+            why = f"{_shown(section, key, value)} is not valid UTF-8; {UTF8_ADVICE}"
+            problems.append(Problem(f"{place}: {why}", f"{section}.{key}"))
             continue
         given.setdefault(section, {})[key] = value
         places[section, key] = place
@@ -100,47 +100,48 @@ _PATHS = {
 _Given = Iterator[tuple[str, str, str, Any]]
 
 
-def _from_file(path: Path | None, problems: list[str]) -> _Given:
+def _from_file(path: Path | None, problems: list[Problem]) -> _Given:
     if path is None:
         return
     for section, table in _parse(path, problems).items():
         if section not in Settings.model_fields:
-            problems.append(f"{path}: [{section}]: no such section{_hint(section, list(Settings.model_fields))}")
+            hint = _hint(section, list(Settings.model_fields))
+            problems.append(Problem(f"{path}: [{section}]: no such section{hint}"))
         elif not isinstance(table, dict):
-            problems.append(
-                f"{path}: {section} = {table!r}: {section} is a section; write [{section}] and its keys below"
-            )
+            why = f"{section} is a section; write [{section}] and its keys below"
+            problems.append(Problem(f"{path}: {section} = {table!r}: {why}", section))
         else:
             for key, value in table.items():
                 if key not in fields_of(section):
-                    problems.append(f"{path}: {section}.{key}: no such setting{_hint(f'{section}.{key}', _all_keys())}")
+                    hint = _hint(f"{section}.{key}", _all_keys())
+                    problems.append(Problem(f"{path}: {section}.{key}: no such setting{hint}"))
                 elif (section, key) in _PATHS and isinstance(value, str) and value:
                     yield f"{path}: {section}.{key}", section, key, path.absolute().parent / Path(value).expanduser()
                 else:
                     yield f"{path}: {section}.{key}", section, key, value
 
 
-def _parse(path: Path, problems: list[str]) -> dict[str, Any]:
+def _parse(path: Path, problems: list[Problem]) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
-        problems.append(f"{path}: no such file; create it, or give another path")
+        problems.append(Problem(f"{path}: no such file; create it, or give another path"))
     except OSError as error:
-        problems.append(f"{path}: cannot be read ({error.strerror}); check its permissions")
+        problems.append(Problem(f"{path}: cannot be read ({error.strerror}); check its permissions"))
     except UnicodeDecodeError as error:
-        problems.append(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8")
+        problems.append(Problem(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8"))
     except tomllib.TOMLDecodeError as error:
-        problems.append(f"{path}: not valid TOML: {error}")
+        problems.append(Problem(f"{path}: not valid TOML: {error}"))
     return {}
 
 
-def _from_env(env: Mapping[str, str], problems: list[str]) -> _Given:
+def _from_env(env: Mapping[str, str], problems: list[Problem]) -> _Given:
     known = {_variable(*name.split(".")): name.split(".") for name in _all_keys()}
     for variable in sorted(env):
         if not variable.startswith(ENV_PREFIX) or variable in ENV_OTHERS or variable.startswith(ENV_DEV_PREFIX):
             continue
         if variable not in known:
-            problems.append(f"environment variable {variable}: no such setting{_hint(variable, list(known))}")
+            problems.append(Problem(f"environment variable {variable}: no such setting{_hint(variable, list(known))}"))
         else:
             section, key = known[variable]
             yield f"environment variable {variable}", section, key, env[variable]
@@ -164,15 +165,14 @@ def _hint(wrong: str, known: list[str]) -> str:
     return "; remove it, or see docs/CONFIG.md for all settings"
 
 
-def _describe(details: Mapping[str, Any], places: Mapping[tuple[str, str], str]) -> str:
+def _describe(details: Mapping[str, Any], places: Mapping[tuple[str, str], str]) -> Problem:
     section, key = details["loc"][:2]
-    place = places[section, key]
     field = fields_of(section)[key]
     if _is_secret(field):
-        return (
-            f"{place}: not allowed (the value is not shown, because it is or contains a secret); use {allowed(field)}"
-        )
-    return f"{place}: {details['input']!r} is not allowed; use {allowed(field)}"
+        what = "not allowed (the value is not shown, because it is or contains a secret)"
+    else:
+        what = f"{details['input']!r} is not allowed"
+    return Problem(f"{places[section, key]}: {what}; use {allowed(field)}", f"{section}.{key}")
 
 
 def _shown(section: str, key: str, value: object) -> str:

@@ -73,8 +73,9 @@ class BlockStoreContract:
         data = self.stripes_of(blocks, 1)
         blocks.append(block_id, 0, data)
         for handle in (blocks, other):
-            with pytest.raises(Conflict):
+            with pytest.raises(Conflict) as refused:
                 handle.create(block_id)
+            assert refused.value.block_id == block_id
         blocks.seal(block_id)
         with pytest.raises(Conflict):
             other.create(block_id)
@@ -145,10 +146,11 @@ class BlockStoreContract:
         data = self.stripes_of(blocks, 2)
         blocks.append(block_id, 0, data)
         for handle in (blocks, other):
-            with pytest.raises(Conflict):
+            with pytest.raises(Conflict) as refused:
                 handle.append(
                     block_id, at_stripe % blocks.geometry.stripes_per_block, self.stripes_of(blocks, 1, seed=1)
                 )
+            assert refused.value.block_id == block_id
         assert blocks.stripes(block_id) == 2
         assert blocks.read(block_id, 0, len(data)) == data
 
@@ -226,8 +228,9 @@ class BlockStoreContract:
             blocks.read(block_id, 0, 1)
         blocks.append(block_id, 0, data)
         for offset, length in [(len(data), 1), (len(data) - 1, 2), (0, len(data) + 1), (blocks.geometry.block_size, 1)]:
-            with pytest.raises(Corrupt):
+            with pytest.raises(Corrupt) as refused:
                 blocks.read(block_id, offset, length)
+            assert refused.value.block_id == block_id
             with pytest.raises(Corrupt):
                 blocks.read_many(block_id, [(0, 1), (offset, length)])
         assert blocks.read(block_id, len(data) - 1, 1) == data[-1:]
@@ -247,8 +250,9 @@ class BlockStoreContract:
             lambda: blocks.seal(block_id),
             lambda: blocks.stripes(block_id),
         ):
-            with pytest.raises(NotFound):
+            with pytest.raises(NotFound) as refused:
                 ask()
+            assert refused.value.block_id == block_id
 
     def test_threads_read_while_others_append(self, blocks: BlockStore) -> None:
         block_id, busy_id = new_block_id(), new_block_id()

@@ -60,8 +60,9 @@ class LandingStoreContract:
         landing_id = new_landing_id()
         landing.put(landing_id, b"first")
         for handle in (landing, other):
-            with pytest.raises(Conflict):
+            with pytest.raises(Conflict) as refused:
                 handle.put(landing_id, b"second")
+            assert refused.value.landing_id == landing_id
         assert landing.read(landing_id) == b"first"
 
     def test_of_two_puts_of_one_id_one_wins(self, landing: LandingStore, other: LandingStore) -> None:
@@ -88,17 +89,21 @@ class LandingStoreContract:
         for offset, length in [(0, 0), (0, 1), (0, 10_000), (4095, 2), (9_999, 1), (10_000, 0), (123, 7_777)]:
             assert landing.read_range(landing_id, offset, length) == data[offset : offset + length]
         for offset, length in [(0, 10_001), (10_000, 1), (9_999, 2), (1 << 40, 1)]:
-            with pytest.raises(Corrupt):
+            with pytest.raises(Corrupt) as refused:
                 landing.read_range(landing_id, offset, length)
+            assert refused.value.landing_id == landing_id
         for offset, length in [(-1, 1), (0, -1)]:
             with pytest.raises(ValueError, match="range"):
                 landing.read_range(landing_id, offset, length)
 
     def test_what_does_not_exist_is_not_found(self, landing: LandingStore) -> None:
-        with pytest.raises(NotFound):
-            landing.read(new_landing_id())
-        with pytest.raises(NotFound):
-            landing.read_range(new_landing_id(), 0, 1)
+        landing_id = new_landing_id()
+        with pytest.raises(NotFound) as refused:
+            landing.read(landing_id)
+        assert refused.value.landing_id == landing_id
+        with pytest.raises(NotFound) as refused:
+            landing.read_range(landing_id, 0, 1)
+        assert refused.value.landing_id == landing_id
 
     def test_a_probe_changes_nothing(self, landing: LandingStore) -> None:
         landing_id = new_landing_id()

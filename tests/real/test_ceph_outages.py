@@ -66,7 +66,7 @@ class Clients:
             try:
                 self._system.store().put(key, BytesIO(data))
             except Transient as error:
-                if "landing copy" not in str(error):
+                if error.landing_id is None:
                     raise
                 continue
             self.puts_s.append(time.monotonic() - begun_s)

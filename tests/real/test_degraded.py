@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from nos_ec.composition.wiring import System, initialise, open_system
@@ -400,5 +401,6 @@ def cut_connections(server: DevServer) -> None:
         for one in connections(server):
             try:
                 connection.exec_driver_sql(f"KILL {one}")
-            except Exception as error:
-                assert "1094" in str(error), "it ended by itself"  # noqa: PT017
+            except DBAPIError as error:
+                assert error.orig is not None  # noqa: PT017
+                assert error.orig.args[0] == 1094, "it ended by itself"  # noqa: PT017

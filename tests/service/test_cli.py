@@ -229,8 +229,11 @@ def test_good_odd_names(bench: Bench, system: System) -> None:
 
 
 def test_errors_say_what_to_do(cli: Cli, tmp_path: Path, file: Path) -> None:
-    assert "not exist" in (error := cli("get", "b/no", "-o", "x", exits=4))["message"] or "b/no" in error["message"]
-    assert cli("rm", "b/no", exits=4)["error"] == "NotFound"
+    error = cli("get", "b/no", "-o", "x", exits=4)
+    assert "not exist" in error["message"]
+    assert (error["bucket"], error["name"]) == ("b", "no")
+    error = cli("rm", "b/no", exits=4)
+    assert error == {"error": "NotFound", "message": error["message"], "exit_code": 4}
     assert str(tmp_path / "none") in cli("put", "b/a", str(tmp_path / "none"), exits=2)["message"]
     assert "not a folder" in cli("put", "-r", "b", str(file), exits=2)["message"]
     assert "--output" in cli("get", "b/a", exits=2)["message"]
@@ -272,7 +275,9 @@ def test_a_corrupt_object_is_named(cli: Cli, bench: Bench, system: System, tmp_p
     for path in (bench.folder / "store" / "blocks").rglob("*"):
         if path.is_file() and path.stat().st_size > CHUNK:
             path.write_bytes(bytes(path.stat().st_size))
-    assert "b/it" in cli("get", "b/it", "-o", str(tmp_path / "x"), exits=6)["message"]
+    error = cli("get", "b/it", "-o", str(tmp_path / "x"), exits=6)
+    assert "b/it" in error["message"]
+    assert (error["name"], error["block"]) == ("it", cli("stat", "b/it")["location"]["block"])
 
 
 def test_usage_errors_exit_2(bench: Bench) -> None:
@@ -302,7 +307,9 @@ def test_another_geometry_is_refused(cli: Cli, bench: Bench, system: System) -> 
 
 def test_every_wrong_key_and_value_is_named(cli: Cli, bench: Bench) -> None:
     bench.config.write_text("[consumer]\nwindw_objects = 5\nlanes = 0\n[geometri]\nk = 8\n")
-    message = cli("status", exits=3)["message"]
+    error = cli("status", exits=3)
+    message = error["message"]
+    assert error["settings"] == ["consumer.lanes"]
     for place in ("windw_objects", "window_objects", "consumer.lanes", "geometri", "geometry"):
         assert place in message
 

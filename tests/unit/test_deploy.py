@@ -90,8 +90,8 @@ def test_consumers_of_one_host_have_ports_of_their_own() -> None:
     assert all(check_settings(None, {name: one}) == [] for one in ports)
     for instance in ("10", "01", "a"):
         (problem,) = check_settings(None, {name: port.replace("%i", instance)})
-        assert f"{name}: " in problem
-        assert "use a whole number" in problem
+        assert f"{name}: " in problem.text
+        assert "use a whole number" in problem.text
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.core.errors import ConfigError, Conflict, InvalidInput
+from nos_ec.core.errors import ConfigError, Conflict, Corrupt, InvalidInput, NotFound
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import NAME_BYTES_MAX, ObjectKey
+from nos_ec.core.ids import NAME_BYTES_MAX, BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import (
     BlockEvent,
     BlockState,
@@ -23,6 +23,17 @@ from nos_ec.core.lifecycle import (
     object_sources,
 )
 from nos_ec.core.ratios import ratio, rounded
+
+
+def test_an_error_carries_what_it_concerns() -> None:
+    error = Corrupt("b/n v1: damaged", key=ObjectKey("b", "n"), block_id=BlockId(b"\1" * 16))
+    assert (str(error), error.landing_id, error.settings) == ("b/n v1: damaged", None, ())
+    assert error.facts() == {"bucket": "b", "name": "n", "block": "01" * 16}
+    assert NotFound("gone", landing_id=LandingId(b"\2" * 16)).facts() == {"landing": "02" * 16}
+    assert ConfigError("wrong", settings=("put", "gc.reserve_bytes")).facts() == {
+        "settings": ["put", "gc.reserve_bytes"]
+    }
+    assert Conflict().facts() == {}
 
 
 def test_the_default_geometry() -> None:

@@ -323,7 +323,8 @@ class KafkaConsumer:
                 ConfigError(
                     f"message log: topic {self._topic.name} has grown to at least {max(new) + 1} partitions, but the"
                     f" configuration says {self._topic.partitions}; stop all services, then set log.partitions to"
-                    " the topic's current number"
+                    " the topic's current number",
+                    settings=("log.partitions",),
                 )
             )
 

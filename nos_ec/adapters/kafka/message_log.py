@@ -48,7 +48,8 @@ class KafkaMessageLog:
         if found[topic.name] != topic.partitions:
             raise ConfigError(
                 f"message log: topic {topic.name} has {found[topic.name]} partitions, but the configuration says"
-                f" {topic.partitions}; set log.partitions to {found[topic.name]}"
+                f" {topic.partitions}; set log.partitions to {found[topic.name]}",
+                settings=("log.partitions",),
             )
 
     @classmethod

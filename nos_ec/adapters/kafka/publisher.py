@@ -131,7 +131,8 @@ class KafkaPublisher:
             raise ConfigError(
                 f"message log: topic {self._topic.name} has grown to at least {batch.partitions_seen} partitions, but"
                 f" the configuration says {self._topic.partitions}; stop all services, then set log.partitions to"
-                " the topic's current number"
+                " the topic's current number",
+                settings=("log.partitions",),
             )
         failed = {index: error for index, error in batch.errors.items() if isinstance(error, Transient)}
         lasting = [error for index, error in batch.errors.items() if index not in failed]

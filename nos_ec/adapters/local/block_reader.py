@@ -51,7 +51,10 @@ class BlockReader:
             raise ValueError(f"range of {length} bytes at {offset}")
         if offset + length > self._geometry.block_size:
             self._refuse_missing()
-            raise Corrupt(f"block {self._block_id.hex()}: range of {length} bytes at {offset} is past the end")
+            raise Corrupt(
+                f"block {self._block_id.hex()}: range of {length} bytes at {offset} is past the end",
+                block_id=self._block_id,
+            )
         if not length:
             self._refuse_missing()
             return b""
@@ -168,7 +171,8 @@ class BlockReader:
         lost = ", ".join(str(self._folders.folder(shard)) for shard in sorted(self._unreachable))
         return Corrupt(
             f"block {self._block_id.hex()}: stripe {stripe} cannot be read: it is past the end, or more than"
-            f" {self._geometry.m} shards are lost or damaged" + (f" (unreachable: {lost})" if lost else "")
+            f" {self._geometry.m} shards are lost or damaged" + (f" (unreachable: {lost})" if lost else ""),
+            block_id=self._block_id,
         )
 
     def _refuse_missing(self) -> None:

@@ -155,7 +155,7 @@ class LocalBlockStore:
         with self._locked(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)
             if found:
-                raise Conflict(f"block {block_id.hex()} exists")
+                raise Conflict(f"block {block_id.hex()} exists", block_id=block_id)
             self._folders.refuse_unreachable(unreachable)
             files = []
             for shard in self._shards:
@@ -183,7 +183,7 @@ class LocalBlockStore:
             self._folders.require(block_id, files, unreachable)
             if len(unreachable) > self._geometry.m:
                 self._folders.refuse_unreachable(unreachable)
-            with translated(f"block {block_id.hex()}"):
+            with translated(f"block {block_id.hex()}", block_id):
                 stripes = self._sealed_stripes(files)
                 stripes = self._readable_stripes(files) if stripes is None else stripes
             self._mark(files, stripes)
@@ -227,13 +227,13 @@ class LocalBlockStore:
             found, unreachable = self._folders.open(stack, block_id, write=False)
             files = list(found.values())
             self._folders.require(block_id, files, unreachable)
-            with translated(f"block {block_id.hex()}"):
+            with translated(f"block {block_id.hex()}", block_id):
                 stripes = self._sealed_stripes(files)
             if stripes is not None:
                 return stripes
             if len(unreachable) > self._geometry.m:
                 self._folders.refuse_unreachable(unreachable)
-            with translated(f"block {block_id.hex()}"):
+            with translated(f"block {block_id.hex()}", block_id):
                 return self._readable_stripes(files)
 
     def list_blocks(self) -> Iterator[BlockId]:
@@ -300,14 +300,16 @@ class LocalBlockStore:
         self._folders.refuse_unreachable(unreachable)
         files = list(found.values())
         self._folders.require(block_id, files, unreachable)
-        with translated(f"block {block_id.hex()}"):
+        with translated(f"block {block_id.hex()}", block_id):
             if any(file.mark() for file in files):
-                raise Conflict(f"block {block_id.hex()} is sealed")
+                raise Conflict(f"block {block_id.hex()} is sealed", block_id=block_id)
             size = self._layout.size(at_stripe)
             odd = [file.shard for file in files if file.size() != size or not file.intact_head()]
         odd += [shard for shard in self._shards if shard not in found]
         if odd:
-            raise Conflict(f"block {block_id.hex()} does not end at stripe {at_stripe} on shards {odd}: seal it")
+            raise Conflict(
+                f"block {block_id.hex()} does not end at stripe {at_stripe} on shards {odd}: seal it", block_id=block_id
+            )
         return files
 
     def _sealed_stripes(self, files: Iterable[ShardFile]) -> int | None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nos_ec.core.errors import NoSpace, Transient
+from nos_ec.core.ids import BlockId
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """EFBIG is a file size limit of the process or the filesystem; like a full disk, only an operator can change it."""
@@ -72,16 +73,18 @@ def write_at(fd: int, buffers: Sequence[bytes | bytearray | memoryview], offset:
 
 
 @contextmanager
-def translated(action: str) -> Iterator[None]:
+def translated(action: str, block_id: BlockId | None = None) -> Iterator[None]:
     """Turn OSError into NoSpace or Transient whose message starts with `action` and says what to do."""
     try:
         yield
     except OSError as error:
-        raise as_port_error(action, error) from error
+        raise as_port_error(action, error, block_id) from error
 
 
-def as_port_error(action: str, error: OSError) -> Transient:
+def as_port_error(action: str, error: OSError, block_id: BlockId | None = None) -> Transient:
     """The error that a port declares for this error of the operating system."""
     if error.errno in NO_SPACE:
-        return NoSpace(f"{action}: {error.strerror}; add space or let garbage collection make room")
-    return Transient(f"{action}: {error.strerror or error}; check that the disk is there and writable, then try again")
+        said = f"{action}: {error.strerror}; add space or let garbage collection make room"
+        return NoSpace(said, block_id=block_id)
+    said = f"{action}: {error.strerror or error}; check that the disk is there and writable, then try again"
+    return Transient(said, block_id=block_id)

@@ -63,10 +63,10 @@ class LocalLandingStore:
         path = self._path(landing_id)
         temporary = self._temporary(landing_id)
         with translated(f"landing store {path.parent}"):
-            fd = self._claim(temporary)
+            fd = self._claim(landing_id, temporary)
             try:
                 if path.exists():
-                    raise Conflict(f"landing copy {landing_id.hex()} exists")
+                    raise Conflict(f"landing copy {landing_id.hex()} exists", landing_id=landing_id)
                 write_at(fd, [memoryview(data).cast("B")], 0)
                 os.fsync(fd)
                 kill_point("landing_store.written")
@@ -103,7 +103,9 @@ class LocalLandingStore:
             finally:
                 os.close(fd)
         if len(data) < length:
-            raise Corrupt(f"landing copy {landing_id.hex()}: {length} bytes at {offset} are past its end")
+            raise Corrupt(
+                f"landing copy {landing_id.hex()}: {length} bytes at {offset} are past its end", landing_id=landing_id
+            )
         return data
 
     def delete(self, landing_id: LandingId) -> None:
@@ -190,19 +192,20 @@ class LocalLandingStore:
         path = self._path(landing_id)
         return path.with_name(path.name + _PUT_SUFFIX)
 
-    def _claim(self, temporary: Path) -> int:
+    def _claim(self, landing_id: LandingId, temporary: Path) -> int:
         try:
             return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         except FileExistsError as error:
             raise Conflict(
-                f"landing copy {temporary.stem} is being written, or was left by a killed put: use a new id"
+                f"landing copy {landing_id.hex()} is being written, or was left by a killed put: use a new id",
+                landing_id=landing_id,
             ) from error
 
     def _missing(self, landing_id: LandingId) -> NotFound | Transient:
         """The error for a copy without a file. The copy counts as missing only if its folder exists."""
         folder = self._path(landing_id).parent
         if folder.is_dir():
-            return NotFound(f"landing copy {landing_id.hex()} does not exist")
+            return NotFound(f"landing copy {landing_id.hex()} does not exist", landing_id=landing_id)
         return Transient(f"landing folder {folder} is missing: mount its disk, or run `nos-ec init` to create it")
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:

@@ -85,7 +85,8 @@ class LocalMessageLog:
         if log.partitions != partitions:
             raise ConfigError(
                 f"message log: {path} has {log.partitions} partitions, but the configuration says {partitions};"
-                f" set log.partitions to {log.partitions}"
+                f" set log.partitions to {log.partitions}",
+                settings=("log.partitions",),
             )
         return log
 

@@ -84,10 +84,10 @@ class ShardFolders:
         be reached to decide."""
         if not files and len(unreachable) > self._geometry.m:
             self.refuse_unreachable(unreachable)
-        with translated(f"block {block_id.hex()}"):
+        with translated(f"block {block_id.hex()}", block_id):
             marks = [file.mark() for file in files]
         if not files or any(mark and mark.gone for mark in marks):
-            raise NotFound(f"block {block_id.hex()} does not exist")
+            raise NotFound(f"block {block_id.hex()} does not exist", block_id=block_id)
 
     def refuse_unreachable(self, unreachable: Mapping[int, OSError]) -> None:
         """Raise Transient (or NoSpace) unless `unreachable` is empty. The message names the folder and what to do."""

@@ -23,11 +23,15 @@ def require_root_of(root: Path, store_id: str) -> None:
     """Raise ConfigError unless the data in `root` belongs to the metadata with this id. Raises Transient."""
     found = _owner(root)
     if found is None:
-        raise ConfigError(f"{root} is not marked as a store's ({OWNER_FILE}); run `nos-ec init`, or correct store.root")
+        raise ConfigError(
+            f"{root} is not marked as a store's ({OWNER_FILE}); run `nos-ec init`, or correct store.root",
+            settings=("store.root",),
+        )
     if found != store_id:
         raise ConfigError(
             f"{root} holds the data of another store ({found}), not that of the metadata ({store_id}); correct"
-            " store.root or store.metadata_url"
+            " store.root or store.metadata_url",
+            settings=("store.root", "store.metadata_url"),
         )
 
 

@@ -98,7 +98,7 @@ class RadosBlockStore:
                     steps.set_xattr(END, end.encode()),
                 )
             except FileExistsError as error:
-                raise Conflict(f"block {block_id.hex()} exists") from error
+                raise Conflict(f"block {block_id.hex()} exists", block_id=block_id) from error
         self._free.spent(0, objects=1)
         self._written(block_id, KnownEnd(end, version), data)
 
@@ -107,13 +107,18 @@ class RadosBlockStore:
         end = self._end_after(at_stripe, data)
         known = self._known_ends.take(block_id) or self._look_up(block_id)
         if known.end.sealed:
-            raise Conflict(f"block {block_id.hex()} is sealed")
+            raise Conflict(f"block {block_id.hex()} is sealed", block_id=block_id)
         if known.end.stripes != at_stripe:
-            raise Conflict(f"block {block_id.hex()} ends at stripe {known.end.stripes}, not at {at_stripe}: seal it")
+            raise Conflict(
+                f"block {block_id.hex()} ends at stripe {known.end.stripes}, not at {at_stripe}: seal it",
+                block_id=block_id,
+            )
         version = self._changed(block_id, known, steps.append(data), steps.set_xattr(END, end.encode()))
         if version is None:
             self._look_up(block_id)  # raises NotFound when it was deleted
-            raise Conflict(f"block {block_id.hex()} was sealed or changed by another writer: seal it")
+            raise Conflict(
+                f"block {block_id.hex()} was sealed or changed by another writer: seal it", block_id=block_id
+            )
         self._written(block_id, KnownEnd(end, version), data)
 
     def _end_after(self, at_stripe: int, data: Buffer) -> BlockEnd:
@@ -146,7 +151,7 @@ class RadosBlockStore:
             sealed = BlockEnd(stripes, sealed=True)
             if self._changed(block_id, known, steps.set_xattr(END, sealed.encode())) is not None:
                 return stripes
-        raise Transient(f"block {block_id.hex()} keeps changing; try again")
+        raise Transient(f"block {block_id.hex()} keeps changing; try again", block_id=block_id)
 
     def delete(self, block_id: BlockId) -> None:
         """Delete a block in one transaction, so that it exists completely or not at all."""
@@ -189,7 +194,8 @@ class RadosBlockStore:
             size = self._pool.size_of(block_id.hex())
         if size < end.stripes * self._geometry.stripe_size or size % self._geometry.stripe_size:
             raise Corrupt(
-                f"block {block_id.hex()} has {size} bytes, not the {end.stripes} stripes that its xattr records"
+                f"block {block_id.hex()} has {size} bytes, not the {end.stripes} stripes that its xattr records",
+                block_id=block_id,
             )
         return end.stripes
 
@@ -229,7 +235,9 @@ class RadosBlockStore:
         """Count the read of this range and return its bytes. Raises Corrupt if there are too few."""
         self._counter.count(offset, length)
         if len(found) != length:
-            raise Corrupt(f"block {block_id.hex()}: range of {length} bytes at {offset} is past the end")
+            raise Corrupt(
+                f"block {block_id.hex()}: range of {length} bytes at {offset} is past the end", block_id=block_id
+            )
         return found
 
     def _look_up(self, block_id: BlockId) -> KnownEnd:
@@ -239,11 +247,12 @@ class RadosBlockStore:
             xattrs, version = self._pool.xattrs(block_id.hex())
         if END not in xattrs or GEOMETRY not in xattrs:
             raise Corrupt(
-                f"block {block_id.hex()} has no xattr {END} or {GEOMETRY}: it was not created by this program"
+                f"block {block_id.hex()} has no xattr {END} or {GEOMETRY}: it was not created by this program",
+                block_id=block_id,
             )
         if xattrs[GEOMETRY] != _geometry_value(self._geometry):
             geometry = xattrs[GEOMETRY].decode(errors="replace")
-            raise ConfigError(f"block {block_id.hex()} was created for the geometry {geometry}")
+            raise ConfigError(f"block {block_id.hex()} was created for the geometry {geometry}", block_id=block_id)
         return KnownEnd(BlockEnd.decode(xattrs[END]), version)
 
     def _check_store(self) -> None:
@@ -266,7 +275,9 @@ class RadosBlockStore:
                 if error.errno in NO_SPACE:
                     self._free.refused()
                 if error.errno == errno.EOPNOTSUPP:
-                    raise Conflict(f"block {block_id.hex()} does not end with a whole stripe: seal it") from error
+                    raise Conflict(
+                        f"block {block_id.hex()} does not end with a whole stripe: seal it", block_id=block_id
+                    ) from error
                 raise
 
 

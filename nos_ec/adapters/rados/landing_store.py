@@ -67,7 +67,9 @@ class RadosLandingStore:
                 content = [steps.write_full(data)] if size_bytes else []
                 self._pool.write(landing_id.hex(), steps.must_be_new(), *content)
             except FileExistsError as error:
-                raise Conflict(f"landing copy {landing_id.hex()} exists: use a new id") from error
+                raise Conflict(
+                    f"landing copy {landing_id.hex()} exists: use a new id", landing_id=landing_id
+                ) from error
             except OSError as error:
                 if error.errno in NO_SPACE:
                     self._free.refused()
@@ -84,7 +86,9 @@ class RadosLandingStore:
         with self._copies.translated(landing_id):
             data = self._pool.read(landing_id.hex(), offset, length)
         if len(data) < length:
-            raise Corrupt(f"landing copy {landing_id.hex()}: {length} bytes at {offset} are past its end")
+            raise Corrupt(
+                f"landing copy {landing_id.hex()}: {length} bytes at {offset} are past its end", landing_id=landing_id
+            )
         return data
 
     def delete(self, landing_id: LandingId) -> None:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal, TypeVar
 
 from nos_ec.adapters.rados import pool as steps
 from nos_ec.adapters.rados.failures import port_error
 from nos_ec.adapters.rados.pool import Pool
 from nos_ec.core.errors import NosError, NotFound
+from nos_ec.core.ids import BlockId, LandingId
+
+E = TypeVar("E", bound=NosError)
 
 _NAME = re.compile("[0-9a-f]{32}")
 
 
 class NamedObjects:
-    """The objects of a store in `pool`. `kind` is the word for one in messages, such as "block"."""
+    """The objects of a store in `pool`. `kind` is the word for one in messages."""
 
-    def __init__(self, pool: Pool, kind: str) -> None:
+    def __init__(self, pool: Pool, kind: Literal["block", "landing copy"]) -> None:
         self._pool = pool
         self._kind = kind
 
@@ -51,10 +55,18 @@ class NamedObjects:
         try:
             yield
         except FileNotFoundError as error:
-            raise NotFound(f"{self._kind} {object_id.hex()} does not exist") from error
+            raise self._naming(object_id, NotFound(f"{self._kind} {object_id.hex()} does not exist")) from error
         except OSError as error:
             raise self.failure(object_id, error) from error
 
     def failure(self, object_id: bytes, error: OSError) -> NosError:
         """The port's error for an OSError on this object."""
-        return port_error(f"{self._kind} {object_id.hex()} in Ceph pool {self._pool.name}", error)
+        failure = port_error(f"{self._kind} {object_id.hex()} in Ceph pool {self._pool.name}", error)
+        return self._naming(object_id, failure)
+
+    def _naming(self, object_id: bytes, failure: E) -> E:
+        if self._kind == "block":
+            failure.block_id = BlockId(object_id)
+        else:
+            failure.landing_id = LandingId(object_id)
+        return failure

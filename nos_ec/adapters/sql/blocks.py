@@ -99,7 +99,7 @@ def get(connection: Connection, block_id: BlockId) -> BlockRow:
     """See `Metadata.block`."""
     row = connection.execute(BY_ID, {"block_id": block_id}).first()
     if row is None:
-        raise NotFound(f"block {block_id.hex()} has no row")
+        raise NotFound(f"block {block_id.hex()} has no row", block_id=block_id)
     return block_row(row)
 
 
@@ -111,7 +111,7 @@ def allocate(connection: Connection, lease: Lease, block_id: BlockId, kind: Bloc
         same = (found.writer, found.epoch, found.kind, found.state, found.stripes)
         if same == (lease.name, lease.epoch, kind, BlockState.OPEN, 0):
             return
-        raise Conflict(f"block {block_id.hex()} already exists; an id is never used again")
+        raise Conflict(f"block {block_id.hex()} already exists; an id is never used again", block_id=block_id)
     made: dict[str, Any] = {"block_id": block_id, "kind": kind, "state": BlockState.OPEN, "created_ms": now_ms}
     connection.execute(insert(BLOCKS), made | _EMPTY | {"writer": lease.name, "epoch": lease.epoch})
 
@@ -121,9 +121,12 @@ def seal(connection: Connection, lease: Lease, block_id: BlockId, now_ms: int) -
     leases.require(connection, lease)
     found = lock(connection, block_id)
     if found is None:
-        raise NotFound(f"block {block_id.hex()} has no row")
+        raise NotFound(f"block {block_id.hex()} has no row", block_id=block_id)
     if not _is_of(found, lease) or found.state is BlockState.FENCED:
-        raise LeaseLost(f"block {block_id.hex()} was taken from writer {lease.name!r}, which must not write to it")
+        raise LeaseLost(
+            f"block {block_id.hex()} was taken from writer {lease.name!r}, which must not write to it",
+            block_id=block_id,
+        )
     if found.state is BlockState.OPEN:
         sealed = {"state": advance_block(found.state, BlockEvent.SEAL), "sealed_ms": now_ms}
         connection.execute(update(BLOCKS).where(_B.block_id == block_id).values(sealed))
@@ -154,7 +157,9 @@ def seal_large(
     """
     found = _lock_listed(connection, [segment.extent.block_id for segment in new.segments])
     if any(not _is_of(row, lease) or row.state is BlockState.FENCED for row in found.values()):
-        raise LeaseLost(f"a block of {new.key} was taken from writer {lease.name!r}; write the object again")
+        raise LeaseLost(
+            f"a block of {new.key} was taken from writer {lease.name!r}; write the object again", key=new.key
+        )
     if any(row.state is not BlockState.OPEN for row in found.values()):
         return False
     for segment, stripes in zip(new.segments, new.block_stripes, strict=True):
@@ -280,7 +285,9 @@ def forget(connection: Connection, block_id: BlockId) -> None:
     if found is None:
         return
     if found.state is not BlockState.CONDEMNED:
-        raise Conflict(f"block {block_id.hex()} is {found.state.value}; only a condemned block may be forgotten")
+        raise Conflict(
+            f"block {block_id.hex()} is {found.state.value}; only a condemned block may be forgotten", block_id=block_id
+        )
     connection.execute(delete(BLOCKS).where(_B.block_id == block_id))
 
 

@@ -172,14 +172,15 @@ def _count_losers(connection: Connection, commit: GroupCommit, winners: Sequence
 def _refused(block: BlockRow | None, commit: GroupCommit) -> NosError:
     name = commit.block_id.hex()
     if block is None:
-        return NotFound(f"block {name} has no row; allocate it before writing")
+        return NotFound(f"block {name} has no row; allocate it before writing", block_id=commit.block_id)
     if block.state is BlockState.FENCED or (block.writer, block.epoch) != (commit.lease.name, commit.lease.epoch):
         return LeaseLost(
-            f"block {name} was taken from writer {commit.lease.name!r}; do not seal it, but start a new block"
+            f"block {name} was taken from writer {commit.lease.name!r}; do not seal it, but start a new block",
+            block_id=commit.block_id,
         )
     if block.state is not BlockState.OPEN:
-        return Conflict(f"block {name} is {block.state.value}; nothing can be added to it")
-    return Conflict(f"block {name} ends at stripe {block.stripes}, not at {commit.at_stripe}")
+        return Conflict(f"block {name} is {block.state.value}; nothing can be added to it", block_id=commit.block_id)
+    return Conflict(f"block {name} ends at stripe {block.stripes}, not at {commit.at_stripe}", block_id=commit.block_id)
 
 
 def _without_repeats(moves: Sequence[Move]) -> list[Move]:

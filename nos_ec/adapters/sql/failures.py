@@ -34,7 +34,7 @@ _MYSQL_DENIED = {1045, 1130, 1698}
 _MYSQL_NO_GRANT = {1044, 1142, 1143, 1227, 1370}
 _MYSQL_NO_DATABASE, _MYSQL_NO_TABLE = 1049, 1146
 _MYSQL_GOT_ERRNO = {3, 1026, 1030}
-"""Errors that carry the errno of a file operation in their text."""
+"""Errors that carry the errno of a file operation, but only in their text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,4 +170,6 @@ def _is_refused_check(cause: BaseException | None) -> bool:
 
 
 def _names_no_space(text: str) -> bool:
+    """Whether an error of _MYSQL_GOT_ERRNO is about a full disk. Its text has to be searched, because the server gives
+    no code for it."""
     return any(f"{word}: {errno.ENOSPC}" in text.lower() for word in ("errno", "error", "code"))

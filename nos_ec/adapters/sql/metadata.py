@@ -89,7 +89,7 @@ class _SqlObjects(_SqlPart):
         """See the port."""
         row = self._find(key)
         if row is None:
-            raise NotFound(f"object {key} does not exist")
+            raise NotFound(f"object {key} does not exist", key=key)
         return row
 
     def segments(self, object_id: int, version: int) -> list[Segment]:

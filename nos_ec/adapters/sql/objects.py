@@ -152,7 +152,7 @@ def remove(connection: Connection, key: ObjectKey, now_ms: int) -> ObjectRow:
     """See `Metadata.delete`."""
     row = lock(connection, key)
     if row is None:
-        raise NotFound(f"object {key} does not exist")
+        raise NotFound(f"object {key} does not exist", key=key)
     release(connection, [row], now_ms)
     require_all(connection.execute(delete(OBJECTS).where(_O.object_id == row.object_id)).rowcount, 1, "objects")
     return row

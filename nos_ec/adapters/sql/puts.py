@@ -135,7 +135,7 @@ def _recorded_before(one: NewObject, current: ObjectRow | None, entries: Mapping
         return current
     entry = entries.get(one.landing_id)
     if entry is None or (entry.doomed and entry.object_id is None):
-        raise Transient(f"object {one.key}: its PUT took longer than its reservation; PUT it again")
+        raise Transient(f"object {one.key}: its PUT took longer than its reservation; PUT it again", key=one.key)
     if entry.object_id is None or entry.version is None:
         return None
     if current is not None and (current.object_id, current.version) == (entry.object_id, entry.version):

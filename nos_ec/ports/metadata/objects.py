@@ -97,7 +97,7 @@ class Objects(Protocol):
 
     # --- GET, DELETE, LIST ------------------------------------------------------------------------
     def get(self, key: ObjectKey) -> ObjectRow:
-        """The current version. Raises NotFound."""
+        """The current version. Raises NotFound, which carries the key."""
         ...
 
     def segments(self, object_id: int, version: int) -> list[Segment]:
@@ -105,7 +105,7 @@ class Objects(Protocol):
         ...
 
     def delete(self, key: ObjectKey, now_ms: int) -> ObjectRow:
-        """Remove the object and release its bytes as `record_puts` does. Raises NotFound."""
+        """Remove the object and release its bytes as `record_puts` does. Raises NotFound, which carries the key."""
         ...
 
     def delete_many(self, keys: Sequence[ObjectKey], now_ms: int) -> list[ObjectRow]:
