@@ -17,7 +17,7 @@ from nos_ec.adapters.sql.schema import OBJECTS
 from nos_ec.bench.bare import Timer
 from nos_ec.bench.landing import key_of
 from nos_ec.composition.wiring import System
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.lifecycle import ObjectEvent, advance_object
 from nos_ec.core.slots import bucket_slot
 from nos_producer.assemble import producer_service
 
@@ -109,7 +109,7 @@ def _row(number: int, now_ms: int, rng: random.Random) -> dict[str, Any]:
         "size": OBJECT_BYTES,
         "crc32c": 0,
         "md5": bytes(16),
-        "state": ObjectState.LANDED,
+        "state": advance_object(None, ObjectEvent.LAND),
         "landing_id": rng.randbytes(16),
         "block_id": None,
         "block_offset": None,

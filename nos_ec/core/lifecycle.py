@@ -1,4 +1,4 @@
-"""States of objects and blocks, and the only legal transitions. All changes go through `advance_*`.
+"""States of objects and blocks, and the only legal transitions. Every state that is written comes from `advance_*`.
 
 Objects:
 
@@ -14,6 +14,7 @@ Blocks:
 
     (new) --ALLOCATE--> OPEN --SEAL--> SEALED --CONDEMN--> CONDEMNED --(deleted, row gone)
                           |\\-FENCE--> FENCED --SEAL--> SEALED
+                          |\\-APPEND--> OPEN (not full yet)
                           \\--(the store refused to create it, row gone)
 """
 
@@ -45,8 +46,11 @@ class ObjectState(StrEnum):
 
 
 class ObjectEvent(StrEnum):
-    """What can happen to the current version of an object."""
+    """What can happen to the current version of an object. The first three make a version."""
 
+    LAND = "land"
+    STORE = "store"
+    KEEP = "keep"
     PUBLISH = "publish"
     PACK = "pack"
     REVERT = "revert"
@@ -68,6 +72,8 @@ class BlockState(StrEnum):
 class BlockEvent(StrEnum):
     """What can happen to a block."""
 
+    ALLOCATE = "allocate"
+    APPEND = "append"
     FENCE = "fence"
     SEAL = "seal"
     CONDEMN = "condemn"
@@ -81,7 +87,10 @@ class BlockKind(StrEnum):
     LARGE = "large"
 
 
-_OBJECT_TABLE: dict[tuple[ObjectState, ObjectEvent], ObjectState] = {
+_OBJECT_TABLE: dict[tuple[ObjectState | None, ObjectEvent], ObjectState] = {
+    (None, ObjectEvent.LAND): ObjectState.LANDED,
+    (None, ObjectEvent.STORE): ObjectState.LARGE,
+    (None, ObjectEvent.KEEP): ObjectState.EMPTY,
     (ObjectState.LANDED, ObjectEvent.PUBLISH): ObjectState.QUEUED,
     (ObjectState.QUEUED, ObjectEvent.PUBLISH): ObjectState.QUEUED,
     (ObjectState.LANDED, ObjectEvent.PACK): ObjectState.PACKED,
@@ -90,7 +99,9 @@ _OBJECT_TABLE: dict[tuple[ObjectState, ObjectEvent], ObjectState] = {
     (ObjectState.PACKED, ObjectEvent.REVERT): ObjectState.LANDED,
 }
 
-_BLOCK_TABLE: dict[tuple[BlockState, BlockEvent], BlockState] = {
+_BLOCK_TABLE: dict[tuple[BlockState | None, BlockEvent], BlockState] = {
+    (None, BlockEvent.ALLOCATE): BlockState.OPEN,
+    (BlockState.OPEN, BlockEvent.APPEND): BlockState.OPEN,
     (BlockState.OPEN, BlockEvent.FENCE): BlockState.FENCED,
     (BlockState.FENCED, BlockEvent.FENCE): BlockState.FENCED,
     (BlockState.OPEN, BlockEvent.SEAL): BlockState.SEALED,
@@ -99,27 +110,28 @@ _BLOCK_TABLE: dict[tuple[BlockState, BlockEvent], BlockState] = {
 }
 
 
-def advance_object(state: ObjectState, event: ObjectEvent) -> ObjectState:
-    """The state after `event`. Raises Conflict when the table has no such transition."""
+def advance_object(state: ObjectState | None, event: ObjectEvent) -> ObjectState:
+    """The state after `event`; before it, a new version has none. Raises Conflict when the table has no such
+    transition."""
     try:
         return _OBJECT_TABLE[state, event]
     except KeyError:
-        raise Conflict(f"an object that is {state.value} cannot {event.value}") from None
+        raise Conflict(f"an object that is {_said(state)} cannot {event.value}") from None
 
 
-def advance_block(state: BlockState, event: BlockEvent) -> BlockState:
-    """The state after `event`. Raises Conflict when the table has no such transition."""
+def advance_block(state: BlockState | None, event: BlockEvent) -> BlockState:
+    """The state after `event`; before it, a new block has none. Raises Conflict when the table has no such
+    transition."""
     try:
         return _BLOCK_TABLE[state, event]
     except KeyError:
-        raise Conflict(f"a block that is {state.value} cannot {event.value}") from None
+        raise Conflict(f"a block that is {_said(state)} cannot {event.value}") from None
+
+
+def _said(state: ObjectState | BlockState | None) -> str:
+    return "new" if state is None else state.value
 
 
 def object_sources(event: ObjectEvent) -> frozenset[ObjectState]:
     """The states in which `event` is legal: a compare-and-set has them in its WHERE clause."""
-    return frozenset(state for state, legal in _OBJECT_TABLE if legal is event)
-
-
-def block_sources(event: BlockEvent) -> frozenset[BlockState]:
-    """The states in which `event` is legal: a compare-and-set has them in its WHERE clause."""
-    return frozenset(state for state, legal in _BLOCK_TABLE if legal is event)
+    return frozenset(state for state, legal in _OBJECT_TABLE if legal is event and state is not None)

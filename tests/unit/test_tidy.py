@@ -107,6 +107,47 @@ def offences(path: Path) -> Iterator[str]:
                 yield f"{name_of(path)}:{node.lineno}: {node.id}"
 
 
+def states_written(tree: ast.Module) -> Iterator[int]:
+    """Lines with `state=...` or `"state": ...` whose value names a state, except in a comparison or a call of
+    `advance_object` or `advance_block`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and (node.arg or "").startswith("state"):
+            yield from states_named(node.value)
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and str(key.value).startswith("state"):
+                    yield from states_named(value)
+
+
+def states_named(node: ast.AST) -> Iterator[int]:
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("ObjectState", "BlockState"):
+        yield node.lineno
+    is_advance = isinstance(node, ast.Call) and ast.unparse(node.func) in ("advance_object", "advance_block")
+    if not is_advance and not isinstance(node, ast.Compare):
+        for child in ast.iter_child_nodes(node):
+            yield from states_named(child)
+
+
+def test_states_are_written_only_as_the_lifecycle_advances_them() -> None:
+    paths = [path for path in modules(*PACKAGES) if not name_of(path).startswith("nos_ec/testing/")]
+    assert [f"{name_of(path)}:{n}" for path in paths for n in states_written(ast.parse(path.read_text()))] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "offends"),
+    [
+        ("row(state=ObjectState.LANDED)", True),
+        ("values = {'state_after': BlockState.OPEN if full else BlockState.SEALED}", True),
+        ("update.values(state=case((C.state == BlockState.OPEN, BlockState.FENCED), else_=C.state))", True),
+        ("values = {'state': advance_block(BlockState.OPEN, BlockEvent.SEAL)}", False),
+        ("update.values(state=case((C.state == BlockState.OPEN, FENCED), else_=C.state))", False),
+        ("select(C.state == BlockState.OPEN)", False),
+    ],
+)
+def test_the_check_finds_states_that_are_written(source: str, offends: bool) -> None:
+    assert any(states_written(ast.parse(source))) is offends
+
+
 def test_time_chance_and_environment_are_passed_in() -> None:
     assert [offence for path in modules(*PACKAGES) for offence in offences(path)] == []
 

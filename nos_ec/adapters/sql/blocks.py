@@ -112,7 +112,8 @@ def allocate(connection: Connection, lease: Lease, block_id: BlockId, kind: Bloc
         if same == (lease.name, lease.epoch, kind, BlockState.OPEN, 0):
             return
         raise Conflict(f"block {block_id.hex()} already exists; an id is never used again", block_id=block_id)
-    made: dict[str, Any] = {"block_id": block_id, "kind": kind, "state": BlockState.OPEN, "created_ms": now_ms}
+    state = advance_block(None, BlockEvent.ALLOCATE)
+    made: dict[str, Any] = {"block_id": block_id, "kind": kind, "state": state, "created_ms": now_ms}
     connection.execute(insert(BLOCKS), made | _EMPTY | {"writer": lease.name, "epoch": lease.epoch})
 
 

@@ -152,7 +152,7 @@ def _count_group(connection: Connection, geometry: Geometry, commit: GroupCommit
         "more_live": live,
         "more_overhead": commit.stripe_count * geometry.stripe_size - live,
         "more_objects": len(commit.moves),
-        "state_after": advance_block(BlockState.OPEN, BlockEvent.SEAL) if full else BlockState.OPEN,
+        "state_after": advance_block(BlockState.OPEN, BlockEvent.SEAL if full else BlockEvent.APPEND),
         "sealed_at_ms": commit.written_ms if full else None,
     }
     if not connection.execute(COUNT_GROUP, counters).rowcount:

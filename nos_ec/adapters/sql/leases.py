@@ -24,7 +24,7 @@ from nos_ec.adapters.sql.rows import IDS, id_rows
 from nos_ec.adapters.sql.schema import BLOCKS, COUNTERS, LEASES, STORE_INFO, WRITER_BYTES_MAX, utf8
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost
-from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.lifecycle import BlockEvent, BlockState, advance_block
 from nos_ec.ports.clock import waits
 from nos_ec.ports.metadata import Lease
 
@@ -34,10 +34,11 @@ _NAMES = JsonRows("names", name=WRITER_BYTES_MAX)
 _LOCK_NAMED = looked_up(
     select(_L.name).join_from(_NAMES.table, LEASES, _L.name == _NAMES["name"]).with_for_update(of=LEASES), LEASES
 )
+_FENCED = advance_block(BlockState.OPEN, BlockEvent.FENCE)
 _FENCE = (
     UpdateListed(BLOCKS)
     .where(_B.block_id == IDS["id"])
-    .values(state=case((_B.state == BlockState.OPEN, BlockState.FENCED), else_=_B.state))
+    .values(state=case((_B.state == BlockState.OPEN, _FENCED), else_=_B.state))
 )
 
 

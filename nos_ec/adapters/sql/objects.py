@@ -36,7 +36,7 @@ from nos_ec.adapters.sql.schema import ID_BYTES, OBJECTS, SEGMENTS, utf8
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, Extent, ObjectKey
-from nos_ec.core.lifecycle import ObjectEvent, ObjectState, object_sources
+from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object, object_sources
 from nos_ec.core.messages import PackRequest
 from nos_ec.ports.metadata import ObjectRow, Segment
 
@@ -62,7 +62,7 @@ MARK_PUBLISHED = (
         _O.version == OBJECT_IDS["version"],
         _O.state.in_(sorted(object_sources(ObjectEvent.PUBLISH))),
     )
-    .values(state=ObjectState.QUEUED, due_ms=bindparam("due"))
+    .values(state=advance_object(ObjectState.LANDED, ObjectEvent.PUBLISH), due_ms=bindparam("due"))
 )
 _REQUESTS = JsonRows(
     "requests",

@@ -21,11 +21,14 @@ from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
 from nos_ec.core.slots import bucket_slot
 from nos_ec.ports.metadata import Lease, NewLargeObject, NewObject, ObjectRow
 
 _O, _D = OBJECTS.c, LANDING_DELETIONS.c
+_LANDED, _LARGE, _EMPTY = (
+    advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.STORE, ObjectEvent.KEEP)
+)
 _NEW = JsonRows(
     "new", optional="landing_id", object_id=0, version=0, size=0, crc32c=0, md5=ID_BYTES, landing_id=ID_BYTES, due_ms=0
 )
@@ -44,7 +47,7 @@ OVERWRITE = (
         size=_NEW["size"],
         crc32c=_NEW["crc32c"],
         md5=_NEW["md5"],
-        state=case((_NEW.missing("landing_id"), ObjectState.EMPTY), else_=ObjectState.LANDED),
+        state=case((_NEW.missing("landing_id"), _EMPTY), else_=_LANDED),
         landing_id=_NEW["landing_id"],
         block_id=null(),
         block_offset=null(),
@@ -152,7 +155,7 @@ def _superseded(one: NewObject, object_id: int, version: int) -> ObjectRow:
         size=one.size,
         crc32c=one.crc32c,
         md5=one.md5,
-        state=ObjectState.LANDED,
+        state=_LANDED,
         landing_id=one.landing_id,
         extent=None,
         created_ms=version // 1000,
@@ -191,7 +194,7 @@ def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> No
             "size": one.size,
             "crc32c": one.crc32c,
             "md5": one.md5,
-            "state": ObjectState.EMPTY if one.landing_id is None else ObjectState.LANDED,
+            "state": _EMPTY if one.landing_id is None else _LANDED,
             "landing_id": one.landing_id,
             "due_ms": None if one.landing_id is None else one.due_ms,
             "created_ms": now_ms,
@@ -250,7 +253,7 @@ def _put_large_row(connection: Connection, current: ObjectRow | None, new: NewLa
         "size": new.size,
         "crc32c": new.crc32c,
         "md5": new.md5,
-        "state": ObjectState.LARGE,
+        "state": _LARGE,
         "landing_id": None,
         "block_id": None,
         "block_offset": None,
