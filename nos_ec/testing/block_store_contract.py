@@ -81,7 +81,7 @@ class BlockStoreContract:
             other.create(block_id)
         assert blocks.read(block_id, 0, len(data)) == data
 
-    def test_of_two_creators_one_wins(self, blocks: BlockStore, other: BlockStore) -> None:
+    def test_one_of_two_creators_wins(self, blocks: BlockStore, other: BlockStore) -> None:
         for _ in range(8):
             block_id = new_block_id()
             outcome = _race(partial(blocks.create, block_id), partial(other.create, block_id))
@@ -99,7 +99,7 @@ class BlockStoreContract:
         blocks.append(block_id, 2, data[2 * size :])
         assert other.read(block_id, 0, len(data)) == data
 
-    def test_a_block_cannot_be_created_with_anything_but_whole_stripes(self, blocks: BlockStore) -> None:
+    def test_a_block_can_be_created_only_with_whole_stripes(self, blocks: BlockStore) -> None:
         block_id, size = new_block_id(), blocks.geometry.stripe_size
         for data in (bytes(1), bytes(size - 1), bytes(size * blocks.geometry.stripes_per_block + size)):
             with pytest.raises(ValueError, match="whole stripes"):
@@ -118,7 +118,7 @@ class BlockStoreContract:
             assert handle.stripes(block_id) == 4
             assert handle.read(block_id, 0, len(data)) == data
 
-    def test_a_block_can_be_filled_in_one_append_and_no_further(self, blocks: BlockStore, block_id: BlockId) -> None:
+    def test_a_block_is_filled_by_one_append_and_takes_no_more(self, blocks: BlockStore, block_id: BlockId) -> None:
         count = blocks.geometry.stripes_per_block
         data = self.stripes_of(blocks, count)
         blocks.append(block_id, 0, data)
@@ -128,7 +128,7 @@ class BlockStoreContract:
             blocks.append(block_id, count, self.stripes_of(blocks, 1))
         assert blocks.seal(block_id) == count
 
-    def test_a_block_that_is_created_full_takes_nothing(self, blocks: BlockStore, other: BlockStore) -> None:
+    def test_a_block_created_full_accepts_no_append(self, blocks: BlockStore, other: BlockStore) -> None:
         block_id, count = new_block_id(), blocks.geometry.stripes_per_block
         data = self.stripes_of(blocks, count)
         blocks.create(block_id, data)
@@ -140,7 +140,7 @@ class BlockStoreContract:
             assert handle.read(block_id, 0, len(data)) == data
 
     @pytest.mark.parametrize("at_stripe", [0, 1, 3, 4])
-    def test_an_append_elsewhere_than_at_the_end_is_refused(
+    def test_an_append_anywhere_but_at_the_end_is_refused(
         self, blocks: BlockStore, other: BlockStore, block_id: BlockId, at_stripe: int
     ) -> None:
         data = self.stripes_of(blocks, 2)
@@ -154,7 +154,7 @@ class BlockStoreContract:
         assert blocks.stripes(block_id) == 2
         assert blocks.read(block_id, 0, len(data)) == data
 
-    def test_anything_but_whole_stripes_is_a_bug(self, blocks: BlockStore, block_id: BlockId) -> None:
+    def test_an_append_of_partial_stripes_is_a_bug(self, blocks: BlockStore, block_id: BlockId) -> None:
         size = blocks.geometry.stripe_size
         for data in (
             b"",
@@ -169,11 +169,11 @@ class BlockStoreContract:
             blocks.append(block_id, -1, bytes(size))
         assert blocks.stripes(block_id) == 0
 
-    def test_append_needs_a_block(self, blocks: BlockStore) -> None:
+    def test_appending_to_a_missing_block_is_not_found(self, blocks: BlockStore) -> None:
         with pytest.raises(NotFound):
             blocks.append(new_block_id(), 0, self.stripes_of(blocks, 1))
 
-    def test_of_two_appenders_at_one_end_one_wins(
+    def test_one_of_two_appenders_at_the_same_end_wins(
         self, blocks: BlockStore, other: BlockStore, block_id: BlockId
     ) -> None:
         for at_stripe in range(min(4, blocks.geometry.stripes_per_block)):
@@ -186,7 +186,7 @@ class BlockStoreContract:
             size = blocks.geometry.stripe_size
             assert blocks.read(block_id, at_stripe * size, size) == tries[outcome.index("done")]
 
-    def test_threads_append_to_blocks_of_their_own(self, blocks: BlockStore) -> None:
+    def test_threads_append_to_separate_blocks(self, blocks: BlockStore) -> None:
         size = blocks.geometry.stripe_size
 
         def fill(seed: int) -> BlockId:
@@ -206,7 +206,7 @@ class BlockStoreContract:
 
     # --- read -----------------------------------------------------------------------------------------
 
-    def test_any_range_reads_exactly(self, blocks: BlockStore, block_id: BlockId) -> None:
+    def test_any_range_reads_back_exactly(self, blocks: BlockStore, block_id: BlockId) -> None:
         data = self.stripes_of(blocks, 3)
         blocks.append(block_id, 0, data)
         chunk, stripe = blocks.geometry.chunk_size, blocks.geometry.stripe_size
@@ -240,7 +240,7 @@ class BlockStoreContract:
             with pytest.raises(ValueError, match="range"):
                 blocks.read(block_id, offset, length)
 
-    def test_what_does_not_exist_is_not_found(self, blocks: BlockStore) -> None:
+    def test_a_missing_id_is_not_found(self, blocks: BlockStore) -> None:
         block_id = new_block_id()
         for ask in (
             lambda: blocks.read(block_id, 0, 1),
@@ -309,7 +309,7 @@ class BlockStoreContract:
 
     # --- seal -----------------------------------------------------------------------------------------
 
-    def test_a_sealed_block_takes_no_append(self, blocks: BlockStore, other: BlockStore, block_id: BlockId) -> None:
+    def test_a_sealed_block_accepts_no_append(self, blocks: BlockStore, other: BlockStore, block_id: BlockId) -> None:
         data = self.stripes_of(blocks, 2)
         blocks.append(block_id, 0, data)
         assert other.seal(block_id) == 2
@@ -326,7 +326,9 @@ class BlockStoreContract:
         with pytest.raises(Conflict):
             blocks.append(block_id, 0, self.stripes_of(blocks, 1))
 
-    def test_a_seal_stops_an_appender_and_counts_all_it_was_told(self, blocks: BlockStore, other: BlockStore) -> None:
+    def test_a_seal_stops_an_appender_and_counts_all_acknowledged_stripes(
+        self, blocks: BlockStore, other: BlockStore
+    ) -> None:
         for turn in range(6):
             block_id = new_block_id()
             blocks.create(block_id)
@@ -378,7 +380,7 @@ class BlockStoreContract:
         assert blocks.read(kept, 0, len(data)) == data
         blocks.append(kept, 1, data)
 
-    def test_deleting_what_never_was_is_no_error(self, blocks: BlockStore) -> None:
+    def test_deleting_a_missing_block_is_no_error(self, blocks: BlockStore) -> None:
         blocks.delete(new_block_id())
 
     def test_a_reader_of_a_block_being_deleted_gets_bytes_or_not_found(self, blocks: BlockStore) -> None:
@@ -395,7 +397,7 @@ class BlockStoreContract:
                 except NotFound:
                     deleted.result()
 
-    def test_raw_bytes_are_those_of_all_shards(self, blocks: BlockStore, block_id: BlockId) -> None:
+    def test_raw_bytes_count_all_shards(self, blocks: BlockStore, block_id: BlockId) -> None:
         geometry = blocks.geometry
         before = blocks.raw_bytes()
         blocks.append(block_id, 0, self.stripes_of(blocks, 3))

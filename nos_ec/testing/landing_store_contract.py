@@ -50,13 +50,13 @@ class LandingStoreContract:
             assert handle.read(landing_id) == data
             assert list(handle.list_ids()) == [landing_id]
 
-    def test_any_buffer_will_do(self, landing: LandingStore) -> None:
+    def test_any_buffer_can_be_put(self, landing: LandingStore) -> None:
         for data in (b"abcdef", bytearray(b"abcdef"), memoryview(b"abcdef"), memoryview(b"__abcdef__")[2:-2]):
             landing_id = new_landing_id()
             landing.put(landing_id, data)
             assert landing.read(landing_id) == b"abcdef"
 
-    def test_an_id_is_used_once(self, landing: LandingStore, other: LandingStore) -> None:
+    def test_an_id_can_be_used_only_once(self, landing: LandingStore, other: LandingStore) -> None:
         landing_id = new_landing_id()
         landing.put(landing_id, b"first")
         for handle in (landing, other):
@@ -65,7 +65,7 @@ class LandingStoreContract:
             assert refused.value.landing_id == landing_id
         assert landing.read(landing_id) == b"first"
 
-    def test_of_two_puts_of_one_id_one_wins(self, landing: LandingStore, other: LandingStore) -> None:
+    def test_one_of_two_puts_with_the_same_id_wins(self, landing: LandingStore, other: LandingStore) -> None:
         for _ in range(20):
             landing_id = new_landing_id()
             start = threading.Barrier(2)
@@ -96,7 +96,7 @@ class LandingStoreContract:
             with pytest.raises(ValueError, match="range"):
                 landing.read_range(landing_id, offset, length)
 
-    def test_what_does_not_exist_is_not_found(self, landing: LandingStore) -> None:
+    def test_a_missing_id_is_not_found(self, landing: LandingStore) -> None:
         landing_id = new_landing_id()
         with pytest.raises(NotFound) as refused:
             landing.read(landing_id)

@@ -114,7 +114,7 @@ class MessageLogContract:
     """The suite. It checks only the order of offsets, not their values, because a broker may leave gaps."""
 
     # --- publishing and polling -------------------------------------------------------------------
-    def test_messages_come_as_published_in_order_per_key(self, log: MessageLogHarness) -> None:
+    def test_messages_arrive_as_published_in_order_per_key(self, log: MessageLogHarness) -> None:
         keys = keys_of_partitions(log.partitions)
         sent = [(key, b"%d" % number) for number in range(50) for key in keys]
         publisher = log.publisher()
@@ -133,7 +133,7 @@ class MessageLogContract:
         log.publisher().publish(sent)
         assert sorted((m.key, m.value) for m in take(log.consumer("g"), 3)) == sorted(sent)
 
-    def test_poll_hands_out_no_more_than_asked_for(self, log: MessageLogHarness) -> None:
+    def test_poll_returns_no_more_messages_than_asked_for(self, log: MessageLogHarness) -> None:
         log.publisher().publish([(key, b"v") for key in keys_of_partitions(log.partitions) for _ in range(10)])
         consumer = log.consumer("g")
         seen = 0
@@ -161,7 +161,7 @@ class MessageLogContract:
         first.close()
         assert [m.value for m in take(log.consumer("g"), 6)] == [b"4", b"5", b"6", b"7", b"8", b"9"]
 
-    def test_what_was_never_committed_is_delivered_again(self, log: MessageLogHarness) -> None:
+    def test_uncommitted_messages_are_delivered_again(self, log: MessageLogHarness) -> None:
         log.publisher().publish([(b"k", b"1"), (b"k", b"2")])
         first = log.consumer("g")
         take(first, 2)
@@ -219,7 +219,7 @@ class MessageLogContract:
         assert consumer.lag() == 0
 
     # --- progress ---------------------------------------------------------------------------------
-    def test_progress_is_the_time_of_the_oldest_message_that_waits(self, log: MessageLogHarness) -> None:
+    def test_progress_is_the_time_of_the_oldest_waiting_message(self, log: MessageLogHarness) -> None:
         """Before the group exists, while it reads, and when it has read everything."""
         publisher, progress, keys = log.publisher(), log.progress("g"), keys_of_partitions(log.partitions)
         asked_ms = log.now_ms()
@@ -243,7 +243,7 @@ class MessageLogContract:
         consumer.close()
         assert times[1] <= progress.passed_until()[0] < times[2], "offsets last when the members are gone"
 
-    def test_progress_of_another_group_is_its_own(self, log: MessageLogHarness) -> None:
+    def test_each_group_makes_separate_progress(self, log: MessageLogHarness) -> None:
         consumer, other = log.consumer("g1"), log.consumer("g2")
         for member in (consumer, other):
             settle([member], log.partitions)
@@ -258,7 +258,7 @@ class MessageLogContract:
             two.close()
 
     # --- dead letters -----------------------------------------------------------------------------
-    def test_what_is_set_aside_is_kept_with_the_reason_and_commits_nothing(self, log: MessageLogHarness) -> None:
+    def test_a_message_set_aside_is_kept_with_its_reason_and_commits_nothing(self, log: MessageLogHarness) -> None:
         log.publisher().publish([(b"k", b"\xff rubbish"), (b"", b""), (b"k", b"x" * 100_000)])
         consumer = log.consumer("g")
         got = take(consumer, 3)
@@ -280,7 +280,7 @@ class MessageLogContract:
         assert list(log.dead_letters()) == [DeadLetter(message, "too large for a pack request")]
 
     # --- pausing ----------------------------------------------------------------------------------
-    def test_paused_partitions_hand_out_nothing_and_keep_their_position(self, log: MessageLogHarness) -> None:
+    def test_paused_partitions_return_nothing_and_keep_their_position(self, log: MessageLogHarness) -> None:
         keys = keys_of_partitions(log.partitions)
         publisher, consumer = log.publisher(), log.consumer("g")
         settle([consumer], log.partitions)
@@ -294,7 +294,7 @@ class MessageLogContract:
         consumer.resume([0])
         assert [m.value for m in take(consumer, 1)] == [b"2"]
 
-    def test_a_partition_that_comes_back_is_no_longer_paused(self, log: MessageLogHarness) -> None:
+    def test_a_reassigned_partition_is_no_longer_paused(self, log: MessageLogHarness) -> None:
         one, two = log.consumer("g"), log.consumer("g")
         settle([one], log.partitions)
         one.pause(one.assignment())
@@ -340,13 +340,13 @@ class MessageLogContract:
         assert frozenset().union(*given_up) >= two.assignment()
         assert not [m for m in one_got + two_got if m.partition in two.assignment()], "committed before it moved"
 
-    def test_a_member_that_leaves_hands_over_at_once(self, log: MessageLogHarness) -> None:
+    def test_a_leaving_member_hands_over_at_once(self, log: MessageLogHarness) -> None:
         one, two = log.consumer("g"), log.consumer("g")
         settle([one, two], log.partitions)
         one.close()
         settle([two], log.partitions)
 
-    def test_a_silent_member_is_thrown_out_and_cannot_commit(self, log: MessageLogHarness) -> None:
+    def test_a_silent_member_is_removed_from_the_group_and_cannot_commit(self, log: MessageLogHarness) -> None:
         keys = keys_of_partitions(log.partitions)
         zombie, heir = log.consumer("g", short_session=True), log.consumer("g")
         settle([zombie, heir], log.partitions)
@@ -359,7 +359,7 @@ class MessageLogContract:
             zombie.commit(ends(got))
         assert heir.lag() == lag
 
-    def test_a_member_thrown_out_is_told_and_joins_again(self, log: MessageLogHarness) -> None:
+    def test_a_removed_member_is_notified_and_rejoins(self, log: MessageLogHarness) -> None:
         zombie, heir = log.consumer("g", short_session=True), log.consumer("g")
         settle([zombie, heir], log.partitions)
         lost, told = zombie.assignment(), []
@@ -380,7 +380,7 @@ class MessageLogContract:
         zombie.on_revoke(lambda _partitions: None)
         settle([zombie, heir], log.partitions)
 
-    def test_messages_of_a_silent_member_come_again(self, log: MessageLogHarness) -> None:
+    def test_messages_of_a_silent_member_are_delivered_again(self, log: MessageLogHarness) -> None:
         zombie, heir = log.consumer("g", short_session=True), log.consumer("g")
         settle([zombie, heir], log.partitions)
         log.publisher().publish([(key, b"v") for key in keys_of_partitions(log.partitions)])
@@ -391,7 +391,7 @@ class MessageLogContract:
         assert {(m.partition, m.offset) for m in again} == {(m.partition, m.offset) for m in theirs}
         assert len(mine) + len(theirs) == log.partitions
 
-    def test_a_failing_callback_does_not_keep_the_partitions(self, log: MessageLogHarness) -> None:
+    def test_partitions_are_given_up_even_if_the_callback_fails(self, log: MessageLogHarness) -> None:
         one, two = log.consumer("g"), log.consumer("g")
         settle([one], log.partitions)
 

@@ -103,7 +103,7 @@ class BlockContract:
         block = bench.metadata.block(block_id)
         return Lease(block.writer, block.epoch, 0)
 
-    def test_pages_of_blocks(self, bench: MetadataBench) -> None:
+    def test_blocks_are_listed_in_pages(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         ids = sorted(bench.block(lease) for _ in range(5))
         assert [block.block_id for block in bench.metadata.list_blocks(None, 3)] == ids[:3]
@@ -111,7 +111,7 @@ class BlockContract:
         with pytest.raises(NotFound):
             bench.metadata.block(new_block_id())
 
-    def test_what_lies_in_a_block(self, bench: MetadataBench) -> None:
+    def test_the_objects_placed_in_a_block(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         rows = [bench.put(name, 100) for name in "abc"]
         block_id = bench.block(lease)
@@ -147,7 +147,7 @@ class BlockContract:
         assert len(_candidates(bench, 0.0)) == 5
         assert len(_candidates(bench, 0.7500001)) == 2
 
-    def test_blocks_without_a_live_object_need_no_rewriting(self, bench: MetadataBench) -> None:
+    def test_blocks_without_live_objects_are_not_rewritten(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         dead, live = bench.pack([bench.put("dead")]), bench.pack([bench.put("live", 1)])
         bench.delete("dead")
@@ -159,7 +159,7 @@ class BlockContract:
         assert len(bench.metadata.empty_blocks(1)) == 1
         assert [block.block_id for block in _candidates(bench, 0.0)] == [live]
 
-    def test_blocks_of_large_objects_are_candidates_of_no_rewriting(self, bench: MetadataBench) -> None:
+    def test_blocks_of_large_objects_are_never_rewritten(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         large = bench.large("l", lease)
         bench.metadata.record_large(large, lease, 5)
@@ -169,7 +169,7 @@ class BlockContract:
             segment.extent.block_id for segment in large.segments
         }
 
-    def test_a_block_that_cools_down_is_no_candidate(self, bench: MetadataBench) -> None:
+    def test_a_block_that_cools_down_is_not_a_candidate(self, bench: MetadataBench) -> None:
         block_id = bench.pack([bench.put("a", 100)])
         (before,) = _candidates(bench, 0.5)
         assert before.gc_failures == 0
@@ -182,13 +182,13 @@ class BlockContract:
         bench.metadata.cool_down_block(block_id, bench.now_ms + COOL_DOWN_MS_MAX)
         assert _candidates(bench, 0.5) == []
 
-    def test_a_cool_down_that_a_wrong_clock_set_is_over(self, bench: MetadataBench) -> None:
+    def test_a_cool_down_set_by_a_wrong_clock_counts_as_over(self, bench: MetadataBench) -> None:
         block_id = bench.pack([bench.put("a", 100)])
         bench.metadata.cool_down_block(block_id, bench.now_ms + 365 * 86_400_000)
         assert [block.block_id for block in _candidates(bench, 0.5)] == [block_id]
 
     @pytest.mark.invariant(6)
-    def test_waste_keeps_in_step_with_every_change(self, bench: MetadataBench) -> None:
+    def test_waste_is_updated_with_every_change(self, bench: MetadataBench) -> None:
         # After each kind of change, the index must find the block at exactly its ratio and not above.
         first, second = bench.put("a", SIZE // 4), bench.put("b", SIZE // 2)
         block_id = bench.pack([first, second])
@@ -206,7 +206,7 @@ class BlockContract:
         assert block_id not in [block.block_id for block in _candidates(bench, ratio + 0.001)]
 
     @pytest.mark.invariant(4)
-    def test_only_a_sealed_block_nobody_points_into_is_condemned(self, bench: MetadataBench) -> None:
+    def test_only_a_sealed_block_without_references_is_condemned(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         row = bench.put("n")
         block_id = bench.pack([row])

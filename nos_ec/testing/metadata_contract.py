@@ -49,18 +49,18 @@ class IdentityContract:
         with pytest.raises(ConfigError, match="k=4"):
             bench.metadata.bind_geometry(Geometry(k=4, m=2))
 
-    def test_books_cannot_be_kept_before_the_geometry_is_bound(self, metadata: Metadata) -> None:
+    def test_blocks_cannot_be_counted_before_the_geometry_is_bound(self, metadata: Metadata) -> None:
         with pytest.raises(ConfigError, match="nos-ec init"):
             metadata.seal_reconciled(new_block_id(), 0, 0, 0, 0, 1)
 
-    def test_a_store_is_new_until_its_geometry_is_bound(self, metadata: Metadata) -> None:
+    def test_metadata_is_new_until_its_geometry_is_bound(self, metadata: Metadata) -> None:
         assert metadata.is_new()
         metadata.claim_store_id("an id")
         assert metadata.is_new(), "`nos-ec init` died between the two: its next run must treat it as new"
         metadata.bind_geometry(GEOMETRY)
         assert not metadata.is_new()
 
-    def test_the_first_id_that_is_claimed_stays(self, metadata: Metadata) -> None:
+    def test_the_first_claimed_id_stays(self, metadata: Metadata) -> None:
         assert metadata.find_store_id() is None
         assert metadata.claim_store_id("first") == "first"
         assert metadata.claim_store_id("second") == "first"
@@ -78,7 +78,7 @@ class PutContract:
         assert bench.metadata.due_deletions(499, 10) == []
         assert len(bench.metadata.due_deletions(500, 10)) == 1, "reserving again must not move the time"
 
-    def test_a_put_is_the_current_version_and_off_the_queue(self, bench: MetadataBench) -> None:
+    def test_a_put_becomes_current_and_leaves_the_queue(self, bench: MetadataBench) -> None:
         new = bench.new("å/✓ name", 123)
         (row,) = bench.metadata.record_puts([new], bench.now_ms)
         assert row == bench.metadata.get(new.key)
@@ -99,7 +99,7 @@ class PutContract:
         with pytest.raises(ValueError, match="landing copy"):
             bench.metadata.record_puts([NewObject(ObjectKey("b", "n"), 5, 0, bytes(16), None, 0)], 1)
 
-    def test_versions_grow_even_when_the_clock_stands(self, bench: MetadataBench) -> None:
+    def test_versions_grow_even_when_the_clock_stands_still(self, bench: MetadataBench) -> None:
         first, second = bench.put("n"), bench.put("n")
         assert (second.object_id, second.version) == (first.object_id, first.version + 1)
         bench.now_ms += 1
@@ -114,7 +114,7 @@ class PutContract:
         assert bench.metadata.next_version(key, 7) == row.version + 1
         assert bench.metadata.next_version(key, bench.now_ms + 1) == (bench.now_ms + 1) * 1000
 
-    def test_an_overwritten_landing_copy_is_queued_for_now(self, bench: MetadataBench) -> None:
+    def test_an_overwritten_landing_copy_is_queued_for_immediate_deletion(self, bench: MetadataBench) -> None:
         old = bench.put("n")
         bench.put("n")
         assert old.landing_id is not None
@@ -138,7 +138,7 @@ class PutContract:
         assert [row.key.name for row in rows] == [f"n-{i}" for i in range(200)]
         assert [bench.get(row.key.name) for row in rows[:10]] == rows[:10]
 
-    def test_a_key_twice_in_a_batch_is_overwritten_by_the_later(self, bench: MetadataBench) -> None:
+    def test_a_later_put_in_a_batch_overwrites_an_earlier_one(self, bench: MetadataBench) -> None:
         first, second = bench.new("n", 10), bench.new("n", 20)
         rows = bench.metadata.record_puts([first, second], bench.now_ms)
         assert rows[1] == bench.get("n")
@@ -170,7 +170,7 @@ class PutContract:
         assert again.state is ObjectState.PACKED
 
     @pytest.mark.invariant(5)
-    def test_recording_again_does_not_bring_back_what_is_gone(self, bench: MetadataBench) -> None:
+    def test_recording_again_does_not_bring_an_old_version_back(self, bench: MetadataBench) -> None:
         new = bench.new("n")
         (first,) = bench.metadata.record_puts([new], bench.now_ms)
         newer = bench.put("n")
@@ -182,7 +182,7 @@ class PutContract:
         with pytest.raises(NotFound):
             bench.get("n")
 
-    def test_nothing_to_record(self, bench: MetadataBench) -> None:
+    def test_recording_nothing(self, bench: MetadataBench) -> None:
         assert bench.metadata.record_puts([], 1) == []
         bench.metadata.reserve_landing([], 1)
 
@@ -204,7 +204,7 @@ class LargeContract:
             assert (block.live_bytes, block.live_objects, block.dead_bytes) == (20_000, 1, 0)
         bench.check_books()
 
-    def test_recording_it_again_changes_nothing(self, bench: MetadataBench) -> None:
+    def test_recording_a_large_object_again_changes_nothing(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         new = bench.large("big", lease)
         assert [bench.metadata.record_large(new, lease, bench.now_ms) for _ in range(3)] == [True] * 3
@@ -228,7 +228,7 @@ class LargeContract:
             assert (block.state, block.live_bytes, block.dead_bytes) == (BlockState.SEALED, 0, 20_000)
         bench.check_books()
 
-    def test_it_releases_what_it_overwrites(self, bench: MetadataBench) -> None:
+    def test_a_large_object_releases_what_it_overwrites(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         landed, packed = bench.put("n"), bench.packed("p")
         large = bench.large("l", lease)
@@ -256,7 +256,7 @@ class LargeContract:
         with pytest.raises(NotFound):
             bench.get("big")
 
-    def test_figures_that_cannot_be_are_a_bug(self, bench: MetadataBench) -> None:
+    def test_impossible_figures_are_a_bug(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         new = bench.large("big", lease)
         for wrong in ({"size": 1}, {"block_stripes": [1]}, {"block_stripes": [0, 1]}):
@@ -268,7 +268,7 @@ class LargeContract:
 class LookUpContract:
     """get, segments, delete, list_objects, list_buckets."""
 
-    def test_what_is_not_there(self, bench: MetadataBench) -> None:
+    def test_missing_objects(self, bench: MetadataBench) -> None:
         for ask in (bench.get, bench.delete):
             with pytest.raises(NotFound) as refused:
                 ask("nothing")
@@ -327,7 +327,7 @@ class LookUpContract:
         bench.delete("n")
         assert bench.put("n").object_id > first.object_id
 
-    def test_listing_is_in_byte_order_from_after(self, bench: MetadataBench) -> None:
+    def test_listing_is_in_byte_order_and_starts_after_a_name(self, bench: MetadataBench) -> None:
         # U+FFFF sorts before U+10000 in UTF-8 and after it in UTF-16. A collation would merge case, accents and blanks.
         names = ["A", "a", "a ", "ä", "z", "é", "e", "\uffff", "\U00010000", "a%", "a_", "ab"]
         bench.put_all(names)
@@ -372,7 +372,7 @@ class ProducerContract:
         assert [row.key.name for row in bench.metadata.due_objects(30, 10, ALL_SLOTS)] == ["a", "b", "c"]
         assert [row.key.name for row in bench.metadata.due_objects(30, 2, ALL_SLOTS)] == ["a", "b"]
 
-    def test_due_objects_are_those_of_the_slots(self, bench: MetadataBench) -> None:
+    def test_due_objects_come_only_from_the_given_slots(self, bench: MetadataBench) -> None:
         buckets = {bucket_slot(bucket): bucket for bucket in (f"bucket-{i}" for i in range(999))}
         assert buckets.keys() == ALL_SLOTS
         lease = bench.lease()
@@ -391,7 +391,7 @@ class ProducerContract:
             assert [row.key for row in due][-len(slots) :] == overwritten, "a large object had its slot before"
         assert bench.metadata.due_objects(100, 99, frozenset()) == []
 
-    def test_a_slot_with_many_due_leaves_room_but_fills_what_is_left(self, bench: MetadataBench) -> None:
+    def test_a_busy_slot_leaves_room_for_others_and_fills_the_rest(self, bench: MetadataBench) -> None:
         for i in range(40):
             bench.put(f"many-{i:02}", due_ms=1 + i)
         others = [bucket for bucket in (f"b{i}" for i in range(40)) if bucket_slot(bucket) != bucket_slot("bucket")]
@@ -424,7 +424,7 @@ class ProducerContract:
         assert bench.get("p").state is ObjectState.PACKED
         assert bench.get("k").state is ObjectState.QUEUED
 
-    def test_what_is_still_landed(self, bench: MetadataBench) -> None:
+    def test_only_current_unpacked_versions_are_still_landed(self, bench: MetadataBench) -> None:
         overwritten, deleted, packed, kept, queued = (bench.put(name) for name in "odpkq")
         bench.put("o")
         bench.delete("d")
@@ -434,7 +434,7 @@ class ProducerContract:
         assert bench.metadata.still_landed(asked) == set(asked[3:])
         assert bench.metadata.still_landed([]) == frozenset()
 
-    def test_what_never_was_is_not_still_landed(self, bench: MetadataBench) -> None:
+    def test_a_request_that_matches_no_row_is_not_still_landed(self, bench: MetadataBench) -> None:
         """One field that differs from the row is enough, so that no object is packed under another one's name."""
         row, other = pack_request(bench.put("å/✓ name")), pack_request(bench.put("other"))
         lies = [
@@ -455,7 +455,7 @@ class ProducerContract:
 class LeaseContract:
     """Leases (invariant 8)."""
 
-    def test_a_lease_is_taken_once_expired_or_not(self, bench: MetadataBench) -> None:
+    def test_a_lease_that_is_held_cannot_be_acquired_even_after_it_expired(self, bench: MetadataBench) -> None:
         lease = bench.metadata.acquire_lease("w", 100, 50)
         assert (lease.name, lease.expires_ms) == ("w", 150)
         for now_ms, says in (
@@ -467,7 +467,7 @@ class LeaseContract:
         with pytest.raises(InvalidInput):
             bench.metadata.acquire_lease("", 1, 1)
 
-    def test_who_holds_a_lease_is_told_to_whoever_wants_it(self, bench: MetadataBench) -> None:
+    def test_the_refusal_of_a_lease_names_its_holder(self, bench: MetadataBench) -> None:
         for holder in ("process 4711 on host-a", "process 5 on host-b"):
             lease = bench.metadata.acquire_lease("gc", 60_000, 30_000, holder)
             with pytest.raises(Conflict, match=f"held by {holder} until 1970-01-01T00:01:30.*, 20 s from now"):
@@ -479,7 +479,7 @@ class LeaseContract:
         with pytest.raises(Conflict, match="'gc' is held until"):
             bench.metadata.acquire_lease("gc", 60_000, 30_000)
 
-    def test_epochs_grow_over_all_names(self, bench: MetadataBench) -> None:
+    def test_epochs_increase_across_all_names(self, bench: MetadataBench) -> None:
         epochs = []
         for name in ("a", "b", "a", "c"):
             lease = bench.lease(name)
@@ -545,7 +545,7 @@ class LeaseContract:
         assert bench.metadata.block(sealed).state is BlockState.SEALED
         assert bench.metadata.block(other).state is BlockState.OPEN
 
-    def test_fencing_takes_an_expired_lease_only(self, bench: MetadataBench) -> None:
+    def test_only_an_expired_lease_can_be_fenced(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         block_id = bench.block(lease)
         assert not bench.metadata.fence_lease(lease, lease.expires_ms - 1)
@@ -588,7 +588,7 @@ class CommitContract:
         assert bench.metadata.due_deletions(bench.now_ms + 5, 10) == [expected]
 
     @pytest.mark.invariant(5)
-    def test_losers_are_dead_bytes_and_no_error(self, bench: MetadataBench) -> None:
+    def test_losers_count_as_dead_bytes_and_raise_no_error(self, bench: MetadataBench) -> None:
         rows = [bench.put(name, 300) for name in "wodp"]
         lease = bench.lease()
         block_id = bench.block(lease)
@@ -617,7 +617,7 @@ class CommitContract:
         bench.check_books()
 
     @pytest.mark.invariant(5)
-    def test_of_two_versions_in_a_group_the_current_one_wins(self, bench: MetadataBench) -> None:
+    def test_the_current_one_of_two_versions_in_a_group_wins(self, bench: MetadataBench) -> None:
         old, new = bench.put("n", 300), bench.put("n", 400)
         lease = bench.lease()
         for order in ([old, new], [new, old]):
@@ -726,7 +726,7 @@ class CommitContract:
         assert bench.get("n") == row
         assert bench.metadata.block(block_id).stripes == 0
 
-    def test_a_sealed_block_takes_nothing(self, bench: MetadataBench) -> None:
+    def test_a_sealed_block_accepts_no_commit(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         block_id = bench.block(lease)
         bench.metadata.seal_block(lease, block_id, 5)
@@ -736,7 +736,7 @@ class CommitContract:
             bench.metadata.commit_group(bench.group(lease, new_block_id(), [bench.put("n")]))
 
     @pytest.mark.parametrize("move", [(HEADER, 0), (-1, 10), (SIZE - 5, 10), (SIZE * 2, 10), (HEADER, SIZE)], ids=str)
-    def test_a_group_that_cannot_be_is_a_bug(self, bench: MetadataBench, move: tuple[int, int]) -> None:
+    def test_an_impossible_group_is_a_bug(self, bench: MetadataBench, move: tuple[int, int]) -> None:
         lease = bench.lease()
         block_id = bench.block(lease)
         with pytest.raises(ValueError, match="outside its group"):
@@ -745,7 +745,7 @@ class CommitContract:
             bench.metadata.commit_group(GroupCommit(lease, block_id, 7, 2, [], 5, 4))
 
     @pytest.mark.invariant(3)
-    def test_a_move_of_another_size_than_the_row_is_a_bug(self, bench: MetadataBench) -> None:
+    def test_a_move_whose_size_differs_from_the_row_is_a_bug(self, bench: MetadataBench) -> None:
         row = bench.put("n", 100)
         lease = bench.lease()
         block_id = bench.block(lease)
@@ -754,7 +754,7 @@ class CommitContract:
             bench.metadata.commit_group(GroupCommit(lease, block_id, 0, 1, [wrong], 5, 4))
         assert bench.metadata.block(block_id).stripes == 0
 
-    def test_a_group_of_nothing_is_overhead(self, bench: MetadataBench) -> None:
+    def test_an_empty_group_counts_as_overhead(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         block_id = bench.block(lease)
         assert bench.metadata.commit_group(bench.group(lease, block_id, [])) == frozenset()
@@ -777,7 +777,7 @@ class LandingContract:
             bench.metadata.forget_landing([ids[2], ids[0]])
         assert list(bench.deletions()) == [ids[1]]
 
-    def test_the_row_comes_with_it_only_if_of_that_version(self, bench: MetadataBench) -> None:
+    def test_a_deletion_carries_the_row_only_if_the_version_matches(self, bench: MetadataBench) -> None:
         row = bench.put("n")
         bench.pack([row])
         assert row.landing_id is not None
@@ -786,7 +786,7 @@ class LandingContract:
         assert bench.deletions()[row.landing_id].row is None
 
     @pytest.mark.invariant(2)
-    def test_a_copy_goes_only_if_its_version_is_packed_where_it_was_verified(self, bench: MetadataBench) -> None:
+    def test_a_copy_is_deleted_only_if_its_version_is_packed_where_it_was_verified(self, bench: MetadataBench) -> None:
         row = bench.put("n")
         block_id = bench.pack([row])
         assert row.landing_id is not None
@@ -799,7 +799,7 @@ class LandingContract:
         assert bench.metadata.doom_landing({row.landing_id: None}) == {row.landing_id}, "it already is"
 
     @pytest.mark.invariant(2)
-    def test_a_copy_verified_in_a_block_gc_has_left_stays(self, bench: MetadataBench) -> None:
+    def test_a_copy_stays_if_gc_moved_its_object_after_the_verification(self, bench: MetadataBench) -> None:
         row = bench.put("n")
         first = bench.pack([row])
         second = bench.pack([bench.get("n")])
@@ -808,7 +808,7 @@ class LandingContract:
         assert bench.metadata.doom_landing({row.landing_id: second}) == {row.landing_id}
 
     @pytest.mark.invariant(2)
-    def test_a_copy_nobody_needs_goes(self, bench: MetadataBench) -> None:
+    def test_an_unneeded_copy_is_deleted(self, bench: MetadataBench) -> None:
         reserved = new_landing_id()
         bench.metadata.reserve_landing([reserved], 5)
         deleted, overwritten = bench.put("d"), bench.put("o")
@@ -821,7 +821,7 @@ class LandingContract:
         assert bench.metadata.doom_landing({}) == frozenset()
 
     @pytest.mark.invariant(2)
-    def test_a_copy_a_row_still_needs_never_goes(self, bench: MetadataBench) -> None:
+    def test_a_copy_that_a_row_needs_is_never_deleted(self, bench: MetadataBench) -> None:
         row = bench.put("n")
         assert row.landing_id is not None
         bench.metadata.reserve_landing([row.landing_id], 5)
@@ -845,7 +845,7 @@ class LandingContract:
         bench.check_books()
 
     @pytest.mark.parametrize("how", ["doomed", "moved", "overwritten", "deleted"])
-    def test_reverting_is_refused_when_the_row_moved_on(self, bench: MetadataBench, how: str) -> None:
+    def test_reverting_is_refused_when_the_row_has_changed(self, bench: MetadataBench, how: str) -> None:
         row = bench.put("n")
         block_id = bench.pack([row])
         (deletion,) = bench.deletions().values()
@@ -879,7 +879,7 @@ class LandingContract:
         bench.metadata.doom_landing({landed.landing_id: block_id})
         assert bench.metadata.queued_copy(packed, lowest, highest) is None, "it may be deleted already"
 
-    def test_which_copies_are_known(self, bench: MetadataBench) -> None:
+    def test_known_and_needed_copies(self, bench: MetadataBench) -> None:
         reserved, stranger = new_landing_id(), new_landing_id()
         bench.metadata.reserve_landing([reserved], 5)
         landed, packed = bench.put("n"), bench.put("p")

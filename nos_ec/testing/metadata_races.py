@@ -104,7 +104,7 @@ class MetadataRaces(MetadataSuite):
         bench.check_books()
 
     @pytest.mark.invariant(8)
-    def test_a_lease_goes_to_one_of_those_who_want_it(self, bench: MetadataBench) -> None:
+    def test_only_one_of_several_processes_gets_a_lease(self, bench: MetadataBench) -> None:
         wanted = [["a", "b", "c"], ["c", "b", "d"], ["d", "a", "c"]]
         for _ in range(ROUNDS):
             taken = race(*(partial(bench.metadata.acquire_leases, names, bench.now_ms, 50) for names in wanted))
@@ -218,7 +218,7 @@ class MetadataRaces(MetadataSuite):
         assert claimed == [bench.metadata.find_store_id()] * 2
 
     @pytest.mark.invariant(6)
-    def test_many_threads_keep_the_books(self, bench: MetadataBench) -> None:
+    def test_the_books_balance_under_many_threads(self, bench: MetadataBench) -> None:
         names = [f"n{i}" for i in range(8)]
 
         def work(seed: int) -> None:

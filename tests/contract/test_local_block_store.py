@@ -127,7 +127,7 @@ def _mount(root: Path) -> None:
     ],
     ids=["8+3", "4+2", "8+4", "1+1", "5+3"],
 )
-def test_every_choice_of_m_lost_shards_is_made_up_for(tmp_path: Path, geometry: Geometry) -> None:
+def test_any_m_lost_shards_are_reconstructed(tmp_path: Path, geometry: Geometry) -> None:
     root = tmp_path / "store"
     LocalBlockStore.initialise(root, geometry)
     blocks = LocalBlockStore(root, geometry)
@@ -146,7 +146,7 @@ def test_every_choice_of_m_lost_shards_is_made_up_for(tmp_path: Path, geometry: 
     blocks.close()
 
 
-def test_one_lost_shard_more_is_corrupt_and_names_the_folders(root: Path, blocks: LocalBlockStore) -> None:
+def test_more_than_m_lost_shards_are_corrupt_and_name_the_folders(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 1)
     _unmount(root, 0, 1, 2, 8)
     with pytest.raises(Corrupt, match=r"more than 3 shards are lost .*shard-00.*shard-08"):
@@ -162,7 +162,7 @@ def test_one_lost_shard_more_is_corrupt_and_names_the_folders(root: Path, blocks
     assert blocks.read(block_id, 0, len(data)) == data
 
 
-def test_a_store_opens_and_reads_with_m_folders_lost(root: Path, blocks: LocalBlockStore) -> None:
+def test_a_block_store_opens_and_reads_with_m_folders_lost(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 2)
     _unmount(root, 2, 7, 10)
     reopened = LocalBlockStore(root, SMALL)
@@ -193,7 +193,7 @@ def test_nothing_is_written_while_a_shard_folder_is_lost(root: Path, blocks: Loc
     assert blocks.read(block_id, 0, len(data)) == data
 
 
-def test_a_shard_folder_that_cannot_be_used_is_named(root: Path, blocks: LocalBlockStore) -> None:
+def test_an_unusable_shard_folder_is_named(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 1)
     _unmount(root, 5)
     (root / "shard-05").write_bytes(b"a file, not a folder")
@@ -202,7 +202,7 @@ def test_a_shard_folder_that_cannot_be_used_is_named(root: Path, blocks: LocalBl
     assert blocks.read(block_id, 0, len(data)) == data
 
 
-def test_a_replaced_shard_takes_new_blocks_and_ends_old_ones(root: Path, blocks: LocalBlockStore) -> None:
+def test_a_replaced_shard_takes_new_blocks_but_no_appends_to_old_ones(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 1)
     _unmount(root, 5)
     assert blocks.blocks_short() == 1
@@ -222,7 +222,7 @@ def test_a_replaced_shard_takes_new_blocks_and_ends_old_ones(root: Path, blocks:
     LocalBlockStore.initialise(root, SMALL)
 
 
-def test_more_than_m_missing_shards_are_not_made_anew(root: Path, blocks: LocalBlockStore) -> None:
+def test_more_than_m_missing_shards_are_not_recreated(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 1)
     _unmount(root, 0, 1, 2, 3)
     for named in ([], [0], [0, 1, 2, 3]):
@@ -256,7 +256,7 @@ def test_a_disk_in_the_wrong_place_is_refused(root: Path, tmp_path: Path) -> Non
             act(root, SMALL)
 
 
-def test_a_store_of_an_earlier_version_opens_and_gets_identities(root: Path, blocks: LocalBlockStore) -> None:
+def test_a_block_store_of_an_earlier_version_opens_and_gets_identities(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 1)
     content = json.loads((root / "store.json").read_text())
     del content["id"]
@@ -283,7 +283,7 @@ def test_a_damaged_page_is_found_and_decoded(root: Path, blocks: LocalBlockStore
     assert blocks.read(block_id, 0, len(data)) == data
 
 
-def test_damage_on_every_shard_is_made_up_for_page_by_page(root: Path, blocks: LocalBlockStore) -> None:
+def test_damage_on_every_shard_is_reconstructed_page_by_page(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 2)
     for shard in range(11):
         page = shard // 3
@@ -292,7 +292,7 @@ def test_damage_on_every_shard_is_made_up_for_page_by_page(root: Path, blocks: L
     assert blocks.stripes(block_id) == 2
 
 
-def test_more_damage_than_m_in_one_page_is_corrupt(root: Path, blocks: LocalBlockStore) -> None:
+def test_damage_to_more_than_m_shards_of_one_page_is_corrupt(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 2)
     for shard in (1, 4, 8, 10):
         _damage(_file(root, block_id, shard), DATA_AT + PAGE)
@@ -303,7 +303,7 @@ def test_more_damage_than_m_in_one_page_is_corrupt(root: Path, blocks: LocalBloc
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_scattered_damage_costs_no_page_that_k_shards_have(root: Path, blocks: LocalBlockStore, seed: int) -> None:
+def test_scattered_damage_loses_no_page_that_k_shards_have(root: Path, blocks: LocalBlockStore, seed: int) -> None:
     """A range reads exactly when each of its pages is good, or can be had from k shards."""
     random = Random(seed)
     block_id, data = _written(blocks, 2)
@@ -445,7 +445,7 @@ def test_a_torn_append_counts_as_far_as_it_can_be_read(
         blocks.append(block_id, stripes, _data(1))
 
 
-def test_what_a_power_cut_leaves_of_an_append_is_not_taken_for_data(root: Path, blocks: LocalBlockStore) -> None:
+def test_remains_of_an_append_after_a_power_cut_do_not_count_as_data(root: Path, blocks: LocalBlockStore) -> None:
     """Files that were made longer, but whose bytes did not reach the disk, are full of zeros."""
     block_id, data = _written(blocks, 1)
     for shard in range(11):
@@ -623,7 +623,7 @@ def test_a_delete_with_a_lost_shard_is_completed_when_it_is_back(root: Path, blo
 # --- sealing ------------------------------------------------------------------------------------------
 
 
-def test_a_seal_keeps_its_answer_when_shards_decay(root: Path, blocks: LocalBlockStore) -> None:
+def test_a_seal_gives_the_same_answer_when_shards_decay(root: Path, blocks: LocalBlockStore) -> None:
     block_id, _ = _written(blocks, 3)
     assert blocks.seal(block_id) == 3
     for shard in range(5):
@@ -644,7 +644,7 @@ def test_a_damaged_mark_still_refuses_appends(root: Path, blocks: LocalBlockStor
     assert blocks.seal(block_id) == 1
 
 
-def test_a_block_whose_head_is_damaged_takes_no_append(root: Path, blocks: LocalBlockStore) -> None:
+def test_a_block_with_a_damaged_head_accepts_no_append(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 1)
     _damage(_file(root, block_id, 6), 10)
     with pytest.raises(Conflict, match=r"\[6\]"):
@@ -652,7 +652,7 @@ def test_a_block_whose_head_is_damaged_takes_no_append(root: Path, blocks: Local
     assert blocks.read(block_id, 0, len(data)) == data
 
 
-def test_a_writer_that_was_stopped_does_not_hang_the_others(
+def test_a_stopped_writer_does_not_block_the_others(
     root: Path, blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block_id, data = _written(blocks, 1)
@@ -687,7 +687,9 @@ def _synced(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> list[
     return sorted(synced)
 
 
-def test_every_step_syncs_all_it_wrote(root: Path, blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_step_syncs_everything_it_wrote(
+    root: Path, blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     block_id = new_block_id()
     files = [_file(root, block_id, shard) for shard in range(11)]
     folders = [file.parent for file in files]
@@ -744,7 +746,7 @@ def test_full_disks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room_pages", [1, 9, 40, 90])
-def test_an_append_that_fills_the_disk_half_way(tmp_path: Path, room_pages: int) -> None:
+def test_an_append_that_fills_the_disk_halfway(tmp_path: Path, room_pages: int) -> None:
     """Room for a part of the append (2 stripes, 88 pages of chunks and some of checksums) on all but the last."""
     with small_disk(tmp_path / "disk", 8 << 20) as disk:
         root = disk.folder / "blocks"
@@ -777,7 +779,7 @@ def test_an_append_that_fills_the_disk_half_way(tmp_path: Path, room_pages: int)
         Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=16),
     ],
 )
-def test_another_geometry_is_refused_and_both_are_named(root: Path, other: Geometry) -> None:
+def test_a_different_geometry_is_refused_and_both_are_named(root: Path, other: Geometry) -> None:
     for act in (LocalBlockStore, LocalBlockStore.initialise):
         with pytest.raises(ConfigError) as caught:
             act(root, other)
@@ -805,7 +807,7 @@ def test_opening_refuses_a_damaged_or_unknown_store_file(root: Path) -> None:
             LocalBlockStore(root, SMALL)
 
 
-def test_a_store_half_initialised_is_not_a_store(root: Path) -> None:
+def test_a_half_initialised_block_store_does_not_open(root: Path) -> None:
     (root / "store.json").unlink()
     with pytest.raises(ConfigError, match="nos-ec init"):
         LocalBlockStore(root, SMALL)
@@ -813,7 +815,7 @@ def test_a_store_half_initialised_is_not_a_store(root: Path) -> None:
     LocalBlockStore(root, SMALL).close()
 
 
-def test_a_geometry_that_was_lost_is_not_made_up(root: Path, blocks: LocalBlockStore) -> None:
+def test_a_lost_geometry_is_not_invented(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 1)
     content = (root / "store.json").read_bytes()
     (root / "store.json").unlink()
@@ -823,7 +825,7 @@ def test_a_geometry_that_was_lost_is_not_made_up(root: Path, blocks: LocalBlockS
     assert LocalBlockStore(root, SMALL).read(block_id, 0, len(data)) == data
 
 
-def test_of_many_initialisers_one_makes_the_store(tmp_path: Path) -> None:
+def test_one_of_many_initialisers_creates_the_block_store(tmp_path: Path) -> None:
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda _: LocalBlockStore.initialise(tmp_path / "store", SMALL), range(6)))
     with closing(LocalBlockStore(tmp_path / "store", SMALL)) as blocks:

@@ -50,7 +50,7 @@ def _killed_put(root: Path, landing_id: LandingId, kill_at: str) -> None:
     assert done.returncode == -signal.SIGKILL, "the kill point did not fire"
 
 
-def test_a_put_killed_before_its_rename_is_nothing_and_leaks_nothing(root: Path) -> None:
+def test_a_put_killed_before_its_rename_leaves_nothing(root: Path) -> None:
     landing_id, landing = new_landing_id(), LocalLandingStore(root)
     _killed_put(root, landing_id, "landing_store.written")
     assert list(landing.list_ids()) == []
@@ -123,7 +123,7 @@ def _ids_in(folder: int, count: int) -> list[LandingId]:
     return [LandingId(new_landing_id()[:-1] + bytes([folder])) for _ in range(count)]
 
 
-def test_deleting_many_syncs_each_folder_once_behind_its_last_copy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleting_many_syncs_each_folder_once_after_its_last_copy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     landing, steps = LocalLandingStore(root), []
     ids = [*_ids_in(0xAB, 3), *_ids_in(0xCD, 2)]
     for landing_id in ids:
@@ -140,7 +140,7 @@ def test_deleting_many_syncs_each_folder_once_behind_its_last_copy(root: Path, m
     assert sorted(steps) == [("ab", 0), ("cd", 0)]
 
 
-def test_deleting_many_tells_which_copies_may_still_be_there(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleting_many_reports_which_copies_may_remain(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     landing = LocalLandingStore(root)
     unsynced, stuck, gone = _ids_in(0xAB, 2), _ids_in(0xCD, 1), _ids_in(0xCD, 2)
     for landing_id in (*unsynced, *gone):
@@ -194,7 +194,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         landing.put(new_landing_id(), bytes(100_000))
 
 
-def test_a_folder_that_is_not_there_is_not_a_missing_copy(root: Path) -> None:
+def test_a_missing_folder_is_not_a_missing_copy(root: Path) -> None:
     landing_id, landing = new_landing_id(), LocalLandingStore(root)
     landing.put(landing_id, b"bytes")
     root.rename(root.with_name("unmounted"))
@@ -228,7 +228,7 @@ def test_opening_needs_an_initialised_store(tmp_path: Path) -> None:
             LocalLandingStore(root)
 
 
-def test_opening_refuses_another_format(root: Path) -> None:
+def test_opening_refuses_an_unknown_format(root: Path) -> None:
     (root / "store.json").write_text('{"format": "nos-ec local landing store", "version": 2}')
     for act in (LocalLandingStore, LocalLandingStore.initialise):
         with pytest.raises(ConfigError, match="program that wrote it"):

@@ -99,7 +99,7 @@ class TestLocalMessageLog(MessageLogContract):
 
 
 # --- the file -------------------------------------------------------------------------------------
-def test_initialise_is_idempotent_and_holds_on_to_the_partition_count(tmp_path: Path) -> None:
+def test_initialise_is_idempotent_and_keeps_the_partition_count(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "log.sqlite"
     assert LocalMessageLog.initialise(path, 3).partitions == 3
     assert LocalMessageLog.initialise(path, 3).partitions == 3
@@ -109,12 +109,12 @@ def test_initialise_is_idempotent_and_holds_on_to_the_partition_count(tmp_path: 
 
 
 @pytest.mark.parametrize("partitions", [0, -1, 1025])
-def test_a_senseless_partition_count_is_refused(tmp_path: Path, partitions: int) -> None:
+def test_an_invalid_partition_count_is_refused(tmp_path: Path, partitions: int) -> None:
     with pytest.raises(ConfigError, match="use 1 to 1024"):
         LocalMessageLog.initialise(tmp_path / "log.sqlite", partitions)
 
 
-def test_of_many_initialisers_one_wins_and_all_succeed(tmp_path: Path) -> None:
+def test_one_of_many_initialisers_wins_and_all_succeed(tmp_path: Path) -> None:
     path, counts = tmp_path / "log.sqlite", []
     threads = [
         threading.Thread(target=lambda: counts.append(LocalMessageLog.initialise(path, 5).partitions)) for _ in range(8)
@@ -161,14 +161,14 @@ def test_a_file_of_format_2_is_brought_up_to_date(tmp_path: Path) -> None:
         assert progress.passed_until() == {0: clock.now_ms() - 1000}
 
 
-def test_another_format_is_refused(log: LocalHarness) -> None:
+def test_an_unknown_format_is_refused(log: LocalHarness) -> None:
     with closing(sqlite3.connect(log.path)) as connection:
         connection.execute("PRAGMA user_version = 4")
     with pytest.raises(ConfigError, match="has format 4, but this program knows 3"):
         LocalMessageLog(log.path)
 
 
-def test_rubbish_is_corrupt(tmp_path: Path) -> None:
+def test_garbage_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     path.write_bytes(os.urandom(8192))
     with pytest.raises(Corrupt, match="damaged"):
@@ -337,7 +337,7 @@ def test_a_commit_past_the_end_is_refused(log: LocalHarness) -> None:
 
 
 @pytest.mark.parametrize(("group", "session_ms"), [("", 1000), ("g", 99)])
-def test_senseless_membership_is_refused(log: LocalHarness, group: str, session_ms: int) -> None:
+def test_invalid_membership_is_refused(log: LocalHarness, group: str, session_ms: int) -> None:
     with pytest.raises(ConfigError, match="give the group a name"):
         log.log.consumer(group=group, member="m", clock=log.clock, session_ms=session_ms)
 
@@ -360,7 +360,7 @@ def test_shares_are_even_and_move_little(members: list[int], held: list[int | No
     assert stayed == sum(min(n, share + (rank < extra)) for rank, n in enumerate(held_counts)), "the most there can be"
 
 
-def test_without_members_nobody_owns_anything() -> None:
+def test_without_members_no_partition_has_an_owner() -> None:
     assert share_out({0: 1, 1: None}, []) == {0: None, 1: None}
 
 
@@ -551,7 +551,7 @@ _PUBLISHER = """
 """
 
 
-def test_a_killed_publisher_loses_nothing_it_was_told_is_safe(tmp_path: Path) -> None:
+def test_a_killed_publisher_loses_no_acknowledged_message(tmp_path: Path) -> None:
     """Batches are whole or absent, in order, without gaps in the offsets."""
     path = tmp_path / "log.sqlite"
     log = LocalMessageLog.initialise(path, 1)
@@ -587,7 +587,7 @@ def again(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
                 raise
 
 
-def test_threads_publish_and_consume_at_once_and_lose_nothing(tmp_path: Path) -> None:
+def test_threads_publish_and_consume_concurrently_and_lose_nothing(tmp_path: Path) -> None:
     """Two members that commit what they took, a third that joins and leaves, two publishers on one connection."""
     log = LocalMessageLog.initialise(tmp_path / "log.sqlite", 4)
     sent = [(key, b"%d" % n) for n in range(300) for key in keys_of_partitions(4)]

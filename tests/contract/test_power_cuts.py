@@ -360,7 +360,7 @@ def test_a_power_cut_loses_nothing(folder: Path, make: Callable[[], Case]) -> No
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_without_any_one_sync_a_power_cut_loses_something(folder: Path, make: Callable[[], Case]) -> None:
+def test_a_power_cut_loses_something_when_any_one_sync_is_left_out(folder: Path, make: Callable[[], Case]) -> None:
     recorded = record(make(), folder / "recorded")
     assert recorded.sites
     wanted = [site for site in recorded.sites if site not in OF_SQLITE_ALONE]
@@ -372,7 +372,7 @@ OF_SQLITE_ALONE = [("SQLite:journal",)]
 """The log's file is made beside its place, where nobody opens it before it is complete: no journal is ever read."""
 
 
-def test_every_sync_in_the_code_is_cut(folder: Path) -> None:
+def test_every_sync_in_the_code_is_left_out_once(folder: Path) -> None:
     """A sync that somebody adds, in a path that no case takes, has to get one."""
     called = {
         call

@@ -85,13 +85,13 @@ def test_what_server_errors_mean(code: int, text: str, expected: type[NosError],
     assert "hush" not in str(failure.error)
 
 
-def test_an_error_that_is_our_bug_is_not_dressed_up() -> None:
+def test_an_error_caused_by_a_bug_is_not_translated() -> None:
     assert translate(_wrong_statement(), MYSQL) is None
     assert translate(ValueError("x"), MYSQL) is None
 
 
 @pytest.mark.parametrize("code", [4025, 3819])
-def test_a_refused_check_is_a_bug_that_is_said_aloud(code: int) -> None:
+def test_a_refused_check_is_reported_as_a_bug(code: int) -> None:
     with pytest.raises(RefusedCheck, match="This is a bug") as caught:
         translate(_mysql_error(code, "CONSTRAINT `blocks_count_right` failed"), MYSQL)
     assert not isinstance(caught.value, NosError), "no loop takes it for something that may pass"
@@ -122,7 +122,7 @@ def deadlocks(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Transaction
     engine.dispose()
 
 
-def test_a_deadlock_is_run_again_but_not_for_ever(deadlocks: Transactions) -> None:
+def test_a_deadlock_is_retried_but_not_for_ever(deadlocks: Transactions) -> None:
     assert deadlocks.write(Flaky(_mysql_error(1213), 2)) == 3
     for_ever = Flaky(_mysql_error(1213), 999)
     with pytest.raises(Transient, match="1213"):
@@ -130,7 +130,7 @@ def test_a_deadlock_is_run_again_but_not_for_ever(deadlocks: Transactions) -> No
     assert for_ever.runs == ATTEMPTS_MAX
 
 
-def test_what_may_not_be_run_again_is_not(deadlocks: Transactions) -> None:
+def test_work_that_may_have_taken_effect_is_not_retried(deadlocks: Transactions) -> None:
     for error, expected in ((_mysql_error(1021), NoSpace), (_wrong_statement(), ProgrammingError)):
         work = Flaky(error, 1)
         with pytest.raises(expected):
@@ -138,7 +138,7 @@ def test_what_may_not_be_run_again_is_not(deadlocks: Transactions) -> None:
         assert work.runs == 1
 
 
-def test_connections_to_a_server_that_became_a_replica_are_given_up(deadlocks: Transactions) -> None:
+def test_connections_to_a_server_that_became_a_replica_are_closed(deadlocks: Transactions) -> None:
     """It need not cut them. Kept, they would refuse every write for as long as the pool keeps a connection."""
 
     def used(connection: Connection) -> object:
@@ -161,7 +161,7 @@ def test_connections_to_a_server_that_became_a_replica_are_given_up(deadlocks: T
 
 
 @pytest.mark.parametrize(("code", "runs"), [(2013, 1), (1213, 2)], ids=["lost: outcome unknown", "deadlock: undone"])
-def test_a_commit_that_fails_is_run_again_only_if_undone(
+def test_a_failed_commit_is_retried_only_if_it_was_undone(
     deadlocks: Transactions, monkeypatch: pytest.MonkeyPatch, code: int, runs: int
 ) -> None:
     failing = [_mysql_error(code)]
@@ -183,9 +183,7 @@ def test_a_commit_that_fails_is_run_again_only_if_undone(
 
 
 @pytest.mark.parametrize("interrupted", [False, True], ids=["the driver fails", "an interrupt"])
-def test_a_rollback_that_fails_ends_its_connection(
-    url: str, monkeypatch: pytest.MonkeyPatch, interrupted: bool
-) -> None:
+def test_a_failed_rollback_closes_its_connection(url: str, monkeypatch: pytest.MonkeyPatch, interrupted: bool) -> None:
     """The pool of a server's engine takes a connection back as it is: the next work would be inside the old one."""
     monkeypatch.setattr(engine_module, "create_engine", partial(create_engine, pool_reset_on_return=None))
     engine = make_engine(url)
@@ -263,7 +261,7 @@ print("survived")
 
 
 @pytest.mark.parametrize("point", ["metadata.record_puts.before_commit", "metadata.commit_group.before_commit", ""])
-def test_killed_before_the_commit_nothing_happened(url: str, metadata: SqlMetadata, point: str) -> None:
+def test_a_kill_before_the_commit_changes_nothing(url: str, metadata: SqlMetadata, point: str) -> None:
     environment = os.environ | {"NOS_EC_KILL_AT": point}
     ran = subprocess.run([sys.executable, "-c", _KILLED, url], env=environment, capture_output=True, text=True)
     assert ran.returncode == (-signal.SIGKILL if point else 0), ran.stderr
@@ -301,7 +299,7 @@ for i in range(15):
 
 
 @pytest.mark.invariant(6)
-def test_several_processes_keep_the_books(url: str, metadata: SqlMetadata) -> None:
+def test_the_books_balance_under_several_processes(url: str, metadata: SqlMetadata) -> None:
     """Where syncing takes 60 ms, one of three gets no turn for longer than SQLite waits: each tries again, as told."""
     bench = MetadataBench(metadata)
     writers = [subprocess.Popen([sys.executable, "-c", _WRITER, url, f"w{i}"]) for i in range(3)]

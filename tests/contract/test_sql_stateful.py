@@ -17,7 +17,7 @@ from nos_ec.testing.metadata_machine import MetadataMachine
 pytestmark = pytest.mark.invariant(6)
 
 
-def test_the_store_agrees_with_a_dict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_agrees_with_a_dict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     template, used = tmp_path / "template.db", tmp_path / "meta.db"
     migrate(f"sqlite:///{template}")
 

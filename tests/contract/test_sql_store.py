@@ -25,7 +25,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'meta.db'}"
 
 
-def test_migrating_twice_is_fine_and_makes_what_the_schema_says(url: str) -> None:
+def test_migrating_twice_creates_the_tables_of_the_schema(url: str) -> None:
     migrate(url)
     migrate(url)
     engine = make_engine(url)
@@ -36,7 +36,7 @@ def test_migrating_twice_is_fine_and_makes_what_the_schema_says(url: str) -> Non
     engine.dispose()
 
 
-def test_a_store_that_is_not_there_names_the_command(url: str, tmp_path: Path) -> None:
+def test_opening_missing_metadata_names_the_command_to_run(url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run `nos-ec init`"):
         open_metadata(url)
     assert list(tmp_path.iterdir()) == [], "opening must not create anything"
@@ -46,14 +46,14 @@ def test_a_store_that_is_not_there_names_the_command(url: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("call", [open_metadata, migrate])
-def test_a_store_of_a_newer_release_is_refused(url: str, call: object) -> None:
+def test_metadata_of_a_newer_release_is_refused(url: str, call: object) -> None:
     migrate(url)
     _set_revision(url, "9999")
     with pytest.raises(ConfigError, match=r"9999.*newer"):
         call(url)  # type: ignore[operator]
 
 
-def test_a_store_of_an_older_release_asks_for_the_upgrade(url: str) -> None:
+def test_metadata_of_an_older_release_asks_for_the_upgrade(url: str) -> None:
     migrate(url, "0001")
     with pytest.raises(
         ConfigError, match="schema 0001, but this release needs 0003; stop the daemons, then run `nos-ec init`"
@@ -67,7 +67,7 @@ def test_a_store_of_an_older_release_asks_for_the_upgrade(url: str) -> None:
     "bad",
     ["sqlite://", "sqlite:///:memory:", "postgresql://u@h/d", "not a url", "mysql+pymysql://u:secret@h", "x://["],
 )
-def test_a_url_that_is_no_good_is_refused_with_an_example(bad: str) -> None:
+def test_an_invalid_url_is_refused_with_an_example(bad: str) -> None:
     with pytest.raises(ConfigError, match="use sqlite:////") as caught:
         open_metadata(bad)
     assert "secret" not in str(caught.value)
@@ -98,7 +98,7 @@ def test_a_url_that_is_no_good_is_refused_with_an_example(bad: str) -> None:
         ("defer_connect=on", "defer_connect=true cannot work"),
     ],
 )
-def test_options_that_no_connection_takes_are_named(options: str, says: str) -> None:
+def test_invalid_connection_options_are_named(options: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         open_metadata(f"mysql+pymysql://u:secret@127.0.0.1:1/d?{options}")
     assert "secret" not in str(caught.value)
@@ -131,7 +131,7 @@ def test_truth_values_of_options_mean_what_they_say(options: str, tries_tls: boo
         ("&ssl_check_hostname=false&ssl_disabled=false", False),
     ],
 )
-def test_a_named_authority_is_always_asked(options: str, checks_name: bool) -> None:
+def test_a_named_certificate_authority_is_always_required(options: str, checks_name: bool) -> None:
     connection = driver_connection(f"ssl_capath=/{options}")
     assert connection._ssl_required
     assert connection.ctx.verify_mode is ssl.CERT_REQUIRED
@@ -154,13 +154,13 @@ def test_an_unreachable_server_is_transient_and_named_without_its_password() -> 
         assert "hush" not in str(caught.value)
 
 
-def test_a_file_that_is_no_database_is_corrupt(url: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_corrupt(url: str, tmp_path: Path) -> None:
     (tmp_path / "meta.db").write_bytes(b"no database" * 1000)
     with pytest.raises(Corrupt, match="restore"):
         open_metadata(url)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="check that the folder exists"):
         migrate(f"sqlite:///{tmp_path / 'no' / 'meta.db'}")
 

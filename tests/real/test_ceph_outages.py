@@ -165,7 +165,7 @@ def own_pool(ceph: CephCluster) -> Iterator[str]:
     ceph.admin.command("osd pool delete", pool=name, pool2=name, yes_i_really_really_mean_it=True)
 
 
-def test_a_quota_on_objects_breeds_no_blocks(
+def test_a_quota_on_objects_leaves_no_fenced_blocks_behind(
     tmp_path: Path, ceph: CephCluster, own_pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = CephStore(tmp_path, ceph, uuid.uuid4().hex)

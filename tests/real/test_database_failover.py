@@ -136,7 +136,7 @@ def test_a_process_that_writes_reads_its_own_writes(pair: Pair, metadata: SqlMet
         metadata.get(first.key)
 
 
-def test_what_a_read_only_server_does_not_have_is_not_said_to_be_missing(pair: Pair, metadata: SqlMetadata) -> None:
+def test_rows_that_a_read_only_server_lacks_are_not_reported_as_missing(pair: Pair, metadata: SqlMetadata) -> None:
     """A look-up, a delete and a renewal that find nothing write nothing, so no server refuses them."""
     bench = MetadataBench(metadata)
     bench.put("n")
@@ -159,7 +159,7 @@ def test_what_a_read_only_server_does_not_have_is_not_said_to_be_missing(pair: P
     assert metadata.delete_many([new.key], before) == [new]
 
 
-def test_connections_of_all_pools_end_together(pair: Pair, metadata: SqlMetadata) -> None:
+def test_connections_of_all_pools_are_closed_together(pair: Pair, metadata: SqlMetadata) -> None:
     bench = MetadataBench(metadata)
     bench.put("n")
     bench.get("n")
@@ -193,7 +193,7 @@ def test_a_server_that_stays_read_only_is_named(pair: Pair, metadata: SqlMetadat
     assert metadata.get(row.key) == row
 
 
-def test_a_replica_is_read_where_that_is_asked_for(pair: Pair, metadata: SqlMetadata) -> None:
+def test_a_replica_is_read_on_request(pair: Pair, metadata: SqlMetadata) -> None:
     row = MetadataBench(metadata).put("n")
     pair.demote()
     with closing(open_metadata(pair.url, replica=True)) as replica:

@@ -78,7 +78,7 @@ def await_no_process(machines: FreshMachines) -> None:
         time.sleep(0.05)
 
 
-def test_a_fresh_machine_has_python_and_make_alone(machines: FreshMachines) -> None:
+def test_a_fresh_machine_has_only_python_and_make(machines: FreshMachines) -> None:
     ran = machines.run(
         "python3 -c 'print(6 * 7)'; make --version | head -n 1; for p in git java ps ss; do ! command -v $p; done"
     )
@@ -99,7 +99,7 @@ def test_the_working_tree_is_copied_without_what_git_ignores(machines: FreshMach
     assert "changed" not in (REPOSITORY / "Makefile").read_text()
 
 
-def test_what_a_command_leaves_is_gone_and_its_status_is_told(machines: FreshMachines) -> None:
+def test_what_a_command_leaves_is_discarded_and_its_status_is_returned(machines: FreshMachines) -> None:
     ran = machines.run("touch /usr/bin/left; mount -t tmpfs tmpfs /mnt; setsid sleep 1000 & exit 7")
     assert ran.returncode == 7, ran.stderr
     assert (machines.processes(), machines.layers()) == (set(), [])
@@ -107,7 +107,7 @@ def test_what_a_command_leaves_is_gone_and_its_status_is_told(machines: FreshMac
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_ended_leaves_nothing_running(machines: FreshMachines, end: signal.Signals) -> None:
+def test_a_terminated_run_leaves_nothing_running(machines: FreshMachines, end: signal.Signals) -> None:
     assert machines.run("true").returncode == 0
     with machines.begin(
         "mount -t tmpfs tmpfs /mnt; setsid sleep 1000 & setsid nohup sleep 1000 & echo here; wait"
@@ -124,7 +124,7 @@ def test_a_run_that_is_ended_leaves_nothing_running(machines: FreshMachines, end
     assert machines.layers() == []
 
 
-def test_the_layer_of_a_run_that_goes_on_is_left_alone(machines: FreshMachines) -> None:
+def test_the_layer_of_a_run_in_progress_is_left_alone(machines: FreshMachines) -> None:
     assert machines.run("true").returncode == 0
     with machines.begin("echo here; until test -e end; do sleep 0.1; done; echo done") as first:
         assert first.stdout is not None
@@ -138,7 +138,7 @@ def test_the_layer_of_a_run_that_goes_on_is_left_alone(machines: FreshMachines) 
     assert machines.layers() == []
 
 
-def test_what_was_installed_is_kept_on_request_where_it_is_missing(machines: FreshMachines) -> None:
+def test_installed_programs_are_kept_on_request_where_they_are_missing(machines: FreshMachines) -> None:
     assert machines.run("true").returncode == 0
     repository = machines.folder / "repository"
     shutil.copytree(SCRIPTS, repository / "deploy" / "dev")

@@ -213,7 +213,7 @@ def handed_out(consumer: MessageConsumer) -> bool:
 
 
 # --- topics -----------------------------------------------------------------------------------------
-def test_initialise_is_idempotent_and_holds_on_to_the_partition_count(log: KafkaHarness) -> None:
+def test_initialise_is_idempotent_and_keeps_the_partition_count(log: KafkaHarness) -> None:
     log.publisher().publish([(b"k", b"v")])
     assert KafkaMessageLog.initialise(log.topic, replication=1, in_sync_min=1).partitions == PARTITIONS
     assert len(take(log.consumer("g"), 1)) == 1
@@ -221,7 +221,7 @@ def test_initialise_is_idempotent_and_holds_on_to_the_partition_count(log: Kafka
         KafkaMessageLog.initialise(replace(log.topic, partitions=5), replication=1, in_sync_min=1)
 
 
-def test_of_many_initialisers_all_succeed(kafka: DevServer) -> None:
+def test_many_initialisers_all_succeed(kafka: DevServer) -> None:
     topic = KafkaTopic(kafka.url, "raced", 3)
     found: list[int] = []
     threads = [
@@ -237,7 +237,7 @@ def test_of_many_initialisers_all_succeed(kafka: DevServer) -> None:
     assert found == [3] * 5
 
 
-def test_topics_are_made_as_told(log: KafkaHarness) -> None:
+def test_topics_are_created_as_configured(log: KafkaHarness) -> None:
     settings = topic_settings(log.admin(), log.topic.name)
     assert settings["cleanup.policy"] == "delete"
     assert settings["retention.ms"] == str(7 * 86_400_000)
@@ -292,7 +292,7 @@ def test_a_lowered_limit_of_the_topic_stops_only_the_messages_above_it(log: Kafk
     until(lambda: publisher.publish(sent[77:78]) == {})
 
 
-def test_a_message_above_the_clients_own_limit_stops_only_itself(log: KafkaHarness) -> None:
+def test_a_message_above_the_limit_of_the_client_stops_only_itself(log: KafkaHarness) -> None:
     publisher = log.publisher()
     refused = publisher.publish([(b"k", b"1"), (b"k", bytes(2_000_000)), (b"k", b"2")])
     assert refused.keys() == {1}
@@ -310,7 +310,7 @@ def limit_messages(log: KafkaHarness, size: int) -> None:
 
 
 # --- dead letters -----------------------------------------------------------------------------------
-def test_the_largest_message_that_the_topic_takes_is_set_aside_whole(log: KafkaHarness) -> None:
+def test_the_largest_message_that_the_topic_accepts_is_set_aside_whole(log: KafkaHarness) -> None:
     data = random.Random(2).randbytes(1 << 21)
     taken, refused = 0, len(data)
     while refused - taken > 1:
@@ -329,7 +329,7 @@ def test_the_largest_message_that_the_topic_takes_is_set_aside_whole(log: KafkaH
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(1_048_588, 960_000), (100_000, 64 << 10), (5_000, 1 << 10)])
-def test_of_a_message_that_does_not_fit_the_dead_letters_the_beginning_is_kept(
+def test_the_beginning_of_a_message_too_large_for_the_dead_letters_is_kept(
     kafka: DevServer, limit: int, kept: int
 ) -> None:
     """As in a topic that was made with Kafka's own default, or a smaller one."""
@@ -349,7 +349,7 @@ def test_of_a_message_that_does_not_fit_the_dead_letters_the_beginning_is_kept(
     log.close()
 
 
-def test_a_message_that_was_small_as_long_as_it_was_compressed_is_set_aside(log: KafkaHarness) -> None:
+def test_a_message_that_is_too_large_once_decompressed_is_set_aside(log: KafkaHarness) -> None:
     assert broker_takes(log.topic, bytes(20 << 20), compression="gzip")
     consumer = log.consumer("g")
     consumer.set_aside(last_message(consumer, 20 << 20), "poison")
@@ -412,7 +412,7 @@ def test_a_login_that_the_broker_refuses_is_a_configuration_error(kafka: DevServ
         until(lambda: handed_out(consumer))
 
 
-def test_work_goes_on_when_the_broker_is_killed_and_comes_back(
+def test_work_continues_when_the_broker_is_killed_and_comes_back(
     doubted_kafka: DevServer, doubted_log: KafkaHarness
 ) -> None:
     """Nothing acknowledged is lost, and copies aside each key's messages come in order."""
@@ -462,7 +462,7 @@ def test_work_goes_on_when_the_broker_is_killed_and_comes_back(
     until(lambda: consume() or consumer.lag() == 0)
 
 
-def test_every_commit_ends_and_work_goes_on_when_the_broker_sleeps_again_and_again(
+def test_every_commit_returns_and_work_continues_when_the_broker_is_suspended_repeatedly(
     doubted_kafka: DevServer, doubted_log: KafkaHarness
 ) -> None:
     """It sleeps longer than a request may take. When it wakes it may say for a moment that there is no broker."""
@@ -522,7 +522,9 @@ def test_every_commit_ends_and_work_goes_on_when_the_broker_sleeps_again_and_aga
         until(lambda: work() or nothing_left())
 
 
-def test_a_member_leaves_in_time_while_the_broker_sleeps(doubted_kafka: DevServer, doubted_log: KafkaHarness) -> None:
+def test_a_member_leaves_in_time_while_the_broker_is_suspended(
+    doubted_kafka: DevServer, doubted_log: KafkaHarness
+) -> None:
     """The driver itself would wait for the broker."""
     publisher = doubted_log.publisher()
     publisher.publish([(key, b"v") for key in keys_of_partitions(PARTITIONS)])
@@ -544,7 +546,7 @@ def test_a_member_leaves_in_time_while_the_broker_sleeps(doubted_kafka: DevServe
 
 
 # --- groups -----------------------------------------------------------------------------------------
-def test_a_rebalance_leaves_alone_what_does_not_move(log: KafkaHarness) -> None:
+def test_a_rebalance_does_not_touch_partitions_that_stay(log: KafkaHarness) -> None:
     """Cooperative: no redelivery on partitions that stay, although nothing of them was committed."""
     one, two = log.member("g"), log.member("g")
     told: list[frozenset[int]] = []
@@ -606,7 +608,7 @@ def test_partitions_of_a_killed_process_move_after_its_session(log: KafkaHarness
     assert {m.partition for m in again} == set(range(PARTITIONS)) == heir.assignment()
 
 
-def test_a_process_that_slept_through_its_session_cannot_commit(log: KafkaHarness) -> None:
+def test_a_process_suspended_past_its_session_cannot_commit(log: KafkaHarness) -> None:
     """It has not heard that it is out: the broker tells by the generation."""
     log.publisher().publish([(key, b"v") for key in keys_of_partitions(PARTITIONS)])
     with member_process(log) as (process, said):
@@ -621,7 +623,7 @@ def test_a_process_that_slept_through_its_session_cannot_commit(log: KafkaHarnes
     assert heir.lag() == PARTITIONS
 
 
-def test_a_static_member_gets_its_partitions_again_without_a_rebalance(log: KafkaHarness) -> None:
+def test_a_static_member_gets_its_partitions_back_without_a_rebalance(log: KafkaHarness) -> None:
     one = log.member("g", instance="one", session_ms=10_000, poll_interval_ms_max=10_000)
     two = log.member("g", instance="two", session_ms=10_000, poll_interval_ms_max=10_000)
     told: list[frozenset[int]] = []
@@ -635,7 +637,7 @@ def test_a_static_member_gets_its_partitions_again_without_a_rebalance(log: Kafk
     assert told == []
 
 
-def test_two_processes_with_one_instance_name_are_told(log: KafkaHarness) -> None:
+def test_two_processes_with_the_same_instance_name_are_refused(log: KafkaHarness) -> None:
     first = log.member("g", instance="same")
     settle([first], PARTITIONS)
     second = log.member("g", instance="same")

@@ -88,7 +88,7 @@ def test_a_running_member_reads_and_commits_the_new_topic_from_its_beginning(log
     until(lambda: onlooker.lag() == 0)
 
 
-def test_nothing_is_skipped_when_a_member_commits_late_and_is_gone(log: KafkaHarness) -> None:
+def test_nothing_is_skipped_when_a_member_commits_late_and_leaves(log: KafkaHarness) -> None:
     """It holds messages of the old topic, and commits their offsets when the new one has grown past them."""
     consumer = log.consumer("g")
     work_off(log, consumer)
@@ -125,7 +125,7 @@ _READER = """
 """
 
 
-def test_a_member_that_is_killed_in_the_new_topic_has_skipped_nothing(log: KafkaHarness) -> None:
+def test_a_member_killed_on_the_new_topic_skips_nothing(log: KafkaHarness) -> None:
     """SIGKILL while it is in the middle; what it did not commit comes to the next one."""
     work_off(log, consumer := log.consumer("g"))
     consumer.close()
@@ -150,7 +150,7 @@ def test_a_member_that_is_killed_in_the_new_topic_has_skipped_nothing(log: Kafka
     until(lambda: heir.lag() == 0)
 
 
-def test_a_topic_that_is_missing_is_transient_until_it_is_there_again(log: KafkaHarness) -> None:
+def test_a_missing_topic_is_transient_until_it_is_recreated(log: KafkaHarness) -> None:
     """Daemons run on; a process that is started meanwhile ends with what to do."""
     publisher, consumer, progress = log.publisher(), log.consumer("g"), log.progress("g")
     publisher.publish([(key, b"v") for key in KEYS])

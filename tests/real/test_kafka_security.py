@@ -88,7 +88,9 @@ def test_messages_go_through_tls_and_a_login(topic: KafkaTopic) -> None:
         ("security.protocol", "PLAINTEXT", Transient, "check the brokers"),
     ],
 )
-def test_a_mistake_is_named(topic: KafkaTopic, option: str, value: str | None, kind: type[NosError], says: str) -> None:
+def test_wrong_security_options_are_named(
+    topic: KafkaTopic, option: str, value: str | None, kind: type[NosError], says: str
+) -> None:
     """A broker that is slow to answer may not have named it yet: then it is asked again."""
     options = {**topic.options, option: value}
     wrong = replace(topic, options={name: text for name, text in options.items() if text is not None})

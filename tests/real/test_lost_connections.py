@@ -60,7 +60,7 @@ def test_killed_connections_are_replaced(url: str, metadata: SqlMetadata) -> Non
     assert bench.get("n") == row
 
 
-def test_statements_that_are_killed_change_all_or_nothing(url: str, metadata: SqlMetadata) -> None:
+def test_killed_statements_change_all_or_nothing(url: str, metadata: SqlMetadata) -> None:
     """Whatever a server says of a statement it was told to end, what was answered is true and the books balance."""
     bench = MetadataBench(metadata)
     ended = threading.Event()
@@ -102,7 +102,7 @@ def _kill_queries(url: str, ended: threading.Event) -> None:
     admin.dispose()
 
 
-def test_a_transaction_that_was_committed_is_not_rolled_back_too(url: str, metadata: SqlMetadata) -> None:
+def test_a_committed_transaction_is_not_rolled_back_as_well(url: str, metadata: SqlMetadata) -> None:
     """It would cost a round trip, and show as an error in the log when the server goes down just then."""
     bench = MetadataBench(metadata)
     admin = create_engine(url)
@@ -119,7 +119,7 @@ def test_a_transaction_that_was_committed_is_not_rolled_back_too(url: str, metad
     admin.dispose()
 
 
-def test_a_lock_that_is_never_given_up_is_transient(
+def test_a_lock_that_is_never_released_is_transient(
     url: str, monkeypatch: pytest.MonkeyPatch, metadata: SqlMetadata
 ) -> None:
     row = MetadataBench(metadata).put("n")
@@ -139,7 +139,7 @@ def test_a_lock_that_is_never_given_up_is_transient(
     other.dispose()
 
 
-def test_work_that_a_lock_of_another_session_holds_up_is_told(
+def test_work_held_up_by_the_lock_of_another_session_is_reported(
     url: str, monkeypatch: pytest.MonkeyPatch, metadata: SqlMetadata
 ) -> None:
     """In the log, once, and by the check of the process's health; it goes on when the lock is given up."""
@@ -177,13 +177,13 @@ def await_told(waiting: SqlMetadata) -> str:
     raise AssertionError("nothing was told")
 
 
-def test_a_wrong_password_and_a_missing_database_are_configuration(url: str) -> None:
+def test_a_wrong_password_and_a_missing_database_are_configuration_errors(url: str) -> None:
     with pytest.raises(ConfigError, match="user and password"):
         open_metadata(url.replace("root@", "root:wrong@"))
     with pytest.raises(ConfigError, match="CREATE DATABASE"):
         open_metadata(url.replace("/nos_ec", "/nowhere"))
 
 
-def test_the_migration_makes_what_the_schema_says(metadata: SqlMetadata) -> None:
+def test_the_migration_creates_the_tables_of_the_schema(metadata: SqlMetadata) -> None:
     with metadata._engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []

@@ -118,12 +118,12 @@ def test_the_map_is_what_the_cluster_has(ceph: CephCluster, view: ClusterView) -
 
 
 @pytest.mark.parametrize("role", ["front", "consumer", "gc", "reader"])
-def test_the_keys_suffice(ceph: CephCluster, role: str) -> None:
+def test_the_keys_may_read_the_cluster_map(ceph: CephCluster, role: str) -> None:
     with RadosCluster(ceph.options(role)) as cluster, closing(ClusterView(cluster, POOL_BLOCKS)) as view:
         await_true(lambda: bool(known(view).groups) and any(osd.fill_ratio for osd in known(view).osds.values()))
 
 
-def test_an_osd_that_dies_is_known_by_the_log(ceph: CephCluster, view: ClusterView, placement: RadosPlacement) -> None:
+def test_the_log_reveals_a_dead_osd(ceph: CephCluster, view: ClusterView, placement: RadosPlacement) -> None:
     if not ceph.owned():
         pytest.skip("the cluster is not this test run's to break")
     placement.new_block_id()  # from now on it asks; what it gives out before it knows the groups is not remembered

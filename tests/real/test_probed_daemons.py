@@ -32,7 +32,7 @@ END_S_MAX = 60
 
 
 @pytest.mark.parametrize("service", ["producer", "consumer"])
-def test_probes_take_one_look_together_and_do_not_keep_it_from_ending(
+def test_concurrent_probes_share_one_check_and_do_not_delay_the_exit(
     tmp_path: Path, kafka: DevServer, service: str
 ) -> None:
     port = free_port()

@@ -171,7 +171,7 @@ def test_all_headers_of_a_block_are_read_from_one_osd(ceph: CephCluster, blocks:
     assert osd_reads(ceph, lambda: blocks.read_many(block_id, extents) == headers, cost) == cost
 
 
-def test_more_extents_than_are_read_at_a_time_come_back_in_order(blocks: OwnBlockStore) -> None:
+def test_more_extents_than_one_batch_holds_come_back_in_order(blocks: OwnBlockStore) -> None:
     data = stripes(3, 8)
     block_id = new_block(blocks, data)
     random = Random(3)
@@ -184,7 +184,7 @@ def test_more_extents_than_are_read_at_a_time_come_back_in_order(blocks: OwnBloc
 # --- OSDs that are down -----------------------------------------------------------------------------------------
 
 
-def test_with_one_osd_down_reads_and_appends_go_on(ceph: CephCluster, namespace: str, blocks: OwnBlockStore) -> None:
+def test_reads_and_appends_continue_with_one_osd_down(ceph: CephCluster, namespace: str, blocks: OwnBlockStore) -> None:
     if not ceph.owned():
         pytest.skip("the cluster is not this test run's to break")
     data = {new_block(blocks, stripes(seed)): stripes(seed) for seed in range(6)}
@@ -205,7 +205,7 @@ def test_with_one_osd_down_reads_and_appends_go_on(ceph: CephCluster, namespace:
     landing.close()
 
 
-def test_on_an_inactive_placement_group_operations_time_out_and_nothing_is_lost(
+def test_operations_on_an_inactive_placement_group_time_out_and_lose_nothing(
     ceph: CephCluster, namespace: str, blocks: OwnBlockStore, impatient: OwnBlockStore
 ) -> None:
     if not ceph.owned():
@@ -249,7 +249,7 @@ def test_on_an_inactive_placement_group_operations_time_out_and_nothing_is_lost(
             patiently(partial(handle.append, block_id, 1, stripes(2)))
 
 
-def test_an_append_that_timed_out_never_lands_behind_the_seal(
+def test_an_append_that_timed_out_never_lands_after_the_seal(
     ceph: CephCluster, namespace: str, blocks: OwnBlockStore, impatient: OwnBlockStore
 ) -> None:
     """A zombie: its OSD hangs with the append in its queue, the writer gives up, the block is sealed, the OSD wakes."""
@@ -270,7 +270,7 @@ def test_an_append_that_timed_out_never_lands_behind_the_seal(
             patiently(partial(handle.append, block_id, sealed, stripes(3)))
 
 
-def test_a_writer_looks_nothing_up_between_its_appends(
+def test_a_writer_makes_no_look_ups_between_appends(
     monkeypatch: pytest.MonkeyPatch, namespace: str, ceph: CephCluster, blocks: OwnBlockStore
 ) -> None:
     looked_up: list[str] = []
@@ -295,7 +295,9 @@ def test_a_writer_looks_nothing_up_between_its_appends(
     assert blocks.seal(block_id) == 6
 
 
-def test_a_process_on_the_blocklist_can_do_nothing_and_sees_no_short_list(ceph: CephCluster, namespace: str) -> None:
+def test_a_process_on_the_blocklist_can_do_nothing_and_gets_no_partial_listing(
+    ceph: CephCluster, namespace: str
+) -> None:
     with RadosCluster(ceph.options("consumer")) as cluster:
         blocks = RadosBlockStore(cluster, POOL_BLOCKS, GEOMETRY, namespace)
         block_id = new_block(blocks, stripes(1))
@@ -359,12 +361,12 @@ def extra_pool(ceph: CephCluster) -> Iterator[Callable[..., str]]:
         (Geometry(chunk_size=64 << 10), r"stripe_unit\) of 131072 bytes, but the configuration says 65536"),
     ],
 )
-def test_another_geometry_than_the_pool_has(consumer: RadosCluster, geometry: Geometry, message: str) -> None:
+def test_a_geometry_that_differs_from_the_pools(consumer: RadosCluster, geometry: Geometry, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RadosBlockStore.initialise(consumer, POOL_BLOCKS, geometry, "other")
 
 
-def test_another_geometry_than_the_store_has(consumer: RadosCluster, namespace: str) -> None:
+def test_a_geometry_that_differs_from_the_block_stores(consumer: RadosCluster, namespace: str) -> None:
     other = Geometry(stripes_per_block=16)
     for open_blocks in (RadosBlockStore, RadosBlockStore.initialise):
         with pytest.raises(ConfigError, match=r"stripes_per_block=32.*stripes_per_block=16"):
@@ -378,7 +380,7 @@ def test_pools_of_the_wrong_kind(consumer: RadosCluster) -> None:
         RadosLandingStore(consumer, POOL_BLOCKS)
 
 
-def test_a_pool_that_does_not_insist_on_whole_stripes(
+def test_a_pool_that_accepts_partial_stripes(
     ceph: CephCluster, consumer: RadosCluster, extra_pool: Callable[..., str]
 ) -> None:
     name = extra_pool(allow_ec_overwrites="true")
@@ -386,7 +388,7 @@ def test_a_pool_that_does_not_insist_on_whole_stripes(
         RadosBlockStore.initialise(consumer, name, GEOMETRY)
 
 
-def test_pools_and_stores_that_are_not_there(consumer: RadosCluster) -> None:
+def test_missing_pools_and_stores(consumer: RadosCluster) -> None:
     for open_blocks in (RadosBlockStore, RadosBlockStore.initialise):
         with pytest.raises(ConfigError, match="no pool nowhere"):
             open_blocks(consumer, "nowhere", GEOMETRY)
@@ -396,9 +398,7 @@ def test_pools_and_stores_that_are_not_there(consumer: RadosCluster) -> None:
         RadosLandingStore(consumer, POOL_LANDING, "never-initialised")
 
 
-def test_a_pool_that_is_deleted_is_not_taken_for_lost_objects(
-    ceph: CephCluster, extra_pool: Callable[..., str]
-) -> None:
+def test_a_deleted_pool_is_not_mistaken_for_lost_objects(ceph: CephCluster, extra_pool: Callable[..., str]) -> None:
     name = extra_pool()
     RadosBlockStore.initialise(ceph.admin, name, GEOMETRY)
     blocks = RadosBlockStore(ceph.admin, name, GEOMETRY)
@@ -411,7 +411,7 @@ def test_a_pool_that_is_deleted_is_not_taken_for_lost_objects(
     blocks.close()
 
 
-def test_an_operation_that_no_osd_answers_hears_that_its_pool_was_deleted(
+def test_an_unanswered_operation_fails_when_its_pool_is_deleted(
     ceph: CephCluster, extra_pool: Callable[..., str]
 ) -> None:
     """An OSD may drop an operation on a pool that goes, and tells nobody: as one that hangs."""
@@ -428,7 +428,7 @@ def test_an_operation_that_no_osd_answers_hears_that_its_pool_was_deleted(
     blocks.close()
 
 
-def test_keys_that_are_wrong(ceph: CephCluster, tmp_path: Path) -> None:
+def test_wrong_keys(ceph: CephCluster, tmp_path: Path) -> None:
     right = ceph.options("consumer")
     assert right.keyring_file is not None
     key = right.keyring_file.read_text()
@@ -443,7 +443,7 @@ def test_keys_that_are_wrong(ceph: CephCluster, tmp_path: Path) -> None:
             RadosCluster(RadosOptions(right.conf_file, user, keyring))
 
 
-def test_a_cluster_that_is_not_there(ceph: CephCluster, tmp_path: Path) -> None:
+def test_an_unreachable_cluster(ceph: CephCluster, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         RadosCluster(RadosOptions(tmp_path / "ceph.conf", "client.x"))
     (tmp_path / "ceph.conf").write_text("[global]\nmon_host = [v2:127.0.0.1:1]\n")
@@ -482,7 +482,7 @@ def test_a_reader_cannot_write(ceph: CephCluster, namespace: str, blocks: OwnBlo
                 act()
 
 
-def test_our_keys_reach_no_other_pool(
+def test_our_keys_give_no_access_to_other_pools(
     ceph: CephCluster, consumer: RadosCluster, extra_pool: Callable[..., str]
 ) -> None:
     name = extra_pool()
@@ -514,7 +514,7 @@ def test_a_full_pool_refuses_appends_at_once_and_lets_blocks_be_sealed_and_delet
     blocks.close()
 
 
-def test_objects_of_others_are_passed_over_and_damaged_ends_are_corrupt(
+def test_foreign_objects_are_skipped_and_damaged_ends_are_corrupt(
     ceph: CephCluster, namespace: str, blocks: OwnBlockStore
 ) -> None:
     with ceph.admin.open_pool(POOL_BLOCKS, namespace) as pool:
@@ -538,7 +538,7 @@ def test_objects_of_others_are_passed_over_and_damaged_ends_are_corrupt(
         blocks.delete(block_id)
 
 
-def test_whole_stripes_are_the_pools_own_rule(ceph: CephCluster, namespace: str) -> None:
+def test_the_pool_itself_refuses_partial_stripes(ceph: CephCluster, namespace: str) -> None:
     """Why an append must never be shorter: it would be the object's last."""
     with ceph.admin.open_pool(POOL_BLOCKS, namespace) as pool:
         pool.write("short", steps.append(b"x" * 5000))

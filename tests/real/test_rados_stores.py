@@ -27,7 +27,7 @@ COST_TESTS = {
 }
 
 
-def test_the_cost_tests_are_still_called_so() -> None:
+def test_the_cost_tests_exist_under_these_names() -> None:
     assert set(dir(BlockStoreContract)) >= COST_TESTS
 
 

@@ -91,7 +91,7 @@ def assert_environment_fits(stack: Stack, status: str) -> None:
     assert Path(given["NOS_EC_CEPH__KEYRING_FILE"]).is_file()
 
 
-def test_a_database_that_does_not_exist(stack: Stack) -> None:
+def test_a_missing_database(stack: Stack) -> None:
     refused = stack.script("up", NOS_EC_DEV_DATABASE="sqlite")
     assert refused.returncode == 1
     assert "must be mysql or mariadb" in refused.stderr

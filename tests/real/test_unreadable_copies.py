@@ -59,7 +59,7 @@ session_ms = 60000
         yield opened
 
 
-def test_copies_that_do_not_answer_hold_up_no_others(ceph: CephCluster, system: System) -> None:
+def test_copies_that_do_not_answer_do_not_delay_others(ceph: CephCluster, system: System) -> None:
     """Each read of one takes ten seconds to fail. All others are packed, and those in the end."""
     rng = random.Random(5)
     data = {ObjectKey("b", f"{number:04}"): rng.randbytes(rng.randint(1, SIZE_BYTES_MAX)) for number in range(OBJECTS)}

@@ -211,7 +211,7 @@ def test_a_wrong_key_ends_every_command(store: Store) -> None:
     assert_told(store, *(Case(command, {"CEPH__KEYRING_FILE": keyring}, words) for command in COMMANDS))
 
 
-def test_keyrings_that_are_none(store: Store) -> None:
+def test_invalid_keyrings(store: Store) -> None:
     paths = {
         "consumer": store.keyring("empty.keyring", ""),
         "gc": store.keyring("garbage.keyring", "not a keyring"),
@@ -223,7 +223,7 @@ def test_keyrings_that_are_none(store: Store) -> None:
     )
 
 
-def test_what_does_not_fit(store: Store) -> None:
+def test_mismatched_settings(store: Store) -> None:
     assert_told(
         store,
         Case("api", {"CEPH__USER": "client.nobody"}, ("does not accept client.nobody", "ceph.user")),
@@ -248,7 +248,7 @@ def test_what_does_not_fit(store: Store) -> None:
     )
 
 
-def test_pools_that_do_not_fit(store: Store, pools: dict[str, str]) -> None:
+def test_unsuitable_pools(store: Store, pools: dict[str, str]) -> None:
     found = {
         "4+2": ("consumer", "is 4+2, but the configuration says 8+3", "ceph.blocks_pool"),
         "chunk": ("gc", "stripe_unit", "make a pool", "ceph.blocks_pool"),
@@ -271,7 +271,7 @@ def test_a_key_that_may_only_read(store: Store) -> None:
     assert_told(store, Case("consumer", changes, words), Case("gc", changes, words))
 
 
-def test_databases_that_are_wrong(store: Store) -> None:
+def test_wrong_databases(store: Store) -> None:
     assert_told(
         store,
         *(
@@ -297,7 +297,7 @@ def test_the_data_of_another_store(store: Store) -> None:
     assert_told(store, *(Case(command, changes, words) for command in ("consumer", "gc", "init")))
 
 
-def test_no_second_place_for_known_objects(store: Store) -> None:
+def test_known_objects_get_no_second_place(store: Store) -> None:
     """`init` with a mistyped namespace makes no empty store that hides all objects."""
     changes = {"CEPH__NAMESPACE": f"{store.name}_mistyped"}
     assert_told(store, *(Case(command, changes, ("ceph.namespace",)) for command in ("producer", "init")))

@@ -112,9 +112,7 @@ def fill(bench: Bench, system: System) -> None:
 
 
 # --- figures -------------------------------------------------------------------------------------------------------
-def test_status_is_what_the_command_says(
-    api: Api, bench: Bench, system: System, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_status_matches_the_command(api: Api, bench: Bench, system: System, capfd: pytest.CaptureFixture[str]) -> None:
     fill(bench, system)
     found = api("/v1/status")
     capfd.readouterr()
@@ -224,7 +222,7 @@ def test_a_block_is_decoded_from_its_headers(api: Api, bench: Bench, system: Sys
     assert read < system.metadata.totals().stripes * STRIPE, "headers only, though each was read many times over"
 
 
-def test_a_damaged_header_is_said_aloud(api: Api, bench: Bench, system: System) -> None:
+def test_a_damaged_header_is_reported(api: Api, bench: Bench, system: System) -> None:
     """Objects that only a row places in the block are shown, too."""
     fill(bench, system)
     row = next(row for row in system.metadata.list_blocks(None, 1000) if row.kind.value == "fresh" and row.live_objects)
@@ -241,7 +239,7 @@ def test_a_damaged_header_is_said_aloud(api: Api, bench: Bench, system: System) 
 
 
 # --- objects, GC ---------------------------------------------------------------------------------------------------
-def test_where_an_object_is(api: Api, bench: Bench, system: System) -> None:
+def test_the_location_of_an_object(api: Api, bench: Bench, system: System) -> None:
     fill(bench, system)
     for key, data in bench.acknowledged.items():
         found = api("/v1/object", bucket=key.bucket, name=key.name)
@@ -257,7 +255,7 @@ def test_where_an_object_is(api: Api, bench: Bench, system: System) -> None:
     assert api("/v1/object", bucket="b", name="ä//ö #?%2F")["landing"]
 
 
-def test_the_gc_plan_is_what_the_command_says(
+def test_the_gc_plan_matches_the_command(
     api: Api, bench: Bench, system: System, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fill(bench, system)
@@ -311,7 +309,7 @@ def test_an_error_carries_what_it_concerns(api: Api) -> None:
     assert (problem.block, problem.name, problem.settings) == ("ab" * 16, None, None)
 
 
-def test_a_store_that_is_away_is_no_bug(api: Api, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_is_not_a_bug(api: Api, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     def away() -> None:
         raise Transient("metadata: db:3306 does not answer")
 
@@ -321,7 +319,7 @@ def test_a_store_that_is_away_is_no_bug(api: Api, system: System, monkeypatch: p
     assert api.client.get("/v1/status").headers["retry-after"]
 
 
-def test_all_but_the_lag_is_told_while_the_message_log_is_away(
+def test_everything_but_the_lag_is_reported_while_the_message_log_is_away(
     bench: Bench, system: System, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(_self: object) -> int:
@@ -336,7 +334,7 @@ def test_all_but_the_lag_is_told_while_the_message_log_is_away(
     assert "nos_ec_store_lag_messages" not in metrics
 
 
-def test_a_bug_shows_no_trace(api: Api, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_shows_no_traceback(api: Api, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("secret detail")
 
@@ -363,7 +361,7 @@ def routes(app: FastAPI) -> list[str]:
         {"X-Token": TOKEN},
     ],
 )
-def test_nobody_gets_in_without_the_token(system: System, headers: dict[str, str]) -> None:
+def test_requests_without_the_token_are_refused(system: System, headers: dict[str, str]) -> None:
     app = app_of(system, Token(TOKEN))
     open_paths = {"/livez", "/readyz"}
     with serve(app, **headers) as client:
@@ -378,12 +376,12 @@ def test_nobody_gets_in_without_the_token(system: System, headers: dict[str, str
     assert open_paths < set(routes(app))
 
 
-def test_without_a_token_everybody_gets_in(system: System) -> None:
+def test_without_a_token_all_requests_are_answered(system: System) -> None:
     with serve(app_of(system, None)) as client:
         assert client.get("/v1/status").status_code == 200
 
 
-def test_which_token_it_is(tmp_path: Path) -> None:
+def test_which_token_is_used(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
     file.chmod(0o640)
@@ -403,7 +401,7 @@ OTHER_HOSTS = ["evil.example", "evil.example:9480", "127.0.0.1.evil.example", "1
 
 
 @pytest.mark.parametrize("host", OWN_HOSTS)
-def test_without_a_token_it_answers_to_names_of_this_machine(system: System, host: str) -> None:
+def test_without_a_token_only_names_of_this_machine_are_answered(system: System, host: str) -> None:
     with serve(app_of(system, None), Host=host) as client:
         assert client.get("/v1/status").status_code == 200
 
@@ -424,7 +422,7 @@ def test_without_a_token_a_browser_cannot_be_made_to_read_names(system: System, 
         assert client.get("/v1/object", params=bucket_and_name).status_code == 200, "the page has no token"
 
 
-def test_tokens_that_are_refused(tmp_path: Path) -> None:
+def test_unusable_tokens_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
     file.chmod(0o644)
@@ -458,7 +456,7 @@ def dump(bench: Bench) -> tuple[list[str], list[str], list[tuple[str, int, int]]
     return databases[0], databases[1], files
 
 
-def test_there_are_only_routes_that_read(system: System) -> None:
+def test_all_routes_only_read(system: System) -> None:
     methods = {method for path in app_of(system, None).openapi()["paths"].values() for method in path}
     assert methods == {"get"}
 
@@ -474,7 +472,7 @@ def test_no_other_method_is_answered(system: System, method: str) -> None:
             assert reply.headers["content-type"] == "application/problem+json"
 
 
-def test_asking_everything_changes_nothing(bench: Bench, system: System, api: Api) -> None:
+def test_no_request_changes_anything(bench: Bench, system: System, api: Api) -> None:
     fill(bench, system)
     before = dump(bench)
     assert len(before[0]) > 100
@@ -492,7 +490,7 @@ def test_asking_everything_changes_nothing(bench: Bench, system: System, api: Ap
 
 
 # --- the contract --------------------------------------------------------------------------------------------------
-def test_examples_are_what_the_models_take() -> None:
+def test_examples_match_the_models() -> None:
     checked = 0
     for name in dir(models):
         model = getattr(models, name)
@@ -512,7 +510,7 @@ def test_every_answer_has_an_example(system: System) -> None:
             assert document["components"]["schemas"][name]["examples"], path
 
 
-def test_answers_keep_to_the_contract(bench: Bench, system: System) -> None:
+def test_answers_match_the_schema(bench: Bench, system: System) -> None:
     """Random requests, right and wrong ones, to every route; the store is the same afterwards. What a key may be is
     finer than a schema can say, so a request that the schema allows may be refused with 400."""
     fill(bench, system)
@@ -598,7 +596,7 @@ def test_the_command_does_not_start_without_a_token(bench: Bench) -> None:
     assert "NOS_EC_API__TOKEN" in json.loads(found.stderr.splitlines()[-1])["message"]
 
 
-def test_a_busy_api_says_so_and_is_well(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_api_reports_it_and_stays_healthy(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, leave = threading.Semaphore(0), threading.Event()
     list_blocks = system.metadata.list_blocks
 
@@ -622,7 +620,7 @@ def test_a_busy_api_says_so_and_is_well(system: System, monkeypatch: pytest.Monk
         Api(client)("/v1/status")
 
 
-def test_idle_connections_are_no_requests(api: Api) -> None:
+def test_idle_connections_do_not_count_as_requests(api: Api) -> None:
     url = api.client.base_url
     with ExitStack() as stack:
         for _ in range(2 * REQUESTS_MAX):
@@ -632,7 +630,7 @@ def test_idle_connections_are_no_requests(api: Api) -> None:
         api("/v1/status")
 
 
-def test_a_request_in_flight_is_answered_before_the_end(system: System) -> None:
+def test_a_request_in_flight_is_answered_before_the_process_ends(system: System) -> None:
     app, entered = FastAPI(), threading.Event()
 
     @app.get("/slow")

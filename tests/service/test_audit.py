@@ -47,7 +47,7 @@ def test_wrong_books(bench: Bench, statement: str, complaint: str) -> None:
         assert any(complaint in line for line in _found(system))
 
 
-def test_landing_copy_of_nothing(bench: Bench) -> None:
+def test_landing_copy_without_an_object(bench: Bench) -> None:
     with bench.open() as system:
         system.landing.put(LandingId(bytes(16)), b"data")
         assert _found(system) == [f"landing copy {bytes(16).hex()} belongs to no object"]

@@ -33,7 +33,7 @@ def _lose(root: Path, name: str, left: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("left", [None, b""], ids=["gone", "empty"])
-def test_lost_metadata_is_not_made_anew_over_data(bench: Bench, left: bytes | None) -> None:
+def test_lost_metadata_is_not_recreated_over_data(bench: Bench, left: bytes | None) -> None:
     """It would look like a healthy, empty store: the operator must say that this is meant."""
     root = _filled(bench)
     _lose(root, "metadata.db", left)
@@ -59,7 +59,7 @@ def test_restored_metadata_opens_again(bench: Bench) -> None:
 
 @pytest.mark.parametrize("name", ["metadata.db", "log.db"])
 @pytest.mark.parametrize("damage", ["head", "truncated"])
-def test_a_damaged_sqlite_file_is_said_to_be_damaged(bench: Bench, name: str, damage: str) -> None:
+def test_a_damaged_sqlite_file_is_reported_as_damaged(bench: Bench, name: str, damage: str) -> None:
     root = _filled(bench)
     data = (root / name).read_bytes()
     _lose(root, name, b"garbage" * 10 + data[70:] if damage == "head" else data[:5000])
@@ -70,7 +70,7 @@ def test_a_damaged_sqlite_file_is_said_to_be_damaged(bench: Bench, name: str, da
         system.check_for_daemon(writes=True)
 
 
-def test_a_lost_message_log_is_made_anew(bench: Bench) -> None:
+def test_a_lost_message_log_is_recreated(bench: Bench) -> None:
     """Nothing but work is lost with it: objects published and not packed come due again."""
     root = _filled(bench)
     with bench.open() as system:
@@ -83,7 +83,7 @@ def test_a_lost_message_log_is_made_anew(bench: Bench) -> None:
         assert system.metadata.totals().queued_objects == 10
 
 
-def test_files_that_are_not_ours_are_left_alone(bench: Bench) -> None:
+def test_foreign_files_are_left_alone(bench: Bench) -> None:
     root = _filled(bench)
     folders = [
         root,
@@ -106,7 +106,7 @@ def test_files_that_are_not_ours_are_left_alone(bench: Bench) -> None:
     assert all(path.read_text() == "not ours" for path in strange)
 
 
-def test_a_shard_folder_that_cannot_be_read_is_a_lost_one(bench: Bench) -> None:
+def test_an_unreadable_shard_folder_counts_as_lost(bench: Bench) -> None:
     """Whatever the reason: here a loop of links, elsewhere permissions or a broken disk."""
     root = _filled(bench)
     for digit in "0123456789abcdef":
@@ -124,7 +124,7 @@ def test_a_shard_folder_that_cannot_be_read_is_a_lost_one(bench: Bench) -> None:
         assert len(list(system.blocks.list_blocks())) == len(list(all_blocks(system.metadata)))
 
 
-def test_a_deleted_landing_copy_is_told_and_harms_nobody_else(bench: Bench) -> None:
+def test_a_deleted_landing_copy_is_reported_and_harms_no_other_object(bench: Bench) -> None:
     root = _filled(bench)
     lost = next(path for path in (root / "landing").glob("??/*"))
     with bench.open() as system:

@@ -109,7 +109,7 @@ def test_status_counts_this_store_whatever_else_its_pool_holds(
     assert status["stored_raw_bytes"] == 10**15, "what the pool says is shown beside it"
 
 
-def test_rm_deletes_what_there_is_and_names_the_rest(bench: Bench, cli: Cli) -> None:
+def test_rm_deletes_existing_objects_and_names_the_others(bench: Bench, cli: Cli) -> None:
     with bench.open() as system:
         for name in ("a", "b", "c"):
             bench.put(system, name, b"x")
@@ -118,7 +118,7 @@ def test_rm_deletes_what_there_is_and_names_the_rest(bench: Bench, cli: Cli) -> 
     assert [o["name"] for o in cli("ls", "b")["objects"]] == ["b"]
 
 
-def test_people_get_text(cli: Cli, file: Path) -> None:
+def test_output_is_text_unless_json_is_asked_for(cli: Cli, file: Path) -> None:
     assert "photos/a" in cli.text("put", "photos/a", str(file))
     assert "photos" in cli.text("ls")
     assert "photos/a" in cli.text("ls", "photos")
@@ -205,7 +205,7 @@ def test_bad_names_are_refused(cli: Cli, file: Path, name: str, says: str, syste
     assert list(system.landing.list_ids()) == []
 
 
-def test_good_odd_names(bench: Bench, system: System) -> None:
+def test_unusual_names_are_accepted(bench: Bench, system: System) -> None:
     for name in (
         "ä" * 512,
         "a//b",
@@ -285,7 +285,7 @@ def test_usage_errors_exit_2(bench: Bench) -> None:
     assert run(["ls", "--limit", "0"]) == 2
 
 
-def test_a_store_that_is_not_initialised(cli: Cli, bench: Bench) -> None:
+def test_an_uninitialised_store(cli: Cli, bench: Bench) -> None:
     bench.config.write_text(bench.config.read_text().replace('"store"', '"elsewhere"'))
     error = cli("status", exits=3)
     assert "nos-ec init" in error["message"]
@@ -294,7 +294,7 @@ def test_a_store_that_is_not_initialised(cli: Cli, bench: Bench) -> None:
     cli("init")
 
 
-def test_another_geometry_is_refused(cli: Cli, bench: Bench, system: System) -> None:
+def test_a_different_geometry_is_refused(cli: Cli, bench: Bench, system: System) -> None:
     bench.put_some(system, 10)
     text = bench.config.read_text()
     for wrong in ("chunk_size = 32768", "chunk_size = 16384\nk = 4"):
@@ -377,7 +377,7 @@ def test_the_demo_loses_data_shards(k: int, m: int, coding: int) -> None:
         assert max(lost) < k + m
 
 
-def test_a_demo_tells_reads_that_were_not_answered_from_mismatches(
+def test_a_demo_distinguishes_unanswered_reads_from_mismatches(
     tmp_path: Path, bench: Bench, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "source"
@@ -442,7 +442,7 @@ def test_writing_with_a_shard_folder_missing_loses_nothing(cli: Cli, bench: Benc
     bench.assert_at_rest(system)
 
 
-def test_a_gc_run_says_who_else_is_at_it(cli: Cli, system: System) -> None:
+def test_a_gc_run_names_the_process_that_is_already_running_one(cli: Cli, system: System) -> None:
     with system.contended_lease("gc", 60_000):
         message = cli("gc", "run", "--apply", exits=5)["message"]
     assert f"lease 'gc' is held by process {os.getpid()} on " in message
@@ -500,7 +500,7 @@ def _wait_until_halted(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_once_can_be_ended_early(bench: Bench, system: System, number: signal.Signals) -> None:
+def test_a_run_with_once_can_be_stopped_early(bench: Bench, system: System, number: signal.Signals) -> None:
     """Groups in flight are finished and the lease is given up; the rest is packed by the next run."""
     bench.put_some(system, 1000, size_max=CHUNK // 4)
     bench.produce(system)

@@ -33,7 +33,7 @@ def _shell(bench: Bench, script: str) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [("ls", "b", "--limit", "100000"), ("get", "b/big"), ("ls", "b", "--json")])
-def test_a_reader_that_goes_away_is_no_error(
+def test_closing_the_pipe_early_is_no_error(
     bench: Bench, system: System, arguments: tuple[str, ...], unbuffered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
@@ -66,7 +66,7 @@ def test_closed_standard_streams(bench: Bench, system: System) -> None:
 
 
 @pytest.mark.parametrize("output", [".", "..", "/", "", "folder"])
-def test_a_folder_is_no_output(bench: Bench, system: System, tmp_path: Path, output: str) -> None:
+def test_a_folder_is_refused_as_output(bench: Bench, system: System, tmp_path: Path, output: str) -> None:
     bench.put(system, "o", b"1")
     (tmp_path / "folder").mkdir()
     before = sorted(tmp_path.rglob("*"))
@@ -91,7 +91,7 @@ def test_devices_pipes_and_links_are_written_not_replaced(bench: Bench, system: 
     assert (tmp_path / "copy").read_bytes() == data
 
 
-def test_a_source_that_cannot_be_read(bench: Bench, system: System) -> None:
+def test_an_unreadable_source(bench: Bench, system: System) -> None:
     """It opens, and fails when it is read."""
     done = bench.run("put", "b/o", "/proc/self/mem", "--json")
     assert done.returncode == 2
@@ -145,7 +145,7 @@ def test_a_file_that_grows_while_it_is_read(bench: Bench, system: System, tmp_pa
     assert system.store().get(key) == path.read_bytes()[: row.size]
 
 
-def test_a_name_that_is_no_text_is_refused_in_listings(bench: Bench, system: System) -> None:
+def test_a_name_that_is_not_text_is_refused_in_listings(bench: Bench, system: System) -> None:
     for where in (b"\xff", b"b/\xff"):
         done = bench.run("ls", os.fsdecode(where), "--json")
         assert done.returncode == 2, done.stderr

@@ -38,7 +38,7 @@ def test_leases_taken_after_a_jump_are_fenced_when_the_clock_is_right_again(benc
     bench.assert_readable(system)
 
 
-def test_what_is_due_after_a_jump_is_done_when_the_clock_is_right_again(bench: Bench, system: System) -> None:
+def test_work_due_after_a_jump_is_done_when_the_clock_is_right_again(bench: Bench, system: System) -> None:
     """Objects due in a year, deletions of their copies in a year, blocks whose grace ends in a year: all of it goes its
     way with the clock that is right again."""
     ahead = SetClock(system.clock.now_ms() + YEAR_MS)
@@ -83,7 +83,7 @@ def test_a_lease_of_the_longest_length_counts_until_it_is_over(system: System) -
     assert system.metadata.expired_leases(now_ms + LEASE_MS_MAX) == [lease]
 
 
-def test_a_holder_does_not_believe_in_a_lease_from_before_its_clock_was_set_back(system: System) -> None:
+def test_a_holder_does_not_trust_a_lease_from_before_its_clock_was_set_back(system: System) -> None:
     now_ms = system.clock.now_ms()
     ahead = SetClock(now_ms + YEAR_MS)
     system.clock = ahead

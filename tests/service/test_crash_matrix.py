@@ -285,7 +285,7 @@ def test_reaper_killed_after_reverting(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("point", INIT_POINTS)
-def test_init_killed_while_it_makes_a_shard_anew(bench: Bench, point: str) -> None:
+def test_init_killed_while_it_recreates_a_shard(bench: Bench, point: str) -> None:
     with bench.open() as system:
         bench.put_some(system, 60)
         bench.pack(system)

@@ -151,7 +151,7 @@ def test_consumer(bench: Bench, system: System) -> None:
         assert consumer.stop() == 0
 
 
-def test_an_idle_consumer_whose_lease_was_fenced_ends_to_be_started_again(bench: Bench, system: System) -> None:
+def test_an_idle_consumer_whose_lease_was_fenced_exits_to_be_restarted(bench: Bench, system: System) -> None:
     """It could commit nothing any more, and no commit would ever tell it."""
     with daemon(bench, "consumer", **SHORT) as consumer:
         system.clock = LaterClock(2 * SHORT_OVER_MS)  # for the others it is as if this one had stalled for so long
@@ -197,7 +197,7 @@ def test_producer_and_gc(bench: Bench, system: System) -> None:
     bench.assert_at_rest(system)
 
 
-def test_not_ready_while_a_shard_is_gone_and_alive_all_the_same(bench: Bench, system: System) -> None:
+def test_a_daemon_is_alive_but_not_ready_while_a_shard_is_missing(bench: Bench, system: System) -> None:
     shard = bench.folder / "store" / "blocks" / "shard-03"
     with daemon(bench, "consumer") as consumer:
         shard.rename(shard.with_name("gone"))
@@ -231,7 +231,7 @@ def test_a_lost_lease_shows(bench: Bench, system: System) -> None:
 
 
 @pytest.mark.parametrize("service", list(COMMANDS))
-def test_systemd_is_told(bench: Bench, tmp_path: Path, service: str) -> None:
+def test_systemd_is_notified(bench: Bench, tmp_path: Path, service: str) -> None:
     with (
         NotifySocket(str(tmp_path / "notify")) as systemd,
         daemon(bench, service, **systemd.environment, WATCHDOG_USEC="300000") as running,

@@ -113,7 +113,7 @@ def test_packing_on_a_full_disk(full_bench: Bench, disk: SmallDisk) -> None:
         bench.assert_balanced(system)
 
 
-def test_without_any_room_objects_are_still_read_and_the_rest_says_so(full_bench: Bench, disk: SmallDisk) -> None:
+def test_without_any_space_objects_are_still_read_and_writes_report_it(full_bench: Bench, disk: SmallDisk) -> None:
     """Also when nobody has the store open: SQLite then has to do without the file that its connections share."""
     bench = full_bench
     with bench.open() as system:
@@ -139,7 +139,7 @@ def test_without_any_room_objects_are_still_read_and_the_rest_says_so(full_bench
 
 
 @pytest.mark.invariant(10)
-def test_gc_makes_room_from_its_reserve(full_bench: Bench, disk: SmallDisk) -> None:
+def test_gc_frees_space_with_its_reserve(full_bench: Bench, disk: SmallDisk) -> None:
     """Packing stops above the reserve, and GC, which may use it, frees the rest."""
     bench = full_bench
     with bench.open() as system:
@@ -160,7 +160,7 @@ def test_gc_makes_room_from_its_reserve(full_bench: Bench, disk: SmallDisk) -> N
 
 
 @pytest.mark.invariant(10)
-def test_gc_on_a_nearly_full_disk_ends_emptier_than_it_began(full_bench: Bench, disk: SmallDisk) -> None:
+def test_gc_frees_space_on_a_nearly_full_disk(full_bench: Bench, disk: SmallDisk) -> None:
     """Four fifths of each block are dead, and what lives in all of them does not fit what is free, or half of that."""
     bench = full_bench
     _short_of_space(bench)
@@ -195,7 +195,7 @@ def test_gc_frees_empty_blocks_where_nothing_can_be_written(full_bench: Bench, d
 
 
 @pytest.mark.invariant(10)
-def test_gc_says_so_when_no_block_can_be_rewritten(full_bench: Bench, disk: SmallDisk) -> None:
+def test_gc_reports_when_no_block_can_be_rewritten(full_bench: Bench, disk: SmallDisk) -> None:
     bench = full_bench
     _short_of_space(bench)
     with bench.open() as system:

@@ -58,7 +58,7 @@ def fail(system: System, method: str, stuck: set[BlockId]) -> FailingFor:
 
 
 # --- one block that does not answer ---------------------------------------------------------------
-def test_a_block_that_does_not_answer_is_set_aside_and_the_others_go(bench: Bench) -> None:
+def test_a_block_that_does_not_answer_is_set_aside_and_the_others_are_collected(bench: Bench) -> None:
     with bench.open() as system:
         blocks = dig_holes(bench, system)
         assert len(blocks) > 4
@@ -87,7 +87,7 @@ def test_a_block_that_does_not_answer_is_set_aside_and_the_others_go(bench: Benc
         bench.assert_balanced(system)
 
 
-def test_a_block_whose_headers_answer_and_whose_objects_do_not(bench: Bench) -> None:
+def test_a_block_with_readable_headers_whose_objects_do_not_answer(bench: Bench) -> None:
     """Its objects wait in the merge list beside those of others by then."""
     with bench.open() as system:
         blocks = dig_holes(bench, system)
@@ -123,7 +123,7 @@ class FailingAfter(FailingFor):
         self.read_many = read_many
 
 
-def test_the_most_wasteful_blocks_do_not_keep_the_others_from_their_turn(bench: Bench) -> None:
+def test_the_most_wasteful_blocks_do_not_starve_the_others(bench: Bench) -> None:
     configure(bench, "gc", "blocks_max_per_run = 2")
     with bench.open() as system:
         blocks = dig_holes(bench, system)
@@ -155,7 +155,7 @@ def test_unreadable_objects_are_counted_and_the_first_few_named(bench: Bench, sy
     assert gc_service(system).run_once().blocks_examined == 0, "the block is left alone for a while"
 
 
-def test_gc_says_by_its_exit_code_that_objects_cannot_be_read(bench: Bench) -> None:
+def test_the_exit_code_of_gc_reports_unreadable_objects(bench: Bench) -> None:
     with bench.open() as system:
         blocks = dig_holes(bench, system)
         system.blocks.delete(blocks[0].block_id)
@@ -164,7 +164,7 @@ def test_gc_says_by_its_exit_code_that_objects_cannot_be_read(bench: Bench) -> N
     assert b"cannot be read, so its block is kept" in done.stdout
 
 
-def test_what_another_run_moved_meanwhile_is_not_unreadable(bench: Bench, system: System) -> None:
+def test_objects_that_another_run_moved_are_not_unreadable(bench: Bench, system: System) -> None:
     dig_holes(bench, system)
     with system.lease("overlapping", 30_000) as held:
         writer = OvertakenBy(lambda: gc_service(system).run_once(), system.writer(held.lease, BlockKind.SURVIVOR))
@@ -209,7 +209,7 @@ def test_nearly_empty_stripes_are_merged(bench: Bench, system: System) -> None:
     bench.assert_at_rest(system)
 
 
-def test_what_is_packed_as_densely_as_it_can_be_is_left_alone(bench: Bench) -> None:
+def test_blocks_packed_as_densely_as_possible_are_left_alone(bench: Bench) -> None:
     """Most of a block of tiny objects is headers and names. Rewriting it would give nothing back."""
     with bench.open() as system:
         for first in range(0, 4000, 1000):
@@ -253,7 +253,7 @@ def test_gc_comes_to_rest(bench: Bench, policy: str, hole_ratio_min: float) -> N
 
 
 # --- empty blocks ---------------------------------------------------------------------------------
-def test_empty_blocks_go_without_a_writer(bench: Bench, system: System) -> None:
+def test_empty_blocks_are_collected_without_a_writer(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 200)
     bench.put(system, "large", bench.data(40 * 8 * CHUNK))
     bench.pack(system)
@@ -269,7 +269,7 @@ def test_empty_blocks_go_without_a_writer(bench: Bench, system: System) -> None:
     bench.assert_at_rest(system)
 
 
-def test_a_condemned_block_that_cannot_be_deleted_keeps_no_other(bench: Bench) -> None:
+def test_a_condemned_block_that_cannot_be_deleted_does_not_stop_the_others(bench: Bench) -> None:
     configure(bench, "gc", "blocks_max_per_run = 2")
     with bench.open() as system:
         keys = bench.put_some(system, 400)

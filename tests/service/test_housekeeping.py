@@ -56,7 +56,7 @@ def test_recovery_runs_between_the_batches_of_the_reaper(system: System, clock: 
     assert sealed_after[0] == 4, "its lease expires with the third batch"
 
 
-def test_short_batches_do_not_ask_for_expired_leases_each_time(system: System, clock: FakeClock) -> None:
+def test_short_batches_do_not_look_for_expired_leases_each_time(system: System, clock: FakeClock) -> None:
     reaper = SlowReaper(lambda: clock.advance(RECOVERY_WAIT_MS // 10), batches=100)
     recovery = CountedRecovery()
     keep(system, reaper, cast(Recovery, recovery)).run_once()
@@ -78,7 +78,7 @@ class CountedRecovery:
 
 
 @pytest.mark.parametrize("error", [Transient("no answer"), ZeroDivisionError("a bug")])
-def test_a_recovery_that_fails_does_not_keep_the_reaper(bench: Bench, system: System, error: Exception) -> None:
+def test_a_failing_recovery_does_not_stop_the_reaper(bench: Bench, system: System, error: Exception) -> None:
     bench.put_some(system, 20)
     bench.produce(system)
     bench.consume(system)
@@ -90,7 +90,7 @@ def test_a_recovery_that_fails_does_not_keep_the_reaper(bench: Bench, system: Sy
     assert failing.done.reaper.deleted == 20
 
 
-def test_a_reaper_that_fails_does_not_keep_recovery(system: System, clock: FakeClock) -> None:
+def test_a_failing_reaper_does_not_stop_recovery(system: System, clock: FakeClock) -> None:
     def batch() -> None:
         clock.advance(TTL_MS)
         raise Transient("no answer")

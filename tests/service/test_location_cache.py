@@ -46,7 +46,7 @@ def counted(system: System) -> Counted:
     return metadata
 
 
-def test_reading_again_asks_no_row(bench: Bench, gateway: System) -> None:
+def test_reading_again_looks_up_no_row(bench: Bench, gateway: System) -> None:
     keys = bench.put_some(gateway, 20)
     metadata = counted(gateway)
     bench.assert_readable(gateway)
@@ -56,7 +56,7 @@ def test_reading_again_asks_no_row(bench: Bench, gateway: System) -> None:
     assert metadata.asked == 20
 
 
-def test_places_that_are_left_behind(bench: Bench, gateway: System) -> None:
+def test_cached_places_that_objects_have_left(bench: Bench, gateway: System) -> None:
     """Landing copies deleted after packing, blocks deleted by GC: each costs a second look, and nothing else."""
     keys = bench.put_some(gateway, 60)
     bench.assert_readable(gateway)
@@ -87,7 +87,7 @@ def test_own_changes_are_seen_at_once(bench: Bench, gateway: System) -> None:
         gateway.store().get(key)
 
 
-def test_what_another_process_changes_is_seen_late_and_whole(bench: Bench, gateway: System) -> None:
+def test_changes_by_another_process_are_seen_late_and_whole(bench: Bench, gateway: System) -> None:
     """The promise that is weakened: an old version, never a mixture, and at most for its age."""
     key = bench.put(gateway, "n", b"old")
     assert gateway.store().get(key) == b"old"
@@ -106,7 +106,7 @@ def test_what_another_process_changes_is_seen_late_and_whole(bench: Bench, gatew
             gateway.store().get(key)
 
 
-def test_damage_is_still_told(bench: Bench, gateway: System) -> None:
+def test_damage_is_still_reported(bench: Bench, gateway: System) -> None:
     key = bench.put(gateway, "n", b"0123456789")
     assert gateway.store().get(key) == b"0123456789"
     (copy,) = (bench.folder / "store" / "landing").glob("??/*")

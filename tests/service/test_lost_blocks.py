@@ -139,7 +139,7 @@ class Collected:
         return self._system.blocks.read_many(block_id, extents)
 
 
-def test_a_block_that_gc_deleted_is_no_damage(
+def test_a_block_that_gc_deleted_is_not_damage(
     bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = _packed_with_copies(bench, system, 60)
@@ -157,7 +157,7 @@ def test_a_block_that_gc_deleted_is_no_damage(
     bench.assert_readable(system)
 
 
-def test_what_others_settled_while_this_process_was_paused_is_no_damage(
+def test_entries_that_others_settled_during_a_pause_are_not_damage(
     bench: Bench, system: System, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its list of due entries is old: their objects moved, their blocks and their landing copies were deleted."""
@@ -174,7 +174,7 @@ def test_what_others_settled_while_this_process_was_paused_is_no_damage(
     bench.assert_readable(system)
 
 
-def test_entries_whose_packed_bytes_and_copy_are_lost_are_told_once_and_wait_longer_each_time(
+def test_entries_whose_packed_bytes_and_copy_are_lost_are_reported_once_and_wait_longer_each_time(
     bench: Bench, system: System, clock: FakeClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = _packed_with_copies(bench, system, 30)

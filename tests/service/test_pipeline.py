@@ -103,7 +103,7 @@ def test_every_boundary_size_reads_back(bench: Bench, system: System, size: int)
     assert list(system.blocks.list_blocks()) == [], "deleting the only object leaves no block"
 
 
-def test_the_largest_packable_object_and_the_next(bench: Bench, system: System) -> None:
+def test_the_largest_packable_object_and_one_byte_more(bench: Bench, system: System) -> None:
     limit = size_max(system.geometry)
     a = bench.put(system, "a" * 1024, bench.data(limit))
     b = bench.put(system, "b", bench.data(limit + 1))
@@ -176,7 +176,7 @@ def test_events_delivered_twice_and_stale_events_move_nothing(bench: Bench, syst
 
 
 @pytest.mark.invariant(7)
-def test_events_that_disagree_with_their_rows_are_passed_over(bench: Bench, system: System) -> None:
+def test_events_that_disagree_with_their_rows_are_skipped(bench: Bench, system: System) -> None:
     """An object is packed under the name that its row has, whatever the log says."""
     one, other = bench.put_some(system, 2)
     request = pack_request(system.store().head(one))
@@ -214,7 +214,7 @@ def test_a_lost_event_is_published_again(bench: Bench, system: System) -> None:
     assert system.store().head(key).state is ObjectState.PACKED
 
 
-def test_a_poison_message_is_passed_over(bench: Bench, system: System) -> None:
+def test_a_poison_message_is_skipped(bench: Bench, system: System) -> None:
     publisher = system.publisher()
     publisher.publish([(b"bucket-1", b"no json"), (b"bucket-1", b'{"v":99}')])
     publisher.close()
@@ -230,7 +230,7 @@ def test_a_poison_message_is_passed_over(bench: Bench, system: System) -> None:
     bench.assert_readable(system)
 
 
-def test_rubbish_makes_a_few_log_lines_and_a_count(bench: Bench, system: System) -> None:
+def test_undecodable_messages_cause_a_few_log_lines_and_a_count(bench: Bench, system: System) -> None:
     """Every message is kept beside the log, and counted."""
     publisher = system.publisher()
     publisher.publish([(b"bucket-1", b"rubbish %d" % number) for number in range(2000)])
@@ -245,7 +245,7 @@ def test_rubbish_makes_a_few_log_lines_and_a_count(bench: Bench, system: System)
     assert len(LocalMessageLog(system.settings.store.root / "log.db").dead_letters(3000)) == 2000
 
 
-def test_a_damaged_landing_copy_is_left_out_and_said(bench: Bench, system: System) -> None:
+def test_a_damaged_landing_copy_is_left_out_and_reported(bench: Bench, system: System) -> None:
     """Its room becomes padding; the others are packed; its row stays in the landing store."""
     keys = bench.put_some(system, 60)
     victim = system.store().head(keys[5])
@@ -267,7 +267,7 @@ def test_a_damaged_landing_copy_is_left_out_and_said(bench: Bench, system: Syste
         assert system.store().get(key) == data
 
 
-def test_a_plan_that_lost_most_of_its_bytes_is_made_again(bench: Bench, system: System) -> None:
+def test_objects_of_a_plan_that_lost_most_of_its_bytes_are_planned_again(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 40)
     for key in keys[:30]:
         row = system.store().head(key)
@@ -350,7 +350,7 @@ class SlowStore:
         return failed
 
 
-def test_housekeeping_is_alive_while_all_it_asks_for_waits(bench: Bench, system: System) -> None:
+def test_housekeeping_counts_as_alive_while_every_call_waits(bench: Bench, system: System) -> None:
     """A part of the store is away: the watchdog would kill a consumer that packs on, again and again."""
     bench.put_some(system, 200)
     bench.produce(system)
@@ -375,7 +375,7 @@ def test_housekeeping_is_alive_while_all_it_asks_for_waits(bench: Bench, system:
     assert late == []
 
 
-def test_a_landing_copy_that_cannot_be_deleted_does_not_keep_the_others(bench: Bench, system: System) -> None:
+def test_a_landing_copy_that_cannot_be_deleted_does_not_hold_up_the_others(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 60)
     stuck = system.store().head(keys[7]).landing_id
     assert stuck is not None
@@ -448,7 +448,7 @@ def test_an_unreadable_live_object_keeps_its_block(bench: Bench, system: System)
         system.store().get(keys[3])
 
 
-def test_a_block_that_the_store_lost_does_not_stop_gc(bench: Bench, system: System) -> None:
+def test_a_block_that_the_block_store_lost_does_not_stop_gc(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 400)
     bench.pack(system)
     lost = system.store().head(keys[0]).extent
@@ -540,7 +540,7 @@ def test_readers_during_everything(bench: Bench, system: System) -> None:
 
 
 @pytest.mark.invariant(7)
-def test_the_blocks_alone_tell_what_they_hold(bench: Bench, system: System) -> None:
+def test_the_blocks_alone_describe_what_they_hold(bench: Bench, system: System) -> None:
     """Names, versions, sizes, CRCs and bytes of every object, large ones too, without any row."""
     bench.put_some(system, 80)
     bench.put(system, "large", bench.data(20 * STRIPE + 3))
@@ -586,7 +586,7 @@ def test_a_linger_deadline_packs_rare_events(bench: Bench, linger: str) -> None:
         bench.assert_readable(system)
 
 
-def test_a_trickle_costs_no_stripe_an_object(bench: Bench) -> None:
+def test_a_trickle_does_not_cost_one_stripe_per_object(bench: Bench) -> None:
     """Objects that arrive one after the other, each later than the first limit, share a stripe by the second one."""
     setting = "window_objects = 50\nlinger_ms = 1\nlinger_max_ms = 3000000"
     bench.config.write_text(bench.config.read_text().replace("window_objects = 50", setting))
@@ -611,7 +611,7 @@ def _turns_until(consumer: ConsumerService, reached: Callable[[], bool]) -> None
         consumer.turn(flush=False)
 
 
-def test_a_read_of_an_object_that_vanishes_says_not_found(bench: Bench, system: System) -> None:
+def test_reading_an_object_that_vanishes_is_not_found(bench: Bench, system: System) -> None:
     key = bench.put(system, "it", b"x")
     bench.delete(system, key)
     with pytest.raises(NotFound):

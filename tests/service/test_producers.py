@@ -100,7 +100,7 @@ def counts(members: Sequence[Member]) -> list[int]:
     return [len(one) for one in slots]
 
 
-def test_one_publishes_everything(team: Team, system: System) -> None:
+def test_one_producer_publishes_everything(team: Team, system: System) -> None:
     keys = team.put(system, 200, "a")
     one = team.hire()
     team.drain([one])
@@ -109,7 +109,7 @@ def test_one_publishes_everything(team: Team, system: System) -> None:
     assert one.service.slots_of_others == 0
 
 
-def test_others_get_their_share_while_all_publish_and_nothing_is_published_twice(team: Team, system: System) -> None:
+def test_new_producers_get_their_share_and_nothing_is_published_twice(team: Team, system: System) -> None:
     members, keys = [], []
     for number in range(4):
         members.append(team.hire())
@@ -127,7 +127,7 @@ def test_others_get_their_share_while_all_publish_and_nothing_is_published_twice
     assert Counter(team.published) == Counter(keys)
 
 
-def test_a_new_one_has_its_share_within_a_lease(team: Team) -> None:
+def test_a_new_producer_has_its_share_within_a_lease(team: Team) -> None:
     first, second = team.hire(), team.hire()
     team.rounds([first], 3)
     assert counts([first, second]) == [16, 0]
@@ -136,7 +136,7 @@ def test_a_new_one_has_its_share_within_a_lease(team: Team) -> None:
     assert counts([first, second]) == [8, 8]
 
 
-def test_the_slots_of_a_dead_one_are_taken_over_and_nothing_is_missed(team: Team, system: System) -> None:
+def test_the_slots_of_a_dead_producer_are_taken_over_and_nothing_is_missed(team: Team, system: System) -> None:
     members = [team.hire() for _ in range(3)]
     team.rounds(members, 4)
     assert sorted(counts(members)) == [5, 5, 6]
@@ -155,7 +155,7 @@ def test_the_slots_of_a_dead_one_are_taken_over_and_nothing_is_missed(team: Team
     assert len(leases) == SLOTS + 2, "the dead one's are gone"
 
 
-def test_one_that_slept_publishes_nothing_of_what_it_lost(team: Team, system: System) -> None:
+def test_a_suspended_producer_publishes_nothing_from_slots_it_lost(team: Team, system: System) -> None:
     """And says so when it slept in the middle of a look at the rows: then it cannot know."""
     sleeper, other = team.hire(), team.hire()
     team.rounds([sleeper, other], 3)
@@ -171,7 +171,7 @@ def test_one_that_slept_publishes_nothing_of_what_it_lost(team: Team, system: Sy
     assert counts([sleeper, other]) == [8, 8]
 
 
-def test_one_that_sleeps_while_it_looks_publishes_nothing(team: Team, system: System) -> None:
+def test_a_producer_suspended_during_its_scan_publishes_nothing(team: Team, system: System) -> None:
     team.put(system, 100, "a")
     slow = team.hire()
     slow.service.turn()
@@ -195,7 +195,7 @@ class _Slow:
         return found
 
 
-def test_spares_hold_nothing_and_step_in(team: Team, system: System) -> None:
+def test_spare_producers_hold_no_slots_and_step_in(team: Team, system: System) -> None:
     members = [team.hire() for _ in range(SLOTS + 3)]
     team.rounds(members, 3)
     assert sorted(counts(members)) == [0] * 3 + [1] * SLOTS
@@ -222,7 +222,7 @@ def test_a_row_that_is_committed_late_is_published(team: Team, system: System) -
     assert Counter(team.published) == Counter(newer + late)
 
 
-def test_lost_events_are_published_again_each_once(team: Team, system: System) -> None:
+def test_each_lost_event_is_published_again_once(team: Team, system: System) -> None:
     members = [team.hire(), team.hire()]
     team.rounds(members, 3)
     keys = team.put(system, 100, "a")
@@ -235,7 +235,7 @@ def test_lost_events_are_published_again_each_once(team: Team, system: System) -
     assert Counter(team.published) == Counter(keys * 2)
 
 
-def test_a_run_that_ends_takes_what_is_free_and_says_what_is_not(team: Team, system: System) -> None:
+def test_a_run_with_once_takes_free_slots_and_reports_the_others(team: Team, system: System) -> None:
     keys = team.put(system, 200, "a")
     system.metadata.acquire_leases([slot_lease(slot) for slot in (3, 4, 9)], team.clock.now_ms(), TTL_MS)
     once = team.hire(shares=False)
@@ -252,7 +252,7 @@ def test_a_run_that_ends_takes_what_is_free_and_says_what_is_not(team: Team, sys
     assert system.metadata.list_leases(LEASE_PREFIX) == []
 
 
-def test_an_idle_one_asks_little(team: Team, system: System) -> None:
+def test_an_idle_producer_makes_few_queries(team: Team, system: System) -> None:
     """Three rounds in a lease, of two calls each; between them nothing but looks at the rows."""
     one = team.hire()
     team.rounds([one], 2)
@@ -276,7 +276,7 @@ class _Counting:
 
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
-def test_a_clock_that_is_set_does_not_stop_the_renewing(team: Team, step_ms: int) -> None:
+def test_setting_the_clock_does_not_stop_the_renewal(team: Team, step_ms: int) -> None:
     one = team.hire()
     team.rounds([one])
     team.clock = one.held._clock = one.service._clock = FakeClock(team.clock.now_ms() + step_ms)
@@ -351,7 +351,7 @@ def test_leases_are_given_up_when_a_producer_stops(bench: Bench, system: System)
 
 
 @pytest.mark.timed
-def test_daemons_share_and_one_that_is_killed_is_replaced(bench: Bench, system: System) -> None:
+def test_daemons_share_slots_and_a_killed_one_is_replaced(bench: Bench, system: System) -> None:
     """Three real ones under a stream of PUTs; the log is read to the end and counted."""
     ttl_ms = 10_000
     config = bench.config.read_text()

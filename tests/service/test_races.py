@@ -187,7 +187,7 @@ def _sleep_through_everything(bench: Bench) -> None:
 
 
 @pytest.mark.invariant(8)
-def test_a_consumer_that_slept_through_its_fencing_leaves_no_block(bench: Bench, system: System) -> None:
+def test_a_consumer_suspended_during_its_fencing_leaves_no_block(bench: Bench, system: System) -> None:
     """Between the row of its block and the block; without renewal, as when the whole process is stopped."""
     bench.put_some(system, 60)
     bench.produce(system)
@@ -202,7 +202,7 @@ def test_a_consumer_that_slept_through_its_fencing_leaves_no_block(bench: Bench,
 
 
 @pytest.mark.invariant(8)
-def test_a_large_put_that_slept_through_its_fencing_leaves_no_block(bench: Bench, system: System) -> None:
+def test_a_large_put_suspended_during_its_fencing_leaves_no_block(bench: Bench, system: System) -> None:
     old = bench.put(system, "o", bench.data(9 * STRIPE))
     system.metadata = cast(Metadata, NoRenewal(system.metadata))
     system.blocks = blocks_meanwhile(system, "create", lambda: _sleep_through_everything(bench))
@@ -214,7 +214,7 @@ def test_a_large_put_that_slept_through_its_fencing_leaves_no_block(bench: Bench
         bench.assert_at_rest(other)
 
 
-def test_a_put_that_slept_through_its_reservation_leaves_no_copy(bench: Bench, system: System) -> None:
+def test_a_put_suspended_past_its_reservation_leaves_no_copy(bench: Bench, system: System) -> None:
     system.landing = cast(
         LandingStore, Meanwhile(system.landing, "put", lambda: _sleep_through_everything(bench), before=True)
     )

@@ -64,7 +64,7 @@ def test_an_event_that_the_group_passed_is_published_again_once(team: Team, syst
     assert Counter(team.published) == Counter(first * 2 + second), "still three hours behind"
 
 
-def test_partitions_are_told_apart(team: Team, system: System) -> None:
+def test_each_partition_is_judged_separately(team: Team, system: System) -> None:
     keys, began_ms = team.put(system, 60, "a"), team.clock.now_ms()
     team.on_passed = lambda: {0: began_ms, 1: team.clock.now_ms()}  # 2 cannot tell
     one = team.hire()
@@ -75,7 +75,7 @@ def test_partitions_are_told_apart(team: Team, system: System) -> None:
     assert Counter(team.published) == Counter(keys + again)
 
 
-def test_nothing_is_published_again_while_the_log_cannot_tell(team: Team, system: System) -> None:
+def test_nothing_is_published_again_while_progress_is_unknown(team: Team, system: System) -> None:
     def cannot_tell() -> dict[int, int]:
         raise Transient("no broker")
 
@@ -124,7 +124,7 @@ def test_an_object_that_is_deleted_while_it_is_parked_is_forgotten(team: Team, s
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["among-others", "whole-batches"])
-def test_a_partition_that_takes_nothing_does_not_stop_the_others(team: Team, system: System, alone: bool) -> None:
+def test_a_partition_that_accepts_nothing_does_not_stop_the_others(team: Team, system: System, alone: bool) -> None:
     """Its rows are tried now and then, and published when it is back. Also when a batch holds nothing else, so that
     publishing fails as a whole: the rest of the log still answers."""
     keys = team.put(system, 60, "a")
@@ -155,7 +155,7 @@ def test_a_partition_that_takes_nothing_does_not_stop_the_others(team: Team, sys
     assert [parking.figures().items for parking in one.service.parkings] == [0, 0]
 
 
-def test_a_log_that_is_away_as_a_whole_parks_nothing(team: Team, system: System) -> None:
+def test_nothing_is_parked_while_the_whole_log_is_away(team: Team, system: System) -> None:
     """Nothing is written to the metadata of a whole backlog then."""
 
     def refuse(_key: bytes, _value: bytes) -> Transient | None:

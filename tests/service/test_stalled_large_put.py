@@ -43,7 +43,7 @@ class Stalling:
 
 
 @pytest.mark.parametrize("method", ["create", "seal"])
-def test_it_says_that_its_lease_was_lost(bench: Bench, system: System, method: str) -> None:
+def test_a_stalled_large_put_reports_that_its_lease_was_lost(bench: Bench, system: System, method: str) -> None:
     system.clock = clock = SetClock(system.clock.now_ms())
 
     def recovered_and_collected() -> None:

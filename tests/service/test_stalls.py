@@ -49,7 +49,7 @@ def figures(process: subprocess.Popen[str], *, stopped: bool) -> tuple[float, fl
     return passed_s, took_s
 
 
-def test_a_stop_is_a_stall_and_a_long_call_is_none() -> None:
+def test_a_stopped_process_is_a_stall_and_a_long_call_is_not() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

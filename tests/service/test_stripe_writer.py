@@ -114,7 +114,7 @@ def test_a_commit_that_failed_is_tried_again(writer: Writer) -> None:
     _finish(writer)
 
 
-def test_a_commit_whose_answer_was_lost_is_found_out(writer: Writer) -> None:
+def test_the_outcome_of_a_commit_without_an_answer_is_looked_up(writer: Writer) -> None:
     writer.metadata.after["commit_group"] = [Transient("connection lost")]
     result = writer.writer.write(writer.plan(20))
     assert len(result.packed) == 20, "it had been committed; nothing may be written again"
@@ -122,7 +122,7 @@ def test_a_commit_whose_answer_was_lost_is_found_out(writer: Writer) -> None:
     _finish(writer)
 
 
-def test_a_commit_that_keeps_failing_gives_the_block_up(writer: Writer) -> None:
+def test_a_commit_that_keeps_failing_abandons_the_block(writer: Writer) -> None:
     writer.metadata.before["commit_group"] = [Transient("down")] * 5
     plan = writer.plan(20)
     result = writer.writer.write(plan)
@@ -138,7 +138,7 @@ def test_a_commit_that_keeps_failing_gives_the_block_up(writer: Writer) -> None:
 
 @pytest.mark.parametrize("error", [Conflict("sealed"), NoSpace("full")])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_append_that_no_place_would_take_gives_the_block_up(writer: Writer, error: Exception, when: str) -> None:
+def test_an_append_that_would_fail_anywhere_abandons_the_block(writer: Writer, error: Exception, when: str) -> None:
     """Whether it happened or not: the bytes are never relied on, the group is planned again."""
     assert len(writer.writer.write(writer.plan(10, "first")).packed) == 10
     getattr(writer.blocks, when)["append"] = [error]
@@ -185,7 +185,7 @@ def test_an_append_that_fails_in_the_middle_of_a_block_keeps_what_is_in_it(write
     _finish(writer)
 
 
-def test_appends_that_keep_failing_give_the_group_back(writer: Writer) -> None:
+def test_appends_that_keep_failing_return_the_group(writer: Writer) -> None:
     writer.blocks.before["create"] = [Transient("time-out")] * APPEND_TRIES
     plan = writer.plan(20)
     result = writer.writer.write(plan)
@@ -197,7 +197,7 @@ def test_appends_that_keep_failing_give_the_group_back(writer: Writer) -> None:
     _finish(writer)
 
 
-def test_where_all_blocks_lie_in_the_same_place_no_second_one_is_tried(writer: Writer) -> None:
+def test_no_second_block_is_tried_where_all_blocks_lie_in_the_same_place(writer: Writer) -> None:
     writer.placement.alternatives = False
     writer.blocks.before["create"] = [Transient("read-only")] * 2
     plan = writer.plan(20)
@@ -275,7 +275,7 @@ def test_a_block_whose_place_went_bad_is_left(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("port", ["blocks", "metadata"])
-def test_a_block_that_can_be_left_only_unsealed_is_recoverys(writer: Writer, port: str) -> None:
+def test_a_block_that_cannot_be_sealed_is_left_to_recovery(writer: Writer, port: str) -> None:
     assert len(writer.writer.write(writer.plan(10, "first")).packed) == 10
     writer.placement.bad.update(writer.placement.given)
     getattr(writer, port).before["seal" if port == "blocks" else "seal_block"] = [Transient("inactive")]
@@ -286,7 +286,7 @@ def test_a_block_that_can_be_left_only_unsealed_is_recoverys(writer: Writer, por
 
 
 @pytest.mark.parametrize("method", ["create", "seal"])
-def test_a_store_that_fails_to_create_or_seal(writer: Writer, method: str) -> None:
+def test_a_block_store_that_fails_to_create_or_seal(writer: Writer, method: str) -> None:
     for round_ in range(4):
         writer.blocks.after[method] = [Transient("lost")]
         assert len(writer.writer.write(writer.plan(12, f"round-{round_}")).packed) == 12
@@ -294,7 +294,7 @@ def test_a_store_that_fails_to_create_or_seal(writer: Writer, method: str) -> No
 
 
 @pytest.mark.invariant(3)
-def test_read_back_that_differs_commits_nothing(writer: Writer) -> None:
+def test_a_read_back_that_differs_commits_nothing(writer: Writer) -> None:
     writer.blocks.before["read"] = [Transient("cannot read")]
     result = writer.writer.write(writer.plan(10))
     assert len(result.retry) == 10
@@ -355,7 +355,7 @@ def test_objects_that_change_while_they_are_packed(writer: Writer, change: str) 
     _finish(writer)
 
 
-def test_a_source_that_cannot_be_read_now_is_given_back_alone(writer: Writer) -> None:
+def test_a_source_that_cannot_be_read_now_is_returned_alone(writer: Writer) -> None:
     plan = writer.plan(20)
     writer.landing.before["read_range"] = [Transient("away")]
     result = writer.writer.write(plan)
@@ -373,7 +373,7 @@ def test_no_room_for_a_block(writer: Writer, monkeypatch: pytest.MonkeyPatch) ->
     _finish(writer)
 
 
-def test_a_block_that_the_store_refuses_for_want_of_space_leaves_nothing_behind(writer: Writer) -> None:
+def test_a_block_refused_for_lack_of_space_leaves_nothing_behind(writer: Writer) -> None:
     """As with a quota on objects that `free_bytes` does not know of yet. No other block is tried."""
     plan = writer.plan(5)
     for _ in range(3):
@@ -405,7 +405,7 @@ def test_a_block_that_has_groups_is_left_to_recovery_when_there_is_no_space(writ
     _finish(writer)
 
 
-def test_closing_seals(writer: Writer) -> None:
+def test_closing_seals_the_block(writer: Writer) -> None:
     writer.writer.write(writer.plan(5))
     writer.writer.close()
     (block,) = all_blocks(writer.system.metadata)
@@ -414,7 +414,7 @@ def test_closing_seals(writer: Writer) -> None:
     _finish(writer)
 
 
-def test_closing_when_the_store_is_away_leaves_the_block_to_recovery(writer: Writer) -> None:
+def test_closing_while_the_block_store_is_away_leaves_the_block_to_recovery(writer: Writer) -> None:
     writer.writer.write(writer.plan(5))
     writer.blocks.before["seal"] = [Transient("away")]
     writer.writer.close()

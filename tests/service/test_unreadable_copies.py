@@ -244,7 +244,7 @@ def test_an_object_that_is_deleted_while_it_is_parked_is_forgotten(
     assert _lag(system) == 0
 
 
-def test_partitions_that_are_given_up_take_their_parked_objects_along(
+def test_revoked_partitions_take_their_parked_objects_along(
     bench: Bench, system: System, copies: Copies, clock: FakeClock, service: ConsumerService
 ) -> None:
     """Whoever gets them is handed their events again."""

@@ -70,7 +70,7 @@ def test_the_first_round_warms_up_and_does_not_count() -> None:
     assert ticks == [("rounds", done, 4) for done in range(4)]
 
 
-def test_a_round_has_enough_objects_that_its_start_and_end_weigh_little() -> None:
+def test_a_round_has_enough_objects_to_make_its_start_and_end_negligible() -> None:
     assert signature(pipeline).parameters["objects"].default == 4000
 
 
@@ -96,7 +96,7 @@ def test_the_floor_reads_every_copy_once_in_the_groups_of_the_packer() -> None:
     assert full > 0.97
 
 
-def test_cpu_time_is_told_by_the_port_a_process_listens_at() -> None:
+def test_cpu_time_is_found_by_the_port_a_process_listens_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert listeners([port]) == [os.getpid()]
@@ -108,13 +108,13 @@ def test_cpu_time_is_told_by_the_port_a_process_listens_at() -> None:
     assert (used["elsewhere"], used["gone"]) == (None, 0.0)
 
 
-def test_cpu_time_is_told_however_short_a_run_is() -> None:
+def test_cpu_time_is_measured_however_short_a_run_is() -> None:
     """A server may need less than a tick of 10 ms for it."""
     processes = Processes({"client": [os.getpid()]})
     assert len({processes.cpu_s()["client"] for _ in range(10)}) == 10
 
 
-def test_the_administrators_key_is_that_of_the_option_then_of_the_setting_then_the_one_beside_ceph_conf(
+def test_the_administrators_key_comes_from_the_option_then_the_setting_then_beside_ceph_conf(
     tmp_path: Path,
 ) -> None:
     beside, configured, named = (tmp_path / name for name in (ADMIN_KEYRING, "configured.keyring", "named.keyring"))

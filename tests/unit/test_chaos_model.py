@@ -60,7 +60,7 @@ def test_no_more_osds_are_killed_than_the_pool_can_do_without() -> None:
     assert {len(set(strike.targets)) for strike in strikes} == {1, OSDS_DOWN_MAX}
 
 
-def test_no_port_is_given_twice() -> None:
+def test_no_port_is_handed_out_twice() -> None:
     """Those who get one listen some time later: of six daemons two would share one in a run of 700."""
     ports = [free_port() for _ in range(300)]
     assert len({*ports, *map(beside, ports)}) == 600
@@ -74,7 +74,7 @@ def test_an_operation_that_was_not_acknowledged_may_have_happened_or_not() -> No
     assert history.allowed(history.acknowledged) == [value_of(b"old"), value_of(b"new")]
 
 
-def test_what_is_not_as_acknowledged_is_found() -> None:
+def test_deviations_from_what_was_acknowledged_are_found() -> None:
     assert verdict_on(b"old", b"old", acknowledged=1, listed=True) == (0, 0)
     assert verdict_on(None, b"old", acknowledged=1, listed=False) == (1, 0)
     assert verdict_on(b"bad", b"old", acknowledged=1, listed=True) == (0, 1)

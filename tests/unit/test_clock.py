@@ -26,7 +26,7 @@ def test_system_clock_is_wall_clock_time() -> None:
     assert abs(SystemClock().now_ms() - time.time() * 1000) < 1000
 
 
-def test_fake_time_passes_only_when_told() -> None:
+def test_fake_time_passes_only_on_request() -> None:
     clock = FakeClock(now_ms=5)
     clock.advance(7)
     assert clock.now_ms() == 12

@@ -66,7 +66,7 @@ def test_services_run_commands_that_exist(path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("wrong", ["gc run --aply", "gc runn", "consumr", "producer --twice"])
-def test_a_command_that_does_not_exist_is_found_out(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_does_not_exist_is_detected(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not exists(wrong.split())
 
 
@@ -77,7 +77,7 @@ def test_services_set_settings_that_exist(path: Path) -> None:
     assert check_settings(None, env) == []
 
 
-def test_consumers_of_one_host_have_ports_of_their_own() -> None:
+def test_consumers_on_one_host_have_separate_ports() -> None:
     (given,) = read_unit(DEPLOY / "systemd" / "nos-ec-consumer@.service")["Service"]["Environment"]
     name, _, port = given.partition("=")
     readme = (DEPLOY / "README.md").read_text()
@@ -125,7 +125,7 @@ def test_timers_start_services_that_exist() -> None:
         assert path.with_suffix(".service") in SERVICES
 
 
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     """systemd's own check; the program it looks for is put in place."""
     analyze = shutil.which("systemd-analyze")
     if analyze is None:

@@ -65,7 +65,7 @@ def test_maven_is_never_run_by_two_scripts_at_once(scripts: Path, programs: Path
 
 
 @pytest.mark.parametrize("lacking", ["mariadbd", "mariadb-install-db", "my_print_defaults"])
-def test_mariadb_is_installed_unless_all_that_it_calls_is_there(scripts: Path, programs: Path, lacking: str) -> None:
+def test_mariadb_is_installed_unless_all_its_programs_are_present(scripts: Path, programs: Path, lacking: str) -> None:
     for program in {"mariadbd", "mariadb-install-db", "my_print_defaults"} - {lacking}:
         add(programs, program)
     add(programs, "apt-get", 'echo "$@"', "exit 1")
@@ -102,7 +102,7 @@ def test_a_fresh_machine_needs_a_mirror(scripts: Path, programs: Path) -> None:
     assert ran.stderr == "fresh: apt knows no Debian mirror; set NOS_EC_FRESH_MIRROR\n"
 
 
-def test_a_system_that_cannot_be_made_is_told_with_its_log(scripts: Path, programs: Path) -> None:
+def test_a_system_that_cannot_be_created_is_reported_with_its_log(scripts: Path, programs: Path) -> None:
     add(programs, "id", "echo 0")
     add(programs, "apt-get", "echo http://127.0.0.1:9/debian")
     add(programs, "debootstrap", 'echo "no such suite"', "exit 1")

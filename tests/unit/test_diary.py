@@ -23,7 +23,7 @@ def lines() -> Iterator[Lines]:
     structlog.configure(**before)
 
 
-def test_progress_is_told_now_and_then_and_only_what_changed(lines: Lines) -> None:
+def test_progress_is_logged_now_and_then_and_only_what_changed(lines: Lines) -> None:
     counters = ConsumerCounters()
     diary = Diary(0)
     for now_ms in range(0, 3 * REPORT_WAIT_MS, 100):
@@ -42,14 +42,14 @@ def test_progress_is_told_now_and_then_and_only_what_changed(lines: Lines) -> No
     }
 
 
-def test_partitions_are_told_when_they_change(lines: Lines) -> None:
+def test_partitions_are_logged_when_they_change(lines: Lines) -> None:
     diary = Diary(0)
     for held in (NONE, frozenset({2, 1}), frozenset({1, 2}), frozenset({1}), NONE):
         diary.turn(0, held, ConsumerCounters(), waiting=0)
     assert [line["partitions"] for line in lines] == [[1, 2], [1], []]
 
 
-def test_what_was_told_is_not_told_again(lines: Lines) -> None:
+def test_nothing_is_logged_twice(lines: Lines) -> None:
     counters = ConsumerCounters(packed=3)
     diary = Diary(0)
     diary.report(counters, waiting=0)

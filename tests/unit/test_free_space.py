@@ -85,7 +85,7 @@ def is_fresh(monitors: Monitors, space: FreeSpace) -> bool:
     return space.value() == monitors.free_bytes
 
 
-def test_nobody_waits_for_a_monitor_that_hangs(monitors: Monitors, space: FreeSpace) -> None:
+def test_no_caller_waits_for_a_monitor_that_hangs(monitors: Monitors, space: FreeSpace) -> None:
     """Otherwise this ends only when `hang` does: never."""
     assert space.value() == 1000
     monitors.hang()
@@ -133,7 +133,7 @@ def test_without_any_figure_all_wait_for_one_answer(monitors: Monitors, space: F
     assert monitors.asked_at_once == 1
 
 
-def test_without_any_figure_the_failure_is_raised_and_the_next_caller_asks_anew(
+def test_without_any_figure_the_failure_is_raised_and_the_next_caller_asks_again(
     monitors: Monitors, space: FreeSpace
 ) -> None:
     monitors.fails = True
@@ -155,7 +155,7 @@ def test_a_failure_leaves_the_last_figure(monitors: Monitors, space: FreeSpace) 
     until_value(space, 10)
 
 
-def test_what_is_written_while_a_question_is_under_way_is_not_forgotten(
+def test_bytes_written_during_a_request_are_not_forgotten(
     monitors: Monitors, space: FreeSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space.value()
@@ -171,7 +171,7 @@ def test_what_is_written_while_a_question_is_under_way_is_not_forgotten(
     assert space.value() == 0
 
 
-def test_a_figure_that_is_fresh_is_not_asked_for_again(monitors: Monitors) -> None:
+def test_a_fresh_figure_is_not_asked_for_again(monitors: Monitors) -> None:
     space = FreeSpace("pool", monitors, OBJECT_BYTES_MAX)
     for _ in range(5):
         space.value()
@@ -215,5 +215,5 @@ def test_a_pool_that_refused_has_no_room_until_the_monitors_can_know(
         ({"max_avail": 500, "stored": 10, "objects": 3, "quota_objects": 2}, Room(500, -1)),
     ],
 )
-def test_quotas_as_the_monitors_tell_them(stats: dict[str, int], room: Room) -> None:
+def test_quotas_as_the_monitors_report_them(stats: dict[str, int], room: Room) -> None:
     assert room_of(stats) == room

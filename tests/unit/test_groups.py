@@ -23,7 +23,7 @@ def test_only_the_tests_that_share_it_start_ceph(group: str) -> None:
     assert asking == []
 
 
-def test_tests_without_servers_go_to_whoever_is_free() -> None:
+def test_tests_without_servers_go_to_any_free_worker() -> None:
     assert group_of("tests/real/test_mysql_metadata.py::TestMySQL::test_it[a/b]") == "sql"
     assert group_of("tests/real/test_chaos.py::test_chaos") == "ceph"
     assert group_of("tests/unit/test_bench.py::test_it") == "tests/unit/test_bench.py::test_it"

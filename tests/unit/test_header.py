@@ -112,7 +112,7 @@ class TestGolden:
             ("names_v1.bin", "f253f96e354b76b82100be5d67d8cc9b87e356b89e785c6f4ca238a599a673a0"),
         ],
     )
-    def test_files_are_the_first_ones(self, file: str, sha256: str) -> None:
+    def test_the_golden_files_are_unchanged(self, file: str, sha256: str) -> None:
         assert hashlib.sha256((GOLDEN / file).read_bytes()).hexdigest() == sha256
 
 
@@ -165,7 +165,7 @@ def test_round_trip(header: GroupHeader) -> None:
 
 @settings(deadline=None)
 @given(headers(), st.binary(max_size=100))
-def test_bytes_behind_the_header_are_ignored(header: GroupHeader, rest: bytes) -> None:
+def test_bytes_after_the_header_are_ignored(header: GroupHeader, rest: bytes) -> None:
     assert decode_header(encode_header(header) + rest, header.block_id, header.first_stripe) == header
 
 
@@ -216,7 +216,7 @@ BAD_FIELDS = [
 
 
 @pytest.mark.parametrize(("offset", "value"), [row[1:] for row in BAD_FIELDS], ids=[row[0] for row in BAD_FIELDS])
-def test_a_bad_field_is_refused_even_under_a_right_checksum(offset: int, value: bytes) -> None:
+def test_a_bad_field_is_refused_even_with_a_correct_checksum(offset: int, value: bytes) -> None:
     with pytest.raises(Corrupt):
         decode_header(_patched(encode_header(_golden_header()), offset, value), BLOCK, 5)
 
@@ -228,7 +228,7 @@ def test_an_empty_entry_is_refused() -> None:
         decode_header(encoded, BLOCK, 5)
 
 
-def test_absent_names_have_no_place() -> None:
+def test_absent_names_have_no_position() -> None:
     with pytest.raises(Corrupt, match="absent names"):
         decode_header(_patched(encode_header(TWO_PAGES), 24, b"\x00\x20"), OTHER_BLOCK, 0)
 
@@ -282,7 +282,7 @@ def _decoded(data: bytes, header: GroupHeader) -> GroupHeader | None:
 
 @settings(deadline=None)
 @given(headers(), st.data())
-def test_damage_is_always_noticed(header: GroupHeader, data: st.DataObject) -> None:
+def test_damage_is_always_detected(header: GroupHeader, data: st.DataObject) -> None:
     encoded = bytearray(encode_header(header))
     original = bytes(encoded)
     at = data.draw(st.integers(0, len(encoded) - 1))
@@ -304,7 +304,7 @@ def test_damage_is_always_noticed(header: GroupHeader, data: st.DataObject) -> N
 
 @settings(deadline=None)
 @given(headers(), st.data())
-def test_damage_under_a_right_checksum_gives_a_header_or_corrupt(header: GroupHeader, data: st.DataObject) -> None:
+def test_damage_with_a_correct_checksum_gives_a_header_or_corrupt(header: GroupHeader, data: st.DataObject) -> None:
     encoded = bytearray(encode_header(header))
     for _ in range(data.draw(st.integers(1, 4))):
         encoded[data.draw(st.integers(0, PREAMBLE_SIZE + ENTRY_SIZE * 3))] = data.draw(st.integers(0, 255))

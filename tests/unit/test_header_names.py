@@ -75,7 +75,7 @@ def test_the_longest_names() -> None:
 
 
 @given(st.lists(records, min_size=1, max_size=20), st.data())
-def test_damage_is_always_noticed(names: list[NameRecord], data: st.DataObject) -> None:
+def test_damage_is_always_detected(names: list[NameRecord], data: st.DataObject) -> None:
     encoded = bytearray(encode_names(names))
     crc32c = google_crc32c.value(bytes(encoded))
     encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= data.draw(st.integers(1, 255))
@@ -84,7 +84,7 @@ def test_damage_is_always_noticed(names: list[NameRecord], data: st.DataObject) 
 
 
 @given(st.lists(records, min_size=1, max_size=20), st.data())
-def test_damage_under_a_right_checksum_gives_names_or_corrupt(names: list[NameRecord], data: st.DataObject) -> None:
+def test_damage_with_a_correct_checksum_gives_names_or_corrupt(names: list[NameRecord], data: st.DataObject) -> None:
     raw = bytearray(zlib.decompress(encode_names(names)))
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
@@ -125,13 +125,13 @@ def test_bad_records_are_refused(raw: bytes) -> None:
         _decode(zlib.compress(raw), 1)
 
 
-def test_a_bomb_is_refused_without_being_unpacked() -> None:
+def test_a_decompression_bomb_is_refused_without_being_unpacked() -> None:
     bomb = zlib.compress(bytes(64 << 20))
     with pytest.raises(Corrupt, match="too large"):
         _decode(bomb, 1)
 
 
-def test_a_stream_cut_short_or_with_bytes_behind_it_is_refused() -> None:
+def test_a_truncated_stream_or_one_with_trailing_bytes_is_refused() -> None:
     encoded = encode_names(NAMES)
     for data in (encoded[:-1], encoded[:10], b"", encoded + b"\0", b"\0" + encoded):
         with pytest.raises(Corrupt, match="names"):

@@ -107,9 +107,7 @@ def test_messages_of_a_partition_revoked_in_the_same_poll_are_not_handed_out(
     assert consumer.assignment() == {1}
 
 
-def test_what_the_callback_raises_does_not_take_messages_with_it(
-    consumer: KafkaConsumer, driver: ScriptedDriver
-) -> None:
+def test_an_error_of_the_callback_loses_no_messages(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
     def fail(_partitions: frozenset[int]) -> None:
         raise RuntimeError("the engine broke")
 
@@ -121,7 +119,7 @@ def test_what_the_callback_raises_does_not_take_messages_with_it(
     assert taken(consumer) == []
 
 
-def test_an_error_of_the_driver_does_not_take_messages_with_it(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
+def test_an_error_of_the_driver_loses_no_messages(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
     def fail() -> None:
         raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
@@ -146,7 +144,7 @@ def test_a_member_that_was_silent_too_long_owns_nothing_at_once(
     assert told == [{0, 1}]
 
 
-def test_a_look_up_of_offsets_that_the_driver_never_answers_ends(
+def test_a_look_up_of_offsets_that_is_never_answered_times_out(
     consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A daemon looks them up in its own loop, which must turn."""
@@ -173,7 +171,9 @@ def test_a_look_up_of_offsets_that_the_driver_never_answers_ends(
         consumer.lag()
 
 
-def test_a_partition_whose_offsets_begin_again_is_joined_anew(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
+def test_a_member_rejoins_when_the_offsets_of_a_partition_start_again(
+    consumer: KafkaConsumer, driver: ScriptedDriver
+) -> None:
     """Whoever takes messages knows those offsets already, and would pass over the new messages for ever."""
     revoked: list[frozenset[int]] = []
     consumer.on_revoke(revoked.append)
@@ -188,7 +188,7 @@ def test_a_partition_whose_offsets_begin_again_is_joined_anew(consumer: KafkaCon
     assert taken(consumer) == [(0, 0), (0, 1)]
 
 
-def test_offsets_of_another_topic_are_not_begun_with(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
+def test_a_member_does_not_start_at_offsets_of_another_topic(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
     """And do not hold commits back: they are not of this topic."""
     driver.stored = {2: (10_000, "topic-id=another"), 3: (7, "topic-id=one")}
     consumer._assigned(consumer._client.driver, places(2, 3))
@@ -197,7 +197,7 @@ def test_offsets_of_another_topic_are_not_begun_with(consumer: KafkaConsumer, dr
 
 
 @pytest.mark.parametrize(("end", "begins"), [(5, OFFSET_BEGINNING), (10, None)])
-def test_offsets_without_an_id_are_believed_unless_they_are_behind_the_end(
+def test_offsets_without_an_id_are_trusted_unless_they_are_past_the_end(
     consumer: KafkaConsumer, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch, end: int, begins: int | None
 ) -> None:
     """As older versions committed them."""
@@ -208,7 +208,7 @@ def test_offsets_without_an_id_are_believed_unless_they_are_behind_the_end(
     assert consumer._commits._known == ({} if begins is None else {2: -1})
 
 
-def test_a_member_that_cannot_look_where_to_begin_joins_anew(
+def test_a_member_that_cannot_look_up_where_to_start_rejoins(
     consumer: KafkaConsumer, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> str:
@@ -221,7 +221,7 @@ def test_a_member_that_cannot_look_where_to_begin_joins_anew(
     assert consumer.assignment() == frozenset()
 
 
-def test_a_client_that_is_given_up_is_closed_by_name_although_an_exception_keeps_it() -> None:
+def test_an_abandoned_client_is_closed_although_an_exception_references_it() -> None:
     """The garbage collector would close it in any thread, and a client that lost its brokers may never close. With the
     real driver, and nobody behind the address."""
     topic = KafkaTopic("127.0.0.1:1", "t", 4, request_timeout_ms=TIMEOUT_MS_MIN, options={"log_level": 0})
@@ -259,7 +259,7 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_client_that_was_given_up_is_not_heard_when_it_closes(
+def test_callbacks_of_an_abandoned_client_are_ignored(
     consumer: KafkaConsumer, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing calls back, on another thread, for partitions that the next client may have got again."""
@@ -294,7 +294,7 @@ def test_a_client_that_was_given_up_is_not_heard_when_it_closes(
     ],
     ids=["same", "another", "unknown", "was-missing", "no-answer"],
 )
-def test_a_topic_that_was_made_anew_is_noticed(
+def test_a_recreated_topic_is_noticed(
     monkeypatch: pytest.MonkeyPatch, answers: list[str | KafkaError | None], another: bool
 ) -> None:
     class Found:
@@ -320,7 +320,7 @@ def test_a_topic_that_was_made_anew_is_noticed(
 
 
 @pytest.mark.parametrize(("end", "revoked"), [(8, []), (9, [{0, 1}]), (3, [{0, 1}])], ids=["none", "more", "less"])
-def test_a_member_that_is_not_handed_what_is_there_joins_anew(
+def test_a_member_that_misses_messages_rejoins(
     consumer: KafkaConsumer,
     driver: ScriptedDriver,
     monkeypatch: pytest.MonkeyPatch,
@@ -346,7 +346,7 @@ def test_a_member_that_is_not_handed_what_is_there_joins_anew(
     [(5, 0, 8, [{0, 1}]), (-1, 0, 8, [{0, 1}]), (8, 0, 8, []), (-1, 0, 0, []), (5, 8, 8, [])],
     ids=["committed", "never-committed", "all-done", "empty", "all-removed"],
 )
-def test_a_member_that_is_handed_nothing_of_what_it_was_given_joins_anew(
+def test_a_member_that_gets_nothing_from_its_partitions_rejoins(
     consumer: KafkaConsumer,
     monkeypatch: pytest.MonkeyPatch,
     committed: int,
@@ -377,7 +377,7 @@ def test_a_member_that_is_handed_nothing_of_what_it_was_given_joins_anew(
     [(None, "", 300, 2), ("m-1", "m-1", 0, 1), ("m-0", "m-1", 0, 2), ("m-0", "m-1", 300, 1)],
     ids=["unheard", "idle", "left-out", "rebalancing"],
 )
-def test_who_is_not_taken_into_the_group_tries_with_another_client(
+def test_a_member_that_is_not_admitted_tries_another_client(
     monkeypatch: pytest.MonkeyPatch, told: str | None, member_id: str, silent_s_max: int, clients: int
 ) -> None:
     """The driver may wait for metadata that it has been given. A member that has no partitions goes on waiting, and so
@@ -479,7 +479,7 @@ def test_a_producer_with_a_fatal_error_is_replaced(monkeypatch: pytest.MonkeyPat
         publisher.publish([(b"k", b"v")])
 
 
-def test_a_consumer_that_only_looks_at_the_lag_looks_with_another_client_after_a_failure(
+def test_a_consumer_that_only_reads_the_lag_uses_another_client_after_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It does not poll, and so would never find out that its client has no broker any more. A member keeps its own."""

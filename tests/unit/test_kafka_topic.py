@@ -38,7 +38,7 @@ def test_a_topic_that_cannot_work_is_refused(servers: str, name: str, partitions
         KafkaTopic(servers, name, partitions)
 
 
-def test_dead_letters_go_to_a_topic_of_their_own() -> None:
+def test_dead_letters_go_to_a_separate_topic() -> None:
     assert TOPIC.dead_letters == "pack-requests.dead-letters"
     assert KafkaTopic("b:1", "t", 1, dead_letter_topic="d").dead_letters == "d"
     with pytest.raises(ConfigError, match="name another topic"):
@@ -46,7 +46,7 @@ def test_dead_letters_go_to_a_topic_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(RESERVED))
-def test_what_the_promises_rest_on_cannot_be_set(key: str) -> None:
+def test_options_that_the_guarantees_rely_on_cannot_be_set(key: str) -> None:
     with pytest.raises(ConfigError, match="remove it from the Kafka options"):
         KafkaTopic("b:1", "t", 1, options={key: "x"})
 
@@ -72,13 +72,13 @@ def test_an_option_unknown_to_the_driver_is_refused() -> None:
     ("group", "session_ms", "poll_interval_ms_max", "said"),
     [("", 45_000, 300_000, "has no name"), ("g", 999, 300_000, "at least 1000"), ("g", 6000, 5999, "at least 6000")],
 )
-def test_senseless_membership_is_refused(group: str, session_ms: int, poll_interval_ms_max: int, said: str) -> None:
+def test_invalid_membership_is_refused(group: str, session_ms: int, poll_interval_ms_max: int, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         KafkaConsumer(TOPIC, group=group, member="m", session_ms=session_ms, poll_interval_ms_max=poll_interval_ms_max)
 
 
 @pytest.mark.parametrize(("replication", "in_sync_min"), [(0, 0), (1, 2), (3, 0)])
-def test_senseless_replication_is_refused(replication: int, in_sync_min: int) -> None:
+def test_invalid_replication_is_refused(replication: int, in_sync_min: int) -> None:
     with pytest.raises(ConfigError, match="in-sync replicas"):
         KafkaMessageLog.initialise(TOPIC, replication=replication, in_sync_min=in_sync_min)
 
@@ -102,12 +102,12 @@ def test_errors_say_what_to_do(code: int, kind: type[NosError], said: str) -> No
         raise KafkaException(KafkaError(code))
 
 
-def test_a_bug_is_no_trouble_with_the_brokers() -> None:
+def test_a_bug_is_not_reported_as_trouble_with_the_brokers() -> None:
     with pytest.raises(KafkaException), translated_errors(TOPIC, "publish"):
         raise KafkaException("not an error of the driver's")
 
 
-def test_a_time_out_is_explained_by_what_the_driver_said_last() -> None:
+def test_a_time_out_is_explained_by_the_last_report_of_the_driver() -> None:
     news, timed_out = ConnectionNews(TOPIC), Transient("timed out")
     assert news.explain(timed_out) is timed_out
     news.note(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))

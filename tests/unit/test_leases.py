@@ -33,7 +33,7 @@ class FailingRenewals:
         pass
 
 
-def test_renewals_go_on_after_an_error_that_is_a_bug() -> None:
+def test_renewals_continue_after_an_error_that_is_a_bug() -> None:
     """Else nobody would be told that the lease was fenced: an idle consumer would stay and never be ready again."""
     metadata = FailingRenewals([Transient("no answer"), AttributeError("of a driver"), LeaseLost("fenced")])
     with HeldLease(cast(Leases, metadata), FakeClock(), "one", 30_000) as held:

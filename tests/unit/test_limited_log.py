@@ -39,7 +39,7 @@ def test_a_new_window_names_events_again() -> None:
     assert [line.get("count", line.get("offset")) for line in lines] == [1, 99]
 
 
-def test_closing_says_what_is_left() -> None:
+def test_closing_logs_what_is_left() -> None:
     log = LimitedLog("test", FakeClock())
     for _ in range(LINES_MAX + 3):
         log.error("message skipped")

@@ -51,7 +51,7 @@ def key(name: str) -> ObjectKey:
     return ObjectKey("b", name)
 
 
-def test_asked_once_until_it_is_too_old(rows: Rows, clock: FakeClock) -> None:
+def test_a_row_is_looked_up_once_until_it_is_too_old(rows: Rows, clock: FakeClock) -> None:
     rows.versions[key("n")] = 1
     cache = cache_of(clock)
     assert [cache.find(key("n"), rows.get).version for _ in range(3)] == [1, 1, 1]
@@ -63,7 +63,7 @@ def test_asked_once_until_it_is_too_old(rows: Rows, clock: FakeClock) -> None:
     assert cache.find(key("n"), rows.get).version == 2
 
 
-def test_none_is_remembered_when_it_is_off(rows: Rows, clock: FakeClock) -> None:
+def test_nothing_is_cached_when_the_cache_is_off(rows: Rows, clock: FakeClock) -> None:
     rows.versions[key("n")] = 1
     cache = cache_of(clock, objects_max=0)
     cache.find(key("n"), rows.get)
@@ -72,7 +72,7 @@ def test_none_is_remembered_when_it_is_off(rows: Rows, clock: FakeClock) -> None
     assert (rows.asked, len(cache)) == (2, 0)
 
 
-def test_the_one_asked_for_longest_ago_goes_first(rows: Rows, clock: FakeClock) -> None:
+def test_the_least_recently_used_row_is_dropped_first(rows: Rows, clock: FakeClock) -> None:
     rows.versions.update({key(name): 1 for name in "abc"})
     cache = cache_of(clock)
     for name in "abac":
@@ -84,7 +84,7 @@ def test_the_one_asked_for_longest_ago_goes_first(rows: Rows, clock: FakeClock) 
     assert rows.asked == 4
 
 
-def test_forgotten_at_once(rows: Rows, clock: FakeClock) -> None:
+def test_forgotten_rows_are_dropped_at_once(rows: Rows, clock: FakeClock) -> None:
     rows.versions[key("n")] = 1
     cache = cache_of(clock)
     cache.find(key("n"), rows.get)
@@ -93,7 +93,7 @@ def test_forgotten_at_once(rows: Rows, clock: FakeClock) -> None:
     assert cache.find(key("n"), rows.get).version == 2
 
 
-def test_a_change_during_a_look_up_keeps_it_from_being_remembered(rows: Rows, clock: FakeClock) -> None:
+def test_a_change_during_a_look_up_prevents_caching(rows: Rows, clock: FakeClock) -> None:
     rows.versions[key("n")] = 1
     cache = cache_of(clock)
 
@@ -107,7 +107,7 @@ def test_a_change_during_a_look_up_keeps_it_from_being_remembered(rows: Rows, cl
     assert cache.find(key("n"), rows.get).version == 2
 
 
-def test_absence_is_not_remembered(rows: Rows, clock: FakeClock) -> None:
+def test_absence_is_not_cached(rows: Rows, clock: FakeClock) -> None:
     cache = cache_of(clock)
     with pytest.raises(NotFound):
         cache.find(key("n"), rows.get)
@@ -115,7 +115,7 @@ def test_absence_is_not_remembered(rows: Rows, clock: FakeClock) -> None:
     assert cache.find(key("n"), rows.get).version == 1
 
 
-def test_a_deleted_one_that_is_looked_up_again_goes(rows: Rows, clock: FakeClock) -> None:
+def test_a_deleted_row_is_dropped_when_it_is_looked_up_again(rows: Rows, clock: FakeClock) -> None:
     rows.versions[key("n")] = 1
     cache = cache_of(clock)
     cache.find(key("n"), rows.get)
@@ -125,7 +125,7 @@ def test_a_deleted_one_that_is_looked_up_again_goes(rows: Rows, clock: FakeClock
     assert len(cache) == 0
 
 
-def test_a_clock_set_back_makes_nothing_last(rows: Rows) -> None:
+def test_nothing_lasts_longer_when_the_clock_is_set_back(rows: Rows) -> None:
     rows.versions[key("n")] = 1
     cache = cache_of(FakeClock(1_000_000))
     cache.find(key("n"), rows.get)

@@ -70,7 +70,7 @@ def test_version_1_has_these_bytes() -> None:
     st.integers(0, 2**32 - 1),
     st.binary(min_size=16, max_size=16),
 )
-def test_what_is_encoded_is_decoded(
+def test_encoded_requests_decode_unchanged(
     object_id: int, key: tuple[str, str], version: int, size: int, crc32c: int, landing_id: bytes
 ) -> None:
     request = PackRequest(object_id, ObjectKey(*key), version, size, crc32c, LandingId(landing_id))
@@ -163,7 +163,7 @@ def test_decoding_is_total_near_valid_bytes(at: int, byte: int) -> None:
         (b"abc", 479470107),
     ],
 )
-def test_murmur2_is_kafkas(data: bytes, signed_hash: int) -> None:
+def test_murmur2_matches_kafka(data: bytes, signed_hash: int) -> None:
     assert murmur2(data) == signed_hash % 2**32
 
 

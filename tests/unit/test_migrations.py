@@ -10,7 +10,7 @@ from alembic.script import ScriptDirectory
 from nos_ec.adapters.sql.migrate import _config, _revisions, schema_head
 
 
-def test_names_of_migrations_say_their_versions() -> None:
+def test_names_of_migrations_contain_their_versions() -> None:
     scripts = ScriptDirectory.from_config(_config())
     assert schema_head() == scripts.get_current_head()
     assert _revisions() == {script.revision for script in scripts.walk_revisions()}

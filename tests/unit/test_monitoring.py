@@ -92,7 +92,7 @@ def test_samples_become_text() -> None:
     assert found['nos_ec_consumer_group_write_seconds_sum{"stripes":"4"}'] == pytest.approx(3.05)
 
 
-def test_a_source_that_fails_takes_no_other_with_it() -> None:
+def test_a_failing_source_does_not_affect_the_others() -> None:
     exposition = Exposition(CollectorRegistry())
 
     def away() -> Iterator[Sample]:
@@ -128,7 +128,7 @@ def read(text: bytes) -> dict[str, float]:
 
 
 # --- cache ---------------------------------------------------------------------------------------------------------
-def test_a_cached_figure_is_made_again_when_it_is_old() -> None:
+def test_a_cached_figure_is_computed_again_when_it_is_old() -> None:
     clock = FakeClock()
     made: list[int] = []
 
@@ -158,7 +158,7 @@ def test_a_clock_that_is_set_back_keeps_no_figure_for_longer() -> None:
     assert cached() == 1
 
 
-def test_what_takes_long_is_kept_longer() -> None:
+def test_figures_that_take_long_are_kept_longer() -> None:
     clock = FakeClock()
     made: list[int] = []
 
@@ -175,7 +175,7 @@ def test_what_takes_long_is_kept_longer() -> None:
     assert cached() == 2
 
 
-def test_while_one_makes_it_the_others_get_the_last_one() -> None:
+def test_while_one_caller_computes_the_others_get_the_previous_figure() -> None:
     clock = FakeClock()
     begun, go_on = threading.Event(), threading.Event()
     made: list[int] = []
@@ -202,7 +202,7 @@ def test_while_one_makes_it_the_others_get_the_last_one() -> None:
     assert made == [0, 1]
 
 
-def test_a_failure_is_not_kept() -> None:
+def test_a_failure_is_not_cached() -> None:
     answers: list[Exception | int] = [Transient("away"), 5]
 
     def make() -> int:
@@ -217,7 +217,7 @@ def test_a_failure_is_not_kept() -> None:
     assert cached() == 5
 
 
-def test_who_waits_for_a_first_figure_gets_the_failure_of_the_one_look() -> None:
+def test_callers_waiting_for_a_first_figure_get_its_failure() -> None:
     server = _ServerAway()
     assert _all_at_once(Cached(server.look, FakeClock(), 1000), server) == ["away"] * 5
     assert server.looks == 1
@@ -244,7 +244,7 @@ def test_alive_while_every_loop_turns() -> None:
     assert health.alive().problems.keys() == {"packing", "cleaning"}
 
 
-def test_who_asks_whether_all_is_ready_meanwhile_gets_the_same_answer() -> None:
+def test_concurrent_readiness_checks_get_the_same_answer() -> None:
     """One look at a server that is away takes its time limit; ten probes that wait must not take ten of them."""
     health, server = Health(FakeClock(), 1000), _ServerAway()
     health.started()
@@ -379,7 +379,7 @@ def test_without_systemd_nothing_happens(environment: dict[str, str]) -> None:
         ({"WATCHDOG_USEC": "soon"}, None),
     ],
 )
-def test_whose_watchdog_it_is(environment: dict[str, str], watchdog_ms: int | None) -> None:
+def test_only_a_watchdog_for_this_process_counts(environment: dict[str, str], watchdog_ms: int | None) -> None:
     assert Notifier(environment, pid=7).watchdog_ms == watchdog_ms
 
 
@@ -440,7 +440,7 @@ class SlowWriter:
 
 
 @pytest.mark.parametrize("stripe_count", [0, 4])
-def test_lanes_tell_what_they_are_at(stripe_count: int) -> None:
+def test_lanes_count_and_time_the_groups_in_flight(stripe_count: int) -> None:
     """Only groups that were written are timed: one that failed says nothing about writing."""
     seconds = [100.0]
     writer = SlowWriter(seconds, WriteResult(stripe_count=stripe_count))
@@ -461,7 +461,7 @@ def test_lanes_tell_what_they_are_at(stripe_count: int) -> None:
 
 
 # --- documentation -------------------------------------------------------------------------------------------------
-def test_operations_names_only_metrics_there_are() -> None:
+def test_operations_names_only_existing_metrics() -> None:
     """An alert on a metric that does not exist never fires."""
     exposed = {metric.exposed_name for metric in METRICS}
     exposed |= {f"{metric.exposed_name}_bucket" for metric in METRICS if metric.kind is Kind.HISTOGRAM}

@@ -203,7 +203,7 @@ def test_same_input_same_plans(policy: str) -> None:
     assert run() == run()
 
 
-def test_factory_refuses_what_it_does_not_know() -> None:
+def test_factory_refuses_unknown_policies() -> None:
     with pytest.raises(InvalidInput, match="choose one of: best, nos"):
         merge_list("worst", Geometry(), 10, 10, random.Random(0))
     with pytest.raises(InvalidInput, match="window is 0"):

@@ -51,7 +51,7 @@ def test_an_item_waits_until_its_time_and_longer_after_each_failure(clock: Jumpi
     assert dict(parked)["a"].failures == 2
 
 
-def test_the_longest_due_comes_first_and_no_more_than_asked_for(clock: JumpingClock) -> None:
+def test_the_longest_due_items_come_first_up_to_the_limit(clock: JumpingClock) -> None:
     parked = parking(clock)
     for item in "abc":
         parked.park(item, GONE)
@@ -61,7 +61,7 @@ def test_the_longest_due_comes_first_and_no_more_than_asked_for(clock: JumpingCl
     assert parked.due(2) == ["c"]
 
 
-def test_a_released_item_begins_anew(clock: JumpingClock) -> None:
+def test_a_released_item_starts_afresh(clock: JumpingClock) -> None:
     parked = parking(clock)
     parked.park("a", GONE)
     parked.park("a", GONE)
@@ -83,7 +83,7 @@ def test_no_more_are_parked_than_the_limit_allows(clock: JumpingClock) -> None:
     assert len(parked) == 2
 
 
-def test_a_clock_that_jumps_back_leaves_nobody_parked_for_ever(clock: JumpingClock) -> None:
+def test_a_clock_that_jumps_back_leaves_nothing_parked_for_ever(clock: JumpingClock) -> None:
     parked = parking(clock)
     parked.park("a", GONE)
     clock.set(clock.now_ms() - 365 * 86_400_000)
@@ -91,7 +91,7 @@ def test_a_clock_that_jumps_back_leaves_nobody_parked_for_ever(clock: JumpingClo
     assert parked.due(10) == ["a"]
 
 
-def test_figures_tell_how_many_and_since_when(clock: JumpingClock) -> None:
+def test_figures_give_the_count_and_the_oldest_time(clock: JumpingClock) -> None:
     parked = parking(clock)
     assert parked.figures() == ParkingFigures(0, None)
     first_ms = clock.now_ms()
@@ -102,7 +102,7 @@ def test_figures_tell_how_many_and_since_when(clock: JumpingClock) -> None:
     assert parked.figures() == ParkingFigures(2, first_ms)
 
 
-def test_an_item_is_named_once_when_it_is_parked_and_once_when_it_is_released(clock: JumpingClock) -> None:
+def test_an_item_is_logged_once_when_it_is_parked_and_once_when_it_is_released(clock: JumpingClock) -> None:
     parked = parking(clock)
     with capture_logs() as logs:
         for _ in range(5):
@@ -115,7 +115,7 @@ def test_an_item_is_named_once_when_it_is_parked_and_once_when_it_is_released(cl
     assert (logs[1]["failures"], logs[1]["parked_s"]) == (5, 7)
 
 
-def test_a_crowd_is_not_named_one_by_one(clock: JumpingClock) -> None:
+def test_many_items_are_not_logged_one_by_one(clock: JumpingClock) -> None:
     parked = parking(clock, items_max=10_000)
     with capture_logs() as logs:
         for number in range(5000):

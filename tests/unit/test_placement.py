@@ -53,7 +53,7 @@ def chosen(known: ClusterMap, *groups: int) -> int | None:
 DOWN = Osd(is_up=False, is_in=True)
 
 
-def test_the_least_full_of_the_clean_ones() -> None:
+def test_the_least_full_of_the_clean_places_is_chosen() -> None:
     known = cluster(osds(0.5, 0.3, 0.2, 0.2, 0.4), (CLEAN, (0, 2, 3)), (CLEAN, (1, 2, 3)), (CLEAN, (4, 2, 3)))
     assert chosen(known) == 1
 
@@ -63,7 +63,7 @@ def test_with_the_same_fullest_osd_the_next_fullest_decides() -> None:
     assert chosen(known) == 1
 
 
-def test_equals_are_taken_as_they_come() -> None:
+def test_the_first_of_equals_is_chosen() -> None:
     known = cluster(osds(0.5, 0.5, 0.5), (CLEAN, (0, 1, 2)), (CLEAN, (2, 1, 0)))
     assert chosen(known, 0, 1) == 0
     assert chosen(known, 1, 0) == 1
@@ -82,7 +82,7 @@ def test_equals_are_taken_as_they_come() -> None:
         (frozenset({"stale", "active", "clean"}), (0, 1, 2)),
     ],
 )
-def test_a_clean_place_goes_before_any_other_however_full(worse: tuple[frozenset[str], tuple[int, ...]]) -> None:
+def test_a_clean_place_comes_before_any_other_however_full(worse: tuple[frozenset[str], tuple[int, ...]]) -> None:
     known = osds(
         0.0,
         0.0,
@@ -97,7 +97,7 @@ def test_a_clean_place_goes_before_any_other_however_full(worse: tuple[frozenset
     assert chosen(cluster(known, worse, (CLEAN, (2, 3, 4)))) == 1
 
 
-def test_without_a_clean_one_that_with_the_fewest_missing() -> None:
+def test_without_a_clean_place_the_one_missing_the_fewest_osds_is_chosen() -> None:
     known = cluster(
         osds(0.1, 0.1, 0.1, 0.9),
         (DEGRADED, (0, 1, 2, NO_OSD, NO_OSD)),
@@ -106,32 +106,32 @@ def test_without_a_clean_one_that_with_the_fewest_missing() -> None:
     assert chosen(known) == 1
 
 
-def test_a_full_one_goes_after_any_that_takes_writes_and_before_none() -> None:
+def test_a_full_place_comes_after_writable_ones_and_before_inactive_ones() -> None:
     known = osds(0.1, 0.1, 0.1, osd_3=Osd(is_up=True, is_in=True, fullness=Fullness.FULL))
     assert chosen(cluster(known, (CLEAN, (0, 1, 3)), (DEGRADED, (0, 1, 2, NO_OSD)))) == 1
     assert chosen(cluster(known, (frozenset({"down"}), (0, 1, 2)), (CLEAN, (0, 1, 3)))) == 1
 
 
-def test_nothing_active() -> None:
+def test_no_place_is_chosen_when_none_is_active() -> None:
     known = osds(0.1, 0.1, 0.1, osd_3=DOWN)
     peered = frozenset({"undersized", "degraded", "peered"})
     assert chosen(cluster(known, (peered, (0, 1, 2)), (CLEAN, (0, 1, 3)))) is None
 
 
-def test_the_number_of_osds_a_group_needs_is_known_before_the_group_says_so() -> None:
+def test_a_group_with_too_few_osds_is_inactive_before_it_reports_it() -> None:
     known = cluster(osds(0.1, 0.1, 0.1, osd_3=DOWN, osd_4=DOWN), (CLEAN, (0, 1, 2, 3)), (CLEAN, (0, 1, 3, 4)))
     assert condition(known, 0).grade is Grade.DEGRADED
     assert condition(known, 1).grade is Grade.INACTIVE
 
 
-def test_a_group_nobody_knows_may_work() -> None:
+def test_an_unknown_group_may_work() -> None:
     known = cluster(osds(0.1, 0.1, 0.1), (CLEAN, (0, 1, 2)), (frozenset({"down"}), (0, 1, 2)))
     assert chosen(known, 99, 0) == 0
     assert chosen(known, 99, 1) == 99
     assert chosen(ClusterMap(4, 2), 3, 2) == 3
 
 
-def test_an_osd_nobody_knows_is_missing() -> None:
+def test_an_unknown_osd_counts_as_missing() -> None:
     assert condition(cluster(osds(0.1, 0.1, 0.1), (CLEAN, (0, 1, 2, 77))), 0).missing == 1
 
 
@@ -140,7 +140,7 @@ def test_without_candidates_there_is_nothing_to_choose() -> None:
         choose(ClusterMap(1, 1), [])
 
 
-def test_what_is_a_reason_to_leave() -> None:
+def test_reasons_to_leave_a_block() -> None:
     start = Condition(Grade.DEGRADED, 1, (0.5,))
     assert Condition(Grade.DEGRADED, 2, (0.5,)).worse_than(start)
     assert Condition(Grade.FULL, 0, (0.97,)).worse_than(start)
@@ -205,7 +205,7 @@ def test_a_clean_place_has_all_of_its_osds(known: ClusterMap, group: int) -> Non
     ("name", "namespace", "expected"),
     [("abc", "", 0x251E4793), ("abc", "ns", 0x7DAB6494)],
 )
-def test_hashes_that_a_cluster_gave(name: str, namespace: str, expected: int) -> None:
+def test_hashes_match_those_of_a_cluster(name: str, namespace: str, expected: int) -> None:
     """As `ceph osd map` printed them; tests/real/test_placement.py asks a cluster for many more."""
     assert object_hash(name, namespace) == expected
 
@@ -216,13 +216,13 @@ def test_a_pool_without_groups() -> None:
 
 
 @given(st.integers(0, 0xFFFFFFFF), st.integers(1, 5000))
-def test_a_group_exists(value: int, count: int) -> None:
+def test_every_value_maps_to_an_existing_group(value: int, count: int) -> None:
     assert 0 <= stable_mod(value, count) < count
     if count & (count - 1) == 0:
         assert stable_mod(value, count) == value % count
 
 
 @given(st.integers(0, 0xFFFFFFFF), st.integers(1, 5000))
-def test_one_group_more_takes_from_one_group_only(value: int, count: int) -> None:
+def test_an_additional_group_takes_from_one_group_only(value: int, count: int) -> None:
     before, after = stable_mod(value, count), stable_mod(value, count + 1)
     assert after in (before, count)

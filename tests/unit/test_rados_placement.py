@@ -115,7 +115,7 @@ def known(placement: RadosPlacement) -> ClusterMap:
 # --- the view ---------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_asked_before_a_block_is_wanted(placement: RadosPlacement, monitors: Monitors) -> None:
+def test_nothing_is_requested_before_a_block_is_needed(placement: RadosPlacement, monitors: Monitors) -> None:
     assert placement.healthy(BlockId(bytes(16)))
     assert monitors.asked == []
 
@@ -135,7 +135,7 @@ def test_a_line_of_the_log_renews_the_map_at_once(
     eventually(lambda: not placement.healthy(block_id))
 
 
-def test_without_a_manager_what_the_monitors_know_is_used(placement: RadosPlacement, monitors: Monitors) -> None:
+def test_without_a_manager_the_map_of_the_monitors_is_used(placement: RadosPlacement, monitors: Monitors) -> None:
     ready(placement, monitors)
     block_id = placement.new_block_id()
     monitors.failing = {"osd df", "pg dump"}
@@ -144,7 +144,7 @@ def test_without_a_manager_what_the_monitors_know_is_used(placement: RadosPlacem
     eventually(lambda: not placement.healthy(block_id))
 
 
-def test_without_monitors_blocks_are_placed_by_the_last_map_or_anyhow(
+def test_without_monitors_blocks_are_placed_by_the_last_map_or_anywhere(
     placement: RadosPlacement, monitors: Monitors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement_module, "FIRST_MAP_WAIT_S", 600)
@@ -155,7 +155,9 @@ def test_without_monitors_blocks_are_placed_by_the_last_map_or_anyhow(
     assert time.monotonic() - begun < 60, "that there is no map yet is known as soon as the question failed"
 
 
-def test_a_log_that_cannot_be_watched_leaves_the_clock(cluster: RadosCluster, monitors: Monitors) -> None:
+def test_a_map_is_renewed_by_the_clock_when_the_log_cannot_be_watched(
+    cluster: RadosCluster, monitors: Monitors
+) -> None:
     monitors.failing = {"log"}
     with closing(ClusterView(cluster, POOL, refresh_s=0.05)):
         eventually(lambda: monitors.asked.count("pg dump") > 2)
@@ -203,7 +205,7 @@ def _change(placement: RadosPlacement, monitors: Monitors, up: list[int]) -> Non
     eventually(lambda: [osd.is_up for osd in known(placement).osds.values()] == [one == 1 for one in up])
 
 
-def test_what_is_remembered_is_bounded(placement: RadosPlacement, monitors: Monitors) -> None:
+def test_the_number_of_remembered_conditions_is_bounded(placement: RadosPlacement, monitors: Monitors) -> None:
     ready(placement, monitors)
     first = placement.new_block_id()
     for _ in range(REMEMBERED_BLOCKS):
@@ -225,7 +227,7 @@ def test_what_is_remembered_is_bounded(placement: RadosPlacement, monitors: Moni
         ("from='client.4 ' entity='client.admin' cmd='df'", False),
     ],
 )
-def test_lines_that_tell_something(line: str, telling: bool) -> None:
+def test_log_lines_that_report_a_change(line: str, telling: bool) -> None:
     assert bool(TELLING.search(line)) is telling
 
 
@@ -248,7 +250,7 @@ def test_answers_as_a_map(monitors: Monitors) -> None:
     assert again == found, "fill ratios and groups stay until they are asked for again"
 
 
-def test_a_pool_that_is_gone_or_maps_by_another_rule(monitors: Monitors) -> None:
+def test_a_pool_that_is_missing_or_maps_by_another_rule(monitors: Monitors) -> None:
     with pytest.raises(ConfigError, match="no longer exists"):
         cluster_map.with_osds(ClusterMap(1, 1), monitors.dump(), "other")
     dump = monitors.dump()
@@ -273,7 +275,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_whatever_comes_is_a_map_or_an_error_of_ours(answer: Any) -> None:
+def test_any_answer_gives_a_map_or_one_of_our_errors(answer: Any) -> None:
     for decode in (
         lambda: cluster_map.with_osds(ClusterMap(1, 1), answer, POOL),
         lambda: cluster_map.with_fills(ClusterMap(1, 1), answer),

@@ -104,7 +104,7 @@ def test_a_listing_that_ends_is_whole(ioctx: FakeIoctx, pool: Pool) -> None:
     [["a", None, "b"], ["a", None, "not text", "b"], [None, "a"], ["a", None, float(OP_TIMEOUT_S)]],
     ids=["goes on", "goes on behind a foreign name", "at once", "times out again"],
 )
-def test_a_listing_that_failed_does_not_pass_for_a_short_one(
+def test_a_failed_listing_is_not_mistaken_for_a_short_one(
     ioctx: FakeIoctx, pool: Pool, steps: list[str | float | None]
 ) -> None:
     ioctx.steps = steps
@@ -114,20 +114,20 @@ def test_a_listing_that_failed_does_not_pass_for_a_short_one(
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ESHUTDOWN])
-def test_nor_does_one_by_a_client_that_may_not_ask(ioctx: FakeIoctx, pool: Pool, code: int) -> None:
+def test_nor_is_a_listing_by_a_client_without_permission(ioctx: FakeIoctx, pool: Pool, code: int) -> None:
     ioctx.stat_code = code
     with pytest.raises(OSError) as failed:  # noqa: PT011
         list(pool.names())
     assert failed.value.errno == code
 
 
-def test_a_read_behind_the_end_gives_nothing_not_what_was_in_memory(ioctx: FakeIoctx, pool: Pool) -> None:
+def test_a_read_past_the_end_gives_nothing_and_not_old_memory(ioctx: FakeIoctx, pool: Pool) -> None:
     ioctx.size = 10
     assert pool.read_many("a", [(0, 4), (8, 4), (10, 4), (99, 4), (0, 0)]) == [b"1111", b"11", b"", b"", b""]
 
 
 @pytest.mark.parametrize("extent", [(-1, 4), (0, -1), (-5, 0)])
-def test_what_is_no_range_is_refused_before_anything_is_read(
+def test_an_invalid_range_is_refused_before_anything_is_read(
     ioctx: FakeIoctx, pool: Pool, extent: tuple[int, int]
 ) -> None:
     for act in (
@@ -140,7 +140,7 @@ def test_what_is_no_range_is_refused_before_anything_is_read(
     assert ioctx.ops_max == 0
 
 
-def test_reads_under_way_are_bounded(ioctx: FakeIoctx, pool: Pool) -> None:
+def test_reads_in_flight_are_bounded(ioctx: FakeIoctx, pool: Pool) -> None:
     ioctx.size = 100 * READS_IN_FLIGHT_MAX
     extents = [(at, 100) for at in range(0, ioctx.size, 100)] * 3
     assert b"".join(pool.read_many("a", extents)) == b"1" * ioctx.size * 3
@@ -152,7 +152,7 @@ def test_reads_under_way_are_bounded(ioctx: FakeIoctx, pool: Pool) -> None:
     assert ioctx.bytes_max == ioctx.size, "a range longer than the limit is read alone"
 
 
-def test_nothing_is_under_way_after_a_read_that_failed(ioctx: FakeIoctx, pool: Pool) -> None:
+def test_nothing_is_in_flight_after_a_failed_read(ioctx: FakeIoctx, pool: Pool) -> None:
     ioctx.read_code = -errno.EIO
     with pytest.raises(OSError) as failed:  # noqa: PT011
         pool.read_many("a", [(at, 1) for at in range(10)])

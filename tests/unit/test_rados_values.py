@@ -157,7 +157,7 @@ def test_known_ends_are_bounded_and_the_oldest_is_dropped() -> None:
     assert gone == block_ids[1:3]
 
 
-def test_options_that_make_no_sense(tmp_path: Path) -> None:
+def test_invalid_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="full name"):
         RadosOptions(tmp_path, "nos-ec")
     with pytest.raises(ConfigError, match="hang for ever"):

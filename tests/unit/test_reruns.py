@@ -67,7 +67,7 @@ def closing_line(output: str) -> str:
 
 
 @pytest.mark.parametrize("marker", ["real", "timed"])
-def test_one_that_passes_alone_is_flaky_with_its_traceback(
+def test_a_test_that_passes_alone_is_flaky_with_its_traceback(
     pytester: pytest.Pytester, folder: Path, marker: str
 ) -> None:
     code, output = run(pytester, flaky("one", marker) + "def test_other(): pass\n")
@@ -81,7 +81,7 @@ def test_one_that_passes_alone_is_flaky_with_its_traceback(
     assert (folder / "one").read_text() == ".."
 
 
-def test_one_without_a_marker_never_runs_again(pytester: pytest.Pytester, folder: Path) -> None:
+def test_a_test_without_a_marker_never_runs_again(pytester: pytest.Pytester, folder: Path) -> None:
     code, output = run(pytester, "def test_one(): assert run_of('one') == 2\n")
     assert code == 1
     assert closing_line(output) == "1 failed"
@@ -98,7 +98,7 @@ def test_no_unit_or_contract_test_may_have_a_marker(pytester: pytest.Pytester, f
     assert f"no test of {kind} has a marker" in done.stderr.str()
 
 
-def test_one_that_fails_twice_has_failed_with_both_tracebacks(pytester: pytest.Pytester, folder: Path) -> None:
+def test_a_test_that_fails_twice_has_failed_with_both_tracebacks(pytester: pytest.Pytester, folder: Path) -> None:
     source = "@pytest.mark.real\ndef test_one(): assert not 1, f'run {run_of(\"one\")}'\n"
     code, output = run(pytester, source)
     assert code == 1
@@ -111,7 +111,7 @@ def test_one_that_fails_twice_has_failed_with_both_tracebacks(pytester: pytest.P
 
 
 @pytest.mark.parametrize("count", [FLAKY_MAX, FLAKY_MAX + 1])
-def test_more_than_two_flaky_ones_fail_the_run(pytester: pytest.Pytester, folder: Path, count: int) -> None:
+def test_more_than_two_flaky_tests_fail_the_run(pytester: pytest.Pytester, folder: Path, count: int) -> None:
     code, output = run(pytester, "".join(flaky(f"one_{number}") for number in range(count)))
     if count == FLAKY_MAX:
         assert (code, closing_line(output)) == (0, f"{count} flaky")
@@ -121,7 +121,9 @@ def test_more_than_two_flaky_ones_fail_the_run(pytester: pytest.Pytester, folder
     assert output.count("\nFLAKY tests/real") == count
 
 
-def test_the_second_run_is_after_all_others_and_has_servers_of_its_own(pytester: pytest.Pytester, folder: Path) -> None:
+def test_the_second_run_comes_after_all_others_and_has_separate_servers(
+    pytester: pytest.Pytester, folder: Path
+) -> None:
     """The server of the session is one that a test breaks; it has stopped before the second run starts another."""
     source = """
 @pytest.fixture(scope="session")
@@ -150,7 +152,7 @@ def test_two(server):
 
 
 @pytest.mark.parametrize("when", ["setup", "teardown"])
-def test_fixtures_that_fail_are_tried_again(pytester: pytest.Pytester, folder: Path, when: str) -> None:
+def test_failing_fixtures_are_tried_again(pytester: pytest.Pytester, folder: Path, when: str) -> None:
     failing = "assert run_of('fixture') == 2"
     source = f"""
 @pytest.fixture
@@ -168,7 +170,9 @@ def test_one(server): pass
     assert (folder / "fixture").read_text() == ".."
 
 
-def test_one_that_is_skipped_or_ends_pytest_the_second_time_has_failed(pytester: pytest.Pytester, folder: Path) -> None:
+def test_a_test_that_is_skipped_or_ends_pytest_the_second_time_has_failed(
+    pytester: pytest.Pytester, folder: Path
+) -> None:
     source = """
 @pytest.mark.real
 def test_skipped():
@@ -191,7 +195,7 @@ def test_zz_ended():
     assert "no result: pytest ended with 7" in failures
 
 
-def test_when_very_many_fail_none_runs_again(pytester: pytest.Pytester, folder: Path) -> None:
+def test_no_test_runs_again_when_very_many_fail(pytester: pytest.Pytester, folder: Path) -> None:
     code, output = run(pytester, "".join(flaky(f"one_{number}") for number in range(AGAIN_MAX + 1)))
     assert (code, closing_line(output)) == (1, f"{AGAIN_MAX + 1} failed")
     assert "not tried: more than" in output
@@ -199,7 +203,7 @@ def test_when_very_many_fail_none_runs_again(pytester: pytest.Pytester, folder: 
 
 
 @pytest.mark.parametrize("option", ["--no-reruns", "-x"])
-def test_who_looks_at_the_first_failure_is_not_kept_waiting(
+def test_nothing_runs_again_when_the_run_stops_at_the_first_failure(
     pytester: pytest.Pytester, folder: Path, option: str
 ) -> None:
     code, output = run(pytester, flaky("one"), option)
@@ -207,7 +211,7 @@ def test_who_looks_at_the_first_failure_is_not_kept_waiting(
     assert (folder / "one").read_text() == "."
 
 
-def test_what_was_put_off_when_the_run_is_interrupted_has_failed(pytester: pytest.Pytester, folder: Path) -> None:
+def test_postponed_tests_have_failed_when_the_run_is_interrupted(pytester: pytest.Pytester, folder: Path) -> None:
     code, output = run(pytester, flaky("one") + "def test_two(): raise KeyboardInterrupt\n")
     assert code == pytest.ExitCode.INTERRUPTED
     assert "first time of one" in output

@@ -58,7 +58,7 @@ def test_file_then_environment(file: Path) -> None:
     assert settings.logging.format == "json"
 
 
-def test_variables_that_are_no_settings_are_left_alone() -> None:
+def test_variables_that_are_not_settings_are_ignored() -> None:
     assert (
         check_settings(None, {"NOS_EC_CONFIG": "x.toml", "NOS_EC_KILL_AT": "put.landed", "NOS_EC_DEV_PORT": "1"}) == []
     )
@@ -180,7 +180,7 @@ def test_a_wrong_metadata_url_is_not_shown(file: Path) -> None:
         ({"NOS_EC_PRODUCER__REPUBLISH_MS": "60000"}, "producer.republish_ms", "use more than 60000"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(env: dict[str, str], setting: str, problem: str) -> None:
+def test_incompatible_settings_are_refused(env: dict[str, str], setting: str, problem: str) -> None:
     (found,) = check_settings(None, env)
     assert problem in found.text
     with pytest.raises(ConfigError) as error:
@@ -204,7 +204,7 @@ NOT_UTF8 = "/srv/na\udcefve"
         "KAFKA__TOPIC",
     ],
 )
-def test_bytes_that_are_no_utf8_are_named(variable: str) -> None:
+def test_bytes_that_are_not_utf8_are_named(variable: str) -> None:
     (problem,) = check_settings(None, {f"NOS_EC_{variable}": NOT_UTF8})
     assert problem.text.startswith(
         f"environment variable NOS_EC_{variable}: '/srv/na\\udcefve' is not valid UTF-8; rename"
@@ -214,7 +214,7 @@ def test_bytes_that_are_no_utf8_are_named(variable: str) -> None:
     assert "hunter2" not in problem.text
 
 
-def test_a_folder_that_is_no_utf8_is_named_where_a_relative_root_would_be_in_it(
+def test_a_folder_name_that_is_not_utf8_is_named_where_a_relative_root_would_be_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "na\udcefve"
@@ -237,7 +237,7 @@ def test_a_missing_file_is_named(file: Path) -> None:
         load_settings(file, {})
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_folder_is_not_accepted_as_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_settings(tmp_path, {})
 

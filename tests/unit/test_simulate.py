@@ -110,7 +110,7 @@ def test_read_sizes_names_the_bad_line(tmp_path: Path, line: str) -> None:
         read_sizes(path)
 
 
-def test_read_sizes_of_no_use(tmp_path: Path) -> None:
+def test_read_sizes_refuses_unusable_files(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="No such file"):
         read_sizes(tmp_path / "missing")
     (tmp_path / "empty").write_text("# nothing\n")

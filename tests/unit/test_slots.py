@@ -47,7 +47,7 @@ def test_leases_of_slots(slot: int) -> None:
 
 
 @given(st.text() | st.from_regex(r"producer-slots-.*"))
-def test_any_other_lease_is_no_slots(name: str) -> None:
+def test_any_other_lease_belongs_to_no_slot(name: str) -> None:
     slot = leased_slot(name)
     assert slot is None or slot_lease(slot) == name
 
@@ -65,12 +65,12 @@ def test_one_member_takes_all() -> None:
     assert plan_slots(set(ALL_SLOTS), (), 0, 1) == SlotPlan((), ())
 
 
-def test_who_has_too_many_gives_up_and_takes_none() -> None:
+def test_a_member_with_too_many_gives_some_up_and_takes_none() -> None:
     assert plan_slots({0, 1, 2, 3, 4, 5, 6}, {9}, 2, 3) == SlotPlan((5, 6), ())
     assert plan_slots({0, 1, 2, 3, 4, 5, 6}, {9}, 0, 3) == SlotPlan((6,), ())
 
 
-def test_beginners_try_for_different_slots() -> None:
+def test_new_members_try_for_different_slots() -> None:
     takes = [plan_slots(set(), ALL_SLOTS, rank, 4).take for rank in range(4)]
     assert sorted(slot for take in takes for slot in take) == sorted(ALL_SLOTS)
 

@@ -39,7 +39,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "SHUT_OUT_LOOK_MS", 1)
 
 
-def test_a_daemon_that_is_shut_out_ends_although_it_has_nothing_to_do() -> None:
+def test_a_daemon_that_is_shut_out_ends_even_when_idle() -> None:
     stop = threading.Event()
     system = cast(System, Cluster(None, None, Blocklisted("on the blocklist")))
     with pytest.raises(Blocklisted) as ended, end_when_shut_out(system, stop):
@@ -47,7 +47,7 @@ def test_a_daemon_that_is_shut_out_ends_although_it_has_nothing_to_do() -> None:
     assert exit_code(ended.value) == 11
 
 
-def test_what_fails_while_it_ends_is_not_what_it_ends_with() -> None:
+def test_a_failure_during_shutdown_does_not_replace_the_cause() -> None:
     stop = threading.Event()
     system = cast(System, Cluster(Blocklisted("on the blocklist")))
 
@@ -59,13 +59,13 @@ def test_what_fails_while_it_ends_is_not_what_it_ends_with() -> None:
         close()
 
 
-def test_a_daemon_that_is_not_shut_out_ends_as_asked() -> None:
+def test_a_daemon_that_is_not_shut_out_ends_on_request() -> None:
     stop, cluster = threading.Event(), Cluster(None)
     with end_when_shut_out(cast(System, cluster), stop):
         assert cluster.looked.wait(WAIT_S_MAX)
     assert not stop.is_set()
 
 
-def test_embedded_stores_shut_nobody_out() -> None:
+def test_embedded_stores_shut_out_no_process() -> None:
     with end_when_shut_out(cast(System, Cluster(Blocklisted("never asked"), backend="local")), threading.Event()):
         assert not any(thread.name == "shut-out" for thread in threading.enumerate())
