@@ -179,7 +179,7 @@ def test_a_block_store_opens_and_reads_with_m_folders_lost(root: Path, blocks: L
 def test_nothing_is_written_while_a_shard_folder_is_lost(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 1)
     _unmount(root, 5)
-    lost = r"shard-05 is missing: mount its disk, or run `nos-ec init --new-shard 5`"
+    lost = r"shard-05 is missing: mount its disk, or if it is lost for good, run `nos-ec init --new-shard 5`"
     with pytest.raises(Transient, match=lost):
         blocks.create(new_block_id())
     with pytest.raises(Transient, match=lost):
@@ -799,7 +799,7 @@ def test_opening_refuses_a_damaged_or_unknown_store_file(root: Path) -> None:
     path = root / "store.json"
     content = path.read_text()
     path.write_text(content.replace('"version": 1', '"version": 2'))
-    with pytest.raises(ConfigError, match="program that wrote it"):
+    with pytest.raises(ConfigError, match="release that wrote it"):
         LocalBlockStore(root, SMALL)
     for broken in ("{", "[]", "", "null"):
         path.write_text(broken)

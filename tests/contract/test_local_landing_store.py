@@ -231,7 +231,7 @@ def test_opening_needs_an_initialised_store(tmp_path: Path) -> None:
 def test_opening_refuses_an_unknown_format(root: Path) -> None:
     (root / "store.json").write_text('{"format": "nos-ec local landing store", "version": 2}')
     for act in (LocalLandingStore, LocalLandingStore.initialise):
-        with pytest.raises(ConfigError, match="program that wrote it"):
+        with pytest.raises(ConfigError, match="release that wrote it"):
             act(root)
     (root / "store.json").write_text("{")
     with pytest.raises(ConfigError, match="damaged"):

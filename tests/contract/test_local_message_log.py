@@ -128,7 +128,7 @@ def test_one_of_many_initialisers_wins_and_all_succeed(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_foreign_file_is_a_configuration_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist; initialise the store first"):
+    with pytest.raises(ConfigError, match="does not exist; run `nos-ec init`"):
         LocalPublisher(tmp_path / "none.sqlite", FakeClock())
     foreign = tmp_path / "foreign.sqlite"
     with closing(sqlite3.connect(foreign)) as connection:
@@ -164,7 +164,7 @@ def test_a_file_of_format_2_is_brought_up_to_date(tmp_path: Path) -> None:
 def test_an_unknown_format_is_refused(log: LocalHarness) -> None:
     with closing(sqlite3.connect(log.path)) as connection:
         connection.execute("PRAGMA user_version = 4")
-    with pytest.raises(ConfigError, match="has format 4, but this program knows 3"):
+    with pytest.raises(ConfigError, match="has format version 4, not 3: use the release that wrote it"):
         LocalMessageLog(log.path)
 
 

@@ -248,7 +248,7 @@ def test_topics_are_created_as_configured(log: KafkaHarness) -> None:
 
 
 def test_a_missing_topic_is_a_configuration_error(kafka: DevServer) -> None:
-    with pytest.raises(ConfigError, match=r"topic nowhere does not exist .*; initialise the store first"):
+    with pytest.raises(ConfigError, match=r"topic nowhere does not exist .*; run `nos-ec init`"):
         KafkaMessageLog(KafkaTopic(kafka.url, "nowhere", 4))
 
 

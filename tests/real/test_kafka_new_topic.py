@@ -158,7 +158,7 @@ def test_a_missing_topic_is_transient_until_it_is_recreated(log: KafkaHarness) -
     log.delete_topics()
     for ask in (consumer.lag, progress.passed_until, lambda: publisher.publish([(b"k", b"v")])):
         until(lambda ask=ask: not answered(ask))  # type: ignore[misc]
-    with pytest.raises(ConfigError, match="initialise the store first"):
+    with pytest.raises(ConfigError, match="run `nos-ec init`"):
         until(lambda: answered(lambda: KafkaMessageLog(log.topic)) and False)
     late = log.consumer("late")
     deadline = time.monotonic() + 20

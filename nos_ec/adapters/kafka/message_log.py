@@ -42,7 +42,7 @@ class KafkaMessageLog:
         for name in (topic.name, topic.dead_letters):
             if name not in found:
                 raise ConfigError(
-                    f"message log: topic {name} does not exist (servers {topic.servers}); initialise the store first,"
+                    f"message log: topic {name} does not exist (servers {topic.servers}); run `nos-ec init`,"
                     " or correct the name of the topic"
                 )
         if found[topic.name] != topic.partitions:

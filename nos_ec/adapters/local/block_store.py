@@ -427,7 +427,7 @@ def _check_store(root: Path, geometry: Geometry) -> str | None:
         ) from error
     stored = content.get("geometry") if isinstance(content, dict) else None
     if stored is None or {key: content.get(key) for key in _FORMAT} != _FORMAT:
-        raise ConfigError(f"{path} does not have version {_FORMAT['version']}: use the program that wrote it")
+        raise ConfigError(f"{path} does not have format version {_FORMAT['version']}: use the release that wrote it")
     if stored != asdict(geometry):
         raise ConfigError(
             f"block store {root} has the geometry {_shown(stored)}, but the configuration says"

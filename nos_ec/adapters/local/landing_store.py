@@ -228,4 +228,4 @@ def _check_store(root: Path) -> None:
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}): write {json.dumps(_FORMAT)} to it") from error
     if content != _FORMAT:
-        raise ConfigError(f"{path} says {content!r}, not {_FORMAT}: use the program that wrote it")
+        raise ConfigError(f"{path} does not have format version {_FORMAT['version']}: use the release that wrote it")

@@ -118,7 +118,7 @@ def open_log_file(path: Path) -> sqlite3.Connection:
     try:
         path.stat()
     except FileNotFoundError:
-        raise ConfigError(f"message log: {path} does not exist; initialise the store first") from None
+        raise ConfigError(f"message log: {path} does not exist; run `nos-ec init`") from None
     except OSError as error:
         raise ConfigError(f"message log: cannot open {path} ({error.strerror}); check its permissions") from error
     with translated_errors(path):
@@ -147,8 +147,7 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
         version = _upgrade(connection)
     if version != FORMAT_VERSION:
         raise ConfigError(
-            f"message log: {path} has format {version}, but this program knows {FORMAT_VERSION}; use the program that"
-            " wrote it"
+            f"message log: {path} has format version {version}, not {FORMAT_VERSION}: use the release that wrote it"
         )
 
 

@@ -95,8 +95,9 @@ class ShardFolders:
             folder = self.folder(shard)
             if isinstance(error, FileNotFoundError | NotADirectoryError):
                 raise Transient(
-                    f"shard folder {folder} is missing: mount its disk, or run `nos-ec init --new-shard {shard}` to"
-                    " recreate it empty (existing blocks stay without this shard until GC rewrites them)"
+                    f"shard folder {folder} is missing: mount its disk, or if it is lost for good, run `nos-ec init"
+                    f" --new-shard {shard}` to recreate it empty (existing blocks stay without this shard until GC"
+                    " rewrites them)"
                 ) from error
             raise as_port_error(f"shard folder {folder}", error) from error
 

@@ -49,7 +49,7 @@ def refuse_foreign(folder: Path, store_id: str | None, shard: int) -> None:
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error}): unmount the disk, or restore the file") from error
     if wrong:
-        raise ConfigError(f"{path} does not have version {_FORMAT['version']}: use the program that wrote it")
+        raise ConfigError(f"{path} does not have format version {_FORMAT['version']}: use the release that wrote it")
     if store_id is not None and (owner, number) != (store_id, shard):
         raise ConfigError(
             f"{folder} is shard {number} of store {owner}, not shard {shard} of store {store_id}: mount the right disk"
@@ -66,8 +66,8 @@ def refuse_missing(missing: Collection[int], named: Collection[int], root: Path,
     if unnamed := sorted(set(missing) - set(named)):
         options = " ".join(f"--new-shard {shard}" for shard in unnamed)
         raise ConfigError(
-            f"shards are missing: {folders}. Mount their disks; if they are lost for good, `nos-ec init {options}`"
-            " recreates them empty"
+            f"shards are missing: {folders}: mount their disks, or if they are lost for good, run"
+            f" `nos-ec init {options}` to recreate them empty"
         )
     if there := sorted(set(named) - set(missing)):
         raise ConfigError(f"shard {there[0]} of {root} is not missing: name only shards that are lost")

@@ -24,7 +24,7 @@ def require_root_of(root: Path, store_id: str) -> None:
     found = _owner(root)
     if found is None:
         raise ConfigError(
-            f"{root} is not marked as a store's ({OWNER_FILE}); run `nos-ec init`, or correct store.root",
+            f"{root} is not marked as a store ({OWNER_FILE}): run `nos-ec init`, or correct store.root",
             settings=("store.root",),
         )
     if found != store_id:
