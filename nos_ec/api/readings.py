@@ -246,8 +246,7 @@ class Readings:
 
 
 _Identity = tuple[bytes, int, int, int]
-"""(MD5 of the key, version, offset from the start of the block, length): the values that must be equal in header and
-row."""
+"""(MD5 of the key, version, offset from the start of the block, length): values that header and row must share."""
 
 
 class _Buckets:

@@ -147,8 +147,7 @@ class BenchCluster:
         )
 
     def settled_counters(self) -> OsdCounters:
-        """As `counters`, but waits until deleted space has been freed, so that the allocation is the same twice in a
-        row."""
+        """As `counters`, but waits until deleted space is freed: until the allocation is the same twice in a row."""
         found = self.counters()
         for _ in range(SETTLE_LOOKS_MAX):
             time.sleep(SETTLE_S)

@@ -184,8 +184,7 @@ class PipelineBench:
 
 
 def warmed_up(one_round: Callable[[], Mapping[str, Run]], rounds: int, tick: Tick) -> dict[str, list[Run]]:
-    """Return the runs of each way in `rounds` rounds. An additional first round is run, and its figures are
-    discarded."""
+    """Return the runs of each way in `rounds` rounds. The figures of an additional first round are discarded."""
     measured = []
     for number in range(1 + rounds):
         tick("rounds", number, 1 + rounds)

@@ -33,8 +33,7 @@ WARM_UP_READS = 50
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """objects: how many are packed. reads: GETs timed each way. sample: GETs whose reading OSDs are counted one by
-    one."""
+    """objects: how many are packed. reads: GETs timed each way. sample: GETs for which the reading OSDs are counted."""
 
     objects: int
     reads: int
@@ -97,8 +96,7 @@ class ReadBench:
         }
 
     def _counted(self, rows: Sequence[ObjectRow]) -> dict[str, Any]:
-        """Measure the work that single GETs cause on the OSDs, from their counters. Nothing else uses the pools
-        meanwhile."""
+        """Measure the work of single GETs on the OSDs, from their counters. Nothing else uses the pools meanwhile."""
         store, cluster = self._system.store(), self._instruments.cluster
         osds: list[int] = []
         read_bytes = page_bytes = rounded_bytes = 0

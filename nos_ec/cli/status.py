@@ -66,8 +66,7 @@ def status_data(system: System) -> dict[str, Any]:
 
 
 def _free_bytes(system: System) -> int | None:
-    """The free space; None while nothing can be written because a shard is missing. The other figures are still
-    valid."""
+    """The free space; None while a missing shard prevents writing. The other figures are still valid."""
     try:
         return system.blocks.free_bytes()
     except Transient as error:

@@ -76,8 +76,7 @@ def _translated() -> Iterator[None]:
 
 
 def _give_up() -> None:
-    """Redirect stdout to /dev/null, because the interpreter would otherwise fail on the buffered output again at
-    exit."""
+    """Redirect stdout to /dev/null; otherwise the interpreter would fail on the buffered output again at exit."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -76,13 +76,11 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind without the name look-up of the base class, which may wait for a name server and whose result is not
-        used."""
+        """Bind without the base class's name look-up, which may wait for a name server. Its result is not used."""
         TCPServer.server_bind(self)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
-        """Log at debug level, because a client that hangs up is no error of ours. The base class would print a
-        trace."""
+        """Log only for debugging: a client that hangs up is no error of ours. The base class would print a trace."""
         _log.debug("request failed", exc_info=True)
 
 

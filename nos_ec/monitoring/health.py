@@ -41,8 +41,7 @@ class Heart:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a probe. `problems` gives the reason for each part that is not well; it is empty when all is
-    well."""
+    """The answer to a probe. `problems` gives the reason for each part that is not well; empty when all is well."""
 
     problems: dict[str, str]
 
@@ -69,8 +68,7 @@ class Health:
         return heart
 
     def require(self, name: str, check: Callable[[], object]) -> None:
-        """Count as ready only while `check` raises no NosError. Several threads may call `check`, and it must only
-        read."""
+        """Count as ready only while `check` raises no NosError. It must only read; several threads may call it."""
         self._checks[name] = check
 
     def started(self) -> None:

@@ -67,6 +67,5 @@ class Cached(Generic[_T]):
         return self._value
 
     def _is_good(self, now_ms: int) -> bool:
-        """Whether the result is still good. False, too, if the clock was set back so far that it would be kept too
-        long."""
+        """Whether the result is still good. False, too, if a clock set back would make it last too long."""
         return waits(self._good_until_ms, now_ms, self._good_for_ms)

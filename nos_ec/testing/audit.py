@@ -1,5 +1,4 @@
-"""Checks the counters of a whole store against what it really holds. For tests, because the cost grows with the
-store."""
+"""Checks the counters of a whole store against what it really holds. The cost grows with the store: for tests only."""
 
 from __future__ import annotations
 

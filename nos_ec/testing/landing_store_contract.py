@@ -25,8 +25,7 @@ class LandingStoreContract:
 
     @pytest.fixture
     def open_landing(self) -> Callable[[], LandingStore]:
-        """Return a function that opens the same store at each call, as another process would. The tests close what they
-        open."""
+        """Return a function that opens the same store at each call, as another process would. The tests close it."""
         raise NotImplementedError
 
     @pytest.fixture

@@ -58,8 +58,7 @@ class MessageLogHarness(Protocol):
         ...
 
     def pass_time(self, time_ms: int) -> None:
-        """Let this much time pass for sessions. A harness with a fake clock advances it; one with a real broker
-        waits."""
+        """Let this much time pass for sessions. A harness with a fake clock advances it; others wait."""
         ...
 
 

@@ -14,8 +14,7 @@ from nos_ec.core.errors import TooLarge
 from nos_ec.ports.message_log import Message
 
 MESSAGE_BYTES_MAX = 1_048_588
-"""max.message.bytes of the topic. This is Kafka's default, set explicitly because dead letters must have room for
-it."""
+"""max.message.bytes of the topic. Kafka's default, set explicitly because dead letters need room for it."""
 DEAD_LETTER_BYTES_MAX = 2 << 20
 """max.message.bytes of the dead-letter topic, and the largest message that its client sends."""
 

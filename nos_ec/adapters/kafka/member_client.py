@@ -56,8 +56,7 @@ class MemberClient:
         close_in_background(driver.close, 0)
 
     def leave(self) -> None:
-        """Leave the group. The driver waits for the answers to commits; this call waits at most one request
-        time-out."""
+        """Leave the group. The driver waits for the answers to commits; this waits at most a request time-out."""
         errors: list[BaseException] = []
 
         def leave() -> None:

@@ -53,8 +53,7 @@ def places(topic: KafkaTopic, partitions: Iterable[int]) -> list[TopicPartition]
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The offset that a group has committed (-1: none), and the id of the topic that the offset belongs to ("":
-    unknown)."""
+    """An offset that a group has committed (-1: none), and the id of the topic that it belongs to ("": unknown)."""
 
     offset: int
     topic_id: str
@@ -148,8 +147,7 @@ class OffsetLookUp:
             return {partition: answer.result().offset for partition, answer in self._ask(which).items()}
 
     def available_offsets(self, which: OffsetSpec) -> dict[int, int]:
-        """Return {partition: offset} for the partitions that answer. Raises ConfigError; Transient when none
-        answers."""
+        """Return {partition: offset} for partitions that answer. Raises ConfigError; Transient when none answers."""
         found: dict[int, int] = {}
         failure: NosError | None = None
         for partition, answer in self._ask(which).items():

@@ -36,8 +36,7 @@ class TopicWatch:
         self._was_missing = False
 
     def is_another(self) -> bool:
-        """Whether the last answer shows a recreated topic: one with another id, or one that is back after it was
-        missing."""
+        """Whether the last answer shows a recreated topic: with another id, or back after it was missing."""
         if self._answer is not None and self._answer.done():
             answer, self._answer = self._answer, None
             return self._differs(answer)

@@ -45,8 +45,7 @@ class BlockReader:
                 file.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read one range. Fetches whole pages, only from the shards that the range lies in unless some pages are
-        bad."""
+        """Read one range. Fetches whole pages, only from the shards that the range lies in unless pages are bad."""
         if offset < 0 or length < 0:
             raise ValueError(f"range of {length} bytes at {offset}")
         if offset + length > self._geometry.block_size:

@@ -175,8 +175,7 @@ class LocalBlockStore:
             self._write(self._open_for_append(stack, block_id, at_stripe), at_stripe, stripes)
 
     def seal(self, block_id: BlockId) -> int:
-        """Mark every reachable shard. An earlier mark decides the number of stripes, so that the answer never
-        changes."""
+        """Mark every reachable shard. An earlier mark decides the number of stripes, so the answer never changes."""
         with self._locked(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)
             files = list(found.values())

@@ -316,8 +316,7 @@ class LocalConsumer:
 
     # --- messages ---------------------------------------------------------------------------------
     def _fetch(self, messages_max: int) -> list[Message]:
-        """Return an even share of messages from each partition that has some, starting with another partition each
-        time."""
+        """Return an even share of messages from each partition that has some. The partition to start with rotates."""
         if not self._positions.keys() - self._paused:
             return []
         ready = [
@@ -437,8 +436,7 @@ class LocalConsumer:
                 self._next_generation()
 
     def _handle_removal(self) -> None:
-        """Handle the removal of this member, which owns nothing any more. The callback finds this out when it
-        commits."""
+        """Handle the removal of this member. It owns nothing any more, which the callback notices when it commits."""
         lost = self.assignment()
         self._member_id = None
         self._forget(lost)

@@ -217,8 +217,7 @@ class RadosBlockStore:
         return self._blocks.allocated_bytes()
 
     def blocks_short(self) -> None:
-        """Return None, because Ceph itself finds such blocks and recovers their shards. `ceph status` shows its
-        progress."""
+        """Return None, because Ceph itself finds and recovers such blocks. `ceph status` shows its progress."""
 
     def counters(self) -> ReadCounters:
         """The cost of `read` and `read_many` so far, computed from the ranges (see read_cost.py)."""

@@ -269,8 +269,7 @@ class LogWatch:
         self._end = end
 
     def close(self) -> None:
-        """End the watch. After this returns, the watcher is not called again. Idempotent. The watcher must not call
-        this."""
+        """End the watch. Then the watcher is not called again. Idempotent. The watcher itself must not call this."""
         end, self._end = self._end, _nothing
         end()
 

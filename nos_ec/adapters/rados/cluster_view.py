@@ -27,8 +27,7 @@ _log = structlog.get_logger(__name__)
 REFRESH_S = 5.0
 """How often the manager's figures change by default (mgr_stats_period). Asking more often brings nothing new."""
 SETTLE_S = 0.1
-"""How long to wait after a log line before the map is renewed, because failures that belong together are logged
-together."""
+"""How long to wait after a log line before renewing the map, because related failures are logged together."""
 
 TELLING = re.compile(r"\bosd\.\d|\b(OSD|PG|POOL)_|\bpgs?\b|\bosds?\b")
 """Lines of the cluster's log after which the map may have changed: "osd.3 marked down", "Health check failed: 1 osds
@@ -56,8 +55,7 @@ class ClusterView:
         self._thread.start()
 
     def current(self, first_wait_s: float = 0.0) -> ClusterMap | None:
-        """Return the latest map without asking the monitors. Waits, at most `first_wait_s`, only for the very first
-        map."""
+        """Return the latest map without asking the monitors. Waits only for the very first map, at most this long."""
         if self._map is None and first_wait_s:
             self._complete.wait(first_wait_s)
         return self._map

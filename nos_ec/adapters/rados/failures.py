@@ -44,6 +44,6 @@ def port_error(action: str, error: OSError) -> NosError:
 
 
 def rados_error(code: int) -> OSError:
-    """Turn a (negative) return code of librados into an exception. Python picks the subclass, such as
+    """Turn a (negative) return code of librados into an exception. Python picks a subclass such as
     FileNotFoundError."""
     return OSError(-code, os.strerror(-code))

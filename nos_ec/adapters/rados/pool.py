@@ -231,8 +231,7 @@ class Pool:
 
     @contextmanager
     def _own_ioctx(self) -> Iterator[Ioctx]:
-        """Lend a handle that no other thread uses meanwhile, because a handle gives the version of its last
-        operation."""
+        """Lend a handle to one thread at a time, because a handle gives the version of its last operation."""
         try:
             ioctx = self._idle.pop()
         except IndexError:

@@ -23,8 +23,8 @@ def scratch_url(url: str, tag: str) -> str:
 
 
 def create_database(url: str) -> None:
-    """Create the database that the URL names. Raises ConfigError (it exists, or the user may not create it),
-    Transient."""
+    """Create the database that the URL names. Raises ConfigError (it exists, or the user may not create it)
+    and Transient."""
     _administer(url, "CREATE DATABASE {} CHARACTER SET utf8mb4")
 
 

@@ -80,8 +80,7 @@ def read_only(url: URL) -> Failure:
 
 
 def translate(error: Exception, url: URL) -> Failure | None:
-    """Return the failure behind an error of a driver or pool; None for an error that is our bug. Raises
-    RefusedCheck."""
+    """Return the failure behind an error of a driver or pool; None for a bug of ours. Raises RefusedCheck."""
     if isinstance(error, PoolTimeout):
         return Failure(Transient(f"metadata at {place(url)}: all connections are busy; try again"))
     cause = error.orig if isinstance(error, DBAPIError) else error

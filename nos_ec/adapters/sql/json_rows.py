@@ -80,8 +80,7 @@ class JsonRows:
         return self.table.c[name] == ""
 
     def dump(self, rows: Iterable[Sequence[int | bytes | None]]) -> dict[str, str]:
-        """Return the parameter for these rows, each in the order of the columns. Only the optional column may hold
-        None."""
+        """Return the parameter for these rows, each in column order. Only the optional column may hold None."""
         given: list[list[int | bytes | str | None]] = [list(row) for row in rows]
         for at in self._ids_at:
             for row in given:

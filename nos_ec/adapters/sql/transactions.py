@@ -72,8 +72,7 @@ class Transactions:
         return (self._engine,) if self._reading is None else (self._engine, self._reading)
 
     def on_close(self, close_others: Callable[[], object]) -> None:
-        """Register a function that gives back connections of `engines` that are kept elsewhere. Every `close` calls
-        it."""
+        """Register a function that returns connections of `engines` kept elsewhere. Every `close` calls it."""
         self._close_others = close_others
 
     def close(self) -> None:
