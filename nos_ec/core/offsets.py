@@ -20,7 +20,6 @@ class OffsetTracker:
 
     def __init__(self) -> None:
         self._partitions: dict[int, _Partition] = {}
-        self._in_flight = 0
 
     def taken(self, partition: int, offset: int) -> bool:
         """Note that a message was taken from the log. Returns False when it is already known and can be skipped."""
@@ -30,7 +29,6 @@ class OffsetTracker:
         if offset < state.next_offset:
             return False
         state.take(offset)
-        self._in_flight += 1
         return True
 
     def done(self, partition: int, offset: int) -> None:
@@ -41,8 +39,8 @@ class OffsetTracker:
         is done.
         """
         state = self._partitions.get(partition)
-        if state is not None and state.finish(offset):
-            self._in_flight -= 1
+        if state is not None:
+            state.finish(offset)
 
     def committable(self) -> dict[int, int]:
         """{partition: first offset not done}, for the partitions where it advanced since `committed`."""
@@ -66,14 +64,7 @@ class OffsetTracker:
     def drop(self, partitions: Iterable[int]) -> None:
         """Forget partitions that were given up. A partition that comes back starts from scratch."""
         for partition in partitions:
-            state = self._partitions.pop(partition, None)
-            if state is not None:
-                self._in_flight -= len(state.open_offsets)
-
-    @property
-    def in_flight(self) -> int:
-        """Messages taken and not done, over all partitions."""
-        return self._in_flight
+            self._partitions.pop(partition, None)
 
 
 class _Partition:
@@ -99,10 +90,7 @@ class _Partition:
         self.open_offsets.add(offset)
         self.next_offset = offset + 1
 
-    def finish(self, offset: int) -> bool:
-        if offset not in self.open_offsets:
-            return False
-        self.open_offsets.remove(offset)
+    def finish(self, offset: int) -> None:
+        self.open_offsets.discard(offset)
         while self.taken_offsets and self.taken_offsets[0] not in self.open_offsets:
             self.taken_offsets.popleft()
-        return True

@@ -155,11 +155,6 @@ class Parking(Generic[T]):
         parked = self._parked.get(item)
         return 0 if parked is None else parked.failures
 
-    def next_ms(self) -> int | None:
-        """When the next item may become due (Unix milliseconds); None when none will."""
-        with self._lock:
-            return self._heap[0][0] if self._heap else None
-
     def release(self, item: T) -> None:
         """Release an item that has recovered or needs no more work. An item that is not parked is ignored."""
         with self._lock:

@@ -70,7 +70,7 @@ class KafkaHarness:
         self._open: list[KafkaPublisher | KafkaConsumer | KafkaGroupProgress] = []
 
     def publisher(self) -> MessagePublisher:
-        publisher = self.log.publisher(delivery_timeout_ms=20_000)
+        publisher = KafkaPublisher(self.topic, delivery_timeout_ms=20_000)
         self._open.append(publisher)
         return publisher
 

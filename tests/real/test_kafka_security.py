@@ -13,6 +13,7 @@ import pytest
 
 from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.message_log import KafkaMessageLog
+from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, NosError, Transient
 from nos_ec.testing.message_log_contract import ends, settle, take
 from tests.rig.dev_servers import DevServer, free_port
@@ -68,7 +69,7 @@ def make_certificate(key_store: Path) -> Path:
 
 def test_messages_go_through_tls_and_a_login(topic: KafkaTopic) -> None:
     log = KafkaMessageLog.initialise(topic, replication=1, in_sync_min=1)
-    with closing(log.publisher(delivery_timeout_ms=20_000)) as publisher:
+    with closing(KafkaPublisher(topic, delivery_timeout_ms=20_000)) as publisher:
         publisher.publish([(b"bucket", b"one"), (b"bucket", b"two")])
     member = log.consumer(group="packers", member="m", session_ms=6000, poll_interval_ms_max=6000)
     with closing(member):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.packing.bounds import bins_min, chunks_min, stripes_min, utilisation_max
+from nos_ec.core.packing.bounds import bins_min, chunks_min, stripes_by_volume, stripes_min, utilisation_max
 from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.plan import Candidate, MergeList
@@ -79,5 +79,8 @@ def test_no_packing_beats_the_bound(objects: list[int], policy: str) -> None:
 
 def test_names_count_as_volume() -> None:
     sizes = [2000] * 10_000
-    assert utilisation_max(sizes, Geometry(), names_bytes=440_000) < utilisation_max(sizes, Geometry())
+    assert stripes_by_volume(sizes, Geometry(), 440_000) > stripes_by_volume(sizes, Geometry(), 0)
+
+
+def test_nothing_uses_no_space() -> None:
     assert utilisation_max([], Geometry()) == 0.0

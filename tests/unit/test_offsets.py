@@ -50,10 +50,6 @@ class Model:
             self.state.pop(partition, None)
             self.base.pop(partition, None)
 
-    @property
-    def in_flight(self) -> int:
-        return sum(not done for offsets in self.state.values() for done in offsets.values())
-
 
 PARTITIONS = st.integers(0, 2)
 OFFSETS = st.integers(0, 15)
@@ -82,7 +78,6 @@ def test_tracker_agrees_with_the_model(steps: list[tuple[str, int, int]]) -> Non
             tracker.committed(offsets)
             model.committed(offsets)
         assert tracker.committable() == model.committable()
-        assert tracker.in_flight == model.in_flight
 
 
 def test_done_out_of_order_waits_for_the_lowest() -> None:
@@ -96,7 +91,6 @@ def test_done_out_of_order_waits_for_the_lowest() -> None:
     assert tracker.committable() == {0: 14}
     tracker.committed({0: 14})
     assert tracker.committable() == {}
-    assert tracker.in_flight == 0
 
 
 def test_a_message_delivered_again_after_a_rebalance_is_done_by_its_first_done() -> None:
@@ -110,7 +104,6 @@ def test_a_message_delivered_again_after_a_rebalance_is_done_by_its_first_done()
     tracker.done(0, 5)
     assert tracker.committable() == {0: 6}
     assert not tracker.taken(0, 5), "known: no need to do it again"
-    assert tracker.in_flight == 0
 
 
 def test_cost_per_message_does_not_grow_with_what_is_in_flight() -> None:

@@ -68,10 +68,9 @@ def test_a_released_item_starts_afresh(clock: JumpingClock) -> None:
     parked.release("a")
     parked.release("never parked")
     assert "a" not in parked
-    assert parked.next_ms() is None
     parked.park("a", GONE)
     assert dict(parked)["a"].failures == 1
-    assert parked.next_ms() == clock.now_ms() + 1000
+    assert dict(parked)["a"].retry_ms == clock.now_ms() + 1000
 
 
 def test_no_more_are_parked_than_the_limit_allows(clock: JumpingClock) -> None:

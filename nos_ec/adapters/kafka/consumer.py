@@ -28,7 +28,7 @@ from confluent_kafka import Message as DriverMessage
 from nos_ec.adapters.kafka.cluster import KafkaTopic, require_ms, translated_errors
 from nos_ec.adapters.kafka.commits import GroupCommits
 from nos_ec.adapters.kafka.dead_letters import DeadLetters
-from nos_ec.adapters.kafka.member_client import MemberClient, fetch_settings, group_settings
+from nos_ec.adapters.kafka.member_client import FETCH_SETTINGS, MemberClient, group_settings
 from nos_ec.adapters.kafka.offset_look_up import (
     EARLIEST,
     LATEST,
@@ -54,7 +54,7 @@ _WAIT_S_MIN = 0.001
 class KafkaConsumer:
     """See MessageConsumer. It joins its group at the first poll.
 
-    Memory: at most prefetch_bytes_max of prefetched messages, plus one fetch of at most the same size.
+    Memory: at most 8 MiB of prefetched messages, plus one fetch of at most the same size.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class KafkaConsumer:
         session_ms: int = 45_000,
         poll_interval_ms_max: int = 300_000,
         instance: str = "",
-        prefetch_bytes_max: int = 8 << 20,
     ) -> None:
         """`member` is a name for operators and need not be unique.
 
@@ -85,7 +84,7 @@ class KafkaConsumer:
         callbacks: dict[str, Callable[..., None]] = {"error_cb": self._driver_error, "on_commit": self._commit_answered}
         configuration = topic.configuration(
             member,
-            fetch_settings(prefetch_bytes_max),
+            FETCH_SETTINGS,
             group_settings(group, session_ms, poll_interval_ms_max, instance),
         )
         self._client = MemberClient(topic, member, configuration, callbacks)

@@ -17,6 +17,14 @@ _HEARTBEATS_PER_SESSION = 10
 """How often a member asks whether the group is rebalancing. This decides how fast the group settles."""
 _HEARTBEAT_MS_MAX = 3000
 
+_PREFETCH_BYTES_MAX = 8 << 20
+FETCH_SETTINGS = {
+    "queued.max.messages.kbytes": _PREFETCH_BYTES_MAX >> 10,
+    "fetch.max.bytes": _PREFETCH_BYTES_MAX,
+    "max.partition.fetch.bytes": 1 << 20,
+}
+"""The driver's settings that bound how much a member prefetches. Users can change them."""
+
 
 class MemberClient:
     """Owns the client. `driver` is the current one; callbacks of earlier ones are ignored.
@@ -112,13 +120,3 @@ def group_settings(group: str, session_ms: int, poll_interval_ms_max: int, insta
     if instance:
         settings["group.instance.id"] = instance
     return settings
-
-
-def fetch_settings(prefetch_bytes_max: int) -> dict[str, object]:
-    """The driver's settings that bound how much it prefetches. Users can change them."""
-    prefetch_kbytes = max(1, prefetch_bytes_max >> 10)
-    return {
-        "queued.max.messages.kbytes": prefetch_kbytes,
-        "fetch.max.bytes": max(prefetch_kbytes << 10, 1_000_000),
-        "max.partition.fetch.bytes": 1 << 20,
-    }

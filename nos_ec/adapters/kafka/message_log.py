@@ -91,9 +91,9 @@ class KafkaMessageLog:
         with closing(_Admin(topic)) as admin:
             admin.remove()
 
-    def publisher(self, *, client: str = "nos-ec-publisher", delivery_timeout_ms: int = 30_000) -> KafkaPublisher:
+    def publisher(self) -> KafkaPublisher:
         """Return a publisher with its own connections."""
-        return KafkaPublisher(self.topic, client=client, delivery_timeout_ms=delivery_timeout_ms)
+        return KafkaPublisher(self.topic)
 
     def progress(self, *, group: str, name: str) -> KafkaGroupProgress:
         """Return the progress of `group`. `name` identifies the client to operators."""

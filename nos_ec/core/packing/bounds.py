@@ -46,23 +46,21 @@ L2_STEPS = 1024
 """Steps of w that are tried, spread evenly over half a chunk."""
 
 
-def stripes_min(sizes: Sequence[int], geometry: Geometry, names_bytes: int = 0) -> float:
-    """The fewest stripes that can hold objects of these sizes (bytes, each at least 1); not rounded up.
-
-    names_bytes: bytes of stored names that count as volume, too; 0 for the figure without names.
-    """
-    return max(stripes_by_volume(sizes, geometry, names_bytes), chunks_min(sizes, geometry.chunk_size) / geometry.k)
+def stripes_min(sizes: Sequence[int], geometry: Geometry) -> float:
+    """The fewest stripes that can hold objects of these sizes (bytes, each at least 1) without their names; not rounded
+    up."""
+    return max(stripes_by_volume(sizes, geometry, 0), chunks_min(sizes, geometry.chunk_size) / geometry.k)
 
 
-def utilisation_max(sizes: Sequence[int], geometry: Geometry, names_bytes: int = 0) -> float:
+def utilisation_max(sizes: Sequence[int], geometry: Geometry) -> float:
     """User bytes per byte of stripe that no packing of these objects can exceed; 0.0 without objects."""
     if not sizes:
         return 0.0
-    return sum(sizes) / (stripes_min(sizes, geometry, names_bytes) * geometry.stripe_size)
+    return sum(sizes) / (stripes_min(sizes, geometry) * geometry.stripe_size)
 
 
 def stripes_by_volume(sizes: Sequence[int], geometry: Geometry, names_bytes: int) -> float:
-    """The fewest stripes that hold the bytes of these objects and of their headers; not rounded up."""
+    """The fewest stripes that hold the bytes of these objects, of their headers and of their names; not rounded up."""
     data, stripe, group = sum(sizes), geometry.stripe_size, geometry.stripes_per_group_max
     by_page = (data + names_bytes) / (stripe - PAGE / group)
     by_entry = (data + names_bytes + ENTRY_SIZE * len(sizes)) / (stripe - PREAMBLE_SIZE / group)
