@@ -181,45 +181,37 @@ class CephCluster:
         subprocess.run([str(self._script), "start"], env=environment, check=True, capture_output=True, timeout=180)
 
 
-class OwnBlockStore(RadosBlockStore):
+class _OwnStore:
     """A store with its own connection, as if in another process, whose figures are up to date."""
+
+    def __init__(self, ceph: CephCluster, role: str, op_timeout_ms: int, *place: object) -> None:
+        self._ceph = ceph
+        self._connection = RadosCluster(ceph.options(role, op_timeout_ms))
+        try:
+            super().__init__(self._connection, *place)  # type: ignore[call-arg]  # that of the store
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def raw_bytes(self) -> int:
+        """Of the cluster's figures after they settled."""
+        return self._ceph.settled_figure(super().raw_bytes)  # type: ignore[misc]  # that of the store
+
+    def close(self) -> None:
+        """Close the connection too."""
+        super().close()  # type: ignore[misc]  # that of the store
+        self._connection.close()
+
+
+class OwnBlockStore(_OwnStore, RadosBlockStore):
+    """A block store with its own connection."""
 
     def __init__(self, ceph: CephCluster, namespace: str, geometry: Geometry, op_timeout_ms: int = 30_000) -> None:
-        self._ceph = ceph
-        self._connection = RadosCluster(ceph.options("consumer", op_timeout_ms))
-        try:
-            super().__init__(self._connection, POOL_BLOCKS, geometry, namespace)
-        except BaseException:
-            self._connection.close()
-            raise
-
-    def raw_bytes(self) -> int:
-        """Of the cluster's figures after they settled."""
-        return self._ceph.settled_figure(super().raw_bytes)
-
-    def close(self) -> None:
-        """Close the connection too."""
-        super().close()
-        self._connection.close()
+        super().__init__(ceph, "consumer", op_timeout_ms, POOL_BLOCKS, geometry, namespace)
 
 
-class OwnLandingStore(RadosLandingStore):
-    """A store with its own connection, as if in another process, whose figures are up to date."""
+class OwnLandingStore(_OwnStore, RadosLandingStore):
+    """A landing store with its own connection."""
 
     def __init__(self, ceph: CephCluster, namespace: str, op_timeout_ms: int = 30_000) -> None:
-        self._ceph = ceph
-        self._connection = RadosCluster(ceph.options("front", op_timeout_ms))
-        try:
-            super().__init__(self._connection, POOL_LANDING, namespace)
-        except BaseException:
-            self._connection.close()
-            raise
-
-    def raw_bytes(self) -> int:
-        """Of the cluster's figures after they settled."""
-        return self._ceph.settled_figure(super().raw_bytes)
-
-    def close(self) -> None:
-        """Close the connection too."""
-        super().close()
-        self._connection.close()
+        super().__init__(ceph, "front", op_timeout_ms, POOL_LANDING, namespace)
