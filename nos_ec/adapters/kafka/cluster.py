@@ -244,8 +244,8 @@ def translated_errors(topic: KafkaTopic, doing: str) -> Iterator[None]:
         raise translate(cause, topic, doing) from error
 
 
-def close_in_background(close: Callable[[], object], wait_s: float) -> None:
-    """Close a client of the driver on a separate thread, and wait at most wait_s.
+def close_in_background(close: Callable[[], object], wait_s: float) -> bool:
+    """Close a client of the driver on a separate thread, and wait at most wait_s. Returns whether it is closed by then.
 
     A client of librdkafka 2.16 that lost its brokers may never finish closing. Dropping the last reference to it is not
     enough either: the exception of a failed request keeps the client alive in a reference cycle, and Python's garbage
@@ -259,6 +259,7 @@ def close_in_background(close: Callable[[], object], wait_s: float) -> None:
     thread = threading.Thread(target=close_quietly, name="kafka-close", daemon=True)
     thread.start()
     thread.join(wait_s)
+    return not thread.is_alive()
 
 
 def close_admin_in_background(client: AdminClient, wait_s: float) -> None:

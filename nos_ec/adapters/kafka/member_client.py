@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -67,17 +66,14 @@ class MemberClient:
         """Leave the group. The driver waits for the answers to commits; this waits at most a request time-out."""
         errors: list[BaseException] = []
 
-        def leave() -> None:
+        def close() -> None:
             try:
                 with translated_errors(self._topic, "leave the group"):
                     self.driver.close()
             except BaseException as error:
                 errors.append(error)
 
-        thread = threading.Thread(target=leave, name=f"{self._member}-leave", daemon=True)
-        thread.start()
-        thread.join(self._topic.timeout_s)
-        if thread.is_alive():
+        if not close_in_background(close, self._topic.timeout_s):
             _log.warning("left without an answer from the group", member=self._member, brokers=self._topic.servers)
         if errors:
             raise errors[0]
