@@ -5,8 +5,9 @@ has at most one producer: the one that holds its lease. A bucket has one slot, s
 producer at a time, just as they are consumed by one consumer at a time. `plan_slots` derives how many slots each
 producer should hold from which producers are alive; docs/adr/0013 gives the reasons for this design.
 
-The slot is the highest bits of the hash. The partition is chosen by the lowest bits of the same hash. So the two are
-independent, and every producer publishes to every partition.
+The partition of a bucket is the remainder of the same hash, without its sign bit, divided by the number of partitions.
+A slot is 2^28 consecutive hashes, which the partitions share evenly, except that some get one hash more. So a slot says
+next to nothing about the partition, and every producer publishes to every partition.
 """
 
 from __future__ import annotations
