@@ -45,28 +45,20 @@ __all__ = [
     "open_system",
 ]
 
-_MODULES = {
-    "nos_ec.composition.wiring": ("System", "initialise", "open_system"),
-    "nos_ec.core.errors": (
-        "ConfigError",
-        "Conflict",
-        "Corrupt",
-        "InvalidInput",
-        "NoSpace",
-        "NosError",
-        "NotFound",
-        "Transient",
-    ),
-    "nos_ec.core.ids": ("ObjectKey",),
-    "nos_ec.engine.store": ("Store",),
-    "nos_ec.settings": ("Settings", "load_settings"),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULES = (
+    "nos_ec.core.errors",
+    "nos_ec.core.ids",
+    "nos_ec.settings",
+    "nos_ec.engine.store",
+    "nos_ec.composition.wiring",
+)
+"""The modules that have the names. Each loads more than those before it."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a name from its module (PEP 562)."""
-    module = _MODULE_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(module), name)
+    if name in __all__:
+        for module in map(import_module, _MODULES):
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
