@@ -154,7 +154,7 @@ class BlockContract:
         never_written = bench.block(lease)
         assert {block.block_id for block in bench.metadata.empty_blocks(9)} == {dead}, "an open block is not sealed"
         bench.metadata.seal_block(lease, never_written, 5)
-        bench.metadata.cool_down_block(dead, bench.now_ms + 999)
+        bench.metadata.cool_down_block(dead, bench.now_ms + 999, failed=True)
         assert {block.block_id for block in bench.metadata.empty_blocks(9)} == {dead, never_written}
         assert len(bench.metadata.empty_blocks(1)) == 1
         assert [block.block_id for block in _candidates(bench, 0.0)] == [live]
@@ -173,18 +173,19 @@ class BlockContract:
         block_id = bench.pack([bench.put("a", 100)])
         (before,) = _candidates(bench, 0.5)
         assert before.gc_failures == 0
-        bench.metadata.cool_down_block(block_id, bench.now_ms + 500)
+        bench.metadata.cool_down_block(block_id, bench.now_ms + 500, failed=True)
         assert _candidates(bench, 0.5) == []
         bench.now_ms += 499
         assert _candidates(bench, 0.5) == []
         bench.now_ms += 1
         assert [block.gc_failures for block in _candidates(bench, 0.5)] == [1]
-        bench.metadata.cool_down_block(block_id, bench.now_ms + COOL_DOWN_MS_MAX)
+        bench.metadata.cool_down_block(block_id, bench.now_ms + COOL_DOWN_MS_MAX, failed=False)
         assert _candidates(bench, 0.5) == []
+        assert bench.metadata.block(block_id).gc_failures == 1, "the second time it did not fail"
 
     def test_a_cool_down_set_by_a_wrong_clock_counts_as_over(self, bench: MetadataBench) -> None:
         block_id = bench.pack([bench.put("a", 100)])
-        bench.metadata.cool_down_block(block_id, bench.now_ms + 365 * 86_400_000)
+        bench.metadata.cool_down_block(block_id, bench.now_ms + 365 * 86_400_000, failed=True)
         assert [block.block_id for block in _candidates(bench, 0.5)] == [block_id]
 
     @pytest.mark.invariant(6)

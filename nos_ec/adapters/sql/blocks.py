@@ -251,10 +251,10 @@ def candidates(
     return sorted(found, key=lambda row: row.waste_ratio, reverse=True)
 
 
-def cool_down(connection: Connection, block_id: BlockId, not_before_ms: int) -> None:
+def cool_down(connection: Connection, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
     """See `Metadata.cool_down_block`."""
     sealed = and_(_B.block_id == block_id, _B.state == BlockState.SEALED)
-    later = {"gc_not_before_ms": not_before_ms, "gc_failures": _B.gc_failures + 1}
+    later = {"gc_not_before_ms": not_before_ms, "gc_failures": _B.gc_failures + int(failed)}
     connection.execute(by_primary(update(BLOCKS)).where(sealed).values(later))
 
 

@@ -228,9 +228,9 @@ class _SqlBlocks(_SqlPart):
         """See the port."""
         return self._read(blocks.candidates, waste_ratio_min, now_ms, cool_down_ms_max, limit)
 
-    def cool_down_block(self, block_id: BlockId, not_before_ms: int) -> None:
+    def cool_down_block(self, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
         """See the port."""
-        self._write(blocks.cool_down, block_id, not_before_ms)
+        self._write(blocks.cool_down, block_id, not_before_ms, failed=failed)
 
     def condemn_block(self, block_id: BlockId, delete_after_ms: int) -> bool:
         """See the port."""

@@ -214,7 +214,7 @@ BLOCKS = _table(
 """Blocks, with counters of their bytes and objects.
 
 waste_ppm: dead and overhead bytes per million bytes of the block; a million for a block without stripes.
-gc_not_before_ms: GC leaves the block alone until then. gc_failures: how many times in a row GC left it alone.
+gc_not_before_ms: GC leaves the block alone until then. gc_failures: how many times GC could not collect it.
 """
 
 LEASES = _table(

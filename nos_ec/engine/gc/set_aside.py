@@ -44,7 +44,7 @@ class SetAside:
 
     def keep_dense(self, block: BlockRow) -> None:
         """Set aside a block that is packed as densely as possible, so that not every run reads its rows for nothing."""
-        self._cool_down(block, self._options.cool_down_ms_max)
+        self._cool_down(block, self._options.cool_down_ms_max, failed=False)
 
     def note_unreadable(self, failure: Failure) -> bool:
         """Count an object that cannot be read, unless its row no longer points there. Returns whether it was counted.
@@ -65,11 +65,11 @@ class SetAside:
         return (row.object_id, row.version, row.extent) == (packable.object_id, packable.version, packable.source)
 
     def _cool_down_after_failure(self, block: BlockRow) -> None:
-        self._cool_down(block, self._options.cool_down.wait_ms(block.gc_failures + 1))
+        self._cool_down(block, self._options.cool_down.wait_ms(block.gc_failures + 1), failed=True)
 
-    def _cool_down(self, block: BlockRow, wait_ms: int) -> None:
+    def _cool_down(self, block: BlockRow, wait_ms: int, *, failed: bool) -> None:
         try:
-            self._metadata.cool_down_block(block.block_id, self._clock.now_ms() + wait_ms)
+            self._metadata.cool_down_block(block.block_id, self._clock.now_ms() + wait_ms, failed=failed)
         except Transient as error:
             _log.warning(
                 "cool-down not recorded, so the block will be tried again",

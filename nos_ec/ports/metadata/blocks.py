@@ -29,7 +29,7 @@ class BlockRow:
     created_ms: int
     delete_after_ms: int | None
     gc_failures: int = 0
-    """How many times `cool_down_block` was called for it."""
+    """How many times GC could not collect it."""
 
     @property
     def size_bytes(self) -> int:
@@ -168,8 +168,8 @@ class Blocks(Protocol):
         """
         ...
 
-    def cool_down_block(self, block_id: BlockId, not_before_ms: int) -> None:
-        """Leave a SEALED block out of the candidates until `not_before_ms`, and add 1 to its `gc_failures`."""
+    def cool_down_block(self, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
+        """Leave a SEALED block out of the candidates until `not_before_ms`. `failed`: add 1 to its `gc_failures`."""
         ...
 
     def condemn_block(self, block_id: BlockId, delete_after_ms: int) -> bool:
