@@ -268,8 +268,9 @@ class System:
         return SourceReader(self.landing, self.blocks, self.read_threads)
 
     def housekeeping(self) -> Housekeeping:
-        """Recovery and the reaper."""
+        """Recovery and the reaper. What the reaper still has to log, it logs when the store is closed."""
         reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, self.settings.reaper.batch_objects)
+        self._stack.callback(reaper.close)
         recovery = Recovery(self.metadata, self.blocks, self.clock, self._held)
         return Housekeeping(recovery, reaper, self.clock, self.settings.reaper.wait_ms)
 

@@ -129,6 +129,10 @@ class Reaper:
             watch(total)
         return total
 
+    def close(self) -> None:
+        """Log how many errors were left out of the log."""
+        self._errors.report(closing=True)
+
     def _postpone(
         self, deletions: Sequence[LandingDeletion], failures: Mapping[LandingId, NosError], now_ms: int
     ) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.engine.housekeeping import RECOVERY_WAIT_MS, Housekeeping
+from nos_ec.engine.limited_log import LINES_MAX
 from nos_ec.engine.reaper import Reaper, ReapResult
 from nos_ec.engine.recovery import Recovery, RecoveryResult
 from nos_ec.ports.clock import Beat, unwatched
@@ -102,3 +104,11 @@ def test_a_failing_reaper_does_not_stop_recovery(system: System, clock: FakeCloc
     with pytest.raises(Transient):
         failing.run_once()
     assert failing.done.recovery.leases_fenced == 1
+
+
+def test_what_the_reaper_left_out_of_the_log_is_counted_when_the_store_is_closed(bench: Bench) -> None:
+    with capture_logs() as lines, bench.open() as system:
+        housekeeping = system.housekeeping()
+        for _ in range(LINES_MAX + 3):
+            housekeeping._reaper._errors.error("damaged")
+    assert [line.get("count") for line in lines if line["event"].startswith("damaged")] == [None] * LINES_MAX + [3]
