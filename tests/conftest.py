@@ -32,12 +32,12 @@ GROUPS = {
     ),
     "stack": ("test_stack",),
 }
-"""Modules of tests/real whose tests share servers, and so a process. What is in none of them needs Ceph, which takes
-longest: it comes first."""
+"""Modules of tests/real whose tests share servers, and therefore a process. A module that is in no group needs Ceph,
+which takes longest, so it comes first."""
 
 
 def group_of(nodeid: str) -> str:
-    """Tests of one group run in one process, one after the other. A test without servers is a group of its own."""
+    """Tests of one group run in one process, one after the other. A test without servers is a group by itself."""
     path = PurePath(nodeid.partition("::")[0])
     if path.parent != PurePath("tests/real"):
         return nodeid
@@ -55,8 +55,8 @@ def numbers_of(item: pytest.Item) -> set[int]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests on real servers last: others fail sooner. With several processes they come first, and the others beside
-    them, for they mostly wait."""
+    """Tests on real servers last, because others fail sooner. With several processes they come first, with the others
+    beside them, because they mostly wait."""
     if (wanted := config.getoption("--invariant")) is not None:
         left_out = [item for item in items if wanted not in numbers_of(item)]
         items[:] = [item for item in items if wanted in numbers_of(item)]
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Whichever process is free takes the next group."""
+    """Any free process takes the next group."""
     from xdist.scheduler import LoadScopeScheduling
 
     config.option.loadscopereorder = False
@@ -81,15 +81,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 @pytest.fixture(autouse=True)
 def default_logging() -> Iterator[None]:
-    """A test of the command line configures logging for the whole process; the next test must not notice."""
+    """A test of the command line configures logging for the whole process; this must not affect the next test."""
     yield
     structlog.reset_defaults()
 
 
 @pytest.fixture
 def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """In memory for a test without servers: stores sync all the time, and servers of other tests keep the disk busy.
-    What is there is removed with the test. With TMPDIR set, or too little memory, it is pytest's own folder."""
+    """In memory for a test without servers, because stores sync all the time and the servers of other tests keep the
+    disk busy. The content is removed with the test. With TMPDIR set, or too little memory, it is pytest's own
+    folder."""
     if request.node.get_closest_marker("real") or "TMPDIR" in os.environ or not _memory_has_room():
         yield tmp_path
         return
@@ -106,7 +107,8 @@ def _memory_has_room() -> bool:
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Print a line at once. A failure's report has it, too: nobody sees what one of several processes prints."""
+    """Print a line at once. The report of a failure contains it too, because the output of one of several processes is
+    not shown."""
 
     def both(line: str) -> None:
         print(line)

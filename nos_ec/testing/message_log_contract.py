@@ -103,10 +103,10 @@ def ends(messages: Iterable[Message]) -> dict[int, int]:
     return {message.partition: message.offset + 1 for message in messages}
 
 
-def assert_between(told: Mapping[int, int], first_ms: int, end_ms: int, partitions: int) -> None:
+def assert_between(passed: Mapping[int, int], first_ms: int, end_ms: int, partitions: int) -> None:
     """Assert that this number of partitions have a time, each at or after `first_ms` and before `end_ms`."""
-    assert len(told) == partitions
-    assert first_ms <= min(told.values()) <= max(told.values()) < end_ms
+    assert len(passed) == partitions
+    assert first_ms <= min(passed.values()) <= max(passed.values()) < end_ms
 
 
 class MessageLogContract:
@@ -236,9 +236,9 @@ class MessageLogContract:
         consumer.commit(ends(m for m in got if m.value == b"0"))
         assert_between(progress.passed_until(), times[1], times[2], log.partitions)
         consumer.commit(ends(m for m in got if m.partition == 2))
-        told = dict(progress.passed_until())
-        assert told.pop(2) >= times[2] + 1500
-        assert_between(told, times[1], times[2], log.partitions - 1)
+        passed = dict(progress.passed_until())
+        assert passed.pop(2) >= times[2] + 1500
+        assert_between(passed, times[1], times[2], log.partitions - 1)
         consumer.close()
         assert times[1] <= progress.passed_until()[0] < times[2], "offsets last when the members are gone"
 
@@ -361,11 +361,11 @@ class MessageLogContract:
     def test_a_removed_member_is_notified_and_rejoins(self, log: MessageLogHarness) -> None:
         zombie, heir = log.consumer("g", short_session=True), log.consumer("g")
         settle([zombie, heir], log.partitions)
-        lost, told = zombie.assignment(), []
+        lost, revoked = zombie.assignment(), []
         conflicts = []
 
         def commit_too_late(partitions: frozenset[int]) -> None:
-            told.append(partitions)
+            revoked.append(partitions)
             with pytest.raises(Conflict) as conflict:
                 zombie.commit(dict.fromkeys(partitions, 0))
             conflicts.append(conflict)
@@ -374,7 +374,7 @@ class MessageLogContract:
         self._outlive(log, heir)
         settle([heir], log.partitions)
         zombie.poll(1, POLL_MS)
-        assert told == [lost]
+        assert revoked == [lost]
         assert len(conflicts) == 1
         zombie.on_revoke(lambda _partitions: None)
         settle([zombie, heir], log.partitions)
@@ -406,11 +406,11 @@ class MessageLogContract:
 
     def test_close_does_not_run_the_callback(self, log: MessageLogHarness) -> None:
         consumer = log.consumer("g")
-        told: list[frozenset[int]] = []
-        consumer.on_revoke(told.append)
+        revoked: list[frozenset[int]] = []
+        consumer.on_revoke(revoked.append)
         settle([consumer], log.partitions)
         consumer.close()
-        assert told == []
+        assert revoked == []
         assert consumer.assignment() == frozenset()
 
     def test_close_is_idempotent(self, log: MessageLogHarness) -> None:

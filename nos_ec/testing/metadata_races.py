@@ -63,7 +63,7 @@ class MetadataRaces(MetadataSuite):
             assert (block.live_bytes, block.dead_bytes) == (0, row.size)
             with pytest.raises(NotFound):
                 bench.get(row.key.name)
-        assert len(bench.deletions()) == ROUNDS, "each landing copy is queued once, whoever won"
+        assert len(bench.deletions()) == ROUNDS, "each landing copy is queued once, whichever thread won"
         bench.check_books()
 
     @pytest.mark.invariant(5, 6)
@@ -83,7 +83,7 @@ class MetadataRaces(MetadataSuite):
             assert sorted(row.key for part in deleted for row in part) == sorted(keys), "each is deleted once"
             block = bench.metadata.block(block_id)
             assert (block.live_bytes, block.dead_bytes) == (0, 500)
-        assert len(bench.deletions()) == 50 * ROUNDS, "each landing copy is queued once, whoever won"
+        assert len(bench.deletions()) == 50 * ROUNDS, "each landing copy is queued once, whichever thread won"
         bench.check_books()
 
     @pytest.mark.invariant(5, 6)

@@ -304,7 +304,7 @@ def test_damage_to_more_than_m_shards_of_one_page_is_corrupt(root: Path, blocks:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_scattered_damage_loses_no_page_that_k_shards_have(root: Path, blocks: LocalBlockStore, seed: int) -> None:
-    """A range reads exactly when each of its pages is good, or can be had from k shards."""
+    """A range reads back exactly when each of its pages is good or can be decoded from k shards."""
     random = Random(seed)
     block_id, data = _written(blocks, 2)
     damaged = {page: set(random.sample(range(11), random.choice([0, 1, 3, 3, 4, 6]))) for page in range(8)}
@@ -446,7 +446,7 @@ def test_a_torn_append_counts_as_far_as_it_can_be_read(
 
 
 def test_remains_of_an_append_after_a_power_cut_do_not_count_as_data(root: Path, blocks: LocalBlockStore) -> None:
-    """Files that were made longer, but whose bytes did not reach the disk, are full of zeros."""
+    """Files that were extended, but whose bytes did not reach the disk, are full of zeros."""
     block_id, data = _written(blocks, 1)
     for shard in range(11):
         os.truncate(_file(root, block_id, shard), DATA_AT + 3 * SMALL.chunk_size)
@@ -521,13 +521,14 @@ for stripe in range(0, 1024, 2):
     os.write(1, b"%d\\n" % (stripe + 2))
 sys.exit(1)
 """
-"""Appends until it is refused. Before the block is full it waits for the end of its input, if the test is slow."""
+"""Appends until an append is refused. Before the block is full, it waits for the end of its input, in case the test is
+slow."""
 LONG = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=1024, stripes_per_group_max=4)
 
 
 @pytest.mark.parametrize("end", ["seal", "kill 3", "kill 10", "kill 11", "kill 12"])
 def test_an_appending_process_is_sealed_or_killed_at_any_moment(tmp_path: Path, end: str) -> None:
-    """Whatever it was told is there; what it was not told is there in whole stripes or not at all."""
+    """Acknowledged stripes are there; an unacknowledged append is there in whole stripes or not at all."""
     root, block_id = tmp_path / "store", new_block_id()
     LocalBlockStore.initialise(root, LONG)
     blocks = LocalBlockStore(root, LONG)
@@ -536,21 +537,21 @@ def test_an_appending_process_is_sealed_or_killed_at_any_moment(tmp_path: Path, 
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as appender:
         assert appender.stdin
         assert appender.stdout
-        told = [int(appender.stdout.readline()) for _ in range(3)]
+        acknowledged = [int(appender.stdout.readline()) for _ in range(3)]
         if end == "seal":
             stripes = blocks.seal(block_id)
         else:
             time.sleep(int(end.removeprefix("kill ")) / 1000)
             appender.kill()
         appender.stdin.close()
-        told += [int(line) for line in appender.stdout]
+        acknowledged += [int(line) for line in appender.stdout]
     if end == "seal":
         assert appender.returncode == 0, "the append after the seal was refused"
-        assert stripes == told[-1]
+        assert stripes == acknowledged[-1]
     else:
         assert appender.returncode == -signal.SIGKILL
         stripes = blocks.seal(block_id)
-        assert told[-1] <= stripes <= told[-1] + 2
+        assert acknowledged[-1] <= stripes <= acknowledged[-1] + 2
     for stripe in range(stripes):
         expected = Random(stripe).randbytes(LONG.stripe_size)
         assert blocks.read(block_id, stripe * LONG.stripe_size, LONG.stripe_size) == expected
@@ -747,7 +748,8 @@ def test_full_disks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room_pages", [1, 9, 40, 90])
 def test_an_append_that_fills_the_disk_halfway(tmp_path: Path, room_pages: int) -> None:
-    """Room for a part of the append (2 stripes, 88 pages of chunks and some of checksums) on all but the last."""
+    """Room for a part of the append (2 stripes, 88 pages of chunks and some of checksums) on all shards but the
+    last."""
     with small_disk(tmp_path / "disk", 8 << 20) as disk:
         root = disk.folder / "blocks"
         LocalBlockStore.initialise(root, SMALL)

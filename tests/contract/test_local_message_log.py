@@ -1,4 +1,4 @@
-"""The embedded message log: the contract, and what only a file can be asked."""
+"""The embedded message log: the contract, and what can be tested only on a file."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def log(tmp_path: Path) -> Iterator[LocalHarness]:
 
 
 class TestLocalMessageLog(MessageLogContract):
-    """The suite every adapter passes."""
+    """The suite that every adapter must pass."""
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_a_missing_or_foreign_file_is_a_configuration_error(tmp_path: Path) -> N
 
 
 def test_a_file_of_format_2_is_brought_up_to_date(tmp_path: Path) -> None:
-    """Its messages count as old as can be: none is published again before the group has passed it."""
+    """Its messages count as very old, so that none is published again before the group has passed it."""
     path, clock = tmp_path / "log.sqlite", FakeClock()
     log = LocalMessageLog.initialise(path, 1)
     with closing(log.publisher(clock)) as publisher:
@@ -211,7 +211,7 @@ def test_a_full_disk_is_no_space_and_appends_nothing(log: LocalHarness) -> None:
 
 
 def test_every_commit_is_synced(log: LocalHarness) -> None:
-    """2 is FULL: in WAL mode NORMAL would lose the last commits of a machine that loses power."""
+    """2 is FULL: in WAL mode, NORMAL would lose the last commits in a power failure."""
     for opened in (
         log.log.publisher(log.clock),
         log.log.consumer(group="g", member="m", clock=log.clock, session_ms=1000),
@@ -415,7 +415,7 @@ class Group:
             self.members.pop(slot).close()
 
     def die(self, slot: int) -> None:
-        """As kill -9 leaves it: the connection is gone and nobody said good-bye."""
+        """As after kill -9: the connection is gone, and the member did not leave the group."""
         if slot in self.members:
             self.members.pop(slot)._connection.close()
 
@@ -426,7 +426,7 @@ class Group:
         assert not rows or [offset for (offset,) in rows] == self.committed
 
     def finish(self) -> None:
-        """Everybody leaves; whoever comes next gets exactly what was not committed."""
+        """All members leave; the next one gets exactly what was not committed."""
         for slot in list(self.members):
             self.leave(slot)
         self.harness.clock.advance(2 * SESSION_MS)
@@ -578,7 +578,8 @@ T = TypeVar("T")
 
 
 def again(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Where syncing takes 150 ms, one of several gets no turn for longer than SQLite waits, and is told so."""
+    """Where syncing takes 150 ms, one of several publishers gets no turn for longer than SQLite waits, and gets an
+    error."""
     while True:
         try:
             return call(*args, **kwargs)
@@ -588,7 +589,7 @@ def again(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def test_threads_publish_and_consume_concurrently_and_lose_nothing(tmp_path: Path) -> None:
-    """Two members that commit what they took, a third that joins and leaves, two publishers on one connection."""
+    """Two members that commit what they took, a third that joins and leaves, and two publishers on one connection."""
     log = LocalMessageLog.initialise(tmp_path / "log.sqlite", 4)
     sent = [(key, b"%d" % n) for n in range(300) for key in keys_of_partitions(4)]
     seen: set[tuple[bytes, bytes]] = set()
@@ -626,7 +627,7 @@ def test_threads_publish_and_consume_concurrently_and_lose_nothing(tmp_path: Pat
 
 
 def test_settled_members_poll_without_writing(log: LocalHarness) -> None:
-    """An idle group costs no synced writes but its heartbeats."""
+    """An idle group costs no synced writes except its heartbeats."""
     one, two = log.consumer("g"), log.consumer("g")
     settle([one, two], PARTITIONS)
     with closing(sqlite3.connect(log.path)) as watcher:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.invariant(1)
 SMALL = Geometry(k=2, m=1, chunk_size=16 * 1024, stripes_per_block=3, stripes_per_group_max=2)
 STRIPE = SMALL.stripe_size
 FOLDERS = 8
-"""Folders of landing copies, and locks of blocks, instead of hundreds that are all alike."""
+"""Few folders of landing copies and few locks of blocks, instead of hundreds that are all alike."""
 
 
 class Case(Protocol):
@@ -49,7 +49,7 @@ class Case(Protocol):
         ...
 
     def work(self, recorder: Recorder, root: Path) -> None:
-        """Do the work below `root`, which is not there yet, and remember when what was acknowledged."""
+        """Do the work below `root`, which does not exist yet, and record what was acknowledged when."""
         ...
 
     def check(self, root: Path, position: int) -> None:
@@ -59,7 +59,7 @@ class Case(Protocol):
 
 @dataclass
 class History:
-    """When something was begun and when it was acknowledged, in operations of the recorder."""
+    """When each step was begun and when it was acknowledged, in operations of the recorder."""
 
     recorder: Recorder | None = None
     begun: dict[str, int] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Blocks:
 
 
 def _use(root: Path) -> None:
-    """A new block is as good as any. Raises ConfigError when there is no store."""
+    """A new block can be written and read. Raises ConfigError when there is no store."""
     with closing(LocalBlockStore(root, SMALL)) as blocks:
         block_id = BlockId(b"afterwards" + bytes(6))
         blocks.create(block_id, bytes(STRIPE))
@@ -268,12 +268,12 @@ def _member(log: LocalMessageLog, now_ms: int) -> LocalConsumer:
 
 
 def _taken(consumer: LocalConsumer) -> list[Message]:
-    """All there is: a member's first poll may have to wait for its share."""
+    """All messages: a member's first poll may have to wait for its share."""
     return [message for _ in range(3) for message in consumer.poll(100, 0)]
 
 
 class Marks:
-    """The file that says whose a folder is."""
+    """The file that says which store a folder belongs to."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -299,7 +299,7 @@ class Marks:
 # --- cutting --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Recorded:
-    """A case that did its work, and what it did."""
+    """A case that has done its work, and the operations it recorded."""
 
     case: Case
     operations: list[Operation]
@@ -307,7 +307,7 @@ class Recorded:
 
 
 def record(case: Case, folder: Path) -> Recorded:
-    """Let a case do its work. What it did must be accounted for in full."""
+    """Let a case do its work. Every operation must be accounted for."""
     folder.mkdir()
     recorder = Recorder(folder)
     with recorder, sqlite_files.recorded(recorder):
@@ -317,8 +317,8 @@ def record(case: Case, folder: Path) -> Recorded:
 
 
 def cut(recorded: Recorded, folder: Path, ignoring: Site | None = None) -> None:
-    """Cut the power wherever it can make a difference; where something was acknowledged first of all. Raises what the
-    check of the case raises."""
+    """Cut the power wherever it can make a difference, first after each acknowledgement. Raises what the check of the
+    case raises."""
     case, operations = recorded.case, recorded.operations
 
     def check(image: Path, position: int) -> None:
@@ -369,11 +369,12 @@ def test_a_power_cut_loses_something_when_any_one_sync_is_left_out(folder: Path,
 
 
 OF_SQLITE_ALONE = [("SQLite:journal",)]
-"""The log's file is made beside its place, where nobody opens it before it is complete: no journal is ever read."""
+"""The file of the log is created beside its place and is not opened before it is complete, so no journal is ever
+read."""
 
 
 def test_every_sync_in_the_code_is_left_out_once(folder: Path) -> None:
-    """A sync that somebody adds, in a path that no case takes, has to get one."""
+    """A sync that is added in a path that no case takes needs a new case."""
     called = {
         call
         for number, make in enumerate(CASES)
@@ -396,7 +397,7 @@ def _syncs_in_code() -> Iterator[tuple[str, int]]:
 
 
 NOTHING_TO_KEEP = {"probe.py"}
-"""Its sync asks whether the disk takes one. The file has no name, and is gone when it is closed."""
+"""This sync only finds out whether the disk accepts one. The file has no name, and is gone when it is closed."""
 
 SYNCS = {"fsync", "fdatasync", "sync_folder", "_sync", "_sync_folders", "sync"}
-"""What syncs, and what calls it, in nos_ec.adapters.local."""
+"""The places that sync, and their callers, in nos_ec.adapters.local."""

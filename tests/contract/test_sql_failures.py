@@ -67,7 +67,7 @@ def _wrong_statement() -> ProgrammingError:
         (1290, "running with --read-only", Transient, True, False),
         (1317, "Query execution was interrupted", Transient, True, False),
         (1226, "User has exceeded the 'max_user_connections' resource", Transient, False, False),
-        (9999, "a code that nobody has listed", Transient, False, False),
+        (9999, "a code that is not listed", Transient, False, False),
         (1021, "Disk full", NoSpace, False, False),
         (1114, "The table is full", NoSpace, False, False),
         (1030, "Got error 28 'No space left on device' (errno: 28)", NoSpace, False, False),
@@ -139,7 +139,8 @@ def test_work_that_may_have_taken_effect_is_not_retried(deadlocks: Transactions)
 
 
 def test_connections_to_a_server_that_became_a_replica_are_closed(deadlocks: Transactions) -> None:
-    """It need not cut them. Kept, they would refuse every write for as long as the pool keeps a connection."""
+    """The server need not cut them. If they were kept, they would refuse every write for as long as the pool keeps a
+    connection."""
 
     def used(connection: Connection) -> object:
         return connection.connection.driver_connection
@@ -184,7 +185,8 @@ def test_a_failed_commit_is_retried_only_if_it_was_undone(
 
 @pytest.mark.parametrize("interrupted", [False, True], ids=["the driver fails", "an interrupt"])
 def test_a_failed_rollback_closes_its_connection(url: str, monkeypatch: pytest.MonkeyPatch, interrupted: bool) -> None:
-    """The pool of a server's engine takes a connection back as it is: the next work would be inside the old one."""
+    """The pool of a server's engine takes a connection back as it is, so the next work would run inside the old
+    transaction."""
     monkeypatch.setattr(engine_module, "create_engine", partial(create_engine, pool_reset_on_return=None))
     engine = make_engine(url)
     rolling_back = Transactions(engine)
@@ -300,7 +302,8 @@ for i in range(15):
 
 @pytest.mark.invariant(6)
 def test_the_books_balance_under_several_processes(url: str, metadata: SqlMetadata) -> None:
-    """Where syncing takes 60 ms, one of three gets no turn for longer than SQLite waits: each tries again, as told."""
+    """Where syncing takes 60 ms, one of three processes gets no turn for longer than SQLite waits: it tries again, as
+    the error says."""
     bench = MetadataBench(metadata)
     writers = [subprocess.Popen([sys.executable, "-c", _WRITER, url, f"w{i}"]) for i in range(3)]
     assert [writer.wait(300) for writer in writers] == [0, 0, 0]

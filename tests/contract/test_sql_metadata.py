@@ -19,7 +19,7 @@ from tests.rig.sql_plans import SqlPlans
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated, empty store, to copy."""
+    """A migrated, empty database, to copy."""
     path = tmp_path_factory.mktemp("template") / "meta.db"
     migrate(f"sqlite:///{path}")
     return path

@@ -61,8 +61,8 @@ namespace = "{namespace}"
         self._text += "".join(f"{name} = {value}\n" for name, value in limits.items())
 
     def initialise(self, blocks_pool: str = POOL_BLOCKS) -> Settings:
-        """Write the configuration and make the store. Clients have no rights on other pools than usual: it takes an
-        administrator then."""
+        """Write the configuration and create the store. Clients have no rights on unusual pools, so these need an
+        administrator."""
         text = self._text + f'blocks_pool = "{blocks_pool}"\n'
         if blocks_pool != POOL_BLOCKS:
             text = text.replace(str(self._client.keyring_file), self._admin).replace(self._client.user, "client.admin")
@@ -72,7 +72,7 @@ namespace = "{namespace}"
         return settings
 
     def settings(self) -> Settings:
-        """Those of the configuration."""
+        """The settings of the configuration."""
         return load_settings(self.config, {})
 
     @contextmanager
@@ -99,7 +99,7 @@ class Daemon:
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def ready(self) -> tuple[int, dict[str, Any]]:
-        """What /readyz answers: status and body; (0, {}) when nobody does."""
+        """The answer of /readyz: status and body; (0, {}) without an answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=WAIT_S_MAX) as answer:
                 return answer.status, json.load(answer)
@@ -110,7 +110,7 @@ class Daemon:
             return 0, {}
 
     def log(self) -> str:
-        """All that it said."""
+        """All of its log."""
         return self._log.read_text()
 
     def said(self) -> list[dict[str, Any]]:
@@ -118,10 +118,10 @@ class Daemon:
         return [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
 
     def complaints(self) -> list[str]:
-        """Warnings and errors of its log, without what they are about."""
+        """Warnings and errors in its log, without their fields."""
         return [line["event"] for line in self.said() if line["level"] in ("warning", "error")]
 
     def stop(self) -> None:
-        """Ask it to end, which it must do well."""
+        """Ask it to end, and check that it ends with exit code 0."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(timeout=END_S_MAX) == 0, self.log()

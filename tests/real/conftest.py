@@ -18,7 +18,7 @@ from tests.rig.patience import PATIENCE_MS
 
 
 def start(server: DevServer) -> None:
-    """Start it, or skip (fail, with REQUIRE_REAL=1) when it cannot be had."""
+    """Start it, or skip (fail, with REQUIRE_REAL=1) when it is not available."""
     try:
         server.start()
     except ServerMissing as missing:
@@ -30,7 +30,7 @@ def start(server: DevServer) -> None:
 
 
 class Stack:
-    """All servers at once through stack.sh, with their data in `folder`, on ports of their own."""
+    """All servers at once through stack.sh, with their data in `folder` and on separate ports."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Stack:
         )
 
     def up(self) -> str:
-        """Start it, or skip (fail, with REQUIRE_REAL=1) when it cannot be had. Returns what was said."""
+        """Start it, or skip (fail, with REQUIRE_REAL=1) when it is not available. Returns its output."""
         started = self.script("up")
         if started.returncode == MISSING and os.environ.get("REQUIRE_REAL") != "1":
             pytest.skip(started.stderr.strip())
@@ -59,12 +59,12 @@ class Stack:
         return started.stdout
 
     def pids(self) -> dict[str, int]:
-        """The pid noted for each daemon, by its name."""
+        """The recorded pid of each daemon, by name."""
         files = [*self.folder.glob("*/server.pid"), *self.folder.glob("ceph/run/*.pid")]
         return {file.stem if file.stem != "server" else file.parent.name: int(file.read_text()) for file in files}
 
     def processes(self) -> set[int]:
-        """Processes that have the folder in their command line, whatever the scripts noted."""
+        """Processes that have the folder in their command line, whatever the scripts recorded."""
         found = set()
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -77,7 +77,7 @@ class Stack:
 
 
 def run(name: str, folder: Path, *, fast: bool = True, **environment: str) -> Iterator[DevServer]:
-    """Start the server `name`, give it, and stop it."""
+    """Start the server `name`, yield it, and stop it."""
     server = DevServer(name, folder, fast=fast, **environment)
     start(server)
     try:
@@ -87,7 +87,7 @@ def run(name: str, folder: Path, *, fast: bool = True, **environment: str) -> It
 
 
 def run_server(name: str, folder: Path) -> Iterator[str]:
-    """Start the server `name` with its data in `folder`, give its URL, and stop it."""
+    """Start the server `name` with its data in `folder`, yield its URL, and stop it."""
     for server in run(name, folder):
         yield server.url
 
@@ -99,7 +99,7 @@ def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
-    """Its controller waits for it as long as that of a cluster would: it outlasts a machine that stalls."""
+    """Its controller waits for it as long as that of a cluster would, so that it survives a stall of the machine."""
     folder = tmp_path_factory.mktemp("kafka")
     properties = folder / "patient.properties"
     properties.write_text("broker.session.timeout.ms=9000\n")
@@ -113,13 +113,13 @@ def mysql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
-    """One of the module's own, to be restarted in good order."""
+    """A separate one for the module, which is restarted in an orderly way."""
     yield from run("mysql", tmp_path_factory.mktemp("mysql"))
 
 
 @pytest.fixture
 def durable_mysql(tmp_path: Path) -> Iterator[DevServer]:
-    """One that may be killed: that of the session loses what it committed last."""
+    """One that may be killed: the session's server would lose its last commits."""
     yield from run("mysql", tmp_path, fast=False)
 
 
@@ -137,7 +137,7 @@ def ceph(ceph_server: DevServer) -> Iterator[CephCluster]:
 
 @pytest.fixture
 def stack_config(tmp_path: Path, ceph: CephCluster, kafka: DevServer, mysql_url: str) -> Path:
-    """A configuration on all three servers. Its store is not initialised: take a scratch one, or say so in `namespace`,
+    """A configuration on all three servers. Its store is not initialised: use a scratch store, or set `namespace`,
     `topic` and database."""
     client = ceph.options("consumer")
     path = tmp_path / "nos-ec.toml"
@@ -166,7 +166,7 @@ in_sync_min = 1
 
 @pytest.fixture
 def xfail_unless_pages_are_read(ceph: CephCluster, request: pytest.FixtureRequest) -> None:
-    """For a test of what reads cost: the gap of an older Ceph, which must show, is an expected failure."""
+    """For a test of read costs: on an older Ceph, its failure is expected and must occur."""
     if not ceph.reads_pages():
         request.applymarker(pytest.mark.xfail(strict=True, reason="this Ceph or pool reads more than is asked for"))
 

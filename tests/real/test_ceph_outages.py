@@ -1,4 +1,4 @@
-"""Daemons on Ceph while a part of it refuses or hangs that is no OSD: monitors, quotas, the blocklist."""
+"""Daemons on Ceph while a part other than OSDs refuses or hangs: monitors, quotas, the blocklist."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ OBJECTS_MAX = 12
 QUOTA_S = 24.0
 FENCED_MAX = 5
 COMPLAINTS_MAX = 10
-"""Warnings and errors of a consumer in that time, besides that there is no room: of blocks and their recovery."""
+"""Warnings and errors of a consumer about blocks and their recovery in that time, apart from the lack of space."""
 CONNECT_TIMEOUT_MS = 8_000
-"""That of commands to the monitors."""
+"""The time limit of commands to the monitors."""
 HANG_S = 24.0
 """Three of these time limits; less than the monitors give the manager (mon_mgr_beacon_grace, 30 s)."""
 SIZE_BYTES_MAX = 100_000
 
 
 class Clients:
-    """Put from several threads until told to stop. What OSDs of a machine that stalls do not answer in time is put once
-    more."""
+    """PUT from several threads until stopped. A PUT that the OSDs of a stalled machine do not answer in time is
+    repeated."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -57,7 +57,7 @@ class Clients:
         self._stop.set()
 
     def put_until_stopped(self, client: int) -> int:
-        """How many. Raises what a PUT raises."""
+        """Returns the number of objects. Raises what a PUT raises."""
         rng, count = random.Random(client), 0
         while not self._stop.is_set():
             data = rng.randbytes(rng.randint(1, SIZE_BYTES_MAX))
@@ -76,7 +76,7 @@ class Clients:
         return count
 
     def slowest_look_s(self, seconds: float) -> float:
-        """Ask for free space for so long, as every PUT does; the longest that it took."""
+        """Ask for free space during this time, as every PUT does. Returns the longest time that it took."""
         slowest_s, end_s = 0.0, time.monotonic() + seconds
         while (begun_s := time.monotonic()) < end_s:
             self._system.landing.free_bytes()
@@ -88,7 +88,7 @@ class Clients:
 
 @pytest.mark.skipif("NOS_EC_DEV_CEPH_CONF" in os.environ, reason="needs daemons that it may stop")
 def test_a_monitor_that_hangs_stops_neither_puts_nor_packing(tmp_path: Path, ceph: CephCluster) -> None:
-    """Free space is asked of the monitors; their answer may be late without anybody waiting for it."""
+    """The monitors are asked for free space; their answer may be late without making a caller wait for it."""
     store = CephStore(tmp_path, ceph, uuid.uuid4().hex, connect_timeout_ms=CONNECT_TIMEOUT_MS)
     settings = store.initialise()
     with (
@@ -101,7 +101,7 @@ def test_a_monitor_that_hangs_stops_neither_puts_nor_packing(tmp_path: Path, cep
         counts = [pool.submit(clients.put_until_stopped, client) for client in range(CLIENTS)]
         try:
             until(lambda: system.metadata.totals().packed_objects > 0, "something is packed", consumer.log)
-            system.blocks.free_bytes()  # whoever never had a figure waits for the first one
+            system.blocks.free_bytes()  # a process without any figure waits for the first one
             with ceph.monitor_hung():
                 slowest_s = clients.slowest_look_s(HANG_S / 2)
                 clients.puts_s.clear()
@@ -127,7 +127,7 @@ def test_a_monitor_that_hangs_stops_neither_puts_nor_packing(tmp_path: Path, cep
 
 @pytest.mark.parametrize("service", ["consumer", "producer"])
 def test_a_process_on_the_blocklist_is_not_ready_and_ends(tmp_path: Path, ceph: CephCluster, service: str) -> None:
-    """It has nothing to do meanwhile; a new process works."""
+    """Even while it is idle. A new process works."""
     store = CephStore(tmp_path, ceph, uuid.uuid4().hex)
     store.initialise()
     with store.daemon(service) as daemon:
@@ -157,7 +157,7 @@ def test_a_process_on_the_blocklist_is_not_ready_and_ends(tmp_path: Path, ceph: 
 
 @pytest.fixture
 def own_pool(ceph: CephCluster) -> Iterator[str]:
-    """A pool for blocks of a test's own."""
+    """A separate pool for the blocks of a test."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     profile = ceph.admin.command("osd pool get", pool=POOL_BLOCKS, var="erasure_code_profile")["erasure_code_profile"]
     ceph.admin.command("osd pool create", pool=name, pg_num=1, pool_type="erasure", erasure_code_profile=profile)
@@ -194,7 +194,7 @@ def test_a_quota_on_objects_leaves_no_fenced_blocks_behind(
 
 
 def assert_a_refused_block_leaves_nothing_behind(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The OSDs refuse what the monitors' figures still allow: after that nothing is free for a while."""
+    """The OSDs refuse what the monitors' figures still allow; after that the free space is 0 for a while."""
     work = prepare(system, groups=1, seed=2)
     now_ms = system.clock.now_ms()
     lease = system.metadata.acquire_lease("test", now_ms, 600_000)
@@ -218,7 +218,7 @@ def is_over_quota(ceph: CephCluster, pool_name: str) -> bool:
 
 
 def put_some(system: System, blocks: int, prefix: str) -> dict[ObjectKey, bytes]:
-    """What fills so many blocks."""
+    """PUT enough to fill so many blocks."""
     rng, size = random.Random(1), system.geometry.stripe_size // 2
     count = blocks * system.geometry.stripes_per_block * 2
     acknowledged = {ObjectKey(f"bucket-{i % 4}", f"{prefix}-{i}"): rng.randbytes(size) for i in range(count)}

@@ -1,6 +1,6 @@
 """Clients, daemons and GC on Ceph, Kafka and MySQL while all of them are killed: nothing is lost, corrupt or leaked.
 
-NOS_EC_DEV_CHAOS_SEED repeats the choices of a run. `make chaos` goes on for longer.
+NOS_EC_DEV_CHAOS_SEED repeats the choices of a run. `make chaos` runs longer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.real, pytest.mark.invariant(1)]
 SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SECONDS = 90.0
 EVERY_S = 8.0
-"""So that every kind of strike comes once."""
+"""Enough time for every kind of strike to come once."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_chaos(servers: Servers, tmp_path: Path, say: Callable[[str], None]) -> 
 
 
 def _hand_back(servers: Servers, config: Path) -> None:
-    """Other tests use them, too: whole and without this store."""
+    """Other tests use these servers too: they must be intact and without this store."""
     for server in servers.all():
         server.start()
     if config.exists():

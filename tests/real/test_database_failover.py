@@ -1,7 +1,7 @@
 """A failover of the database from one real server to another, behind an address that leads to the primary.
 
-The old primary becomes read-only and cuts no connection: whoever goes on reading there misses what the new primary has
-acknowledged. Replication is not part of it: the new primary gets the rows before it takes its place.
+The old primary becomes read-only and cuts no connection: a process that keeps reading there misses what the new primary
+has acknowledged. Replication is not part of it: the new primary gets the rows before it takes its place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .conftest import start
 pytestmark = pytest.mark.real
 
 USER = {"mariadb": "nos_ec_client", "mysql": "root"}
-"""MariaDB lets root write to a server that is read-only; MySQL, with super_read_only, nobody."""
+"""MariaDB lets root write to a read-only server; MySQL, with super_read_only, lets no user write."""
 
 
 @pytest.fixture(scope="module", params=["mariadb", "mysql"])
@@ -46,7 +46,7 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @dataclass
 class Pair:
-    """Two servers with the same rows, and the address of the one that is the primary."""
+    """Two servers with the same rows, and an address that leads to the primary."""
 
     old: DevServer
     new: DevServer
@@ -57,13 +57,13 @@ class Pair:
         return f"mysql+pymysql://{USER[self.old.name]}@127.0.0.1:{self.proxy.port}/nos_ec"
 
     def demote(self) -> None:
-        """The old primary becomes read-only, the new one has all it has. Connections stay."""
+        """The old primary becomes read-only, and the new one has all rows. Connections stay open."""
         variable = "super_read_only" if self.old.name == "mysql" else "read_only"
         administer(self.old, f"SET GLOBAL {variable} = ON")
         copy_rows(engine(self.old), engine(self.new))
 
     def promote(self) -> None:
-        """The address leads to the new primary from now."""
+        """From now on the address leads to the new primary."""
         self.proxy.target = make_url(self.new.url).port or 0
 
 

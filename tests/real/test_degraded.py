@@ -1,4 +1,4 @@
-"""A consumer in full flow while a part of what it stands on is away: nothing is lost, and it goes on by itself.
+"""A consumer at full speed while a part of what it relies on is away: nothing is lost, and it recovers by itself.
 
 A real consumer and a real producer; the test is the client that puts without a pause. What a fault may cost is time: a
 PUT or GET that cannot be done says Transient, and is tried again.
@@ -43,11 +43,11 @@ SIZE_BYTES_MAX = 200_000
 WAIT_S_MAX = 120.0
 RATE_S = 2.0
 READS = 12
-"""Packed objects read during a fault, each from another block."""
+"""Packed objects that are read during a fault, each from another block."""
 
 
 class Flow:
-    """A store with its daemons, and a client that puts until it is told to stop."""
+    """A store with its daemons, and a client that PUTs until it is stopped."""
 
     def __init__(self, config: Path, folder: Path) -> None:
         self._config = config
@@ -123,8 +123,8 @@ class Flow:
         return self.system.metadata.totals().packed_objects
 
     def await_flow(self) -> None:
-        """Wait until something is packed. A daemon that cannot reach a server within these time limits when it starts
-        says so and ends: it is started again, as by systemd. From then on none may end."""
+        """Wait until something is packed. A daemon that cannot reach a server within these time limits at its start
+        reports it and ends; it is started again, as by systemd. From then on none may end."""
 
         def packed() -> bool:
             for name, process in self._daemons.items():
@@ -135,7 +135,7 @@ class Flow:
         until(packed, "something is packed", self.tell)
 
     def await_packed(self, count: int) -> float:
-        """Wait until so many more are packed; seconds it took."""
+        """Wait until so many more objects are packed. Returns the seconds it took."""
         begun_s, before = time.monotonic(), self.packed_patiently()
         until(lambda: self.packed_patiently() >= before + count, f"{count} more objects are packed", self.tell)
         return time.monotonic() - begun_s
@@ -151,7 +151,7 @@ class Flow:
                 time.sleep(0.2)
 
     def packed_keys(self, count: int) -> list[ObjectKey]:
-        """Some packed objects, each in another block: what is down concerns some placement groups, others not."""
+        """Some packed objects, each in another block, because an outage concerns only some placement groups."""
         found: dict[BlockId, ObjectKey] = {}
 
         def enough() -> bool:
@@ -165,12 +165,12 @@ class Flow:
         return list(found.values())[:count]
 
     def unread(self, keys: list[ObjectKey]) -> list[ObjectKey]:
-        """Read them once; those that could not be read now. What is read must be right."""
+        """Read each once. Returns those that could not be read now. The bytes that are read must be right."""
         return [key for key, refused in zip(keys, self.system.pool.map(self._is_refused, keys), strict=True) if refused]
 
     def await_read(self, keys: list[ObjectKey]) -> float:
-        """Read each until it is there; seconds it took. While the OSDs that are left agree about a group, and on a
-        machine that is busy, a read may time out."""
+        """Read each until it succeeds. Returns the seconds it took. While the remaining OSDs agree about a group, and
+        on a busy machine, a read may time out."""
         begun_s, left = time.monotonic(), list(keys)
 
         def all_read() -> bool:
@@ -188,8 +188,8 @@ class Flow:
         return False
 
     def await_refused(self, keys: list[ObjectKey]) -> int:
-        """Wait until some cannot be read; how many. A primary serves its group until it gets the map that the monitors
-        have already."""
+        """Wait until some cannot be read. Returns how many. A primary serves its group until it gets the map that the
+        monitors already have."""
         refused: list[ObjectKey] = []
 
         def some() -> bool:
@@ -231,7 +231,7 @@ class Flow:
         return ceph.osds_of(POOL_BLOCKS, self.system.settings.ceph.namespace, self._extent(key).block_id.hex())
 
     def packed_in(self, seconds: float) -> int:
-        """Objects packed in that time."""
+        """Objects packed in this time."""
         before = self.packed_patiently()
         time.sleep(seconds)
         return self.packed_patiently() - before
@@ -243,7 +243,7 @@ class Flow:
         assert not self.problems
 
     def assert_nothing_lost(self) -> None:
-        """After the fault: all that was acknowledged is packed in the end, and reads back."""
+        """After the fault, everything acknowledged is packed eventually, and reads back."""
         self.assert_alive()
         self.end_puts()
         assert not self.problems
@@ -259,7 +259,7 @@ class Flow:
         return totals.landed_objects == totals.queued_objects == 0
 
     def tell(self) -> str:
-        """The end of what the daemons wrote."""
+        """The last lines of the daemons' logs."""
         texts = [(self._folder / f"{name}.log").read_text()[-2000:] for name in self._daemons]
         return f"{len(self.acknowledged)} acknowledged\n" + "\n".join(texts)
 
@@ -322,7 +322,7 @@ def victims(ceph: CephCluster, count: int) -> list[int]:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_osds_are_down(ceph: CephCluster, flow: Flow, count: int) -> None:
-    """Up to m - 1: all that is packed reads, and packing goes on."""
+    """Up to m - 1 OSDs: all packed objects can be read, and packing continues."""
     keys = flow.packed_keys(READS)
     healthy = flow.packed_in(RATE_S)
     with ceph.osds_killed(victims(ceph, count)):
@@ -338,7 +338,7 @@ def test_osds_are_down(ceph: CephCluster, flow: Flow, count: int) -> None:
 
 
 def test_as_many_osds_are_down_as_there_are_coding_chunks(ceph: CephCluster, flow: Flow) -> None:
-    """At min_size k + 1 their groups wait, and nothing is lost; at k all that is packed reads."""
+    """With min_size k + 1 the groups wait, and nothing is lost; with k all packed objects can be read."""
     keys = flow.packed_keys(READS)
     assert ceph.admin.command("osd pool get", pool=POOL_BLOCKS, var="min_size")["min_size"] == 9
     with ceph.osds_killed(random.Random(3).sample(flow.osds_of(ceph, keys[0]), 3)):
@@ -374,7 +374,7 @@ def test_the_database_is_restarted(mysql_server: DevServer, flow: Flow) -> None:
 
 
 def test_the_database_fails_over(mysql_server: DevServer, flow: Flow) -> None:
-    """What clients of a server see that is demoted and promoted again: read-only, and all connections cut."""
+    """What clients see of a server that is demoted and promoted again: it is read-only, and all connections are cut."""
     until(lambda: bool(connections(mysql_server)), "the daemons keep connections open", flow.tell)
     administer(mysql_server, "SET GLOBAL super_read_only = ON")
     try:
@@ -389,7 +389,8 @@ def test_the_database_fails_over(mysql_server: DevServer, flow: Flow) -> None:
 
 
 def connections(server: DevServer) -> list[int]:
-    """Those to stores of this suite. Clients give up theirs to a server that refuses a write: there may be none."""
+    """Connections to the stores of this suite. Clients close theirs to a server that refuses a write, so there may be
+    none."""
     engine = create_engine(server.url, poolclass=NullPool)
     with engine.connect() as connection:
         return list(connection.scalars(text("SELECT id FROM information_schema.processlist WHERE db LIKE 'degraded%'")))

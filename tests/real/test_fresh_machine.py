@@ -1,4 +1,4 @@
-"""deploy/dev/fresh.sh: a machine with nothing on it, and nothing of it left when it ends, however it ends."""
+"""deploy/dev/fresh.sh: an empty machine, of which nothing is left when it ends, however it ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FreshMachines:
         self._environment = os.environ | {"NOS_EC_DEV_DIR": str(folder)}
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
-        """Skips (fails, with REQUIRE_REAL=1) where there can be no fresh machine."""
+        """Skips (fails, with REQUIRE_REAL=1) where a fresh machine is impossible."""
         ran = subprocess.run(
             [str(SCRIPT), command], env=self._environment, capture_output=True, text=True, timeout=START_S_MAX
         )
@@ -61,7 +61,7 @@ class FreshMachines:
 
 @pytest.fixture
 def machines() -> Iterator[FreshMachines]:
-    """Their layers lie where those of a developer do: on a machine that is itself a layer, overlayfs refuses /tmp."""
+    """Their layers are where a developer's are: on a machine that is itself a layer, overlayfs refuses /tmp."""
     data = REPOSITORY / "var"
     data.mkdir(exist_ok=True)
     with TemporaryDirectory(dir=data, prefix="test-fresh-") as folder:
@@ -119,7 +119,7 @@ def test_a_terminated_run_leaves_nothing_running(machines: FreshMachines, end: s
         assert run.wait(WAIT_S_MAX) == (-end if end == signal.SIGKILL else 128 + end)
     await_no_process(machines)
     if end == signal.SIGKILL:
-        assert len(machines.layers()) == 1, "nobody was left to remove it"
+        assert len(machines.layers()) == 1, "no process was left to remove it"
         assert machines.run("true").returncode == 0
     assert machines.layers() == []
 

@@ -1,4 +1,4 @@
-"""Kafka: the contract, and what only a real broker can be asked."""
+"""Kafka: the contract, and what can be tested only on a real broker."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ pytestmark = pytest.mark.real
 
 PARTITIONS = 4
 SESSION_MS = 4000
-"""Time without a poll or a heartbeat after which a member of a short session is out."""
+"""Time without a poll or a heartbeat after which a member with a short session is removed."""
 STALL_MS_MAX = 6000
-"""All others outlast a machine that stalls, and a broker that has no time for their heartbeats."""
+"""Other sessions survive a stall of the machine, and a broker that is too busy for their heartbeats."""
 HEARTBEATS_MS = 1500
-"""Time without a heartbeat after which those are out that are to be thrown out."""
+"""Time without a heartbeat after which members that are to be removed are removed."""
 
 _numbers = itertools.count()
 
 
 class KafkaHarness:
-    """A new topic on the broker of the session. letters: settings of a topic of dead letters that is there before."""
+    """A new topic on the session's broker. letters: settings of a dead-letter topic that exists before."""
 
     partitions = PARTITIONS
     session_ms = SESSION_MS
@@ -134,7 +134,7 @@ class KafkaHarness:
         self.delete_topics()
 
     def delete_topics(self) -> None:
-        """Both of them, whether they are there or not."""
+        """Delete both topics, if they exist."""
         admin = self.admin()
         for answer in admin.delete_topics([self.topic.name, self.topic.dead_letters]).values():
             with suppress(KafkaException):
@@ -163,8 +163,8 @@ def log(kafka: DevServer) -> Iterator[KafkaHarness]:
 
 @pytest.fixture(scope="module")
 def doubted_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
-    """A broker to be put to sleep and killed: its controller gives it up after 3 seconds, and when it wakes it says for
-    a moment that there is no broker."""
+    """A broker to be suspended and killed: its controller gives it up after 3 seconds, and after it resumes it reports
+    for a moment that no broker is available."""
     yield from run("kafka", tmp_path_factory.mktemp("kafka"))
 
 
@@ -176,7 +176,7 @@ def doubted_log(doubted_kafka: DevServer) -> Iterator[KafkaHarness]:
 
 
 class TestKafkaMessageLog(MessageLogContract):
-    """The suite every adapter passes."""
+    """The suite that every adapter must pass."""
 
 
 def topic_settings(admin: AdminClient, name: str) -> dict[str, str]:
@@ -186,14 +186,14 @@ def topic_settings(admin: AdminClient, name: str) -> dict[str, str]:
 
 
 def until(condition: Callable[[], bool], wait_s: float = 60.0) -> None:
-    """Call it until it is true, longer than a client takes to give up a driver that has lost its brokers."""
+    """Call it until it returns true, for longer than a client takes to abandon a driver that has lost its brokers."""
     deadline = time.monotonic() + wait_s
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
 
 
 def answered(ask: Callable[[], object]) -> bool:
-    """Ask the broker something. False: it failed, and may pass."""
+    """Send the broker a request. False: it failed, and may succeed later."""
     try:
         ask()
     except Transient:
@@ -202,12 +202,12 @@ def answered(ask: Callable[[], object]) -> bool:
 
 
 def published(publisher: MessagePublisher, keys: Sequence[bytes] = (b"k",)) -> bool:
-    """Publish a message of each key. False: it failed, and may pass."""
+    """Publish a message for each key. False: it failed, and may succeed later."""
     return answered(lambda: publisher.publish([(key, b"v") for key in keys]))
 
 
 def handed_out(consumer: MessageConsumer) -> bool:
-    """Poll once. False: nothing came, or it failed, and may pass."""
+    """Poll once. False: no message came, or it failed and may succeed later."""
     messages: list[Message] = []
     return answered(lambda: messages.extend(consumer.poll(1, 50))) and bool(messages)
 
@@ -258,7 +258,7 @@ def test_more_replicas_than_brokers_are_a_configuration_error(kafka: DevServer) 
 
 
 def test_a_topic_that_has_grown_is_a_configuration_error(log: KafkaHarness) -> None:
-    """Every bucket whose partition changes would have its events out of order."""
+    """The events of every bucket whose partition changes would be out of order."""
     admin = log.admin()
     for answer in admin.create_partitions([NewPartitions(log.topic.name, 7)]).values():
         answer.result()
@@ -273,7 +273,7 @@ def test_a_topic_that_has_grown_is_a_configuration_error(log: KafkaHarness) -> N
 
 # --- messages that are too large ----------------------------------------------------------------------
 def test_a_lowered_limit_of_the_topic_stops_only_the_messages_above_it(log: KafkaHarness) -> None:
-    """The limit is for a batch as a whole: small messages go in smaller batches, and their publisher lives on."""
+    """The limit is for a whole batch: small messages go in smaller batches, and their publisher keeps working."""
     publisher, consumer, rng = log.publisher(), log.consumer("g"), random.Random(5)
     publisher.publish([(b"k", b"before")])
     limit_messages(log, 10_000)
@@ -359,7 +359,7 @@ def test_a_message_that_is_too_large_once_decompressed_is_set_aside(log: KafkaHa
 
 
 def broker_takes(topic: KafkaTopic, value: bytes, compression: str = "none") -> bool:
-    """Publish a message whatever its size; whether the topic took it."""
+    """Publish a message whatever its size. Returns whether the topic accepted it."""
     producer = Producer(
         {"bootstrap.servers": topic.servers, "message.max.bytes": 100 << 20, "compression.type": compression}
     )
@@ -415,7 +415,7 @@ def test_a_login_that_the_broker_refuses_is_a_configuration_error(kafka: DevServ
 def test_work_continues_when_the_broker_is_killed_and_comes_back(
     doubted_kafka: DevServer, doubted_log: KafkaHarness
 ) -> None:
-    """Nothing acknowledged is lost, and copies aside each key's messages come in order."""
+    """Nothing acknowledged is lost, and apart from copies each key's messages arrive in order."""
     publisher, consumer = doubted_log.publisher(), doubted_log.consumer("g")
     keys = keys_of_partitions(PARTITIONS)
     acknowledged: list[int] = []
@@ -434,7 +434,7 @@ def test_work_continues_when_the_broker_is_killed_and_comes_back(
     got: list[Message] = []
 
     def consume() -> bool:
-        with suppress(Transient, Conflict):  # thrown out by the broker that came back: all of it comes again
+        with suppress(Transient, Conflict):  # removed by the broker that came back: everything is delivered again
             messages = consumer.poll(100, 50)
             got.extend(messages)
             consumer.commit(ends(messages))
@@ -465,7 +465,8 @@ def test_work_continues_when_the_broker_is_killed_and_comes_back(
 def test_every_commit_returns_and_work_continues_when_the_broker_is_suspended_repeatedly(
     doubted_kafka: DevServer, doubted_log: KafkaHarness
 ) -> None:
-    """It sleeps longer than a request may take. When it wakes it may say for a moment that there is no broker."""
+    """It is suspended for longer than a request may take. After it resumes it may report for a moment that there is no
+    broker."""
     timeout_s = 2.0
     topic = replace(doubted_log.topic, request_timeout_ms=int(timeout_s * 1000))
     publisher = doubted_log.publisher()
@@ -549,13 +550,13 @@ def test_a_member_leaves_in_time_while_the_broker_is_suspended(
 def test_a_rebalance_does_not_touch_partitions_that_stay(log: KafkaHarness) -> None:
     """Cooperative: no redelivery on partitions that stay, although nothing of them was committed."""
     one, two = log.member("g"), log.member("g")
-    told: list[frozenset[int]] = []
-    one.on_revoke(told.append)
+    revoked: list[frozenset[int]] = []
+    one.on_revoke(revoked.append)
     log.publisher().publish([(key, b"%d" % n) for key in keys_of_partitions(PARTITIONS) for n in range(3)])
     take(one, 3 * PARTITIONS)
     one_got, two_got = settle([one, two], PARTITIONS)
     moved = two.assignment()
-    assert told == [moved]
+    assert revoked == [moved]
     assert one_got == []
     two_got += take(two, 3 * len(moved) - len(two_got)) if len(two_got) < 3 * len(moved) else []
     assert {m.partition for m in two_got} == moved
@@ -586,7 +587,7 @@ _MEMBER = """
 
 @contextmanager
 def member_process(log: KafkaHarness) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """A process that has taken a message of every partition, and commits when it is told to."""
+    """A process that has taken a message of every partition, and commits on request."""
     command = [sys.executable, "-c", textwrap.dedent(_MEMBER), log.topic.servers, log.topic.name, log.group("g")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -609,7 +610,7 @@ def test_partitions_of_a_killed_process_move_after_its_session(log: KafkaHarness
 
 
 def test_a_process_suspended_past_its_session_cannot_commit(log: KafkaHarness) -> None:
-    """It has not heard that it is out: the broker tells by the generation."""
+    """It has not learned of its removal: the broker recognises it by the generation."""
     log.publisher().publish([(key, b"v") for key in keys_of_partitions(PARTITIONS)])
     with member_process(log) as (process, said):
         process.send_signal(signal.SIGSTOP)
@@ -626,15 +627,15 @@ def test_a_process_suspended_past_its_session_cannot_commit(log: KafkaHarness) -
 def test_a_static_member_gets_its_partitions_back_without_a_rebalance(log: KafkaHarness) -> None:
     one = log.member("g", instance="one", session_ms=10_000, poll_interval_ms_max=10_000)
     two = log.member("g", instance="two", session_ms=10_000, poll_interval_ms_max=10_000)
-    told: list[frozenset[int]] = []
+    revoked: list[frozenset[int]] = []
     settle([one, two], PARTITIONS)
-    two.on_revoke(told.append)
+    two.on_revoke(revoked.append)
     before, others = one.assignment(), two.assignment()
     one.close()
     back = log.member("g", instance="one", session_ms=10_000, poll_interval_ms_max=10_000)
     until(lambda: bool(two.poll(1, 20) or back.poll(1, 20)) or back.assignment() == before)
     assert two.assignment() == others
-    assert told == []
+    assert revoked == []
 
 
 def test_two_processes_with_the_same_instance_name_are_refused(log: KafkaHarness) -> None:

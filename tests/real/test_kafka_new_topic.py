@@ -1,4 +1,5 @@
-"""A topic that is deleted and made anew under its users: nothing of the new one is passed over, and nobody restarts."""
+"""A topic that is deleted and recreated while it is in use: no message of the new one is skipped, and no process
+restarts."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.real
 
 KEYS = keys_of_partitions(PARTITIONS)
 OLD = 200
-"""Messages a partition of the topic that was deleted; all of them are committed."""
+"""Messages per partition of the topic that was deleted; all of them are committed."""
 
 
 @pytest.fixture
@@ -34,14 +35,14 @@ def log(kafka: DevServer) -> Iterator[KafkaHarness]:
 
 
 def work_off(log: KafkaHarness, consumer: MessageConsumer) -> None:
-    """Publish OLD messages a partition, take and commit all of them."""
+    """Publish OLD messages per partition, take and commit all of them."""
     log.publisher().publish([(key, b"old %d" % number) for number in range(OLD) for key in KEYS])
     consumer.commit(ends(take(consumer, OLD * PARTITIONS)))
     assert consumer.lag() == 0
 
 
-def make_anew(log: KafkaHarness, per_partition: int) -> set[bytes]:
-    """Delete the topic, make it again, and publish to it. Returns the values."""
+def recreate(log: KafkaHarness, per_partition: int) -> set[bytes]:
+    """Delete the topic, recreate it, and publish to it. Returns the values."""
     log.delete_topics()
 
     def made() -> None:
@@ -55,7 +56,7 @@ def make_anew(log: KafkaHarness, per_partition: int) -> set[bytes]:
 
 
 def collect(consumer: MessageConsumer, wanted: set[bytes], *, commit: bool) -> set[bytes]:
-    """Poll until all values that are wanted came, and are committed if they are to be. Returns what came."""
+    """Poll until all wanted values have arrived, and are committed if required. Returns the values that arrived."""
     got: set[bytes] = set()
     pending: dict[int, int] = {}
     consumer.on_revoke(lambda _partitions: pending.clear())
@@ -78,10 +79,10 @@ def collect(consumer: MessageConsumer, wanted: set[bytes], *, commit: bool) -> s
 
 @pytest.mark.parametrize("new", [OLD // 2, 2 * OLD], ids=["fewer", "more"])
 def test_a_running_member_reads_and_commits_the_new_topic_from_its_beginning(log: KafkaHarness, new: int) -> None:
-    """Whether the new topic ends before or behind the offsets of the old one."""
+    """Whether the new topic ends before or after the offsets of the old one."""
     consumer = log.consumer("g")
     work_off(log, consumer)
-    values = make_anew(log, new)
+    values = recreate(log, new)
     onlooker = log.consumer("g")
     assert onlooker.lag() == len(values)
     assert collect(consumer, values, commit=True) >= values
@@ -95,7 +96,7 @@ def test_nothing_is_skipped_when_a_member_commits_late_and_leaves(log: KafkaHarn
     publisher = log.publisher()
     until(lambda: published(publisher, KEYS))
     held = take(consumer, PARTITIONS)
-    values = make_anew(log, 2 * OLD)
+    values = recreate(log, 2 * OLD)
     answered(lambda: consumer.commit(ends(held)))
     onlooker = log.consumer("g")
     assert onlooker.lag() == len(values)
@@ -137,7 +138,7 @@ def test_a_member_killed_on_the_new_topic_skips_nothing(log: KafkaHarness) -> No
             assert process.stdout is not None
             for _ in range(PARTITIONS):
                 process.stdout.readline()
-            values = make_anew(log, 5 * OLD)
+            values = recreate(log, 5 * OLD)
             got = {process.stdout.readline().strip() for _ in range(len(values) // 4)}
         finally:
             process.kill()
@@ -151,7 +152,7 @@ def test_a_member_killed_on_the_new_topic_skips_nothing(log: KafkaHarness) -> No
 
 
 def test_a_missing_topic_is_transient_until_it_is_recreated(log: KafkaHarness) -> None:
-    """Daemons run on; a process that is started meanwhile ends with what to do."""
+    """Daemons keep running; a process that is started meanwhile ends and says what to do."""
     publisher, consumer, progress = log.publisher(), log.consumer("g"), log.progress("g")
     publisher.publish([(key, b"v") for key in KEYS])
     take(consumer, PARTITIONS)

@@ -1,4 +1,4 @@
-"""A broker that asks for TLS and a login: what the settings pass on is enough, and a mistake in it is named."""
+"""A broker that requires TLS and a login: the settings that are passed on suffice, and a mistake in them is named."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_messages_go_through_tls_and_a_login(topic: KafkaTopic) -> None:
 def test_wrong_security_options_are_named(
     topic: KafkaTopic, option: str, value: str | None, kind: type[NosError], says: str
 ) -> None:
-    """A broker that is slow to answer may not have named it yet: then it is asked again."""
+    """A slow broker may not have named the mistake yet: then it is asked again."""
     options = {**topic.options, option: value}
     wrong = replace(topic, options={name: text for name, text in options.items() if text is not None})
     deadline = time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""A row whose transaction commits after newer ones were published is found by the next look for due objects."""
+"""A row whose transaction commits after newer ones were published is found by the next scan for due objects."""
 
 from __future__ import annotations
 

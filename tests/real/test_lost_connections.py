@@ -61,7 +61,7 @@ def test_killed_connections_are_replaced(url: str, metadata: SqlMetadata) -> Non
 
 
 def test_killed_statements_change_all_or_nothing(url: str, metadata: SqlMetadata) -> None:
-    """Whatever a server says of a statement it was told to end, what was answered is true and the books balance."""
+    """Whatever a server reports about a killed statement, acknowledged results are true and the books balance."""
     bench = MetadataBench(metadata)
     ended = threading.Event()
     killer = threading.Thread(target=_kill_queries, args=(url, ended), daemon=True)
@@ -88,7 +88,7 @@ def test_killed_statements_change_all_or_nothing(url: str, metadata: SqlMetadata
 
 
 def _kill_queries(url: str, ended: threading.Event) -> None:
-    """End whatever statements are running on the store, all the time."""
+    """Kill all statements that run on the database, again and again."""
     admin = create_engine(url, isolation_level="AUTOCOMMIT")
     running = text(
         "SELECT id FROM information_schema.processlist"
@@ -142,7 +142,7 @@ def test_a_lock_that_is_never_released_is_transient(
 def test_work_held_up_by_the_lock_of_another_session_is_reported(
     url: str, monkeypatch: pytest.MonkeyPatch, metadata: SqlMetadata
 ) -> None:
-    """In the log, once, and by the check of the process's health; it goes on when the lock is given up."""
+    """It is logged once, and reported by the health check of the process; work continues when the lock is released."""
     row = MetadataBench(metadata).put("n")
     quick = engine_module._MYSQL_SETUP.replace(f"= {engine_module.MYSQL_LOCK_WAIT_S}", "= 1", 1)
     monkeypatch.setattr(engine_module, "_MYSQL_SETUP", quick)
@@ -152,9 +152,9 @@ def test_work_held_up_by_the_lock_of_another_session_is_reported(
     with other.connect() as holder, ThreadPoolExecutor(1) as pool, capture_logs() as logged:
         holder.exec_driver_sql("SELECT * FROM objects FOR UPDATE")
         deleting = pool.submit(waiting.delete, row.key, 5)
-        told = await_told(waiting)
-        assert "held up work" in told
-        assert "innodb_trx" in told
+        error = await_reported(waiting)
+        assert "held up work" in error
+        assert "innodb_trx" in error
         holder.rollback()
         assert deleting.result(60) == row
     waiting.require_unblocked()
@@ -166,7 +166,7 @@ def test_work_held_up_by_the_lock_of_another_session_is_reported(
     other.dispose()
 
 
-def await_told(waiting: SqlMetadata) -> str:
+def await_reported(waiting: SqlMetadata) -> str:
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         try:
@@ -174,7 +174,7 @@ def await_told(waiting: SqlMetadata) -> str:
         except Transient as error:
             return str(error)
         time.sleep(0.05)
-    raise AssertionError("nothing was told")
+    raise AssertionError("nothing was reported")
 
 
 def test_a_wrong_password_and_a_missing_database_are_configuration_errors(url: str) -> None:

@@ -1,4 +1,4 @@
-"""Connections to the metadata's server that are encrypted, and what is said when they cannot be."""
+"""Encrypted connections to the database, and the errors when encryption is impossible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.real
 
 
 def encrypted(url: str, authority: str) -> str:
-    """The server's own certificates are made for no host name."""
+    """The server's own certificates are not for any host name."""
     return f"{url}?ssl_ca={authority}&ssl_check_hostname=false"
 
 

@@ -35,7 +35,7 @@ SILENCE_S_MAX = 20.0
 """The cluster is one machine's: an OSD that dies must cost seconds. Twice what is usual here (docs/MEASUREMENTS.md)."""
 LANES = 2
 GROUPS = 32
-"""Of the pool that deploy/dev makes."""
+"""The number of groups of the pool that deploy/dev creates."""
 
 
 def new_id() -> BlockId:
@@ -68,7 +68,7 @@ def placement(ceph: CephCluster) -> Iterator[RadosPlacement]:
 
 @pytest.fixture
 def view(ceph: CephCluster) -> Iterator[ClusterView]:
-    """Of a cluster that is clean. Renewed by the log alone: the clock's turn does not come during a test."""
+    """The view of a clean cluster. Renewed by the log alone: no periodic renewal comes during a test."""
     await_clean(ceph.admin)
     with (
         RadosCluster(ceph.options("consumer")) as cluster,
@@ -165,7 +165,7 @@ def test_an_osd_that_is_nearly_full_is_known(ceph: CephCluster, view: ClusterVie
 
 @pytest.fixture
 def settings(ceph: CephCluster, tmp_path: Path) -> Iterator[Callable[[int], Settings]]:
-    """Makes the settings of a store on the cluster, with this time limit of an operation."""
+    """Makes the settings of a store on the cluster, with this time limit per operation."""
     made: list[Settings] = []
 
     def make(op_timeout_ms: int) -> Settings:
@@ -195,14 +195,14 @@ def settings(ceph: CephCluster, tmp_path: Path) -> Iterator[Callable[[int], Sett
 
 
 def prepared(made: Settings) -> Work:
-    """A new store with what there is to write."""
+    """A new store with objects to write."""
     initialise(_patient(made))
     with open_system(_patient(made)) as system:
         return prepare(system, groups=1500)
 
 
 def settle_and_check(made: Settings, work: Work) -> None:
-    """Recovery of what was abandoned; then everything reads back and the books balance."""
+    """Recovery of abandoned blocks; then everything reads back and the books balance."""
     with open_system(_patient(made)) as system:
         await_true(lambda: _recovered(system))
         store = system.store()
@@ -212,7 +212,7 @@ def settle_and_check(made: Settings, work: Work) -> None:
 
 
 def _patient(made: Settings) -> Settings:
-    """With a time limit that a machine which is busy keeps to: the short one is the writers'."""
+    """With a time limit that a busy machine meets: the short one is for the writers."""
     return made.model_copy(update={"ceph": made.ceph.model_copy(update={"op_timeout_ms": 30_000})})
 
 

@@ -57,7 +57,7 @@ def test_concurrent_probes_share_one_check_and_do_not_delay_the_exit(
 
 @contextmanager
 def _daemon(folder: Path, kafka: DevServer, service: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """One that says it is ready."""
+    """A daemon that is ready."""
     config = folder / "nos-ec.toml"
     config.write_text(
         f"""
@@ -77,7 +77,7 @@ request_timeout_ms = {REQUEST_MS}
     process = _started(folder, config, service)
 
     def look() -> None:
-        """One that cannot reach the broker within this time limit when it starts ends, and systemd starts it."""
+        """A daemon that cannot reach the broker within this time limit at its start ends, and systemd restarts it."""
         nonlocal process
         if process.poll() is not None:
             assert process.returncode == UNREACHED, (folder / "log").read_text()
@@ -98,5 +98,5 @@ def _started(folder: Path, config: Path, service: str) -> subprocess.Popen[bytes
 
 
 def _ready(port: int) -> int | None:
-    """The status of /readyz; None when nobody answers, or the process ends meanwhile."""
+    """The status of /readyz; None without an answer, or when the process ends meanwhile."""
     return readyz(port, timeout_s=WAIT_S_MAX).status

@@ -1,4 +1,4 @@
-"""What the monitors of a real Ceph push, and what its development cluster takes of the machine."""
+"""What the monitors of a real Ceph push, and what its development cluster takes from the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S_MAX = 60
 HEARD_S = 5
 """Much longer than a push takes."""
 AIO_PLACES = 65_536
-"""/proc/sys/fs/aio-max-nr of a Linux as it comes."""
+"""/proc/sys/fs/aio-max-nr of Linux by default."""
 AIO_EVENT = 32
 """Bytes of one event in a ring of io_setup(2)."""
 
@@ -28,7 +28,8 @@ Entry = tuple[str, str, str]
 
 
 def await_entry(ceph: CephCluster, entries: Queue[Entry]) -> None:
-    """Write entries until one is pushed: what is written before the monitor knows of the watch is not."""
+    """Write entries until one is pushed: entries that are written before the monitor knows of the watch are not
+    pushed."""
     said: set[Entry] = set()
     deadline = time.monotonic() + WAIT_S_MAX
     heard: Entry | None = None
@@ -85,7 +86,7 @@ def test_the_osds_leave_room_for_those_of_other_clusters(ceph_server: DevServer)
 
 
 def aio_places(pid: int) -> int:
-    """The places that a process has reserved: half of those in its rings, by which Linux maps them."""
+    """The places that a process has reserved: half of those in its rings, as Linux maps them."""
     ends = [
         line.split()[0].split("-") for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "[aio]" in line
     ]

@@ -1,4 +1,4 @@
-"""Ceph's own ways to fail: OSDs that die or hang, pools and keys that do not fit, quotas; and what reads cost there."""
+"""Failures of Ceph itself: OSDs that die or hang, unsuitable pools and keys, quotas; and the cost of reads."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ GEOMETRY = Geometry()
 STRIPE = GEOMETRY.stripe_size
 OP_TIMEOUT_MS = 1_000
 HASTE_S_MAX = 20.0
-"""An act of two operations with OP_TIMEOUT_MS each has ended by then, on a machine that stalls too; with the time limit
-of the other stores, 30 s, none has."""
+"""An action of two operations with OP_TIMEOUT_MS each has ended by then, even on a machine that stalls; with the time
+limit of the other block stores, 30 s, none has."""
 PATIENCE_S = 60.0
-"""Longer than the time limit of any store here: what timed out is done once more."""
+"""Longer than the time limit of any block store here: an operation that timed out is repeated."""
 
 T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
 def namespace(ceph: CephCluster) -> Iterator[str]:
-    """A store for the tests of this module; emptied at the end, as the figures of a pool are for all its stores."""
+    """A namespace for the tests of this module. It is emptied at the end, because the figures of a pool include all its
+    stores."""
     namespace = uuid.uuid4().hex
     with RadosCluster(ceph.options("consumer")) as cluster:
         RadosBlockStore.initialise(cluster, POOL_BLOCKS, GEOMETRY, namespace)
@@ -65,7 +66,7 @@ def blocks(ceph: CephCluster, namespace: str) -> Iterator[OwnBlockStore]:
 
 @pytest.fixture
 def impatient(ceph: CephCluster, namespace: str) -> Iterator[OwnBlockStore]:
-    """The same store with a short time limit."""
+    """The same block store with a short time limit."""
     blocks = OwnBlockStore(ceph, namespace, GEOMETRY, OP_TIMEOUT_MS)
     yield blocks
     blocks.close()
@@ -82,8 +83,8 @@ def stripes(seed: int, count: int = 1) -> bytes:
 
 
 def patiently(act: Callable[[], T]) -> T:
-    """What `act` gives. A cluster that is busy, or not yet whole again, may give no answer in time, which says nothing
-    about what is tested: then once more, for a while."""
+    """The result of `act`. A busy or recovering cluster may not answer in time, which says nothing about what is
+    tested: then it is repeated, for a while."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -94,14 +95,14 @@ def patiently(act: Callable[[], T]) -> T:
 
 
 def read_until(blocks: RadosBlockStore, block_id: BlockId, deadline: float) -> None:
-    """OSDs go on reading until they have heard of a change, and may drop a read when they do: that one times out."""
+    """OSDs continue to read until they learn of a change, and may then drop a read, which times out."""
     while time.monotonic() < deadline:
         patiently(lambda: blocks.read(block_id, 0, 1))
         time.sleep(0.1)
 
 
 def await_over_quota(ceph: CephCluster, pool_name: str) -> None:
-    """The monitors take some seconds to notice; the OSDs hear of it a moment later."""
+    """The monitors take some seconds to notice; the OSDs learn of it a moment later."""
 
     def noticed() -> bool:
         pools = ceph.admin.command("osd dump")["pools"]
@@ -414,7 +415,7 @@ def test_a_deleted_pool_is_not_mistaken_for_lost_objects(ceph: CephCluster, extr
 def test_an_unanswered_operation_fails_when_its_pool_is_deleted(
     ceph: CephCluster, extra_pool: Callable[..., str]
 ) -> None:
-    """An OSD may drop an operation on a pool that goes, and tells nobody: as one that hangs."""
+    """An OSD may silently drop an operation on a pool that is being deleted, as if it hung."""
     if not ceph.owned():
         pytest.skip("the cluster is not this test run's to break")
     name = extra_pool()
@@ -539,7 +540,7 @@ def test_foreign_objects_are_skipped_and_damaged_ends_are_corrupt(
 
 
 def test_the_pool_itself_refuses_partial_stripes(ceph: CephCluster, namespace: str) -> None:
-    """Why an append must never be shorter: it would be the object's last."""
+    """Why an append must never be shorter: it would be the last one to the object."""
     with ceph.admin.open_pool(POOL_BLOCKS, namespace) as pool:
         pool.write("short", steps.append(b"x" * 5000))
         with pytest.raises(OSError) as refused:  # noqa: PT011

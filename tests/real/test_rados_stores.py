@@ -33,7 +33,7 @@ def test_the_cost_tests_exist_under_these_names() -> None:
 
 @pytest.fixture
 def namespace() -> str:
-    """Each test has a store to itself."""
+    """Each test has a separate namespace."""
     return uuid.uuid4().hex
 
 
@@ -42,7 +42,7 @@ class TestRadosBlockStore(BlockStoreContract):
 
     @pytest.fixture(autouse=True)
     def gap_of_an_older_ceph(self, request: pytest.FixtureRequest) -> None:
-        """Tests of what reads cost fail there, and must."""
+        """Tests of read costs are expected to fail there, and must."""
         if request.function.__name__ in COST_TESTS:
             request.getfixturevalue("xfail_unless_pages_are_read")
 

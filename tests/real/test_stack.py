@@ -1,4 +1,4 @@
-"""deploy/dev/stack.sh: the whole stack at once, in a folder and on ports of its own."""
+"""deploy/dev/stack.sh: the whole stack at once, in a separate folder and on separate ports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_PART = 1
 
 
 def test_the_whole_stack(stack: Stack) -> None:
-    """One test, for starting the stack is what takes the time."""
+    """A single test, because starting the stack takes most of the time."""
     assert stack.script("status").returncode == NOT_RUNNING
 
     said = stack.up()
@@ -66,7 +66,7 @@ def test_the_whole_stack(stack: Stack) -> None:
 
 
 def await_running(stack: Stack) -> subprocess.CompletedProcess[str]:
-    """On a machine that stalls an OSD that runs may be down for a moment. Returns what `status` said then."""
+    """On a machine that stalls, a running OSD may be marked down for a moment. Returns the final output of `status`."""
     deadline = time.monotonic() + 60
     while (found := stack.script("status")).returncode != 0:
         assert time.monotonic() < deadline, found.stdout
@@ -83,7 +83,7 @@ def await_gone(stack: Stack, pids: set[int]) -> None:
 
 
 def assert_environment_fits(stack: Stack, status: str) -> None:
-    """nos-ec.env names just what the servers say of themselves."""
+    """nos-ec.env names exactly what the servers report about themselves."""
     lines = (stack.folder / "stack" / "nos-ec.env").read_text().splitlines()
     given = dict(line.split("=", 1) for line in lines)
     for name in ("NOS_EC_STORE__METADATA_URL", "NOS_EC_CEPH__CONF_FILE", "NOS_EC_KAFKA__SERVERS"):

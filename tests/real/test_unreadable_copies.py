@@ -60,7 +60,7 @@ session_ms = 60000
 
 
 def test_copies_that_do_not_answer_do_not_delay_others(ceph: CephCluster, system: System) -> None:
-    """Each read of one takes ten seconds to fail. All others are packed, and those in the end."""
+    """Each read of such a copy takes ten seconds to fail. All other objects are packed, and these eventually."""
     rng = random.Random(5)
     data = {ObjectKey("b", f"{number:04}"): rng.randbytes(rng.randint(1, SIZE_BYTES_MAX)) for number in range(OBJECTS)}
     system.store().put_many(list(data.items()), system.pool)
@@ -85,7 +85,7 @@ def test_copies_that_do_not_answer_do_not_delay_others(ceph: CephCluster, system
 
 
 def _lost_osds(ceph: CephCluster, system: System, keys: list[ObjectKey]) -> tuple[list[int], set[ObjectKey]]:
-    """Two OSDs that hold copies together, and the objects whose groups have but one OSD without them."""
+    """Two OSDs that hold copies together, and the objects whose groups have only one other OSD."""
     namespace = system.settings.ceph.namespace
     groups = {}
     for key in keys:
@@ -97,7 +97,7 @@ def _lost_osds(ceph: CephCluster, system: System, keys: list[ObjectKey]) -> tupl
 
 
 def _turn_until(service: ConsumerService, done: Callable[[], bool], what: str) -> float:
-    """Seconds it took."""
+    """The seconds it took."""
     started_s = time.monotonic()
     while not done():
         with suppress(Transient):

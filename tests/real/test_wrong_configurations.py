@@ -40,7 +40,7 @@ COMMANDS = {
     "put": ["put", "bucket/name", __file__],
 }
 TIMEOUT_MS = 2_000
-"""Of a server that is away. One that is there may take its time, as the machine may be busy."""
+"""The time-out for a server that is away. A server that is there may take longer, because the machine may be busy."""
 QUICK_S = 60.0
 """More than the time-outs of all servers together, on a machine that is busy ten times over."""
 PARTITIONS = 3
@@ -91,7 +91,7 @@ class Store:
         return clean | {f"NOS_EC_{key}": value for key, value in {**self.settings, **changes}.items()}
 
     def run(self, command: str, changes: Mapping[str, str]) -> Done:
-        """Run a command until it ends by itself; one that goes on for too long is killed, and fails the test."""
+        """Run a command until it ends by itself. A command that runs too long is killed, and fails the test."""
         return self.run_program([sys.executable, "-m", "nos_ec"], command, changes)
 
     def run_program(self, program: list[str], command: str, changes: Mapping[str, str]) -> Done:
@@ -115,13 +115,13 @@ class Store:
         return Done(process.returncode, message, stderr, time.monotonic() - started_s)
 
     def keyring(self, name: str, content: str) -> str:
-        """A file for a case to name."""
+        """A file that a case can name."""
         path = self.folder / name
         path.write_text(content)
         return str(path)
 
     def assert_works(self) -> None:
-        """The right configuration does: also after all that was tried with wrong ones."""
+        """The right configuration works, even after all attempts with wrong ones."""
         for command in ("init", "put", "status"):
             done = self.run(command, {})
             assert done.code == 0, done.stderr
@@ -157,7 +157,7 @@ def store(
 
 @pytest.fixture(scope="module")
 def pools(ceph: CephCluster) -> Iterator[dict[str, str]]:
-    """Pools that do not fit, by what is wrong with them."""
+    """Unsuitable pools, by what is wrong with them."""
     tag = uuid.uuid4().hex[:8]
     names = {kind: f"wrong-{kind}-{tag}" for kind in ("4+2", "chunk", "overwrites")}
     shapes = {"4+2": (4, 2, 131_072), "chunk": (8, 3, 65_536), "overwrites": (8, 3, 131_072)}
@@ -179,7 +179,7 @@ def pools(ceph: CephCluster) -> Iterator[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Case:
-    """A command with `changes` to the right settings, which ends with `code` and says `words`."""
+    """A command with `changes` to the right settings, which ends with `code` and an error that contains `words`."""
 
     command: str
     changes: Mapping[str, str]
@@ -187,8 +187,8 @@ class Case:
     code: int = CONFIGURATION
 
 
-def assert_told(store: Store, *cases: Case) -> None:
-    """Each case ends as documented, soon, and says its words, without a trace. Two run at a time."""
+def assert_reported(store: Store, *cases: Case) -> None:
+    """Each case ends as documented, soon, with its words and without a traceback. Two run at a time."""
     with ThreadPoolExecutor(max_workers=2) as pool:
         ended = list(pool.map(lambda case: store.run(case.command, case.changes), cases))
     assert [(case, done) for case, done in zip(cases, ended, strict=True) if not tells(done, case)] == []
@@ -208,7 +208,7 @@ def test_a_wrong_key_ends_every_command(store: Store) -> None:
         "forged.keyring", f"[{store.settings['CEPH__USER']}]\nkey = AQBEjWBnAAAAABAAfc8ZqVzLQy1ZzZ2yCwCNZg==\n"
     )
     words = ("does not accept client.nos-ec-consumer", keyring, "ceph.keyring_file")
-    assert_told(store, *(Case(command, {"CEPH__KEYRING_FILE": keyring}, words) for command in COMMANDS))
+    assert_reported(store, *(Case(command, {"CEPH__KEYRING_FILE": keyring}, words) for command in COMMANDS))
 
 
 def test_invalid_keyrings(store: Store) -> None:
@@ -217,14 +217,14 @@ def test_invalid_keyrings(store: Store) -> None:
         "gc": store.keyring("garbage.keyring", "not a keyring"),
         "producer": str(store.folder / "absent.keyring"),
     }
-    assert_told(
+    assert_reported(
         store,
         *(Case(command, {"CEPH__KEYRING_FILE": path}, (path, "ceph.keyring_file")) for command, path in paths.items()),
     )
 
 
 def test_mismatched_settings(store: Store) -> None:
-    assert_told(
+    assert_reported(
         store,
         Case("api", {"CEPH__USER": "client.nobody"}, ("does not accept client.nobody", "ceph.user")),
         Case("status", {"CEPH__USER": "nos-ec"}, ("use its full name", "ceph.user")),
@@ -254,7 +254,7 @@ def test_unsuitable_pools(store: Store, pools: dict[str, str]) -> None:
         "chunk": ("gc", "stripe_unit", "make a pool", "ceph.blocks_pool"),
         "overwrites": ("producer", "allow_ec_overwrites", "make another pool"),
     }
-    assert_told(
+    assert_reported(
         store,
         *(
             Case(command, {"CEPH__BLOCKS_POOL": pools[kind]}, (pools[kind], *words))
@@ -264,15 +264,15 @@ def test_unsuitable_pools(store: Store, pools: dict[str, str]) -> None:
 
 
 def test_a_key_that_may_only_read(store: Store) -> None:
-    """It would run, and fail with every write it tries."""
+    """It would start, and fail with every write."""
     options = store.ceph.options("reader")
     changes = {"CEPH__USER": options.user, "CEPH__KEYRING_FILE": str(options.keyring_file)}
     words = ("caps that docs/CEPH.md lists", "ceph.user")
-    assert_told(store, Case("consumer", changes, words), Case("gc", changes, words))
+    assert_reported(store, Case("consumer", changes, words), Case("gc", changes, words))
 
 
 def test_wrong_databases(store: Store) -> None:
-    assert_told(
+    assert_reported(
         store,
         *(
             Case(
@@ -294,13 +294,13 @@ def test_the_data_of_another_store(store: Store) -> None:
     """Every landing copy and block would look lost."""
     changes = {"CEPH__NAMESPACE": f"{store.name}_other"}
     words = ("another store", "ceph.namespace", "store.metadata_url")
-    assert_told(store, *(Case(command, changes, words) for command in ("consumer", "gc", "init")))
+    assert_reported(store, *(Case(command, changes, words) for command in ("consumer", "gc", "init")))
 
 
 def test_known_objects_get_no_second_place(store: Store) -> None:
-    """`init` with a mistyped namespace makes no empty store that hides all objects."""
+    """`init` with a mistyped namespace does not create an empty store that hides all objects."""
     changes = {"CEPH__NAMESPACE": f"{store.name}_mistyped"}
-    assert_told(store, *(Case(command, changes, ("ceph.namespace",)) for command in ("producer", "init")))
+    assert_reported(store, *(Case(command, changes, ("ceph.namespace",)) for command in ("producer", "init")))
 
 
 def test_a_wrong_password_is_not_shown(store: Store) -> None:
@@ -314,7 +314,7 @@ def test_a_user_that_may_only_read_the_metadata(store: Store) -> None:
     user = store.name[:16]
     sql(store.url, f"CREATE USER '{user}'@'%'", f"GRANT SELECT ON `{store.name}`.* TO '{user}'@'%'")
     url = store.database(store.name).replace("root@", f"{user}@")
-    assert_told(store, Case("consumer", {"STORE__METADATA_URL": url}, ("command denied", "grant this user")))
+    assert_reported(store, Case("consumer", {"STORE__METADATA_URL": url}, ("command denied", "grant this user")))
     sql(store.url, f"DROP USER '{user}'@'%'")
 
 
@@ -327,7 +327,7 @@ def test_the_schema_of_a_newer_release(store: Store) -> None:
     changes = {"STORE__METADATA_URL": url, "CEPH__NAMESPACE": f"{store.name}_other"}
     words = ("9999", "newer", "store.metadata_url")
     try:
-        assert_told(store, Case("consumer", changes, words), Case("init", changes, words))
+        assert_reported(store, Case("consumer", changes, words), Case("init", changes, words))
     finally:
         sql(url, f"UPDATE alembic_version SET version_num = '{right}'")
 
@@ -368,17 +368,17 @@ def test_servers_that_are_away_at_the_start(store: Store) -> None:
         ("api", "mysql"),
         ("init", "kafka"),
     ]
-    assert_told(store, *(Case(command, *AWAY[server], TRANSIENT) for command, server in pairs))
+    assert_reported(store, *(Case(command, *AWAY[server], TRANSIENT) for command, server in pairs))
 
 
 def test_objects_need_no_brokers(store: Store) -> None:
-    """`status` looks at no message log; PUT and GET go on without it."""
+    """`status` does not use the message log; PUT and GET work without it."""
     changes = {"KAFKA__SERVERS": "127.0.0.1:1"}
-    assert_told(store, Case("put", changes, code=0), Case("status", changes, code=0))
+    assert_reported(store, Case("put", changes, code=0), Case("status", changes, code=0))
 
 
 def test_the_right_configuration_runs(store: Store) -> None:
-    """All daemons, until each says that it is ready; then they stop as they are told to."""
+    """All daemons, until each reports that it is ready; then they stop on request."""
     ports = {command: free_port() for command in ("producer", "consumer", "gc", "api")}
     settings = {command: f"MONITORING__{command.upper()}_PORT" for command in ports} | {"api": "API__PORT"}
     given = {settings[command]: str(port) for command, port in ports.items()}

@@ -26,7 +26,7 @@ PUTS_PER_BATCH = 500
 
 @dataclass(slots=True)
 class Flow:
-    """What happened so far. `commits` are times, in seconds of the monotonic clock; `given_back` counts groups."""
+    """What has happened so far. `commits` are times in seconds of the monotonic clock; `given_back` counts groups."""
 
     commits: list[float] = field(default_factory=list)
     given_back: int = 0
@@ -51,7 +51,7 @@ class Work:
 
 
 def prepare(system: System, groups: int, seed: int = 1) -> Work:
-    """Put what so many groups hold."""
+    """PUT the objects of so many groups, and plan the groups."""
     data = _put(system, groups * OBJECTS_PER_GROUP, random.Random(seed))
     return Work(data, _plans(system, list(data)))
 
@@ -73,7 +73,7 @@ class WriteFlow:
             thread.start()
 
     def stop(self) -> None:
-        """Finish the groups under way. Raises what a lane failed with; AssertionError when it ran out of work."""
+        """Finish the groups in flight. Raises the error of a lane; AssertionError when a lane ran out of work."""
         self._stop.set()
         for thread in self._threads:
             thread.join()

@@ -21,7 +21,7 @@ from nos_ec.testing.faulty import Faults, faulty
 
 
 class Wearing:
-    """A `Placement` whose every place goes bad after its third group."""
+    """A `Placement` that lets every place go bad after its third group."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement

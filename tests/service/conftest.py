@@ -28,7 +28,7 @@ from nos_producer.assemble import producer_service
 from tests.rig.at_rest import left_over, settle
 
 WAIT_S_MAX = 120.0
-"""More than a machine takes that is busy ten times over: what is waited for so long does not happen."""
+"""Longer than a machine that is ten times as busy takes: what has not happened by then never does."""
 
 CHUNK = 16 * 1024
 STRIPE = 8 * CHUNK
@@ -58,9 +58,9 @@ reserve_bytes = 0
 partitions = 3
 session_ms = 30000
 """
-"""With leases, reservations and sessions that outlast whatever a busy machine does to a process."""
+"""With leases, reservations and sessions that last longer than any stall of a busy machine."""
 TTL_OVER_MS = 61_000
-"""When the leases and reservations of CONFIG are over that nobody renews."""
+"""When leases and reservations of CONFIG that are not renewed have expired."""
 
 SHORT_MS = 1000
 SHORT = {
@@ -70,13 +70,13 @@ SHORT = {
     "NOS_EC_CONSUMER__LEASE_TTL_MS": str(SHORT_MS),
     "NOS_EC_LOG__SESSION_MS": str(SHORT_MS),
 }
-"""For processes that are to stall: the others take them for dead SHORT_MS later."""
+"""For processes that are to stall: the others consider them dead SHORT_MS later."""
 SHORT_OVER_MS = SHORT_MS + 100
-"""When a lease, a session and a reservation of SHORT are over."""
+"""When a lease, a session and a reservation of SHORT have expired."""
 
 
 class Bench:
-    """A store with a dict beside it that knows what was acknowledged."""
+    """A store, and a dict of the acknowledged objects."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -136,30 +136,30 @@ class Bench:
     def run(
         self, *arguments: str, kill_at: str | None = None, stdin: bytes = b"", timeout: float = WAIT_S_MAX
     ) -> subprocess.CompletedProcess[bytes]:
-        """The real command in a process of its own."""
+        """The real command in a separate process."""
         program = ("-m", "nos_ec", "--config", str(self.config))
         return self.run_python(*program, *arguments, kill_at=kill_at, stdin=stdin, timeout=timeout)
 
     def run_python(
         self, *arguments: str, kill_at: str | None = None, stdin: bytes = b"", timeout: float = WAIT_S_MAX
     ) -> subprocess.CompletedProcess[bytes]:
-        """Another program, which has the settings of the configuration alone. It dies at `kill_at`."""
+        """Another program, with the settings of the configuration alone. It dies at `kill_at`."""
         environment = without_settings(os.environ)
         if kill_at:
-            # Its leases last, as it may stall. Its session may be over while it lives: nobody else is there to notice.
+            # Its leases are long, because it may stall. Its session may end while it lives: no process would notice.
             environment |= {"NOS_EC_LOG__SESSION_MS": str(SHORT_MS), "NOS_EC_KILL_AT": kill_at}
         command = [sys.executable, *arguments]
         return subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=timeout, check=False)
 
     def end_leases(self) -> None:
-        """Let the time of all leases be over, as it is a while after their holders died."""
+        """Let all leases expire, as they do a while after their holders died."""
         with self.open() as system:
             for lease in system.metadata.list_leases(""):
                 system.metadata.renew_lease(lease, 0, 1)
 
     # --- checks -----------------------------------------------------------------------------------
     def settle(self, system: System) -> None:
-        """Let every service do what there is to do, as it would in time."""
+        """Let every service do its outstanding work, as it would in time."""
         settle(system)
 
     def assert_readable(self, system: System) -> None:
@@ -193,7 +193,7 @@ def interruptible() -> None:
 
 @pytest.fixture(scope="session")
 def new_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store that nobody has opened, to be copied: making one takes longer than many a test."""
+    """A folder with a store that is not open, to be copied: creating one takes longer than many tests."""
     made = Bench(tmp_path_factory.mktemp("new"))
     initialise(made.settings())
     return made.folder
@@ -207,7 +207,7 @@ def bench(tmp_path: Path, new_store: Path) -> Bench:
 
 @pytest.fixture
 def short_leases(bench: Bench) -> None:
-    """For writers in this process that fall asleep: their leases, reservations and sessions end SHORT_MS later."""
+    """For writers in this process that are suspended: their leases, reservations and sessions expire after SHORT_MS."""
     bench.config.write_text(bench.config.read_text().replace("= 30000\n", f"= {SHORT_MS}\n"))
 
 
@@ -225,7 +225,7 @@ def system(bench: Bench) -> Iterator[System]:
 
 @pytest.fixture
 def clock(system: System) -> FakeClock:
-    """The system's clock from now on, which only the test advances."""
+    """From now on the clock of the system, which only the test advances."""
     clock = SetClock(system.clock.now_ms())
     system.clock = clock
     return clock

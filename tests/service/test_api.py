@@ -1,4 +1,4 @@
-"""The admin API on a real store: right figures, bounded lists, errors of one shape, nobody in without the token,
+"""The admin API on a real store: right figures, bounded lists, errors of one shape, no access without the token,
 and nothing that can be changed through it."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def serve(app: FastAPI, **headers: str) -> Iterator[httpx.Client]:
 
 
 class Api:
-    """A client that brings the token."""
+    """A client that sends the token."""
 
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
@@ -101,7 +101,7 @@ def api(system: System) -> Iterator[Api]:
 
 
 def fill(bench: Bench, system: System) -> None:
-    """Packed objects, a large one, an empty one, holes, and some that still wait."""
+    """Packed objects, a large one, an empty one, holes, and some objects that still wait."""
     bench.put_some(system, 200)
     bench.put(system, "large", bench.data(3 * 8 * STRIPE))
     bench.put(system, "empty", b"")

@@ -1,4 +1,4 @@
-"""The audit of a store's books finds what was made wrong on purpose; it judges the chaos run and the crash matrix."""
+"""The audit of a store's books finds deliberate errors; it judges the chaos run and the crash matrix."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_landing_copy_without_an_object(bench: Bench) -> None:
 
 
 def _run(bench: Bench, statement: str) -> None:
-    """Past the store, as nothing of it would do."""
+    """Bypasses the store, because none of its operations would do this."""
     engine = create_engine(f"sqlite:///{bench.folder / 'store' / 'metadata.db'}")
     with engine.begin() as connection:
         assert connection.execute(text(statement)).rowcount > 0

@@ -1,4 +1,4 @@
-"""Stores that lost a part of themselves, or were given what is not theirs: a clear error, and nothing made worse."""
+"""Stores that lost a part, or that were given foreign data: a clear error, and nothing is made worse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _filled(bench: Bench) -> Path:
 
 
 def _lose(root: Path, name: str, left: bytes | None) -> None:
-    """Remove a SQLite file with all that belongs to it; `left` is what stands in its place."""
+    """Remove a SQLite file and everything that belongs to it; `left` takes its place."""
     for path in root.glob(f"{name}*"):
         path.unlink()
     if left is not None:
@@ -34,7 +34,7 @@ def _lose(root: Path, name: str, left: bytes | None) -> None:
 
 @pytest.mark.parametrize("left", [None, b""], ids=["gone", "empty"])
 def test_lost_metadata_is_not_recreated_over_data(bench: Bench, left: bytes | None) -> None:
-    """It would look like a healthy, empty store: the operator must say that this is meant."""
+    """It would look like a healthy, empty store: the operator must confirm that this is intended."""
     root = _filled(bench)
     _lose(root, "metadata.db", left)
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_a_damaged_sqlite_file_is_reported_as_damaged(bench: Bench, name: str, d
 
 
 def test_a_lost_message_log_is_recreated(bench: Bench) -> None:
-    """Nothing but work is lost with it: objects published and not packed come due again."""
+    """Only work is lost with it: objects that were published and not packed come due again."""
     root = _filled(bench)
     with bench.open() as system:
         bench.produce(system)

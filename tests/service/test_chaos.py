@@ -2,7 +2,7 @@
 
 Real processes, kill -9, and SIGSTOP for longer than lease and session (a zombie writer comes back, invariant 8). A
 reading must be right at any moment; afterwards everything acknowledged is there, the books balance, nothing is left
-over. NOS_EC_DEV_CHAOS_S sets how long it goes on, NOS_EC_DEV_CHAOS_SEED repeats the choices of a run (not its timing).
+over. NOS_EC_DEV_CHAOS_S sets how long it runs, NOS_EC_DEV_CHAOS_SEED repeats the choices of a run (not its timing).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
 SECONDS = float(os.environ.get("NOS_EC_DEV_CHAOS_S", "45"))
 SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SECONDS_MIN = 20
-"""Too short a run kills too little to mean anything."""
+"""A shorter run kills too little to mean anything."""
 SECONDS_MAX = 6 * SECONDS
-"""On a machine that is busy it goes on until enough has happened, for so long."""
+"""On a busy machine it continues until enough has happened, for this long."""
 
 LEASE_S = SHORT_MS / 1000
 WRITERS, READERS = 3, 2
@@ -71,7 +71,7 @@ def _strike(fleet: Fleet, rng: random.Random) -> str:
 
 
 def _run_clients_and_strike(fleet: Fleet, clients: Clients, totals: Totals) -> list[str]:
-    """Returns what was done to whom."""
+    """Returns what was done to which process."""
     rng = random.Random(f"{SEED}/strikes")
     strikes: list[str] = []
     clients.start()

@@ -197,7 +197,7 @@ def test_listing_pages(cli: Cli, bench: Bench, system: System) -> None:
     ],
 )
 def test_bad_names_are_refused(cli: Cli, file: Path, name: str, says: str, system: System) -> None:
-    """At the edge, with a sentence that says what is wrong; nothing is stored."""
+    """At the command line, with a sentence that says what is wrong; nothing is stored."""
     for arguments in (("put", name, str(file)), ("get", name, "-o", "x"), ("rm", name), ("stat", name)):
         error = cli(*arguments, exits=2)
         assert error["error"] == "InvalidInput"
@@ -369,7 +369,7 @@ def test_demo(cli: Cli, tmp_path: Path, bench: Bench) -> None:
 
 @pytest.mark.parametrize(("k", "m", "coding"), [(4, 2, 0), (8, 3, 0), (2, 3, 1), (1, 2, 1)])
 def test_the_demo_loses_data_shards(k: int, m: int, coding: int) -> None:
-    """Reads do without coding shards as long as all data is there."""
+    """Reads need no coding shards as long as all data shards are there."""
     for seed in range(20):
         lost = _shards_to_lose(k, m, random.Random(seed))
         assert len(set(lost)) == m
@@ -402,7 +402,7 @@ def test_a_demo_distinguishes_unanswered_reads_from_mismatches(
 
 
 def test_unreadable_shards(cli: Cli, bench: Bench, system: System) -> None:
-    """Reads survive m lost shards, and say which bytes are gone when one more is lost."""
+    """Reads survive the loss of m shards, and name the bytes that are lost with one more."""
     bench.put_some(system, 60)
     bench.pack(system)
     blocks = bench.folder / "store" / "blocks"
@@ -452,7 +452,7 @@ def test_a_gc_run_names_the_process_that_is_already_running_one(cli: Cli, system
 
 @pytest.mark.parametrize("service", ["producer", "consumer", "gc"])
 def test_sigterm_stops_a_daemon_and_loses_nothing(bench: Bench, system: System, service: str) -> None:
-    """Graceful stop: exit 0, no lease left behind, nothing open, the work goes on where it was left."""
+    """Graceful stop: exit 0, no lease and no open block are left, and the next run continues the work."""
     bench.put_some(system, 300)
     if service != "producer":
         bench.produce(system)
@@ -481,7 +481,7 @@ def test_sigterm_stops_a_daemon_and_loses_nothing(bench: Bench, system: System, 
 
 
 def _wait_for_work(system: System, before: Totals) -> None:
-    """Until the daemon is in full flow (bounded): something was published, or some of it packed."""
+    """Wait (bounded) until the daemon works at full speed: something was published, or some of it packed."""
     deadline = time.monotonic() + WAIT_S_MAX
     while time.monotonic() < deadline:
         totals = system.metadata.totals()
@@ -491,7 +491,7 @@ def _wait_for_work(system: System, before: Totals) -> None:
 
 
 def _wait_until_halted(process: subprocess.Popen[bytes]) -> None:
-    """However fast it is, it cannot come to its end meanwhile."""
+    """However fast the daemon is, it cannot finish before it is stopped."""
     deadline = time.monotonic() + WAIT_S_MAX
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         assert process.poll() is None, "it ended before it came there"
@@ -501,7 +501,7 @@ def _wait_until_halted(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_with_once_can_be_stopped_early(bench: Bench, system: System, number: signal.Signals) -> None:
-    """Groups in flight are finished and the lease is given up; the rest is packed by the next run."""
+    """Groups in flight are finished and the lease is released; the next run packs the rest."""
     bench.put_some(system, 1000, size_max=CHUNK // 4)
     bench.produce(system)
     command = [sys.executable, str(HALTING), "--config", str(bench.config), "consumer", "--once"]

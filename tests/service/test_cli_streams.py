@@ -1,4 +1,4 @@
-"""The command's standard streams and files as they are when something is wrong with them: no trace, a clear error."""
+"""Standard streams and files of the command with something wrong about them: no traceback, and a clear error."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_folder_is_refused_as_output(bench: Bench, system: System, tmp_path: P
 
 
 def test_devices_pipes_and_links_are_written_not_replaced(bench: Bench, system: System, tmp_path: Path) -> None:
-    """To replace /dev/null by a file would be a bad surprise."""
+    """Replacing /dev/null by a file would be a bad surprise."""
     bench.put(system, "o", data := bench.data(CHUNK))
     (tmp_path / "link").symlink_to("target")
     os.mkfifo(tmp_path / "pipe")
@@ -92,7 +92,7 @@ def test_devices_pipes_and_links_are_written_not_replaced(bench: Bench, system: 
 
 
 def test_an_unreadable_source(bench: Bench, system: System) -> None:
-    """It opens, and fails when it is read."""
+    """Opening it works, and reading it fails."""
     done = bench.run("put", "b/o", "/proc/self/mem", "--json")
     assert done.returncode == 2
     assert json.loads(done.stderr)["message"] == "/proc/self/mem: Input/output error"
@@ -100,7 +100,7 @@ def test_an_unreadable_source(bench: Bench, system: System) -> None:
 
 
 def test_ctrl_c_during_a_large_put(bench: Bench, system: System) -> None:
-    """Exit 130 without a trace; the old version stays, nothing is left behind."""
+    """Exit 130 without a traceback; the old version stays, and nothing is left behind."""
     key = bench.put(system, "o", bench.data(100))
     process = _start(bench, "put", str(key), "-", stdin=subprocess.PIPE)
     assert process.stdin is not None
@@ -118,7 +118,7 @@ def test_ctrl_c_during_a_large_put(bench: Bench, system: System) -> None:
 
 
 def test_a_file_that_grows_while_it_is_read(bench: Bench, system: System, tmp_path: Path) -> None:
-    """What is stored is a prefix of the file that was really there, and reads back."""
+    """The stored bytes are a prefix of the real file, and read back."""
     path = tmp_path / "grows"
     path.write_bytes(bench.data(9 * STRIPE))
 

@@ -1,4 +1,4 @@
-"""A clock that jumped forward and back leaves deadlines that lie far ahead. They are over."""
+"""A clock that jumped forward and back leaves deadlines far in the future. They count as over."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_holder_does_not_trust_a_lease_from_before_its_clock_was_set_back(syst
 
 
 @pytest.mark.parametrize("ahead_ms", [0, LEASE_MS_MAX // 2])
-def test_clocks_that_differ_by_less_than_the_longest_lease_fence_nobody(system: System, ahead_ms: int) -> None:
+def test_clocks_that_differ_by_less_than_the_longest_lease_fence_no_process(system: System, ahead_ms: int) -> None:
     now_ms = system.clock.now_ms()
     system.metadata.acquire_lease("w", now_ms + ahead_ms, 30_000)
     assert system.metadata.expired_leases(now_ms) == []

@@ -22,7 +22,7 @@ from .conftest import WAIT_S_MAX, Bench, set_clock
 
 
 class FailsFirst:
-    """A port one method of which raises Transient the first `count` times."""
+    """A port with one method that raises Transient the first `count` times."""
 
     def __init__(self, port: object, method: str, count: int) -> None:
         self._port = port
@@ -46,7 +46,7 @@ class FailsFirst:
 
 
 class FailsInRevocation:
-    """A message log whose commits fail while partitions are being given up. `begun` is set when that begins."""
+    """A message log whose commits fail while partitions are being revoked. `begun` is set when that begins."""
 
     def __init__(self, port: MessageConsumer) -> None:
         self._port = port
@@ -96,7 +96,8 @@ class WaitsToAppend:
 
 
 def _turn_until_still(service: ConsumerService) -> None:
-    """As a daemon does: a turn that fails is followed by the next one. One that waits for a lane moves nothing, too."""
+    """As a daemon does: a turn that fails is followed by the next one. A turn that waits for a lane makes no progress
+    either."""
     still = 0
     while still < 20:
         try:
@@ -107,7 +108,8 @@ def _turn_until_still(service: ConsumerService) -> None:
 
 
 def test_messages_are_not_forgotten_when_they_cannot_be_looked_up(bench: Bench, system: System) -> None:
-    """Polled already, so the log will not hand them out again: forgotten, they would hold their offsets for ever."""
+    """They were polled already, so the log will not deliver them again: if they were forgotten, they would hold the
+    offsets for ever."""
     bench.put_some(system, 120)
     bench.produce(system)
     failing = FailsFirst(system.metadata, "still_landed", 3)
@@ -137,7 +139,7 @@ def test_a_pause_after_a_failure_ends_when_the_clock_is_set_back(bench: Bench, s
 
 @pytest.mark.parametrize("failures", [0, 1])
 def test_only_a_copy_that_should_be_there_counts_as_lost(bench: Bench, system: System, failures: int) -> None:
-    """A copy that went because its object was overwritten is no news; an alert is on those that fail."""
+    """A copy that is gone because its object was overwritten is normal; the alert is for copies that fail."""
     kept, overwritten, lost = bench.put_some(system, 3)
     bench.produce(system)
     with consumer_service(system) as service:
@@ -161,7 +163,7 @@ def test_only_a_copy_that_should_be_there_counts_as_lost(bench: Bench, system: S
 def test_a_failed_revocation_does_not_stop_later_commits(
     bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The partitions are gone in any case; offsets of theirs must not spoil the commits of those that stay."""
+    """The partitions are lost in any case; their offsets must not spoil the commits of those that stay."""
     bench.put_some(system, 120)
     bench.produce(system)
     first = FailsInRevocation(system.log_consumer("first"))

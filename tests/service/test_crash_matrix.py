@@ -97,7 +97,7 @@ GC_POINTS = [
 ]
 GC_EMPTY_POINTS = ["gc.empty_condemned", "gc.empty_condemned:2"]
 GC_SHORT_POINTS = ["gc.grace_cut", "gc.block_deleted:2", "gc.block_forgotten"]
-"""While the grace of condemned blocks is cut short, because there is little space."""
+"""While the grace period of condemned blocks is cut short for lack of space."""
 GC_LEFT_ALONE_POINTS = ["gc.cooled_down"]
 RECOVERY_POINTS = ["recovery.fenced", "recovery.store_sealed", "recovery.sealed"]
 OTHER_POINTS = ["delete.done", "reaper.reverted"]
@@ -111,14 +111,14 @@ def kill(bench: Bench, point: str, *arguments: str, stdin: bytes = b"") -> None:
 
 
 def kill_ailing(bench: Bench, point: str, action: str, stdin: bytes = b"") -> None:
-    """Run it on a store some of whose appends fail; it must die at `point`."""
+    """Run it on a store with some failing appends; it must die at `point`."""
     program = str(Path(__file__).with_name("ailing_store.py"))
     done = bench.run_python(program, str(bench.config), action, kill_at=point, stdin=stdin)
     assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.returncode} {done.stderr.decode()[-2000:]}"
 
 
 def assert_recovers(bench: Bench, *, readable_at_once: bool = True) -> None:
-    """What a restart of all services makes of the store."""
+    """The state of the store after a restart of all services."""
     with bench.open() as system:
         system.clock = LaterClock(TTL_OVER_MS)
         if readable_at_once:
@@ -300,7 +300,7 @@ def test_init_killed_while_it_recreates_a_shard(bench: Bench, point: str) -> Non
 
 
 def test_every_kill_point_is_in_the_matrix() -> None:
-    """A kill point somebody adds has to be added here as well."""
+    """A new kill point has to be added here as well."""
     root = Path(__file__).parents[2]
     named = {
         name.strip('"')
@@ -334,7 +334,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
 
 
 def _adopt_unacknowledged(bench: Bench, key: ObjectKey, new: bytes) -> None:
-    """A PUT that died before it answered may or may not have happened; either is right, anything between is not."""
+    """A PUT that died before it answered may or may not have happened; either is right, and nothing in between."""
     with bench.open() as system:
         rows = system.store().list_objects(key.bucket, key.name, "", 1)
         found = system.store().get(key) if rows else None

@@ -152,7 +152,7 @@ def test_consumer(bench: Bench, system: System) -> None:
 
 
 def test_an_idle_consumer_whose_lease_was_fenced_exits_to_be_restarted(bench: Bench, system: System) -> None:
-    """It could commit nothing any more, and no commit would ever tell it."""
+    """It could no longer commit anything, and no commit would ever reveal it."""
     with daemon(bench, "consumer", **SHORT) as consumer:
         system.clock = LaterClock(2 * SHORT_OVER_MS)  # for the others it is as if this one had stalled for so long
         assert system.housekeeping().run_once().recovery.leases_fenced == 1
@@ -211,7 +211,7 @@ def test_a_daemon_is_alive_but_not_ready_while_a_shard_is_missing(bench: Bench, 
 
 
 def test_a_lost_lease_shows(bench: Bench, system: System) -> None:
-    """The lease is taken away behind the consumer's back: it is not ready, and ends at its next write."""
+    """The lease is fenced by the test: the consumer is not ready, and ends at its next write."""
     from nos_consumer.assemble import consumer_service
 
     monitor = system.monitor("consumer", writes=True)
@@ -247,7 +247,7 @@ def test_systemd_is_notified(bench: Bench, tmp_path: Path, service: str) -> None
 
 
 def test_a_taken_port_is_refused_and_named(bench: Bench) -> None:
-    """Two consumers on one host need a port each; the second one must not run unwatched."""
+    """Two consumers on one host need a port each; the second one must not run unmonitored."""
     with daemon(bench, "consumer") as first:
         second = subprocess.run(
             [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "consumer", "--json"],

@@ -1,4 +1,5 @@
-"""A disk that fills up: clear errors, nothing acknowledged is lost, and it all goes on once there is room again."""
+"""A disk that fills up: clear errors, nothing acknowledged is lost, and everything continues once there is space
+again."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class SmallDisk:
         subprocess.run(["mount", "-o", f"remount,size={size_mib}m", str(self.folder)], check=True)
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Take all the room there is, but that much."""
+        """Use up all space except this much."""
         with (self.folder / "ballast").open("wb", buffering=0) as ballast:
             for size in (1 << 20, 1 << 12):
                 try:
@@ -68,7 +69,7 @@ def full_bench(disk: SmallDisk) -> Bench:
 
 
 def test_puts_until_the_disk_is_full(full_bench: Bench, disk: SmallDisk) -> None:
-    """Every PUT that was acknowledged is there; the one that was not left nothing; deleting makes it go on."""
+    """Every acknowledged PUT is there; the refused one left nothing; after deletes, PUTs work again."""
     bench = full_bench
     disk.resize(24)
     with bench.open() as system:
@@ -98,7 +99,7 @@ def test_a_large_put_on_a_full_disk(full_bench: Bench, disk: SmallDisk) -> None:
 
 
 def test_packing_on_a_full_disk(full_bench: Bench, disk: SmallDisk) -> None:
-    """The consumer says so and commits no offset; with room again the same events are packed."""
+    """The consumer reports it and commits no offset; with space again the same events are packed."""
     bench = full_bench
     with bench.open() as system:
         bench.put_some(system, 300)
@@ -114,7 +115,7 @@ def test_packing_on_a_full_disk(full_bench: Bench, disk: SmallDisk) -> None:
 
 
 def test_without_any_space_objects_are_still_read_and_writes_report_it(full_bench: Bench, disk: SmallDisk) -> None:
-    """Also when nobody has the store open: SQLite then has to do without the file that its connections share."""
+    """Even when no process has the store open: SQLite then has to work without the file that its connections share."""
     bench = full_bench
     with bench.open() as system:
         bench.put_some(system, 60)
@@ -161,7 +162,8 @@ def test_gc_frees_space_with_its_reserve(full_bench: Bench, disk: SmallDisk) -> 
 
 @pytest.mark.invariant(10)
 def test_gc_frees_space_on_a_nearly_full_disk(full_bench: Bench, disk: SmallDisk) -> None:
-    """Four fifths of each block are dead, and what lives in all of them does not fit what is free, or half of that."""
+    """Four fifths of each block are dead, and the live objects of all blocks do not fit the free space, or half of
+    it."""
     bench = full_bench
     _short_of_space(bench)
     with bench.open() as system:
@@ -177,7 +179,7 @@ def test_gc_frees_space_on_a_nearly_full_disk(full_bench: Bench, disk: SmallDisk
 
 @pytest.mark.invariant(10)
 def test_gc_frees_empty_blocks_where_nothing_can_be_written(full_bench: Bench, disk: SmallDisk) -> None:
-    """There is no room for a stripe group, and nobody waits out a grace of 10 minutes."""
+    """There is no space for a stripe group, and the run does not wait out a grace period of 10 minutes."""
     bench = full_bench
     _short_of_space(bench)
     with bench.open() as system:
@@ -216,7 +218,7 @@ def _short_of_space(bench: Bench) -> None:
 
 
 def _dig_holes(bench: Bench, system: System, disk: SmallDisk) -> list[BlockId]:
-    """Pack some 28 blocks, and delete four fifths of the objects of each."""
+    """Pack some 28 blocks, and delete four fifths of the objects in each."""
     disk.resize(160)
     bench.put_some(system, 1800)
     bench.pack(system)

@@ -28,7 +28,7 @@ DAY_MS = 86_400_000
 
 
 def configure(bench: Bench, section: str, line: str) -> None:
-    """Add a setting; take another value for one that is there."""
+    """Add a setting, or replace its value."""
     text, name = bench.config.read_text(), line.partition(" ")[0]
     kept = [one for one in text.splitlines() if not one.startswith(f"{name} =")]
     kept.insert(kept.index(f"[{section}]") + 1, line)
@@ -41,7 +41,7 @@ def sealed(system: System) -> list[BlockRow]:
 
 
 def dig_holes(bench: Bench, system: System, keep: int = 8) -> list[BlockRow]:
-    """Pack objects, and delete all but every `keep`th. The blocks that are mostly holes then."""
+    """Pack objects, and delete all but every `keep`th. Returns the blocks that then consist mostly of holes."""
     keys = bench.put_some(system, 400)
     bench.pack(system)
     for index, key in enumerate(keys):
@@ -88,7 +88,7 @@ def test_a_block_that_does_not_answer_is_set_aside_and_the_others_are_collected(
 
 
 def test_a_block_with_readable_headers_whose_objects_do_not_answer(bench: Bench) -> None:
-    """Its objects wait in the merge list beside those of others by then."""
+    """By then its objects wait in the merge list beside those of other blocks."""
     with bench.open() as system:
         blocks = dig_holes(bench, system)
         stuck = blocks[1].block_id
@@ -106,7 +106,7 @@ def test_a_block_with_readable_headers_whose_objects_do_not_answer(bench: Bench)
 
 
 class FailingAfter(FailingFor):
-    """Fails for stuck blocks, but for the first `after` calls for each."""
+    """Fails for stuck blocks, except for the first `after` calls for each."""
 
     def __init__(self, blocks: BlockStore, method: str, stuck: set[BlockId], after: int) -> None:
         super().__init__(blocks, method, stuck)
@@ -177,7 +177,7 @@ def test_objects_that_another_run_moved_are_not_unreadable(bench: Bench, system:
 
 
 class OvertakenBy:
-    """A writer before whose first write something else happens."""
+    """A writer that runs something else before its first write."""
 
     def __init__(self, other: Callable[[], object], writer: StripeWriter) -> None:
         self.other: Callable[[], object] | None = other
@@ -195,7 +195,7 @@ class OvertakenBy:
 
 # --- padding and headers --------------------------------------------------------------------------
 def test_nearly_empty_stripes_are_merged(bench: Bench, system: System) -> None:
-    """20 objects that came one by one, each into a stripe of its own."""
+    """20 objects that arrived one by one, each packed into a separate stripe."""
     for number in range(20):
         bench.put(system, f"trickle/{number:02}", bench.data(1000))
         bench.pack(system)
@@ -210,7 +210,7 @@ def test_nearly_empty_stripes_are_merged(bench: Bench, system: System) -> None:
 
 
 def test_blocks_packed_as_densely_as_possible_are_left_alone(bench: Bench) -> None:
-    """Most of a block of tiny objects is headers and names. Rewriting it would give nothing back."""
+    """Most of a block of tiny objects is headers and names. Rewriting it would free nothing."""
     with bench.open() as system:
         for first in range(0, 4000, 1000):
             bench.put_some(system, 1000, size_max=20, prefix=f"a-name-that-is-much-longer-than-its-object/{first}")
@@ -233,7 +233,7 @@ def test_blocks_packed_as_densely_as_possible_are_left_alone(bench: Bench) -> No
 
 @pytest.mark.parametrize(("policy", "hole_ratio_min"), [("best", 0.05), ("nos", 0.5)])
 def test_gc_comes_to_rest(bench: Bench, policy: str, hole_ratio_min: float) -> None:
-    """Whatever the trigger, each run leaves fewer stripes or rewrites nothing."""
+    """With any trigger, each run leaves fewer stripes or rewrites nothing."""
     configure(bench, "consumer", f'policy = "{policy}"')
     configure(bench, "gc", f"hole_ratio_min = {hole_ratio_min}")
     with bench.open() as system:

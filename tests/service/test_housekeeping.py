@@ -1,4 +1,4 @@
-"""Recovery and reaper share a thread: neither waits for the other to be done, or to succeed."""
+"""Recovery and reaper share a thread: neither waits for the other to finish or to succeed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases that expired while the metadata store was away are renewed before anybody fences them."""
+"""Leases that expired while the metadata store was away are renewed before another process fences them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def away(system: System) -> Away:
 
 
 def test_a_process_renews_its_own_lease_and_does_not_fence_it(system: System, clock: FakeClock) -> None:
-    """It was not renewed for longer than it lasts: the database was away, or the machine stood still."""
+    """It was not renewed for longer than it lasts: the database was away, or the machine stalled."""
     keeping = system.housekeeping()
     with system.lease("mine", TTL_MS) as held:
         block_id = system.new_block_id()

@@ -1,4 +1,4 @@
-"""Reading by remembered places, while objects are packed, collected, overwritten and deleted behind them."""
+"""Reading from cached places, while objects are packed, collected, overwritten and deleted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .conftest import Bench
 
 
 class Counted:
-    """Metadata that counts how often a row is asked for."""
+    """Metadata that counts the look-ups of rows."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
@@ -32,7 +32,7 @@ class Counted:
 
 @pytest.fixture
 def gateway(bench: Bench) -> Iterator[System]:
-    """A process that remembers. What `bench` opens itself does not, and stands for other processes."""
+    """A process with a cache. The systems that `bench` opens have none, and stand for other processes."""
     plain = bench.settings()
     get = plain.get.model_copy(update={"location_cache_objects": 1000, "location_cache_ms": 600_000})
     with open_system(plain.model_copy(update={"get": get})) as system:
@@ -40,7 +40,7 @@ def gateway(bench: Bench) -> Iterator[System]:
 
 
 def counted(system: System) -> Counted:
-    """Counts from now on which rows are asked for."""
+    """Counts from now on the rows that are looked up."""
     metadata = Counted(system.metadata)
     system.metadata = cast(Metadata, metadata)
     return metadata
@@ -57,7 +57,7 @@ def test_reading_again_looks_up_no_row(bench: Bench, gateway: System) -> None:
 
 
 def test_cached_places_that_objects_have_left(bench: Bench, gateway: System) -> None:
-    """Landing copies deleted after packing, blocks deleted by GC: each costs a second look, and nothing else."""
+    """Landing copies deleted after packing, and blocks deleted by GC: each costs a second look-up, and nothing else."""
     keys = bench.put_some(gateway, 60)
     bench.assert_readable(gateway)
     with bench.open() as other:
@@ -88,7 +88,7 @@ def test_own_changes_are_seen_at_once(bench: Bench, gateway: System) -> None:
 
 
 def test_changes_by_another_process_are_seen_late_and_whole(bench: Bench, gateway: System) -> None:
-    """The promise that is weakened: an old version, never a mixture, and at most for its age."""
+    """The weaker guarantee: an old version, never a mixture, and at most for its maximum age."""
     key = bench.put(gateway, "n", b"old")
     assert gateway.store().get(key) == b"old"
     with bench.open() as other:

@@ -1,4 +1,4 @@
-"""Packed bytes that are lost or damaged while their landing copies are there: these are read, and packed again."""
+"""Packed bytes that are lost or damaged while their landing copies exist: the copies are read, and packed again."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ pytestmark = pytest.mark.invariant(2)
 
 
 def _lose(bench: Bench, system: System) -> None:
-    """All files of every block are gone, as with a pool that lost a placement group for good."""
+    """Remove all files of every block, as when a pool loses a placement group for good."""
     for row in all_blocks(system.metadata):
         for path in (bench.folder / "store" / "blocks").rglob(row.block_id.hex()):
             path.unlink()
 
 
 def _damage(bench: Bench, system: System) -> None:
-    """The first bytes of all chunks of every block are not what they were."""
+    """Overwrite bytes in all chunks of every block."""
     for row in all_blocks(system.metadata):
         for path in (bench.folder / "store" / "blocks").rglob(row.block_id.hex()):
             data = bytearray(path.read_bytes())
@@ -83,7 +83,7 @@ def test_lost_bytes_are_read_from_the_landing_copy(
 
 
 def test_a_copy_of_a_slow_put_is_found(bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids of landing copies are made before their bytes are written, which may take as long as a reservation."""
+    """Ids of landing copies are chosen before their bytes are written, which may take as long as a reservation."""
     early = system.new_landing_id()
     system.clock = LaterClock(20_000)
     with monkeypatch.context() as patched:
@@ -100,7 +100,7 @@ def test_a_copy_of_a_slow_put_is_found(bench: Bench, system: System, monkeypatch
 def test_an_object_whose_copy_is_damaged_as_well_stays_where_it_is(
     bench: Bench, system: System, harm: Callable[[Bench, System], None]
 ) -> None:
-    """Nothing is won by pointing to a copy that cannot be read: the block may come back."""
+    """Pointing to an unreadable copy would gain nothing: the block may come back."""
     keys = _packed_with_copies(bench, system, 2)
     blocks = {path: path.read_bytes() for path in _files(bench)}
     harm(bench, system)
@@ -125,7 +125,7 @@ def _files(bench: Bench) -> list[Path]:
 
 
 class Collected:
-    """A block store whose blocks GC collects just before they are read, and `also` happens then."""
+    """A block store whose blocks GC collects just before they are read; `also` is called then."""
 
     def __init__(self, system: System, also: Callable[[], object] = lambda: None) -> None:
         self._system = system
@@ -160,7 +160,7 @@ def test_a_block_that_gc_deleted_is_not_damage(
 def test_entries_that_others_settled_during_a_pause_are_not_damage(
     bench: Bench, system: System, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its list of due entries is old: their objects moved, their blocks and their landing copies were deleted."""
+    """Its list of due entries is old: the objects have moved, and their blocks and landing copies were deleted."""
     keys = _packed_with_copies(bench, system, 60)
     for key in keys[6:]:
         bench.delete(system, key)
@@ -183,18 +183,18 @@ def test_entries_whose_packed_bytes_and_copy_are_lost_are_reported_once_and_wait
     for path in copies:
         path.write_bytes(b"x" * path.stat().st_size)
     reaper = _reaper(system)
-    told = "packed bytes and landing copy are lost or damaged"
+    event = "packed bytes and landing copy are lost or damaged"
     assert reaper.run_once().postponed == len(keys)
     assert reaper.parked.figures().items == len(keys)
     lines = "".join(capsys.readouterr()).splitlines()
-    assert sum(told in line and "parked" not in line for line in lines) == LINES_MAX
+    assert sum(event in line and "parked" not in line for line in lines) == LINES_MAX
     assert sum("landing copy parked" in line for line in lines) == NAMED_MAX
     for wait_ms in (BACK_OFF.first_ms, 2 * BACK_OFF.first_ms, 4 * BACK_OFF.first_ms):
         clock.advance(wait_ms - 10)
         assert reaper.run_once() == ReapResult()
         clock.advance(10)
         assert reaper.run_once().postponed == len(keys)
-    assert told not in "".join(capsys.readouterr()).replace(f"{told}: further", "")
+    assert event not in "".join(capsys.readouterr()).replace(f"{event}: further", "")
     for path, data in copies.items():
         path.write_bytes(data)
     clock.advance(BACK_OFF.max_ms)

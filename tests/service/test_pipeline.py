@@ -177,7 +177,7 @@ def test_events_delivered_twice_and_stale_events_move_nothing(bench: Bench, syst
 
 @pytest.mark.invariant(7)
 def test_events_that_disagree_with_their_rows_are_skipped(bench: Bench, system: System) -> None:
-    """An object is packed under the name that its row has, whatever the log says."""
+    """An object is packed under the name in its row, whatever the event says."""
     one, other = bench.put_some(system, 2)
     request = pack_request(system.store().head(one))
     for lie in (
@@ -231,7 +231,7 @@ def test_a_poison_message_is_skipped(bench: Bench, system: System) -> None:
 
 
 def test_undecodable_messages_cause_a_few_log_lines_and_a_count(bench: Bench, system: System) -> None:
-    """Every message is kept beside the log, and counted."""
+    """Every message is kept as a dead letter, and counted."""
     publisher = system.publisher()
     publisher.publish([(b"bucket-1", b"rubbish %d" % number) for number in range(2000)])
     publisher.close()
@@ -246,7 +246,7 @@ def test_undecodable_messages_cause_a_few_log_lines_and_a_count(bench: Bench, sy
 
 
 def test_a_damaged_landing_copy_is_left_out_and_reported(bench: Bench, system: System) -> None:
-    """Its room becomes padding; the others are packed; its row stays in the landing store."""
+    """Its space becomes padding; the others are packed; its row stays in the landing store."""
     keys = bench.put_some(system, 60)
     victim = system.store().head(keys[5])
     assert victim.landing_id is not None
@@ -305,8 +305,8 @@ def test_packed_bytes_that_fail_verification_go_back_to_the_landing_copy(bench: 
 
 @pytest.mark.parametrize("last", ["read_many", "delete_many"])
 def test_housekeeping_stops_before_its_next_call(bench: Bench, system: System, last: str) -> None:
-    """A daemon that is asked to stop must not first delete a million landing copies, nor wait for many blocks of which
-    none answers."""
+    """A daemon that is asked to stop must not first delete a million landing copies, nor wait for many unresponsive
+    blocks."""
     bench.put_some(system, 200)
     bench.produce(system)
     bench.consume(system)
@@ -324,7 +324,7 @@ def test_housekeeping_stops_before_its_next_call(bench: Bench, system: System, l
 
 
 class SlowStore:
-    """A store on a `clock` whose operations take 10 s each, as those do that wait for a part of it that is away."""
+    """A block store on a `clock` whose operations take 10 s each, as when a part of it is away."""
 
     def __init__(self, port: object, clock: FakeClock) -> None:
         self._port = port
@@ -351,7 +351,7 @@ class SlowStore:
 
 
 def test_housekeeping_counts_as_alive_while_every_call_waits(bench: Bench, system: System) -> None:
-    """A part of the store is away: the watchdog would kill a consumer that packs on, again and again."""
+    """A part of the block store is away: the watchdog would kill a working consumer again and again."""
     bench.put_some(system, 200)
     bench.produce(system)
     bench.consume(system)
@@ -425,7 +425,7 @@ def test_survivors_are_kept_apart(bench: Bench, system: System) -> None:
 
 @pytest.mark.invariant(10)
 def test_an_unreadable_live_object_keeps_its_block(bench: Bench, system: System) -> None:
-    """Unreadable is never dead."""
+    """Unreadable never means dead."""
     keys = bench.put_some(system, 200, size_max=CHUNK)
     bench.pack(system)
     victim = system.store().head(keys[3])
@@ -469,7 +469,7 @@ def test_a_block_that_the_block_store_lost_does_not_stop_gc(bench: Bench, system
 
 
 class DeletesAllButOne:
-    """A block store that does not delete the first block it is asked to."""
+    """A block store that does not delete the first block that it is asked to delete."""
 
     def __init__(self, port: BlockStore) -> None:
         self._port = port
@@ -486,7 +486,7 @@ class DeletesAllButOne:
 
 
 def test_a_block_that_cannot_be_deleted_does_not_stop_gc(bench: Bench, system: System) -> None:
-    """Its run fails all the same, when all else is done."""
+    """The run fails nevertheless, after everything else is done."""
     stored, system.blocks = system.blocks, cast(BlockStore, DeletesAllButOne(system.blocks))
     for prefix in ("first", "second"):
         keys = bench.put_some(system, 200, prefix=prefix)
@@ -511,7 +511,7 @@ def test_one_gc_at_a_time(system: System) -> None:
 
 @pytest.mark.invariant(1, 4)
 def test_readers_during_everything(bench: Bench, system: System) -> None:
-    """Gets never fail and never lie while objects are packed, reaped, moved and deleted."""
+    """GETs never fail and never return wrong bytes while objects are packed, reaped, moved and deleted."""
     keys = bench.put_some(system, 300)
     stable = keys[::10]
     stop = threading.Event()
@@ -587,7 +587,8 @@ def test_a_linger_deadline_packs_rare_events(bench: Bench, linger: str) -> None:
 
 
 def test_a_trickle_does_not_cost_one_stripe_per_object(bench: Bench) -> None:
-    """Objects that arrive one after the other, each later than the first limit, share a stripe by the second one."""
+    """Objects that arrive one after the other, each later than the first limit, share a stripe because of the second
+    one."""
     setting = "window_objects = 50\nlinger_ms = 1\nlinger_max_ms = 3000000"
     bench.config.write_text(bench.config.read_text().replace("window_objects = 50", setting))
     with bench.open() as system:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.invariant(1)
 
 CUTS = 40
 FOLDERS = 8
-"""Folders of landing copies, and locks of blocks, instead of hundreds that are all alike."""
+"""Few folders of landing copies and few locks of blocks, instead of hundreds that are all alike."""
 STRIPE = 2 * CHUNK
 
 
@@ -88,7 +88,7 @@ def _settings(folder: Path, root: Path) -> Settings:
 
 
 def _work(folder: Path, recorder: Recorder) -> History:
-    """A life of small and large objects: put, overwritten, packed, deleted, collected."""
+    """The life of small and large objects: put, overwritten, packed, deleted, collected."""
     history, random, settings = History(), Random(9), _settings(folder, recorder.root / "store")
 
     def did(changes: dict[ObjectKey, bytes | None], act: Callable[[], object]) -> None:

@@ -1,4 +1,5 @@
-"""Several producers on one store: all is published, nothing twice while nobody dies, nothing missed when one does."""
+"""Several producers on one store: everything is published, nothing twice while all live, nothing missed when one
+dies."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ PARTITIONS = 3
 
 
 class Team:
-    """Producers on one store and one clock, and all they published: a list of keys."""
+    """Producers on one store and one clock, and all keys that they published."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -57,7 +58,7 @@ class Team:
         return self.on_passed()
 
     def close(self) -> None:
-        """It holds nothing open."""
+        """There is nothing to close."""
 
     def hire(self, *, shares: bool = True, batch_objects: int = 7) -> Member:
         self._made += 1
@@ -69,7 +70,7 @@ class Team:
         return keys
 
     def rounds(self, members: Sequence[Member], count: int = 1) -> None:
-        """Let everybody renew and rebalance, a third of a lease apart."""
+        """Let all of them renew and rebalance, a third of a lease apart."""
         for _ in range(count):
             self.clock.advance(TTL_MS // 3)
             for member in members:
@@ -156,7 +157,7 @@ def test_the_slots_of_a_dead_producer_are_taken_over_and_nothing_is_missed(team:
 
 
 def test_a_suspended_producer_publishes_nothing_from_slots_it_lost(team: Team, system: System) -> None:
-    """And says so when it slept in the middle of a look at the rows: then it cannot know."""
+    """It also reports it when it was suspended during a scan: then it cannot know what it lost."""
     sleeper, other = team.hire(), team.hire()
     team.rounds([sleeper, other], 3)
     assert counts([sleeper, other]) == [8, 8]
@@ -183,7 +184,7 @@ def test_a_producer_suspended_during_its_scan_publishes_nothing(team: Team, syst
 
 
 class _Slow:
-    """A metadata store that takes longer for a look at the rows than leases last."""
+    """A metadata store whose scans take longer than leases last."""
 
     def __init__(self, metadata: Metadata, clock: FakeClock) -> None:
         self._metadata = metadata
@@ -208,7 +209,7 @@ def test_spare_producers_hold_no_slots_and_step_in(team: Team, system: System) -
 
 
 def test_a_row_that_is_committed_late_is_published(team: Team, system: System) -> None:
-    """It was due before everything that has been published since, and so has the lowest due time of all."""
+    """It was due before everything that has been published since, so it has the lowest due time of all."""
     members = [team.hire(), team.hire()]
     team.rounds(members, 3)
     late = team.put(system, 30, "late")
@@ -253,7 +254,7 @@ def test_a_run_with_once_takes_free_slots_and_reports_the_others(team: Team, sys
 
 
 def test_an_idle_producer_makes_few_queries(team: Team, system: System) -> None:
-    """Three rounds in a lease, of two calls each; between them nothing but looks at the rows."""
+    """Three rounds per lease, of two calls each; between them only scans."""
     one = team.hire()
     team.rounds([one], 2)
     calls: Counter[str] = Counter()
@@ -287,7 +288,7 @@ def test_setting_the_clock_does_not_stop_the_renewal(team: Team, step_ms: int) -
 
 @pytest.mark.parametrize("call", ["renew_leases", "list_leases", "acquire_leases", "release_leases"])
 def test_failures_of_the_metadata_store_are_survived(team: Team, system: System, call: str) -> None:
-    """What was done by a call that failed is not known; at worst a slot waits until it expires."""
+    """The effect of a failed call is not known; at worst a slot waits until its lease expires."""
     members = [team.hire(), team.hire()]
     team.rounds(members[:1], 2)
     for member in members:
@@ -303,7 +304,7 @@ def test_failures_of_the_metadata_store_are_survived(team: Team, system: System,
 
 
 class _Failing:
-    """Every second call of one method is done and then fails, three times in all."""
+    """Every second call of one method takes effect and then fails, three times in all."""
 
     def __init__(self, metadata: Metadata, name: str) -> None:
         self._metadata = metadata
@@ -352,7 +353,7 @@ def test_leases_are_given_up_when_a_producer_stops(bench: Bench, system: System)
 
 @pytest.mark.timed
 def test_daemons_share_slots_and_a_killed_one_is_replaced(bench: Bench, system: System) -> None:
-    """Three real ones under a stream of PUTs; the log is read to the end and counted."""
+    """Three real ones with a stream of PUTs; the log is read to its end and counted."""
     ttl_ms = 10_000
     config = bench.config.read_text()
     bench.config.write_text(config.replace("republish_ms = 300000\nlease_ttl_ms = 60000", f"lease_ttl_ms = {ttl_ms}"))
@@ -361,7 +362,7 @@ def test_daemons_share_slots_and_a_killed_one_is_replaced(bench: Bench, system: 
         daemons = [stack.enter_context(daemon(bench, "producer")) for _ in range(3)]
         _put_until(bench, system, lambda: _shares(daemons) == [5, 5, 6])
         until(lambda: system.metadata.totals().landed_objects == 0, "all is published")
-        assert set(_published(system).values()) == {1}, "something was published twice although nobody died"
+        assert set(_published(system).values()) == {1}, "something was published twice although no producer died"
         daemons[0].process.kill()
         _put_until(bench, system, lambda: _shares(daemons[1:]) == [8, 8])
         until(lambda: system.metadata.totals().landed_objects == 0, "all is published")

@@ -1,4 +1,4 @@
-"""Steps of two processes in the one order that hurts, made to happen: what the chaos test only meets by luck."""
+"""Steps of two processes in the one harmful order, which the chaos test meets only by chance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("short_leases")]
 
 
 class Meanwhile:
-    """A port behind which something happens once, before or after the first call of one method."""
+    """A port with something that happens once, before or after the first call of one method."""
 
     def __init__(self, port: object, method: str, act: Callable[[], object], *, before: bool = False) -> None:
         self._port = port
@@ -61,14 +61,14 @@ class Meanwhile:
 
 
 def metadata_meanwhile(system: System, method: str, act: Callable[[], object], *, before: bool = False) -> Meanwhile:
-    """From here on the system's metadata is one behind which `act` happens."""
+    """Let `act` happen once, before or after the first call of this method of the system's metadata."""
     made = Meanwhile(system.metadata, method, act, before=before)
     system.metadata = cast(Metadata, made)
     return made
 
 
 class Replaced:
-    """A port one method of which is another."""
+    """A port with one method replaced."""
 
     def __init__(self, port: object, method: str, act: Callable[..., object]) -> None:
         self._port = port
@@ -102,7 +102,7 @@ def blocks_meanwhile(system: System, method: str, act: Callable[[], object]) -> 
 @pytest.mark.parametrize("size", [100, 3 * CHUNK, 9 * STRIPE], ids=["small", "packed", "large"])
 @pytest.mark.parametrize("was", [100, 9 * STRIPE], ids=["was-small", "was-large"])
 def test_an_object_overwritten_under_a_reader_is_read_again(bench: Bench, system: System, was: int, size: int) -> None:
-    """Between the look at the row and the read the object is overwritten, and its old blocks are collected."""
+    """Between the look-up of the row and the read, the object is overwritten and its old blocks are collected."""
     key = bench.put(system, "o", bench.data(was))
     bench.pack(system)
 
@@ -118,7 +118,7 @@ def test_an_object_overwritten_under_a_reader_is_read_again(bench: Bench, system
 
 @pytest.mark.invariant(4)
 def test_a_large_object_overwritten_halfway_through_a_read(bench: Bench, system: System) -> None:
-    """What was handed out cannot be taken back: `open` says so, `get` begins again."""
+    """Bytes that were handed out cannot be taken back: `open` raises, `get` starts again."""
     key = bench.put(system, "o", bench.data(20 * STRIPE))
     _, segments = system.store().open(key)
     first = next(segments)
@@ -146,7 +146,7 @@ def test_a_deleted_object_is_not_found_halfway_through_a_get(bench: Bench, syste
 
 # --- recovery ----------------------------------------------------------------------------------------
 def _fence_a_block_that_was_never_created(bench: Bench, system: System) -> BlockId:
-    """As a writer leaves it that dies between the row and the block."""
+    """The state after a writer dies between the row and the block."""
     block_id = system.new_block_id()
     with system.lease("dead writer", 60_000) as held:
         system.metadata.allocate_block(held.lease, block_id, BlockKind.FRESH, system.clock.now_ms())
@@ -161,7 +161,7 @@ def _recover_and_collect(bench: Bench) -> None:
 
 @pytest.mark.parametrize("method", ["fenced_blocks", "block"])
 def test_a_slow_recovery_does_not_bring_a_collected_block_back(bench: Bench, system: System, method: str) -> None:
-    """Another recovery seals the block, and GC deletes it and its row, while this one is about to make it."""
+    """Another recovery seals the block, and GC deletes it and its row, while this one is about to create it."""
     _fence_a_block_that_was_never_created(bench, system)
     meanwhile = metadata_meanwhile(system, method, lambda: _recover_and_collect(bench))
     system.housekeeping().run_once()
@@ -179,7 +179,7 @@ def test_a_block_collected_while_recovery_reads_it(bench: Bench, system: System)
 
 # --- writers that sleep too long ---------------------------------------------------------------------
 def _sleep_through_everything(bench: Bench) -> None:
-    """What the others do while a writer sleeps: fence it, recover its blocks, collect them."""
+    """What others do while a writer is suspended: fence it, recover its blocks, collect them."""
     time.sleep(SHORT_OVER_MS / 1000)
     with bench.open() as other:
         other.housekeeping().run_once()
@@ -188,7 +188,7 @@ def _sleep_through_everything(bench: Bench) -> None:
 
 @pytest.mark.invariant(8)
 def test_a_consumer_suspended_during_its_fencing_leaves_no_block(bench: Bench, system: System) -> None:
-    """Between the row of its block and the block; without renewal, as when the whole process is stopped."""
+    """Between the row of its block and the block; without renewal, as when the whole process is suspended."""
     bench.put_some(system, 60)
     bench.produce(system)
     system.metadata = cast(Metadata, NoRenewal(system.metadata))
@@ -251,7 +251,7 @@ def _stopped_before(bench: Bench, forget: str, work: Callable[[System], object])
 
 
 def test_a_put_whose_reservation_is_being_reaped_leaves_no_copy(bench: Bench, system: System) -> None:
-    """Its copy is written, and it fails, after the reaper has deleted the copy and before it forgets about it."""
+    """Its copy is written, and the PUT fails, after the reaper has deleted the copy and before it forgets the entry."""
     with _stopped_before(bench, "forget_landing", lambda other: other.housekeeping().run_once()) as reap:
         system.landing = cast(LandingStore, Meanwhile(system.landing, "put", reap, before=True))
         with pytest.raises(Transient, match="PUT it again"):
@@ -261,7 +261,7 @@ def test_a_put_whose_reservation_is_being_reaped_leaves_no_copy(bench: Bench, sy
 
 
 def test_a_writer_whose_block_is_being_deleted_leaves_no_block(bench: Bench, system: System) -> None:
-    """Its block is made, and it fails, after GC has deleted the block and before it forgets about it."""
+    """Its block is created, and the writer fails, after GC has deleted the block and before it forgets the row."""
     with _stopped_before(bench, "forget_block", lambda other: gc_service(other).run_once()) as collect:
         system.metadata = cast(Metadata, NoRenewal(system.metadata))
         system.blocks = blocks_meanwhile(system, "create", collect)
@@ -273,7 +273,7 @@ def test_a_writer_whose_block_is_being_deleted_leaves_no_block(bench: Bench, sys
 
 # --- time --------------------------------------------------------------------------------------------
 class ShiftedClock:
-    """The system's time, some way off."""
+    """The time of the system, shifted."""
 
     def __init__(self, by_ms: int) -> None:
         self._by_ms = by_ms
@@ -286,7 +286,7 @@ class ShiftedClock:
 
 
 def test_a_clock_that_jumps_back_costs_time_and_never_data(bench: Bench, system: System) -> None:
-    """Set an hour ahead, then put right in the middle of everything: later writes still win."""
+    """Set an hour ahead, then corrected in the middle of everything: later writes still win."""
     system.clock = ShiftedClock(3_600_000)
     keys = bench.put_some(system, 120)
     bench.pack(system)
@@ -333,7 +333,8 @@ def test_two_writers_of_one_name(bench: Bench, system: System) -> None:
 
 
 def test_a_lease_outlives_any_failure_to_renew_it_once(bench: Bench, system: System) -> None:
-    """Also one that looks permanent, such as a file that cannot be opened for a moment; and so does giving it up."""
+    """Also an error that looks permanent, such as a file that cannot be opened for a moment. The same holds for its
+    release."""
     failures: list[str] = []
 
     def fail(*_: object) -> Lease:

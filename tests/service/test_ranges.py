@@ -1,4 +1,4 @@
-"""Ranges of objects never hold bytes that are not what was put, wherever the object is."""
+"""Ranges of objects never contain bytes that were not PUT, wherever the object is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk of one shard that turns read-only: packing and large PUTs wait for it, and make hardly any blocks."""
+"""A disk of one shard that turns read-only: packing and large PUTs wait for it, and create hardly any blocks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def system(bench: Bench, disk: ShardDisk) -> Iterator[System]:
 
 
 def test_a_consumer_backs_off(bench: Bench, disk: ShardDisk, system: System) -> None:
-    """In ten seconds by its clock it tries four or five times, each with one block."""
+    """In ten seconds of its clock it tries four or five times, with one block each."""
     bench.put_some(system, 400)
     bench.produce(system)
     clock = FakeClock(system.clock.now_ms())

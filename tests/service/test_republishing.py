@@ -1,4 +1,4 @@
-"""Rows that come due again: published again only when their event is lost, and never in the way of the others."""
+"""Rows that come due again: they are published again only when their event is lost, and never delay others."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def team(system: System) -> Team:
 
 
 def pass_time(team: Team, member: Member, time_ms: int) -> None:
-    """Work through whatever comes due meanwhile."""
+    """Process everything that comes due meanwhile."""
     for _ in range(time_ms // (TTL_MS // 3)):
         team.clock.advance(TTL_MS // 3)
         team.drain([member])
 
 
 def test_hours_without_consumers_publish_nothing_again(team: Team, system: System) -> None:
-    """8 hours would be 48 times the backlog. New objects are published meanwhile, at once."""
+    """8 hours would be 48 times the backlog. Meanwhile new objects are published at once."""
     keys = team.put(system, 60, "a")
     began_ms = team.clock.now_ms()
     team.on_passed = lambda: dict.fromkeys(range(PARTITIONS), began_ms)
@@ -49,7 +49,7 @@ def test_hours_without_consumers_publish_nothing_again(team: Team, system: Syste
 
 
 def test_an_event_that_the_group_passed_is_published_again_once(team: Team, system: System) -> None:
-    """However long the group has been behind: the row still knows when it was published."""
+    """However far behind the group is, the row still says when it was published."""
     first, began_ms = team.put(system, 20, "a"), team.clock.now_ms()
     behind_ms = 3 * HOUR_MS
     team.on_passed = lambda: dict.fromkeys(range(PARTITIONS), max(began_ms, team.clock.now_ms() - behind_ms))
@@ -125,8 +125,8 @@ def test_an_object_that_is_deleted_while_it_is_parked_is_forgotten(team: Team, s
 
 @pytest.mark.parametrize("alone", [False, True], ids=["among-others", "whole-batches"])
 def test_a_partition_that_accepts_nothing_does_not_stop_the_others(team: Team, system: System, alone: bool) -> None:
-    """Its rows are tried now and then, and published when it is back. Also when a batch holds nothing else, so that
-    publishing fails as a whole: the rest of the log still answers."""
+    """Its rows are tried now and then, and published when it is back. This also holds when a batch has no other rows,
+    so that publishing fails as a whole while the rest of the log still answers."""
     keys = team.put(system, 60, "a")
     away = [key for key in keys if partition_for(key.bucket, PARTITIONS) == 1]
     tried: list[bytes] = []
@@ -156,7 +156,7 @@ def test_a_partition_that_accepts_nothing_does_not_stop_the_others(team: Team, s
 
 
 def test_nothing_is_parked_while_the_whole_log_is_away(team: Team, system: System) -> None:
-    """Nothing is written to the metadata of a whole backlog then."""
+    """Then nothing is written to the metadata for a whole backlog."""
 
     def refuse(_key: bytes, _value: bytes) -> Transient | None:
         raise Transient("no broker")
@@ -177,7 +177,7 @@ def test_nothing_is_parked_while_the_whole_log_is_away(team: Team, system: Syste
 
 
 def test_the_backlog_of_the_embedded_log_does_not_grow_without_consumers(team: Team, system: System) -> None:
-    """The whole way: the lag is the number of objects after hours, and again when the events are lost."""
+    """The whole path: the lag is the number of objects after hours, and again when the events are lost."""
     team.put(system, 50, "a")
     held = HeldSlots(system.metadata, team.clock, TTL_MS, "real")
     options = ProducerOptions(7, REPUBLISH_MS, idle_wait_ms=500, partitions=PARTITIONS)

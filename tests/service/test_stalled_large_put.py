@@ -22,7 +22,7 @@ KEY = ObjectKey("b", "large")
 
 
 class Stalling:
-    """A block store in front of which the caller stalls once: before `method`, `meanwhile` happens."""
+    """A block store in which the caller stalls once: before `method`, `meanwhile` happens."""
 
     def __init__(self, blocks: BlockStore, method: str, meanwhile: Callable[[], object]) -> None:
         self._blocks = blocks

@@ -1,4 +1,4 @@
-"""A process that is kept from running notices that, and tells it from a call that takes long."""
+"""A process that is kept from running notices that, and distinguishes it from a long call."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TTL_MS = 60_000
 
 
 class Ailing:
-    """A `Placement` whose places go bad when a test says so."""
+    """A `Placement` whose places go bad when a test asks for it."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -77,7 +77,7 @@ class Writer:
 
 
 class _NoWait:
-    """Retries follow at once; the time is no matter here."""
+    """Retries follow at once; time does not matter here."""
 
     def now_ms(self) -> int:
         return 1_700_000_000_000
@@ -92,7 +92,7 @@ def writer(bench: Bench, system: System) -> Writer:
 
 
 def _finish(writer: Writer) -> None:
-    """After whatever happened: release, settle, and everything must be there and in balance."""
+    """Whatever happened before: release, settle, and everything must be there and in balance."""
     writer.release()
     writer.bench.settle(writer.system)
     writer.bench.assert_readable(writer.system)
@@ -139,7 +139,7 @@ def test_a_commit_that_keeps_failing_abandons_the_block(writer: Writer) -> None:
 @pytest.mark.parametrize("error", [Conflict("sealed"), NoSpace("full")])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_append_that_would_fail_anywhere_abandons_the_block(writer: Writer, error: Exception, when: str) -> None:
-    """Whether it happened or not: the bytes are never relied on, the group is planned again."""
+    """Whether it took effect or not: the bytes are never relied on, and the group is planned again."""
     assert len(writer.writer.write(writer.plan(10, "first")).packed) == 10
     getattr(writer.blocks, when)["append"] = [error]
     plan = writer.plan(20, "second")
@@ -155,7 +155,7 @@ def test_an_append_that_would_fail_anywhere_abandons_the_block(writer: Writer, e
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("failures", range(1, APPEND_TRIES))
 def test_a_group_that_failed_is_written_again_to_another_block(writer: Writer, when: str, failures: int) -> None:
-    """Whether it happened or not: one commit, and what the failed blocks hold is dead."""
+    """Whether it took effect or not: one commit, and the content of the failed blocks is dead."""
     getattr(writer.blocks, when)["create"] = [Transient("time-out")] * failures
     plan = writer.plan(20)
     result = writer.writer.write(plan)
@@ -210,7 +210,7 @@ def test_no_second_block_is_tried_where_all_blocks_lie_in_the_same_place(writer:
 
 @pytest.mark.invariant(8)
 def test_a_writer_fenced_while_it_writes_again_stops(writer: Writer) -> None:
-    """Another place does not help who has lost the lease."""
+    """Another place does not help a writer that has lost its lease."""
     plan = writer.plan(10)
     writer.blocks.before["create"] = [Transient("time-out")]
 
@@ -227,8 +227,8 @@ def test_a_writer_fenced_while_it_writes_again_stops(writer: Writer) -> None:
 
 @pytest.mark.parametrize(("method", "message"), [("create", "exists"), ("append", "sealed")])
 def test_a_write_that_comes_late_finds_its_block_sealed(writer: Writer, method: str, message: str) -> None:
-    """A time-out after which the write may yet be done: by the time it is, recovery has sealed the block or counts
-    what came before."""
+    """A write that may still take effect after its time-out: by then, recovery has sealed the block or counts the
+    bytes."""
     late: list[tuple[BlockId, *tuple[int | bytes, ...]]] = []
     write = getattr(writer.system.blocks, method)
 
@@ -304,7 +304,7 @@ def test_a_read_back_that_differs_commits_nothing(writer: Writer) -> None:
 
 @pytest.mark.invariant(8)
 def test_a_fenced_writer_commits_nothing(writer: Writer) -> None:
-    """A zombie that wakes up after its lease was revoked."""
+    """A zombie that resumes after its lease was revoked."""
     assert len(writer.writer.write(writer.plan(10, "first")).packed) == 10
     plan = writer.plan(10, "second")
     assert writer.system.metadata.fence_lease(writer.lease, writer.lease.expires_ms + 1)
@@ -374,7 +374,7 @@ def test_no_room_for_a_block(writer: Writer, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_block_refused_for_lack_of_space_leaves_nothing_behind(writer: Writer) -> None:
-    """As with a quota on objects that `free_bytes` does not know of yet. No other block is tried."""
+    """As with a quota on objects that `free_bytes` does not show yet. No other block is tried."""
     plan = writer.plan(5)
     for _ in range(3):
         writer.blocks.before["create"] = [NoSpace("over a quota")]

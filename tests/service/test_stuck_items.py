@@ -20,7 +20,7 @@ from .conftest import Bench
 
 
 class FailingFor:
-    """A block store whose `method` gets no answer for some blocks, and counts how often it was asked for those."""
+    """A block store whose `method` gets no answer for some blocks, and counts the calls for those."""
 
     def __init__(self, blocks: BlockStore, method: str, stuck: set[BlockId]) -> None:
         self._blocks = blocks

@@ -1,4 +1,4 @@
-"""Landing copies that cannot be read for a while, or ever: they hold up no other object, and no offset for ever."""
+"""Landing copies that cannot be read for a while, or ever: they delay no other object, and no offset for ever."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from tests.rig.at_rest import come_to_rest
 from .conftest import Bench, set_clock
 
 STILL_TURNS = 300
-"""Turns without any news, 20 ms or more each, after which none will come by itself: the clock of the tests stands."""
+"""Turns without progress, 20 ms or more each, after which none will come by itself: the clock of the tests stands
+still."""
 
 
 class Copies:
@@ -77,7 +78,7 @@ def clock(system: System) -> FakeClock:
 
 @pytest.fixture
 def service(system: System, copies: Copies, clock: FakeClock) -> Iterator[ConsumerService]:
-    """A consumer for which time stands still."""
+    """A consumer whose clock stands still."""
     with consumer_service(system) as made:
         set_clock(made, clock)
         yield made
@@ -100,7 +101,7 @@ def _turn_until(service: ConsumerService, done: Callable[[], bool]) -> None:
 
 
 def _turn_until_still(service: ConsumerService, clock: FakeClock) -> None:
-    """Until all waits that are under way are over, and nothing is in flight."""
+    """Until all waits are over, and nothing is in flight."""
     for _ in range(20):
         clock.advance(BACK_OFF.max_ms)
         service.turn(flush=True)
@@ -239,7 +240,7 @@ def test_an_object_that_is_deleted_while_it_is_parked_is_forgotten(
     bench.delete(system, key)
     clock.advance(unread.BACK_OFF.first_ms)
     _turn_until(service, lambda: len(service.unread.parking) == 0)
-    assert copies.reads_of_stuck() == 1, "a copy that nobody needs was read"
+    assert copies.reads_of_stuck() == 1, "an unneeded copy was read"
     _turn_until_still(service, clock)
     assert _lag(system) == 0
 
@@ -247,7 +248,7 @@ def test_an_object_that_is_deleted_while_it_is_parked_is_forgotten(
 def test_revoked_partitions_take_their_parked_objects_along(
     bench: Bench, system: System, copies: Copies, clock: FakeClock, service: ConsumerService
 ) -> None:
-    """Whoever gets them is handed their events again."""
+    """Their new owner receives the events again."""
     _few_with_stuck_ones(bench, system, copies, 40, readable=400)
     bench.produce(system)
     _turn_until(service, lambda: service.counters.packed == 400 and len(service.unread) == 40)

@@ -25,10 +25,10 @@ from tests.rig.chaos_strikes import Servers
 from tests.rig.dev_servers import DevServer
 
 SECONDS_MIN = 60.0
-"""A shorter run does not come to every kind of strike."""
+"""A shorter run does not reach every kind of strike."""
 POLL_S = 0.2
 INTERRUPTED = 130
-"""What a shell says of a command that Ctrl-C ended."""
+"""The exit code that a shell reports for a command that Ctrl-C ended."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -84,7 +84,7 @@ def _measured(options: argparse.Namespace, share: float, limit_s: float) -> floa
 
 
 def _rate(system: System, readable: int) -> float:
-    """Readable objects packed a second, until all are packed or SECONDS_MAX are over."""
+    """Readable objects packed per second, until all are packed or SECONDS_MAX have passed."""
     with consumer_service(system) as service:
         started = time.perf_counter()
         while service.counters.packed < readable and time.perf_counter() - started < SECONDS_MAX:

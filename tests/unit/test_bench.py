@@ -1,4 +1,4 @@
-"""The bench's own arithmetic: figures, bars, planning of the floor. The measuring itself needs the real stack."""
+"""Parts of the bench that need no servers: figures, bars, planning of the floor. Measuring needs the real stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bound is below every packing there is, and exact where the best packing is known."""
+"""The bound is below every known packing, and exact where the best packing is known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KIB = 1024
 
 
 def bins_exact(items: list[int], bin_size: int) -> int:
-    """Fewest bins, by trying everything."""
+    """The fewest bins, by trying all arrangements."""
     best = len(items)
 
     def place(index: int, bins: list[int]) -> None:

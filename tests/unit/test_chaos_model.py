@@ -1,4 +1,4 @@
-"""The chaos runs' own parts: a run that cannot fail would prove nothing."""
+"""The parts of the chaos runs: a run that cannot fail would prove nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = ObjectKey("b", "o")
 
 
 def store_of(found: bytes | Exception | None, *, listed: bool) -> Store:
-    """A store that answers a GET of any key so, and lists KEY or nothing."""
+    """A store that answers a GET of any key with `found`, and lists KEY or nothing."""
 
     def get(key: ObjectKey) -> bytes:
         if found is None:
@@ -61,7 +61,7 @@ def test_no_more_osds_are_killed_than_the_pool_can_do_without() -> None:
 
 
 def test_no_port_is_handed_out_twice() -> None:
-    """Those who get one listen some time later: of six daemons two would share one in a run of 700."""
+    """A port is opened some time after it was chosen: in one of 700 runs, two of six daemons would share one."""
     ports = [free_port() for _ in range(300)]
     assert len({*ports, *map(beside, ports)}) == 600
 

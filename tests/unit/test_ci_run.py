@@ -25,7 +25,7 @@ test:
 
 
 def run_parts(folder: Path, failing: str = "", sleep: str = "") -> subprocess.CompletedProcess[str]:
-    """A copy of the script in a folder where `make` knows such parts, of which one fails."""
+    """A copy of the script in a folder where `make` has such parts, one of which fails."""
     for name in (".ci", "deploy/dev"):
         (folder / name).mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
@@ -83,7 +83,7 @@ def test_the_run_fails_with_the_tests(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", ["venv", "lint", "types"])
 def test_the_run_ends_at_the_first_part_that_fails(tmp_path: Path, failing: str) -> None:
-    """The fresh machine is ended then: nobody waits for it, and nothing of it stays."""
+    """The fresh machine is then stopped: the run does not wait for it, and leaves nothing of it behind."""
     ran = run_parts(tmp_path, failing, sleep="sleep 1000;")
     assert ran.returncode == 2
     before = PARTS[: PARTS.index(failing)]

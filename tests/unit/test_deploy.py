@@ -1,4 +1,4 @@
-"""What is in deploy/ fits the program: commands, options, settings and units that exist."""
+"""The files in deploy/ fit the program: commands, options, settings and units exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Unit = dict[str, dict[str, list[str]]]
 
 
 def read_unit(path: Path) -> Unit:
-    """{section: {key: values}} of a unit file. Raises ValueError for a line that is none of its grammar."""
+    """{section: {key: values}} of a unit file. Raises ValueError for a line outside its grammar."""
     unit: Unit = {}
     section = ""
     for line in path.read_text().splitlines():
@@ -49,7 +49,7 @@ def arguments_of(command: str) -> list[str]:
 
 
 def exists(arguments: list[str]) -> bool:
-    """True when there is such a command with such options. Parses them, and runs nothing."""
+    """True when such a command with such options exists. Only parses them, and runs nothing."""
     return run([*arguments, "--help"]) == 0
 
 
@@ -126,7 +126,7 @@ def test_timers_start_services_that_exist() -> None:
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    """systemd's own check; the program it looks for is put in place."""
+    """systemd's own check, with the program in the place where it looks."""
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed; the other tests of this file read the units themselves")

@@ -1,4 +1,4 @@
-"""What the scripts of deploy/dev do before any server is there: waiting for each other, and saying what is missing."""
+"""What the scripts of deploy/dev do before any server runs: wait for each other, and report what is missing."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_system_that_cannot_be_created_is_reported_with_its_log(scripts: Path,
 
 
 def test_a_fresh_machine_needs_overlayfs(scripts: Path, programs: Path) -> None:
-    """The mounts are made on a machine that refuses them; the layer is removed all the same."""
+    """The mounts fail on a machine that refuses them; the layer is removed nevertheless."""
     var = scripts.parents[1] / "var" / "dev"
     (var / "fresh-bookworm").mkdir(parents=True)
     (var / "fresh-bookworm" / ".complete").touch()

@@ -15,7 +15,7 @@ NONE: frozenset[int] = frozenset()
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    """What is logged, whatever level a command that ran in this process has set."""
+    """The log lines, whatever log level an earlier command in this process has set."""
     before = structlog.get_config()
     structlog.reset_defaults()
     with capture_logs() as logged:

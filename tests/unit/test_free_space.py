@@ -57,7 +57,7 @@ def monitors() -> Iterator[Monitors]:
 
 @pytest.fixture
 def space(monitors: Monitors, monkeypatch: pytest.MonkeyPatch) -> Iterator[FreeSpace]:
-    """Each figure is stale at once."""
+    """Every figure is stale at once."""
     monkeypatch.setattr(free_space, "STALE_AFTER_S", 0.0)
     space = FreeSpace("pool", monitors, OBJECT_BYTES_MAX)
     yield space
@@ -80,13 +80,13 @@ def until_value(space: FreeSpace, size_bytes: int) -> None:
 
 
 def is_fresh(monitors: Monitors, space: FreeSpace) -> bool:
-    """Whether a change is told at once."""
+    """Whether a change is reported at once."""
     monitors.free_bytes += 1
     return space.value() == monitors.free_bytes
 
 
 def test_no_caller_waits_for_a_monitor_that_hangs(monitors: Monitors, space: FreeSpace) -> None:
-    """Otherwise this ends only when `hang` does: never."""
+    """Otherwise this ends only when `hang` ends, which is never."""
     assert space.value() == 1000
     monitors.hang()
     with ThreadPoolExecutor(CALLERS) as pool:
@@ -100,7 +100,7 @@ def test_no_caller_waits_for_a_monitor_that_hangs(monitors: Monitors, space: Fre
 
 
 def test_a_monitor_that_answers_is_waited_for(monitors: Monitors, space: FreeSpace) -> None:
-    """So that a process that asks once in ten minutes does not act by a figure that is ten minutes old."""
+    """So that a process that asks once in ten minutes does not rely on a figure that is ten minutes old."""
     assert space.value() == 1000
     monitors.free_bytes = 0
     assert space.value() == 0
@@ -114,7 +114,7 @@ def test_an_answer_that_is_late_is_waited_for_once(
     monitors.hang()
     space.value()
     monkeypatch.setattr(free_space, "FRESH_WAIT_S", WAIT_S_MAX)
-    assert space.value() == 1000, "nobody waits for the late one any more"
+    assert space.value() == 1000, "no caller waits for the late one any more"
     monitors.go_on()
     deadline_s = time.monotonic() + WAIT_S_MAX
     while not is_fresh(monitors, space):

@@ -1,4 +1,4 @@
-"""How the suites are shared out among processes."""
+"""How the suites are distributed among processes."""
 
 from __future__ import annotations
 

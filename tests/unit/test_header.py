@@ -83,7 +83,7 @@ def _golden_header() -> GroupHeader:
 
 
 def _resealed(data: bytes | bytearray) -> bytes:
-    """The same header with a checksum that fits, to reach the checks behind it."""
+    """The same header with a correct checksum, to reach the checks after it."""
     blank = bytes(data[:CRC_AT]) + bytes(4) + bytes(data[PREAMBLE_SIZE:])
     crc32c: int = google_crc32c.value(blank)
     return blank[:CRC_AT] + crc32c.to_bytes(4, "little") + blank[PREAMBLE_SIZE:]
@@ -121,7 +121,7 @@ class TestGolden:
 
 @st.composite
 def headers(draw: st.DrawFn) -> GroupHeader:
-    """Any sane header: entries in slots of random width, in any order, names in a slot of their own or absent."""
+    """Any valid header: entries in slots of random width, in any order, names in a separate slot or absent."""
     k, m = draw(st.sampled_from([(8, 3), (8, 4), (4, 2), (1, 1), (32, 8)]))
     chunk_size = draw(st.sampled_from([16 * 1024, 128 * 1024]))
     stripe_count = draw(st.integers(1, 1024))

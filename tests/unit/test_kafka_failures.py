@@ -35,7 +35,7 @@ class ScriptedDriver:
         self.steps: list[Step] = []
         self.member_id = "m-1"
         self.stored: dict[int, tuple[int, str]] = {}
-        """Per partition: the group's offset, and its metadata."""
+        """Per partition: the group's offset and its metadata."""
         self.begins: dict[int, int] = {}
 
     def poll(self, timeout: float = -1) -> DriverMessage | None:
@@ -47,7 +47,7 @@ class ScriptedDriver:
         return None
 
     def subscribe(self, topics: list[str], **callbacks: object) -> None:
-        """The test calls back itself."""
+        """The test makes the callbacks itself."""
 
     def memberid(self) -> str:
         return self.member_id
@@ -61,7 +61,7 @@ class ScriptedDriver:
         self.begins = {place.partition: place.offset for place in assigned}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 @pytest.fixture
@@ -132,22 +132,23 @@ def test_an_error_of_the_driver_loses_no_messages(consumer: KafkaConsumer, drive
 def test_a_member_that_was_silent_too_long_owns_nothing_at_once(
     consumer: KafkaConsumer, driver: ScriptedDriver
 ) -> None:
-    """The driver's own word comes later; what it fetched ahead until then is nobody's here, and told once."""
-    told: list[frozenset[int]] = []
-    consumer.on_revoke(told.append)
+    """The driver reports the loss later. Messages it prefetched until then belong to another member, and the loss is
+    reported once."""
+    revoked: list[frozenset[int]] = []
+    consumer.on_revoke(revoked.append)
     driver.steps = [message(0, 7), event(KafkaError._MAX_POLL_EXCEEDED), message(0, 8)]
     assert taken(consumer) == []
     with pytest.raises(Conflict, match="no longer owns"):
         consumer.commit({0: 8})
     driver.steps = [partial(consumer._lose, consumer._client.driver, places(0, 1))]
     assert taken(consumer) == []
-    assert told == [{0, 1}]
+    assert revoked == [{0, 1}]
 
 
 def test_a_look_up_of_offsets_that_is_never_answered_times_out(
     consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A daemon looks them up in its own loop, which must turn."""
+    """A daemon looks them up in its own loop, which must not hang."""
 
     class SilentAdmin:
         def __init__(self, _configuration: object) -> None:
@@ -159,7 +160,7 @@ def test_a_look_up_of_offsets_that_is_never_answered_times_out(
             return {place: Future[object]() for place in wanted}
 
         def __exit__(self, *_error: object) -> None:
-            """Nothing is open."""
+            """Nothing to close."""
 
     monkeypatch.setattr(offset_look_up, "AdminClient", SilentAdmin)
     topic = KafkaTopic("broker:9092", "t", 4, request_timeout_ms=TIMEOUT_MS_MIN)
@@ -174,7 +175,7 @@ def test_a_look_up_of_offsets_that_is_never_answered_times_out(
 def test_a_member_rejoins_when_the_offsets_of_a_partition_start_again(
     consumer: KafkaConsumer, driver: ScriptedDriver
 ) -> None:
-    """Whoever takes messages knows those offsets already, and would pass over the new messages for ever."""
+    """The offset tracker has seen those offsets already, and would skip the new messages for ever."""
     revoked: list[frozenset[int]] = []
     consumer.on_revoke(revoked.append)
     driver.steps += [message(0, 7), message(1, 8), message(0, 0), message(0, 8)]
@@ -189,7 +190,7 @@ def test_a_member_rejoins_when_the_offsets_of_a_partition_start_again(
 
 
 def test_a_member_does_not_start_at_offsets_of_another_topic(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
-    """And do not hold commits back: they are not of this topic."""
+    """Nor do they hold commits back: they belong to another topic."""
     driver.stored = {2: (10_000, "topic-id=another"), 3: (7, "topic-id=one")}
     consumer._assigned(consumer._client.driver, places(2, 3))
     assert driver.begins == {2: OFFSET_BEGINNING, 3: OFFSET_INVALID}
@@ -262,7 +263,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 def test_callbacks_of_an_abandoned_client_are_ignored(
     consumer: KafkaConsumer, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing calls back, on another thread, for partitions that the next client may have got again."""
+    """Closing makes callbacks, on another thread, for partitions that the next client may have received again."""
     configuration: dict[str, Callable[..., None]] = {}
 
     def new_driver(settings: dict[str, Callable[..., None]]) -> ScriptedDriver:
@@ -315,8 +316,8 @@ def test_a_recreated_topic_is_noticed(
     monkeypatch.setattr(look_up, "ask_topic", ask)
     watch = TopicWatch(look_up)
     watch.begin(str(answers.pop(0)))
-    told = [watch.is_another() for _ in range(2 * len(answers))]
-    assert told == [False] * (len(told) - 1) + [another]
+    noticed = [watch.is_another() for _ in range(2 * len(answers))]
+    assert noticed == [False] * (len(noticed) - 1) + [another]
 
 
 @pytest.mark.parametrize(("end", "revoked"), [(8, []), (9, [{0, 1}]), (3, [{0, 1}])], ids=["none", "more", "less"])
@@ -327,7 +328,7 @@ def test_a_member_that_misses_messages_rejoins(
     end: int,
     revoked: list[frozenset[int]],
 ) -> None:
-    """As the driver does with a topic that was made anew: it asks in vain for ever, and does not tell."""
+    """The driver does this with a recreated topic: it fetches in vain for ever, and reports nothing."""
     monkeypatch.setattr(consumer._stalls, "patience_s", 0)
     monkeypatch.setattr(consumer._look_up, "offsets", lambda _which: {0: end, 1: 100})
     monkeypatch.setattr(consumer._commits, "committed", lambda _driver, partitions, _id: dict.fromkeys(partitions, -1))
@@ -354,7 +355,8 @@ def test_a_member_that_gets_nothing_from_its_partitions_rejoins(
     end: int,
     revoked: list[frozenset[int]],
 ) -> None:
-    """As the driver does when it is told, as it asks where to begin, that the group's coordinator is another broker."""
+    """The driver does this when it learns, while it looks up where to start, that another broker coordinates the
+    group."""
     monkeypatch.setattr(consumer._stalls, "patience_s", 0)
     monkeypatch.setattr(
         consumer._commits, "committed", lambda _driver, partitions, _id: dict.fromkeys(partitions, committed)
@@ -373,14 +375,14 @@ def test_a_member_that_gets_nothing_from_its_partitions_rejoins(
 
 
 @pytest.mark.parametrize(
-    ("told", "member_id", "silent_s_max", "clients"),
+    ("known_id", "member_id", "silent_s_max", "clients"),
     [(None, "", 300, 2), ("m-1", "m-1", 0, 1), ("m-0", "m-1", 0, 2), ("m-0", "m-1", 300, 1)],
     ids=["unheard", "idle", "left-out", "rebalancing"],
 )
 def test_a_member_that_is_not_admitted_tries_another_client(
-    monkeypatch: pytest.MonkeyPatch, told: str | None, member_id: str, silent_s_max: int, clients: int
+    monkeypatch: pytest.MonkeyPatch, known_id: str | None, member_id: str, silent_s_max: int, clients: int
 ) -> None:
-    """The driver may wait for metadata that it has been given. A member that has no partitions goes on waiting, and so
+    """The driver may be waiting for metadata that it already has. A member without partitions keeps waiting, and so
     does one whose group rebalances."""
     made: list[ScriptedDriver] = []
 
@@ -393,7 +395,7 @@ def test_a_member_that_is_not_admitted_tries_another_client(
     monkeypatch.setattr(member_client, "Consumer", new_driver)
     monkeypatch.setattr(KafkaConsumer, "_is_stuck", lambda _consumer: False)
     with closing(KafkaConsumer(KafkaTopic("broker:9092", "t", 4), group="g", member="m")) as consumer:
-        monkeypatch.setattr(consumer, "_member_id", told)
+        monkeypatch.setattr(consumer, "_member_id", known_id)
         monkeypatch.setattr(consumer._stalls, "_poll_interval_s_max", silent_s_max)
         assert taken(consumer) == []
         assert len(made) == 1, "it may be on its way"
@@ -403,7 +405,7 @@ def test_a_member_that_is_not_admitted_tries_another_client(
 
 
 def test_a_commit_under_another_member_id_is_a_conflict(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
-    """The driver lost its place and has not told yet: to an empty group the broker would let it commit."""
+    """The driver lost its membership and has not reported it yet: the broker would let it commit to an empty group."""
     driver.steps = [message(0, 7)]
     assert taken(consumer) == [(0, 7)]
     driver.member_id = ""
@@ -482,7 +484,7 @@ def test_a_producer_with_a_fatal_error_is_replaced(monkeypatch: pytest.MonkeyPat
 def test_a_consumer_that_only_reads_the_lag_uses_another_client_after_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It does not poll, and so would never find out that its client has no broker any more. A member keeps its own."""
+    """It does not poll, so it would never find out that its client has lost its brokers. A member keeps its client."""
     made: list[ScriptedDriver] = []
 
     class BrokenDriver(ScriptedDriver):

@@ -1,4 +1,4 @@
-"""What the Kafka adapter refuses or says without a broker."""
+"""What the Kafka adapter refuses and reports without a broker."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ class FailingRenewals:
 
 
 def test_renewals_continue_after_an_error_that_is_a_bug() -> None:
-    """Else nobody would be told that the lease was fenced: an idle consumer would stay and never be ready again."""
+    """Otherwise the fencing of the lease would go unnoticed: an idle consumer would keep running and never be ready
+    again."""
     metadata = FailingRenewals([Transient("no answer"), AttributeError("of a driver"), LeaseLost("fenced")])
     with HeldLease(cast(Leases, metadata), FakeClock(), "one", 30_000) as held:
         assert metadata.all_raised.wait(10)

@@ -1,4 +1,4 @@
-"""What is remembered of objects' places, and for how long."""
+"""What is cached about the places of objects, and for how long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AGE_MS = 1_000
 
 
 class Rows:
-    """The one method of the metadata that is used; counts what it is asked."""
+    """The one method of the metadata that is used; counts its calls."""
 
     def __init__(self) -> None:
         self.versions: dict[ObjectKey, int] = {}

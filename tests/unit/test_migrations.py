@@ -1,4 +1,4 @@
-"""The schema's versions, which are told without alembic: commands start sooner."""
+"""The versions of the schema, which are found without alembic so that commands start sooner."""
 
 from __future__ import annotations
 

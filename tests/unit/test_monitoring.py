@@ -118,7 +118,7 @@ def test_processes_share_no_registry() -> None:
 
 
 def read(text: bytes) -> dict[str, float]:
-    """{name{labels}: value} of a text that the client's own parser takes."""
+    """{name{labels}: value} of a text that the client library's parser accepts."""
     found = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
@@ -245,7 +245,7 @@ def test_alive_while_every_loop_turns() -> None:
 
 
 def test_concurrent_readiness_checks_get_the_same_answer() -> None:
-    """One look at a server that is away takes its time limit; ten probes that wait must not take ten of them."""
+    """One check of an unreachable server takes its time limit; ten waiting probes must not take ten of them."""
     health, server = Health(FakeClock(), 1000), _ServerAway()
     health.started()
     health.require("message log", server.look)
@@ -253,11 +253,11 @@ def test_concurrent_readiness_checks_get_the_same_answer() -> None:
     assert answers == [Answer({"message log": "Transient: away"})] * 5
     assert server.looks == 1
     assert not health.ready().good
-    assert server.looks == 2, "asked anew once the answer was given"
+    assert server.looks == 2, "asked again once the answer was given"
 
 
 class _ServerAway:
-    """Each look at it fails, at its time limit: when `limit` is set."""
+    """Each check fails at its time limit, which is when `limit` is set."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -271,7 +271,7 @@ class _ServerAway:
 
 
 def _all_at_once(ask: Callable[[], object], server: _ServerAway) -> list[object]:
-    """What five get who ask while the look of the first is under way."""
+    """The answers to five callers who ask while the check of the first is under way."""
     found: list[object] = []
 
     def asks() -> None:
@@ -384,7 +384,7 @@ def test_only_a_watchdog_for_this_process_counts(environment: dict[str, str], wa
 
 
 class RealWait(FakeClock):
-    """Waits for real, a hundredth of what is asked for: the pulse runs on a thread of its own."""
+    """Waits in real time, a hundredth of the requested time: the pulse runs on a separate thread."""
 
     def wait(self, stop: Event, wait_ms: int) -> bool:
         return stop.wait(wait_ms / 100_000)
@@ -423,7 +423,7 @@ def _silence(systemd: NotifySocket) -> bool:
 
 # --- lanes ---------------------------------------------------------------------------------------------------------
 class SlowWriter:
-    """Stands in for a StripeWriter: writes when it is let."""
+    """Stands in for a StripeWriter: writes when the test lets it."""
 
     def __init__(self, timer: list[float], result: WriteResult) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.invariant(5)
 
 
 class Model:
-    """Every offset ever taken, in one dict per partition; every answer by looking at all of them."""
+    """Every offset ever taken, in one dict per partition; each answer comes from looking at all of them."""
 
     def __init__(self) -> None:
         self.state: dict[int, dict[int, bool]] = {}
@@ -99,7 +99,7 @@ def test_a_message_delivered_again_after_a_rebalance_is_done_by_its_first_done()
     tracker.drop([0])
     tracker.done(0, 5)
     assert tracker.committable() == {}
-    assert tracker.taken(0, 5), "the partition came back and starts anew"
+    assert tracker.taken(0, 5), "the partition came back and starts afresh"
     tracker.done(0, 5)
     tracker.done(0, 5)
     assert tracker.committable() == {0: 6}

@@ -76,7 +76,7 @@ def test_full_use_of_every_allowance(geometry: Geometry, names: bool) -> None:
 
 @pytest.mark.parametrize("size", [CHUNK // 2, 2 * CHUNK + CHUNK // 2])
 def test_front_pushes_the_bin_that_it_reaches(size: int) -> None:
-    """As far as the bin has room, large objects in it or not; not a byte more."""
+    """As long as the bin has room, whether or not it has large objects, and not a byte more."""
     layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     into = opened(layout, size)
     first = layout.chunks_free
@@ -92,7 +92,7 @@ def test_front_pushes_the_bin_that_it_reaches(size: int) -> None:
 
 
 def test_large_object_right_behind_the_front() -> None:
-    """Of k chunks in a single stripe: it starts behind the header, and what follows shares its last chunk."""
+    """An object of k chunks in a single stripe starts after the header, and the next object shares its last chunk."""
     layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     assert not layout.open(Candidate(4 * CHUNK - PAGE + 1, 0, None, 0)), "it would need a fifth chunk"
     into = opened(layout, 3 * CHUNK + 100)
@@ -135,7 +135,7 @@ def test_overlaps_are_never_sealed() -> None:
 
 
 def test_front_lies_in_the_emptiest_bin() -> None:
-    """Whenever that bin was opened: the others may then be filled to the last byte."""
+    """No matter when that bin was opened, so that the others may be filled to the last byte."""
     layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     emptiest = opened(layout, CHUNK - PAGE)
     for _ in range(2):

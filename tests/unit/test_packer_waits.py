@@ -1,4 +1,4 @@
-"""When a group is planned, and that nobody waits for ever."""
+"""When a group is planned, and that no object waits for ever."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_nothing_is_planned_before_the_deadline_of_a_short_list(policy: str) -> 
 
 
 def test_deadline_group_takes_overdue_objects_before_better_fits() -> None:
-    """One stripe holds the 12 overdue objects, so all of them are in it though others fill chunks exactly."""
+    """One stripe holds the 12 overdue objects, so all of them are in it, although others fill chunks exactly."""
     merge = BestFitMergeList[None](GEOMETRY, 1000, 500)
     overdue = [add(merge, 50 * KIB, now_ms=0) for _ in range(12)]
     for _ in range(20):
@@ -79,7 +79,7 @@ def test_needed_groups_use_few_stripes(size: int, count: int, stripes: int) -> N
 
 
 def test_full_backlog_makes_full_groups_without_a_deadline() -> None:
-    """Objects over the window go to the open group, which is handed out when nothing fits it any more."""
+    """Objects beyond the window go to the open group, which is handed out when nothing more fits it."""
     merge = BestFitMergeList[None](GEOMETRY, 100, 1 << 40)
     waiting = [add(merge, 300 * KIB + i, now_ms=0) for i in range(100)]
     assert merge.plan(0) is None

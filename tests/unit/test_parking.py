@@ -1,4 +1,4 @@
-"""Parking what failed: waits, limits, clocks, and what the log says."""
+"""Parking of what failed: waits, limits, clocks, and log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a place: pure, so every rule is tried on maps made by hand, and on random ones."""
+"""The choice of a place. It is pure, so every rule is tried on hand-made and on random maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placement on Ceph without Ceph: answers that are odd or do not come, and what is done with them."""
+"""Placement on Ceph without Ceph: strange or missing answers, and how they are handled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUPS = 8
 
 
 class Monitors:
-    """Stands for a RadosCluster: answers commands as told, and pushes lines of the log."""
+    """Stands in for a RadosCluster: answers commands as configured, and pushes log lines."""
 
     def __init__(self) -> None:
         self.up = [1, 1, 1, 1]
@@ -102,7 +102,7 @@ def eventually(happened: Callable[[], bool]) -> None:
 
 
 def ready(placement: RadosPlacement, monitors: Monitors) -> None:
-    """Wait until it knows the groups: what is given out before is not remembered."""
+    """Wait until it knows the groups: ids that are given out before that are not remembered."""
     placement.new_block_id()
     eventually(lambda: bool(known(placement).groups) and monitors.watcher is not None)
 
@@ -123,7 +123,7 @@ def test_nothing_is_requested_before_a_block_is_needed(placement: RadosPlacement
 def test_a_line_of_the_log_renews_the_map_at_once(
     placement: RadosPlacement, monitors: Monitors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the clock it would take longer than the test waits."""
+    """Periodic renewal would take longer than the test waits."""
     monkeypatch.setattr(placement_module, "ClusterView", partial(ClusterView, refresh_s=600))
     ready(placement, monitors)
     block_id = placement.new_block_id()
@@ -164,7 +164,7 @@ def test_a_map_is_renewed_by_the_clock_when_the_log_cannot_be_watched(
 
 
 def test_the_map_is_renewed_after_an_error_that_is_a_bug(cluster: RadosCluster, monitors: Monitors) -> None:
-    """Else blocks would be placed for ever by a map of long ago, or the first one waited for with each block."""
+    """Otherwise blocks would be placed for ever by an old map, or each block would wait for the first map."""
     monitors.bugs = 1
     with closing(ClusterView(cluster, POOL, refresh_s=0.05)) as view:
         eventually(lambda: bool((view.current() or ClusterMap(1, 1)).groups))
@@ -199,7 +199,7 @@ def _has_osd_0(block_id: BlockId) -> bool:
 
 
 def _change(placement: RadosPlacement, monitors: Monitors, up: list[int]) -> None:
-    """Let OSDs come or go, and wait until the map says so."""
+    """Let OSDs come or go, and wait until the map shows it."""
     monitors.up = up
     monitors.push("osd.0 changed")
     eventually(lambda: [osd.is_up for osd in known(placement).osds.values()] == [one == 1 for one in up])

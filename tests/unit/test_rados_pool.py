@@ -1,4 +1,4 @@
-"""How a pool deals with what the Python binding of Ceph does wrong, without a cluster."""
+"""How a pool handles defects of the Python binding of Ceph, without a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OP_TIMEOUT_S = 1
 
 
 class BindingError(Exception):
-    """As `rados.Error`."""
+    """Like `rados.Error`."""
 
     def __init__(self, code: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_a_listing_that_ends_is_whole(ioctx: FakeIoctx, pool: Pool) -> None:
 @pytest.mark.parametrize(
     "steps",
     [["a", None, "b"], ["a", None, "not text", "b"], [None, "a"], ["a", None, float(OP_TIMEOUT_S)]],
-    ids=["goes on", "goes on behind a foreign name", "at once", "times out again"],
+    ids=["continues", "continues after a foreign name", "at once", "times out again"],
 )
 def test_a_failed_listing_is_not_mistaken_for_a_short_one(
     ioctx: FakeIoctx, pool: Pool, steps: list[str | float | None]

@@ -97,7 +97,7 @@ def test_every_failure_has_its_class_and_says_what_to_do(code: int, kind: type[N
 
 @pytest.fixture
 def no_binding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A Python that sees no binding; gives the folder in which one will be looked for."""
+    """A Python that finds no binding; returns the folder in which it will look for one."""
     monkeypatch.setattr(binding, "_FOLDERS", (tmp_path,))
     monkeypatch.delitem(sys.modules, "rados", raising=False)
     monkeypatch.setattr(sys, "path", [])

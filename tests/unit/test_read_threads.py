@@ -1,4 +1,4 @@
-"""Reads that hang are left behind, others are waited for; slots and limits hold."""
+"""Reads that hang are left behind, others are waited for; slots and limits are respected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tests run again, and what the report says of them. Each case is a run of pytest in a folder of its own."""
+"""Which tests run again, and what the report says about them. Each case is a run of pytest in a separate folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_{name}():
 
 @pytest.fixture
 def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Without the plugins of libraries, of which the import takes longer than all else."""
+    """Without the plugins of libraries, whose import takes longer than everything else."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini(CONFIGURATION)
     return pytester.path
@@ -60,7 +60,7 @@ def run(pytester: pytest.Pytester, source: str, *options: str) -> tuple[int, str
 
 
 def closing_line(output: str) -> str:
-    """Pytest's own, without the time."""
+    """The last line of pytest, without the time."""
     found = re.fullmatch(r"=+ (.*) in [\d.]+s.* =+", output.splitlines()[-1])
     assert found, output
     return found[1]
@@ -124,7 +124,7 @@ def test_more_than_two_flaky_tests_fail_the_run(pytester: pytest.Pytester, folde
 def test_the_second_run_comes_after_all_others_and_has_separate_servers(
     pytester: pytest.Pytester, folder: Path
 ) -> None:
-    """The server of the session is one that a test breaks; it has stopped before the second run starts another."""
+    """The session's server is broken by a test; it has stopped before the second run starts another."""
     source = """
 @pytest.fixture(scope="session")
 def server():

@@ -189,7 +189,7 @@ def test_incompatible_settings_are_refused(env: dict[str, str], setting: str, pr
 
 
 NOT_UTF8 = "/srv/na\udcefve"
-"""What Python makes of a name in Latin-1."""
+"""How Python represents a name in Latin-1."""
 
 
 @pytest.mark.parametrize(

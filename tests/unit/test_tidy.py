@@ -1,4 +1,4 @@
-"""House rules that no linter knows. Every exception is written down here, with its reason."""
+"""House rules that no linter checks. Every exception is listed here, with its reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORLD = re.compile(
     r"time\.(time|time_ns|sleep|monotonic|monotonic_ns)|datetime\.(datetime|date)\.(now|utcnow|today)"
     r"|os\.(urandom|environ|getenv)|uuid\.uuid\d|secrets\.\w+|random\.(?!Random$)\w+"
 )
-"""Time, chance and the environment: passed in, so that a test decides what they are."""
+"""Time, randomness and the environment are passed in, so that a test decides what they are."""
 
 MAY_ASK_THE_WORLD = {
     "nos_ec/adapters/": "adapters are where the world begins",
@@ -31,7 +31,7 @@ MAY_ASK_THE_WORLD = {
     "nos_ec/cli/": "the process itself: its environment, its waiting",
     "nos_ec/demo/": "a command",
     "nos_ec/bench/": "measures time and CPU time",
-    "nos_ec/composition/scratch.py": "makes names that nobody used before",
+    "nos_ec/composition/scratch.py": "makes names that were never used before",
     "nos_ec/core/killpoints.py": "reads one variable at import, to die in a crash test",
 }
 MAY_PRINT = {
@@ -181,7 +181,7 @@ def test_no_exception_outlives_its_reason(exceptions: dict[str, str]) -> None:
 
 
 def test_services_hold_one_package_each() -> None:
-    """`gc` is a builtin module of Python: a module beside the package would tempt somebody to import it from there."""
+    """`gc` is a built-in module of Python: a module beside the package would invite imports from it."""
     for folder in ("producer", "consumer", "gc"):
         assert [name_of(path) for path in (ROOT / folder).glob("*.py")] == []
         assert [p.name for p in (ROOT / folder).iterdir() if p.is_dir() and (p / "__init__.py").exists()] == [
@@ -190,7 +190,7 @@ def test_services_hold_one_package_each() -> None:
 
 
 def test_every_package_has_its_layer() -> None:
-    """In the contracts of import-linter, and in the list of ARCHITECTURE.md."""
+    """In the contracts of import-linter, and in the list in ARCHITECTURE.md."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     layers = {name.strip() for layer in settings["contracts"][0]["layers"] for name in layer.split("|")}
     architecture = (ROOT / "docs/ARCHITECTURE.md").read_text()

@@ -1,4 +1,4 @@
-"""Geometry, keys and lifecycle: the small rules everything else stands on."""
+"""Geometry, keys and lifecycle: the small rules that everything else relies on."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ WAIT_S_MAX = 60.0
 
 
 class Cluster:
-    """What a `System` says of its cluster: each look takes the next answer, and the last one for ever."""
+    """What a `System` reports about its cluster: each check takes the next answer, and then the last one for ever."""
 
     def __init__(self, *answers: NosError | None, backend: str = "ceph") -> None:
         self.clock = SystemClock()

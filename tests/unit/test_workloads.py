@@ -1,4 +1,4 @@
-"""The workloads are what docs/PACKING.md says, and repeat."""
+"""The workloads match docs/PACKING.md, and are reproducible."""
 
 from __future__ import annotations
 
