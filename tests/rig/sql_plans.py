@@ -196,9 +196,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "due_objects too far ahead": lambda: metadata.due_objects(0, 100, ALL_SLOTS),
         "mark_published": lambda: metadata.mark_published(landed[:200], bench.now_ms + 9),
         "still_landed": lambda: metadata.still_landed([pack_request(row) for row in landed]),
-        "commit_group from the landing metadata": lambda: metadata.commit_group(
-            bench.group(lease, target, landed[:150])
-        ),
+        "commit_group from the landing store": lambda: metadata.commit_group(bench.group(lease, target, landed[:150])),
         "commit_group from blocks": lambda: metadata.commit_group(bench.group(lease, second, placed)),
         "placed_in": lambda: metadata.placed_in(target),
         "empty_blocks": lambda: metadata.empty_blocks(10),
