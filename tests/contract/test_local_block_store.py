@@ -21,7 +21,7 @@ from random import Random
 import google_crc32c
 import pytest
 
-from nos_ec.adapters.local import block_store
+from nos_ec.adapters.local import block_locks
 from nos_ec.adapters.local.block_store import LocalBlockStore
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, NotFound, Transient
 from nos_ec.core.geometry import PAGE, Geometry
@@ -657,7 +657,7 @@ def test_a_stopped_writer_does_not_block_the_others(
     root: Path, blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block_id, data = _written(blocks, 1)
-    monkeypatch.setattr(block_store, "LOCK_WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(block_locks, "LOCK_WAIT_S_MAX", 0.05)
     lock = root / "locks" / f"{google_crc32c.value(block_id) % 256:02x}"
     with open(lock) as held:
         fcntl.flock(held, fcntl.LOCK_EX)

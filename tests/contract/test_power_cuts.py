@@ -18,7 +18,7 @@ from typing import Protocol
 import pytest
 
 import nos_ec.adapters.local as adapters
-from nos_ec.adapters.local import block_store, landing_store
+from nos_ec.adapters.local import block_locks, landing_store
 from nos_ec.adapters.local.block_store import LocalBlockStore
 from nos_ec.adapters.local.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
@@ -343,7 +343,7 @@ CASES: list[Callable[[], Case]] = [Blocks, Copies, Log, Marks]
 
 @pytest.fixture(autouse=True)
 def few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_store, "_LOCK_COUNT", FOLDERS)
+    monkeypatch.setattr(block_locks, "_COUNT", FOLDERS)
     monkeypatch.setattr(landing_store, "_FAN_OUT", landing_store._FAN_OUT[:FOLDERS])
 
 

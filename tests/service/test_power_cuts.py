@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from nos_consumer.assemble import drain
-from nos_ec.adapters.local import block_store, landing_store
+from nos_ec.adapters.local import block_locks, landing_store
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import LandingId, ObjectKey
@@ -64,7 +64,7 @@ class History:
 
 @pytest.fixture(autouse=True)
 def few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_store, "_LOCK_COUNT", FOLDERS)
+    monkeypatch.setattr(block_locks, "_COUNT", FOLDERS)
     monkeypatch.setattr(landing_store, "_FAN_OUT", landing_store._FAN_OUT[:FOLDERS])
     new = System.new_landing_id
 

@@ -9,8 +9,7 @@
 
 Invariants kept here:
   1  (of docs/INVARIANTS.md) What `append` acknowledged is on k + m shards and can be read back from any k of them.
-  a  The block's lock lets one writer at a time change a block, across threads and processes. A killed process
-     releases it.
+  a  The block's lock (block_locks.py) lets one writer at a time change a block.
   b  An append writes only behind what all k + m shards already hold, and only if they all end at `at_stripe`
      without a mark. So after a torn append, a seal or the loss of a shard, the block accepts no more appends.
   c  A mark on a shard is never removed. One marked shard is enough to refuse an append.
@@ -18,47 +17,30 @@ Invariants kept here:
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import threading
-import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import google_crc32c
-
+from nos_ec.adapters.local.block_locks import BlockLocks
 from nos_ec.adapters.local.block_reader import BlockReader
+from nos_ec.adapters.local.block_store_folder import check_store, initialise
 from nos_ec.adapters.local.durable import (
-    as_port_error,
-    make_folder,
-    make_folders,
-    replace_file,
     sync_folder,
     translated,
 )
 from nos_ec.adapters.local.erasure import StripeCoder, payload
 from nos_ec.adapters.local.probe import probe_folder
 from nos_ec.adapters.local.shard_file import ShardFile, ShardLayout
-from nos_ec.adapters.local.shard_folders import FAN_OUT, ShardFolders, folder_name
-from nos_ec.adapters.local.shard_identity import complete, make_shard, refuse_foreign, refuse_missing
-from nos_ec.core.errors import ConfigError, Conflict, NoSpace, Transient
+from nos_ec.adapters.local.shard_folders import FAN_OUT, ShardFolders
+from nos_ec.adapters.local.shard_identity import refuse_foreign
+from nos_ec.core.errors import Conflict, NoSpace, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.ports.block_store import ReadCounters
-
-LOCK_WAIT_S_MAX = 30.0
-"""How long a writer waits for another writer of the same block. Appends take milliseconds; a longer wait means that a
-process was stopped in the middle of one."""
-
-_STORE_FILE = "store.json"
-_FORMAT = {"format": "nos-ec local block store", "version": 1}
-_LOCKS = "locks"
-_LOCK_COUNT = 256
 
 
 class LocalBlockStore:
@@ -75,7 +57,8 @@ class LocalBlockStore:
         self._layout = ShardLayout(geometry)
         self._folders = ShardFolders(root, self._layout)
         self._shards = self._folders.shards
-        store_id = _check_store(root, geometry)
+        store_id = check_store(root, geometry)
+        self._locks = BlockLocks(root)
         for shard in self._shards:
             refuse_foreign(self._folders.folder(shard), store_id, shard)
         lost = [shard for shard in self._shards if not self._folders.folder(shard).is_dir()]
@@ -89,50 +72,8 @@ class LocalBlockStore:
 
     @classmethod
     def initialise(cls, root: Path, geometry: Geometry, new_shards: Collection[int] = ()) -> None:
-        """Create the folders of a store, durably. An existing store gets what earlier versions did not write.
-
-        new_shards: shards of an existing store that are lost for good and are to be recreated empty. Raises ConfigError
-        when other shards are missing, more than m are missing, or a named one is not missing; when a folder belongs to
-        another shard or another store; and when the existing store has another or an unknown geometry. Raises NoSpace,
-        Transient. If several processes call this, one creates the store and the others wait for it.
-        """
-        with translated(f"block store {root}"):
-            make_folder(root)
-            fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            cls._initialise(root, geometry, new_shards)
-        finally:
-            os.close(fd)
-
-    @classmethod
-    def _initialise(cls, root: Path, geometry: Geometry, new_shards: Collection[int]) -> None:
-        shards = range(geometry.k + geometry.m)
-        to_make: Collection[int] = shards
-        store_id = None
-        if existing := (root / _STORE_FILE).exists():
-            store_id = _check_store(root, geometry)
-            identified = store_id is not None
-            missing = [n for n in shards if not complete(root / folder_name(n), identified=identified)]
-            for shard in shards:
-                refuse_foreign(root / folder_name(shard), store_id, shard)
-            refuse_missing(missing, new_shards, root, geometry.m)
-            to_make = missing if identified else shards
-        elif new_shards:
-            raise ConfigError(f"{root} is not a block store yet: run `nos-ec init` without --new-shard")
-        elif any(root.glob(f"shard-*/[{FAN_OUT}]/*")):
-            raise ConfigError(f"{root} holds blocks, but {_STORE_FILE} with their geometry is lost: restore the file")
-        with translated(f"block store {root}"):
-            make_folders(root, [*map(folder_name, shards), _LOCKS])
-            new_id = store_id or os.urandom(16).hex()
-            for shard in to_make:
-                make_shard(root / folder_name(shard), new_id, shard)
-            for number in range(_LOCK_COUNT):
-                (root / _LOCKS / f"{number:02x}").touch()
-            sync_folder(root / _LOCKS)
-            if not existing or store_id is None:
-                content = json.dumps({**_FORMAT, "id": new_id, "geometry": asdict(geometry)}, indent=2)
-                replace_file(root / _STORE_FILE, content.encode() + b"\n")
+        """Create the folders of a store, durably; see block_store_folder.initialise."""
+        initialise(root, geometry, new_shards)
 
     @property
     def geometry(self) -> Geometry:
@@ -152,7 +93,7 @@ class LocalBlockStore:
 
     def _create(self, block_id: BlockId, data: bytes | bytearray | memoryview) -> None:
         stripes = self._stripes_of(memoryview(data).cast("B"), 0) if data else []
-        with self._locked(block_id), ExitStack() as stack:
+        with self._locks.held(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)
             if found:
                 raise Conflict(f"block {block_id.hex()} exists", block_id=block_id)
@@ -171,12 +112,12 @@ class LocalBlockStore:
     def append(self, block_id: BlockId, at_stripe: int, data: bytes | bytearray | memoryview) -> None:
         """Append whole stripes at `at_stripe`, which must be the block's end on every shard."""
         stripes = self._stripes_of(memoryview(data).cast("B"), at_stripe)
-        with self._locked(block_id), ExitStack() as stack:
+        with self._locks.held(block_id), ExitStack() as stack:
             self._write(self._open_for_append(stack, block_id, at_stripe), at_stripe, stripes)
 
     def seal(self, block_id: BlockId) -> int:
         """Mark every reachable shard. An earlier mark decides the number of stripes, so the answer never changes."""
-        with self._locked(block_id), ExitStack() as stack:
+        with self._locks.held(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)
             files = list(found.values())
             self._folders.require(block_id, files, unreachable)
@@ -190,7 +131,7 @@ class LocalBlockStore:
 
     def delete(self, block_id: BlockId) -> None:
         """Delete all files of a block. If a shard folder is lost, deletes the others and then raises Transient."""
-        with self._locked(block_id), ExitStack() as stack:
+        with self._locks.held(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)
             # Because of the mark, readers that find some shards already gone report NotFound instead of Corrupt. The
             # mark needs no sync: after a power cut, a second call finds what is left.
@@ -385,22 +326,6 @@ class LocalBlockStore:
             with translated(f"shard folder {folder.parent}"):
                 future.result()
 
-    @contextmanager
-    def _locked(self, block_id: BlockId) -> Iterator[None]:
-        """Hold the block's lock (invariant a). Raises Transient when another writer holds it for too long."""
-        path = self._root / _LOCKS / f"{google_crc32c.value(block_id) % _LOCK_COUNT:02x}"
-        with translated(f"lock file {path}"):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            deadline = time.monotonic() + LOCK_WAIT_S_MAX
-            while not _try_lock(fd):
-                if time.monotonic() > deadline:
-                    raise Transient(f"lock file {path} is held: look for a stopped process that writes to this store")
-                time.sleep(0.001)
-            yield
-        finally:
-            os.close(fd)
-
     def _count(self, reader: BlockReader) -> None:
         with self._counters_lock:
             self._counters = ReadCounters(
@@ -408,41 +333,3 @@ class LocalBlockStore:
                 self._counters.shard_bytes + reader.shard_bytes,
                 self._counters.degraded_reads + reader.degraded_reads,
             )
-
-
-def _check_store(root: Path, geometry: Geometry) -> str | None:
-    """Return the store's id; None if an earlier version created the store. Raises ConfigError unless `root` holds a
-    store of this geometry, Transient."""
-    path = root / _STORE_FILE
-    try:
-        content = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError(f"{root} is not a block store: run `nos-ec init` to create one, or mount its disk") from error
-    except OSError as error:
-        raise as_port_error(f"block store {path}", error) from error
-    except ValueError as error:
-        raise ConfigError(
-            f"{path} is damaged ({error}): restore it from another copy of this store's settings"
-        ) from error
-    stored = content.get("geometry") if isinstance(content, dict) else None
-    if stored is None or {key: content.get(key) for key in _FORMAT} != _FORMAT:
-        raise ConfigError(f"{path} does not have format version {_FORMAT['version']}: use the release that wrote it")
-    if stored != asdict(geometry):
-        raise ConfigError(
-            f"block store {root} has the geometry {_shown(stored)}, but the configuration says"
-            f" {_shown(asdict(geometry))}: configure the store's geometry, or initialise a new store elsewhere"
-        )
-    store_id = content.get("id")
-    return store_id if isinstance(store_id, str) else None
-
-
-def _shown(geometry: Mapping[str, int]) -> str:
-    return " ".join(f"{key}={value}" for key, value in geometry.items())
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
