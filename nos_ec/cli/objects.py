@@ -82,7 +82,8 @@ def get(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read an object, or a range of it. The CRC of a whole read is checked before the output file appears."""
+    """Read an object, or a range of it. The CRC of a whole read is checked before the output file appears. --json needs
+    --output, because stdout cannot carry both the object and the report."""
     if as_json and output == Path("-"):
         raise InvalidInput("--json needs --output FILE: stdout cannot carry both the object and the report")
     key = parse_object(name)
@@ -98,7 +99,7 @@ def get(
 
 def rm(
     ctx: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="BUCKET/NAME...")],
+    names: Annotated[list[str], typer.Argument(metavar="BUCKET/NAME", help="One or more objects.")],
     as_json: AsJson = False,
 ) -> None:
     """Delete objects. Missing objects are listed; the others are still deleted."""
@@ -114,7 +115,7 @@ def rm(
 
 def ls(
     ctx: typer.Context,
-    where: Annotated[str, typer.Argument(metavar="BUCKET/PREFIX", help="If left out, the buckets are listed.")] = "",
+    where: Annotated[str, typer.Argument(metavar="BUCKET[/PREFIX]", help="If left out, the buckets are listed.")] = "",
     after: Annotated[
         str, typer.Option(help="Start after this entry: a bucket, or NAME or BUCKET/NAME as listed.")
     ] = "",

@@ -98,7 +98,7 @@ def _produce(system: System, stop: Event) -> None:
 
 
 def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) -> None:
-    """Pack published objects into stripes. Runs until SIGTERM, or with --once until the group has no lag.
+    """Pack published objects into stripes. Runs until SIGTERM, or with --once until all of them are done.
 
     Also seals the blocks of dead writers, and deletes landing copies whose grace period is over.
     """
@@ -147,7 +147,10 @@ def _consume(system: System, stop: Event) -> ConsumerCounters:
 
 
 def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Show which blocks a run would collect and rewrite. Reads rows and headers, not objects; changes nothing."""
+    """Show which blocks a run would collect and rewrite. Reads rows and headers, not objects; changes nothing.
+
+    A block marked "keep" is mostly waste too, but rewriting it would give too little space back.
+    """
     with context(ctx).system() as system:
         plan = gc_service(system).plan()
     _show_plan(plan, as_json)
@@ -159,7 +162,8 @@ def gc_run(
     once: Annotated[bool, typer.Option("--once/--loop", help="Run once (for cron), or run every gc.wait_ms.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite the live objects of blocks that are mostly waste. Emptied blocks are deleted after their grace period."""
+    """Rewrite the live objects of blocks that are mostly waste. A later run deletes the emptied blocks, when their
+    grace period is over."""
     if not apply:
         gc_plan(ctx, as_json)
         if not as_json:
@@ -221,7 +225,7 @@ def _show_plan(plan: CollectionPlan, as_json: bool) -> None:
             mark = "collect" if decision.block.block_id in victims else "keep   "
             live = count_text(decision.live_objects, "object")
             block = decision.block
-            out.print(f"{mark} {block.block_id.hex()}  unused {block.waste_ratio:.1%}  live {live}")
+            out.print(f"{mark} {block.block_id.hex()}  waste {block.waste_ratio:.1%}  live {live}")
         out.print(
             f"{count_text(len(victims), 'block')}: {size_text(data['bytes_to_reclaim'])} to reclaim,"
             f" {size_text(data['bytes_to_rewrite'])} to rewrite; decided from"

@@ -85,7 +85,7 @@ def _print(data: dict[str, Any], whose: str) -> None:
     size = data["live_bytes"] + data["dead_bytes"] + data["overhead_bytes"]
     rows = {
         "utilisation": f"{_percent(data['utilisation'])}  of {count_text(data['stripes'], 'stripe')} is live",
-        "holes": f"{_percent(rounded(ratio(data['dead_bytes'], size)))}  {size_text(data['dead_bytes'])} dead",
+        "dead": f"{_percent(rounded(ratio(data['dead_bytes'], size)))}  {size_text(data['dead_bytes'])}",
         "header, names, padding": f"{_percent(data['overhead_ratio'])}  {size_text(data['overhead_bytes'])}",
         "raw bytes per user byte": "-" if raw is None else f"{raw:.3f}  {size_text(data['raw_bytes'])} on all shards",
         "in stripes": f"{count_text(data['packed_objects'], 'packed object')}, {size_text(packed_bytes)} live",

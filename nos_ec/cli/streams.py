@@ -97,6 +97,8 @@ class Source:
                 raise InvalidInput("standard input is closed; pipe the object in, or give a file")
             return sys.stdin.buffer
         with self._named():
+            if path.is_dir():
+                raise InvalidInput(f"{path} is a folder; to store every file below it, use -r")
             return path.open("rb")
 
     def __enter__(self) -> Source:

@@ -236,6 +236,7 @@ def test_errors_say_what_to_do(cli: Cli, tmp_path: Path, file: Path) -> None:
     assert error == {"error": "NotFound", "message": error["message"], "exit_code": 4}
     assert str(tmp_path / "none") in cli("put", "b/a", str(tmp_path / "none"), exits=2)["message"]
     assert "not a folder" in cli("put", "-r", "b", str(file), exits=2)["message"]
+    assert "use -r" in cli("put", "b/a", str(tmp_path), exits=2)["message"]
     assert "--output" in cli("get", "b/a", exits=2)["message"]
     cli("put", "b/a", str(file))
     assert "FIRST-LAST" in cli("get", "b/a", "-o", str(tmp_path / "x"), "--range", "a-b", exits=2)["message"]
