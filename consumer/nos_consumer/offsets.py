@@ -43,7 +43,7 @@ class Offsets:
             self._tracker.done(partition, offset)
 
     def commit_when_due(self, *, idle: bool) -> None:
-        """Commit when COMMIT_WAIT_MS have passed since the last try, or at once when the consumer is idle."""
+        """Try to commit when COMMIT_WAIT_MS have passed since the last try, or at once when the consumer is idle."""
         now_ms = self._clock.now_ms()
         if idle or not waits(self._due_ms, now_ms, COMMIT_WAIT_MS):
             self._due_ms = now_ms + COMMIT_WAIT_MS

@@ -41,7 +41,8 @@ class LocationCache:
         return len(self._rows)
 
     def find(self, key: ObjectKey, get: Callable[[ObjectKey], ObjectRow]) -> ObjectRow:
-        """The row, which may be a remembered one. Raises NotFound, Transient."""
+        """The row: a remembered one if it is younger than the maximum age, else as the metadata has it now. Raises
+        NotFound, Transient."""
         if not self._objects_max:
             return get(key)
         now_ms = self._clock.now_ms()

@@ -39,7 +39,7 @@ class Candidate(Generic[P]):
 
 
 class PlacedObject(NamedTuple, Generic[P]):
-    """One object of a plan, at `offset` bytes from the start of the group."""
+    """One object of a plan, and where it lies: `offset` bytes from the start of the group."""
 
     candidate: Candidate[P]
     offset: int

@@ -84,11 +84,11 @@ class SizeClasses(Generic[P]):
         return full, rest >> self._bits
 
     def oldest_small(self) -> Candidate[P] | None:
-        """The small object that has waited longest."""
+        """The small object that has waited longest; None if none waits."""
         return _first_waiting(self._small_arrivals)
 
     def oldest_large(self) -> Candidate[P] | None:
-        """The large object that has waited longest."""
+        """The large object that has waited longest; None if none waits."""
         return _first_waiting(self._large_arrivals)
 
     def oldest_large_within(self, full_max: int) -> Candidate[P] | None:
