@@ -61,7 +61,7 @@ def test_killed_connections_are_replaced(url: str, metadata: SqlMetadata) -> Non
 
 
 def test_killed_statements_change_all_or_nothing(url: str, metadata: SqlMetadata) -> None:
-    """Whatever a server reports about a killed statement, acknowledged results are true and the books balance."""
+    """Whatever a server reports about a killed statement, acknowledged results are true and block counters add up."""
     bench = MetadataBench(metadata)
     ended = threading.Event()
     killer = threading.Thread(target=_kill_queries, args=(url, ended), daemon=True)

@@ -202,7 +202,7 @@ def prepared(made: Settings) -> Work:
 
 
 def settle_and_check(made: Settings, work: Work) -> None:
-    """Recovery of abandoned blocks; then everything reads back and the books balance."""
+    """Recovery of abandoned blocks; then everything reads back and block counters add up."""
     with open_system(_patient(made)) as system:
         await_true(lambda: _recovered(system))
         store = system.store()

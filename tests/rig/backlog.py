@@ -157,7 +157,7 @@ class Backlog:
             }
             for number, object_id in enumerate(self._ids(count))
         ]
-        books = {
+        block = {
             "block_id": block_id,
             "kind": BlockKind.FRESH,
             "state": BlockState.SEALED,
@@ -173,4 +173,4 @@ class Backlog:
         }
         with self._engine.begin() as connection:
             connection.execute(insert(OBJECTS), rows)
-            connection.execute(insert(BLOCKS), [books])
+            connection.execute(insert(BLOCKS), [block])

@@ -1,6 +1,6 @@
 """Chaos on the real stack: clients and daemons work while daemons, OSDs, Kafka and the SQL server are killed.
 
-At the end everything is healed and comes to rest, every key is read and compared, and the books are checked.
+At the end everything is healed and comes to rest, every key is read and compared, and the store is audited.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ format = "json"
 @dataclass(slots=True)
 class Report:
     """What a run did and found. problems: everything that must not happen. leaked: blocks and copies without an owner,
-    books that do not balance, work left over."""
+    block counters that are wrong, work left over."""
 
     seed: int
     seconds: float

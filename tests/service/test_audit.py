@@ -1,4 +1,4 @@
-"""The audit of a store's books finds deliberate errors; it judges the chaos run and the crash matrix."""
+"""The audit of a store finds deliberate errors; it judges the chaos run and the crash matrix."""
 
 from __future__ import annotations
 

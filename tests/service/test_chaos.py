@@ -1,7 +1,7 @@
 """Everything at once, on one store: clients beside producers, consumers and GC that are killed and stopped at random.
 
 Real processes, kill -9, and SIGSTOP for longer than lease and session (a zombie writer comes back, invariant 8). A
-reading must be right at any moment; afterwards everything acknowledged is there, the books balance, nothing is left
+reading must be right at any moment; afterwards everything acknowledged is there, block counters add up, nothing is left
 over. NOS_EC_DEV_CHAOS_S sets how long it runs, NOS_EC_DEV_CHAOS_SEED repeats the choices of a run (not its timing).
 """
 

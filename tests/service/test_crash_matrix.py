@@ -2,7 +2,7 @@
 
 A case runs one real command in a process of its own with NOS_EC_KILL_AT set; a command that does not die of it
 fails the test. Afterwards the services run as they would after a restart, and the store must hold every
-acknowledged object, have balanced books (invariant 6) and nothing left over.
+acknowledged object, have block counters that add up (invariant 6) and nothing left over.
 """
 
 from __future__ import annotations

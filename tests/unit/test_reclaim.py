@@ -1,4 +1,4 @@
-"""The books of a block (invariants 6 and 10), and whether a collection pays."""
+"""The counters of a block (invariants 6 and 10), and whether a collection pays."""
 
 from __future__ import annotations
 
