@@ -136,7 +136,7 @@ class MetadataBench:
         """The whole deletion queue."""
         return {entry.landing_id: entry for entry in self.metadata.due_deletions(2**60, 100_000)}
 
-    def check_books(self) -> None:
+    def check_counters(self) -> None:
         """Check invariants 3 and 6: the counters of each block match its rows and sum to its size."""
         for block in self.metadata.list_blocks(None, 100_000):
             placed = self.metadata.placed_in(block.block_id)

@@ -78,7 +78,7 @@ class BlockContract:
             bench.metadata.block(block_id)
         left = {block.block_id for block in bench.metadata.list_blocks(None, 9)}
         assert left == {fenced, sealed, written}
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(6)
     def test_reconciling(self, bench: MetadataBench) -> None:
@@ -96,7 +96,7 @@ class BlockContract:
         assert (block.state, block.stripes, block.dead_bytes) == (BlockState.SEALED, 3, 150)
         assert block.overhead_bytes == 3 * SIZE - 350
         assert not bench.metadata.seal_reconciled(block_id, 3, 200, 150, 2, 7)
-        bench.check_books()
+        bench.check_counters()
 
     @staticmethod
     def _writer_of(bench: MetadataBench, block_id: BlockId) -> Lease:

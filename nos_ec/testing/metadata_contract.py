@@ -130,7 +130,7 @@ class PutContract:
         assert old.extent is not None
         block = bench.metadata.block(old.extent.block_id)
         assert (block.live_bytes, block.dead_bytes, block.live_objects) == (0, 700, 0)
-        bench.check_books()
+        bench.check_counters()
 
     def test_a_batch_is_recorded_in_order(self, bench: MetadataBench) -> None:
         bench.put("n-7")
@@ -202,7 +202,7 @@ class LargeContract:
             block = bench.metadata.block(segment.extent.block_id)
             assert (block.state, block.kind, block.stripes) == (BlockState.SEALED, BlockKind.LARGE, 1)
             assert (block.live_bytes, block.live_objects, block.dead_bytes) == (20_000, 1, 0)
-        bench.check_books()
+        bench.check_counters()
 
     def test_recording_a_large_object_again_changes_nothing(self, bench: MetadataBench) -> None:
         lease = bench.lease()
@@ -210,7 +210,7 @@ class LargeContract:
         assert [bench.metadata.record_large(new, lease, bench.now_ms) for _ in range(3)] == [True] * 3
         bench.put("big")
         assert not bench.metadata.record_large(new, lease, bench.now_ms), "it counts as the first of the two"
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.parametrize("winner", ["small", "large"])
     def test_the_older_of_two_concurrent_puts_is_dead(self, bench: MetadataBench, winner: str) -> None:
@@ -226,7 +226,7 @@ class LargeContract:
         for segment in older.segments:
             block = bench.metadata.block(segment.extent.block_id)
             assert (block.state, block.live_bytes, block.dead_bytes) == (BlockState.SEALED, 0, 20_000)
-        bench.check_books()
+        bench.check_counters()
 
     def test_a_large_object_releases_what_it_overwrites(self, bench: MetadataBench) -> None:
         lease = bench.lease()
@@ -241,7 +241,7 @@ class LargeContract:
         assert bench.metadata.block(packed.extent.block_id).live_bytes == 0
         assert bench.metadata.segments(gone.object_id, gone.version) == []
         assert bench.metadata.block(large.segments[0].extent.block_id).hole_ratio == 1.0
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(8)
     def test_a_writer_that_lost_its_lease_records_nothing(self, bench: MetadataBench) -> None:
@@ -290,7 +290,7 @@ class LookUpContract:
         assert bench.metadata.segments(large.object_id, large.version) == []
         assert {landed.landing_id, queued.landing_id} <= bench.deletions().keys()
         assert all(block.live_bytes == 0 == block.live_objects for block in bench.metadata.list_blocks(None, 99))
-        bench.check_books()
+        bench.check_counters()
         with pytest.raises(NotFound):
             bench.get("p")
 
@@ -307,7 +307,7 @@ class LookUpContract:
         assert bench.metadata.segments(large.object_id, large.version) == []
         assert landed.landing_id in bench.deletions()
         assert sum(block.live_objects for block in bench.metadata.list_blocks(None, 99)) == 1
-        bench.check_books()
+        bench.check_counters()
         assert bench.metadata.delete_many(keys, bench.now_ms) == [], "again, as after a Transient"
         assert bench.metadata.delete_many([], bench.now_ms) == []
 
@@ -320,7 +320,7 @@ class LookUpContract:
         assert [row.key for row in bench.metadata.delete_many(keys, bench.now_ms)] == keys
         assert bench.metadata.list_objects("bucket", "", "", 9) == []
         assert [block.dead_bytes for block in bench.metadata.list_blocks(None, 99)] == [1000] * 9
-        bench.check_books()
+        bench.check_counters()
 
     def test_an_object_id_is_never_used_twice(self, bench: MetadataBench) -> None:
         first = bench.put("n")
@@ -577,7 +577,7 @@ class CommitContract:
         assert (block.stripes, block.live_bytes, block.dead_bytes, block.live_objects) == (2, 1500, 0, 3)
         assert block.overhead_bytes == 2 * SIZE - 1500
         assert bench.metadata.due_objects(2**60, 10, ALL_SLOTS) == []
-        bench.check_books()
+        bench.check_counters()
 
     def test_landing_copies_of_winners_are_queued(self, bench: MetadataBench) -> None:
         row = bench.put("n")
@@ -599,7 +599,7 @@ class CommitContract:
         assert bench.metadata.commit_group(commit) == {rows[0].object_id}
         block = bench.metadata.block(block_id)
         assert (block.live_bytes, block.dead_bytes, block.live_objects) == (300, 900, 1)
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(5)
     def test_a_repeated_event_moves_nothing_twice(self, bench: MetadataBench) -> None:
@@ -614,7 +614,7 @@ class CommitContract:
         assert bench.metadata.commit_group(bench.group(lease, block_id, [row], at=1)) == frozenset()
         assert bench.get("n") == moved
         assert bench.metadata.block(block_id).dead_bytes == 600
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(5)
     def test_the_current_one_of_two_versions_in_a_group_wins(self, bench: MetadataBench) -> None:
@@ -627,7 +627,7 @@ class CommitContract:
             assert bench.metadata.commit_group(commit) == {new.object_id}
             block = bench.metadata.block(block_id)
             assert (block.live_bytes, block.dead_bytes) == (400, 300)
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(6)
     def test_gc_moves_from_block_to_block(self, bench: MetadataBench) -> None:
@@ -642,7 +642,7 @@ class CommitContract:
         assert [bench.metadata.block(one).dead_bytes for one in (first, second, target)] == [800, 800, 400]
         assert [bench.metadata.block(one).live_bytes for one in (first, second, target)] == [0, 0, 1200]
         assert len(bench.deletions()) == 4, "a move between blocks queues no landing copy"
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(5)
     def test_a_move_matches_only_the_place_it_names(self, bench: MetadataBench) -> None:
@@ -659,7 +659,7 @@ class CommitContract:
             assert bench.metadata.commit_group(GroupCommit(lease, block_id, at, 1, [placed], 5, 4)) == frozenset()
         assert bench.get("n") == row
         assert bench.metadata.block(block_id).dead_bytes == 1200
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(5)
     def test_landing_copies_and_packed_objects_in_one_group(self, bench: MetadataBench) -> None:
@@ -673,7 +673,7 @@ class CommitContract:
         assert set(bench.deletions()) - queued == {landed.landing_id}
         block = bench.metadata.block(block_id)
         assert (block.live_bytes, block.dead_bytes, block.live_objects) == (600, 300, 2)
-        bench.check_books()
+        bench.check_counters()
 
     def test_the_group_that_fills_a_block_seals_it(self, bench: MetadataBench) -> None:
         lease = bench.lease()
@@ -690,7 +690,7 @@ class CommitContract:
         bench.metadata.release_lease(lease)
         block = bench.metadata.block(block_id)
         assert (block.state, block.stripes, block.live_objects) == (BlockState.SEALED, full, 2)
-        bench.check_books()
+        bench.check_counters()
 
     def test_committing_again_is_a_conflict_and_changes_nothing(self, bench: MetadataBench) -> None:
         lease = bench.lease()
@@ -842,7 +842,7 @@ class LandingContract:
         assert not bench.metadata.revert_to_landing(deletion, bench.now_ms)
         assert bench.get("n") == row
         bench.pack([row])
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.parametrize("how", ["doomed", "moved", "overwritten", "deleted"])
     def test_reverting_is_refused_when_the_row_has_changed(self, bench: MetadataBench, how: str) -> None:
@@ -859,7 +859,7 @@ class LandingContract:
             bench.delete("n")
         assert not bench.metadata.revert_to_landing(deletion, bench.now_ms)
         assert deletion.landing_id in bench.deletions()
-        bench.check_books()
+        bench.check_counters()
 
     def test_the_queued_copy_of_a_packed_object(self, bench: MetadataBench) -> None:
         landed, other = bench.put("n"), bench.put("other")

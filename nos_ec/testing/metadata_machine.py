@@ -35,14 +35,14 @@ class Expected:
 
 
 class MetadataMachine(RuleBasedStateMachine):
-    """The rules. `make_store` is set by the subclass."""
+    """The rules. `new_metadata` is set by the subclass."""
 
-    make_store: Callable[[], Metadata]
+    new_metadata: Callable[[], Metadata]
 
     @initialize()
     def open(self) -> None:
         """A fresh metadata store with one writer."""
-        self.bench = MetadataBench(type(self).make_store())
+        self.bench = MetadataBench(type(self).new_metadata())
         self.metadata = self.bench.metadata
         self.model: dict[str, Expected] = {}
         self.seen: list[ObjectRow] = []
@@ -173,16 +173,16 @@ class MetadataMachine(RuleBasedStateMachine):
             assert (row.state is ObjectState.LARGE) is self.model[name].large
 
     @invariant()
-    def books_are_right_3_6(self) -> None:
+    def counters_are_right(self) -> None:
         """Invariants 3 and 6."""
-        self.bench.check_books()
+        self.bench.check_counters()
         totals = self.metadata.totals()
         size = totals.stripes * GEOMETRY.stripe_size
         assert totals.live_bytes + totals.dead_bytes + totals.overhead_bytes == size
 
     @invariant()
-    def no_copy_is_lost_or_leaked_2(self) -> None:
-        """Every copy that was not deleted is known to a row or to the queue, and no row's copy was deleted."""
+    def no_copy_is_lost_or_leaked(self) -> None:
+        """Invariant 2: a row or the queue knows every copy that was not deleted, and no row's copy was deleted."""
         assert self.metadata.landing_known(list(self.copies)) == self.copies
         assert {row.landing_id for row in self._rows() if row.landing_id} <= self.copies
 

@@ -64,7 +64,7 @@ class MetadataRaces(MetadataSuite):
             with pytest.raises(NotFound):
                 bench.get(row.key.name)
         assert len(bench.deletions()) == ROUNDS, "each landing copy is queued once, whichever thread won"
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(5, 6)
     def test_deleting_many_against_commit_and_delete(self, bench: MetadataBench) -> None:
@@ -84,7 +84,7 @@ class MetadataRaces(MetadataSuite):
             block = bench.metadata.block(block_id)
             assert (block.live_bytes, block.dead_bytes) == (0, 500)
         assert len(bench.deletions()) == 50 * ROUNDS, "each landing copy is queued once, whichever thread won"
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(5, 6)
     def test_overwrite_against_commit(self, bench: MetadataBench) -> None:
@@ -101,7 +101,7 @@ class MetadataRaces(MetadataSuite):
             assert bench.get(f"n{i}") == recorded[0]
             assert (recorded[0].state, recorded[0].size) == (ObjectState.LANDED, 77)
             assert row.landing_id in bench.deletions()
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(8)
     def test_only_one_of_several_processes_gets_a_lease(self, bench: MetadataBench) -> None:
@@ -145,7 +145,7 @@ class MetadataRaces(MetadataSuite):
             else:
                 assert won == {row.object_id}
                 assert (block.stripes, bench.get(f"n{i}").state) == (1, ObjectState.PACKED)
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(2)
     def test_doom_against_record_puts(self, bench: MetadataBench) -> None:
@@ -178,7 +178,7 @@ class MetadataRaces(MetadataSuite):
             )
             assert reverted is not bool(doomed), "exactly one of them happened"
             assert bench.get(f"n{i}").state is (ObjectState.LANDED if reverted else ObjectState.PACKED)
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(5)
     def test_two_commits_of_one_object(self, bench: MetadataBench) -> None:
@@ -188,7 +188,7 @@ class MetadataRaces(MetadataSuite):
             commits = [bench.group(lease, bench.block(lease), [row]) for lease in leases]
             won = race(*(partial(bench.metadata.commit_group, commit) for commit in commits))
             assert sorted(won, key=len) == [frozenset(), {row.object_id}]
-        bench.check_books()
+        bench.check_counters()
 
     def test_one_group_committed_twice(self, bench: MetadataBench) -> None:
         lease = bench.lease()
@@ -198,7 +198,7 @@ class MetadataRaces(MetadataSuite):
             outcomes = race(*[partial(bench.metadata.commit_group, commit)] * 2)
             assert sum(outcome == {row.object_id} for outcome in outcomes) == 1
             assert sum(isinstance(outcome, Conflict) for outcome in outcomes) == 1
-        bench.check_books()
+        bench.check_counters()
 
     def test_two_puts_of_a_new_key(self, bench: MetadataBench) -> None:
         for i in range(ROUNDS):
@@ -218,7 +218,7 @@ class MetadataRaces(MetadataSuite):
         assert claimed == [bench.metadata.find_store_id()] * 2
 
     @pytest.mark.invariant(6)
-    def test_the_books_balance_under_many_threads(self, bench: MetadataBench) -> None:
+    def test_the_counters_balance_under_many_threads(self, bench: MetadataBench) -> None:
         names = [f"n{i}" for i in range(8)]
 
         def work(seed: int) -> None:
@@ -237,4 +237,4 @@ class MetadataRaces(MetadataSuite):
 
         outcomes = race(*(partial(work, seed) for seed in range(4)))
         assert outcomes == [None] * 4
-        bench.check_books()
+        bench.check_counters()

@@ -275,7 +275,7 @@ def test_a_kill_before_the_commit_changes_nothing(url: str, metadata: SqlMetadat
     else:
         assert [row.state for row in rows] == [ObjectState.LANDED if point else ObjectState.PACKED]
         assert [block.stripes for block in metadata.list_blocks(None, 9)] == [0 if point else 1]
-    bench.check_books()
+    bench.check_counters()
 
 
 _WRITER = """
@@ -301,7 +301,7 @@ for i in range(15):
 
 
 @pytest.mark.invariant(6)
-def test_the_books_balance_under_several_processes(url: str, metadata: SqlMetadata) -> None:
+def test_the_counters_balance_under_several_processes(url: str, metadata: SqlMetadata) -> None:
     """Where syncing takes 60 ms, one of three processes gets no turn for longer than SQLite waits: it tries again, as
     the error says."""
     bench = MetadataBench(metadata)
@@ -309,7 +309,7 @@ def test_the_books_balance_under_several_processes(url: str, metadata: SqlMetada
     assert [writer.wait(300) for writer in writers] == [0, 0, 0]
     assert sum(block.stripes for block in metadata.list_blocks(None, 999)) == 45
     assert sum(block.live_objects for block in metadata.list_blocks(None, 999)) <= 3
-    bench.check_books()
+    bench.check_counters()
 
 
 def test_places_are_named_without_secrets() -> None:

@@ -14,7 +14,7 @@ from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.ports.metadata import Metadata
 from nos_ec.testing.metadata_machine import MetadataMachine
 
-pytestmark = pytest.mark.invariant(6)
+pytestmark = [pytest.mark.invariant(number) for number in (2, 3, 6)]
 
 
 def test_metadata_agrees_with_a_dict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def test_metadata_agrees_with_a_dict(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return open_metadata(f"sqlite:///{used}")
 
     class Machine(MetadataMachine):
-        make_store = staticmethod(fresh)
+        new_metadata = staticmethod(fresh)
 
     modest = settings(
         max_examples=40, stateful_step_count=25, deadline=None, database=None, suppress_health_check=list(HealthCheck)

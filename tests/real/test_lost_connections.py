@@ -84,7 +84,7 @@ def test_killed_statements_change_all_or_nothing(url: str, metadata: SqlMetadata
         killer.join()
     assert wrong == [], "a PUT that was answered had not been recorded"
     assert failed < KILLED_ROUNDS / 2, "hardly any got through: this run shows nothing"
-    bench.check_books()
+    bench.check_counters()
 
 
 def _kill_queries(url: str, ended: threading.Event) -> None:

@@ -51,7 +51,7 @@ class SqlDamage:
         assert line["blocks"] == [lost.block_id.hex()]
         with pytest.raises(NotFound):
             metadata.get(rows[2].key)
-        bench.check_books()
+        bench.check_counters()
 
     def test_an_object_in_a_block_without_a_row_can_be_overwritten(
         self, metadata: SqlMetadata, bench: MetadataBench
@@ -65,7 +65,7 @@ class SqlDamage:
         assert bench.put("n", 50).size == 50
         assert metadata.get(ObjectKey("bucket", "n")).size == 50
         assert metadata.block(placed[1]).live_bytes == 0
-        bench.check_books()
+        bench.check_counters()
 
 
 def _lose(metadata: SqlMetadata, block_id: BlockId) -> None:

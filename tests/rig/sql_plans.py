@@ -124,7 +124,7 @@ class SqlPlans:
             counts.append(len(statements))
         assert counts[:2] == counts[2:]
         assert max(counts) <= 8
-        bench.check_books()
+        bench.check_counters()
 
     def test_a_batch_takes_as_many_statements_for_200_objects_as_for_one(
         self, metadata: SqlMetadata, bench: MetadataBench

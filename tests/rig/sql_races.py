@@ -64,7 +64,7 @@ class SqlRaces:
             (BlockState.FENCED, 0),
             (BlockState.FENCED, 1),
         ]
-        bench.check_books()
+        bench.check_counters()
 
     def test_nothing_waits_for_rows_that_it_does_not_concern(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         """A planner that believes that there are few rows, or none yet, would rather read all of them. Then each
@@ -83,7 +83,7 @@ class SqlRaces:
             waits = bool(wait([work], WORKS_S).not_done)
         work.result()
         assert not waits
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.parametrize("way", ["delete_many", "record_puts"])
     def test_objects_are_locked_in_order_of_their_ids(
@@ -105,7 +105,7 @@ class SqlRaces:
             waits = bool(wait([other], WORKS_S).not_done)
         assert not waits
         assert (other.result(), len(many.result())) == (1, 2)
-        bench.check_books()
+        bench.check_counters()
 
     def test_a_commit_that_waits_for_an_object_holds_no_block(
         self, metadata: SqlMetadata, bench: MetadataBench
@@ -124,7 +124,7 @@ class SqlRaces:
             waits = bool(wait([gone], WORKS_S).not_done)
         assert not waits
         assert (gone.result().object_id, commit.result()) == (packed.object_id, frozenset({row.object_id}))
-        bench.check_books()
+        bench.check_counters()
 
     @pytest.mark.invariant(2)
     def test_a_landing_copy_that_changes_places_is_known(self, metadata: SqlMetadata, bench: MetadataBench) -> None:

@@ -79,7 +79,7 @@ def test_another_version_or_place_does_not_confirm() -> None:
     st.lists(st.tuples(st.lists(st.integers(1, 100_000), max_size=8), st.booleans()), max_size=20),
     st.randoms(use_true_random=False),
 )
-def test_the_books_always_balance(groups: list[tuple[list[int], bool]], rng: object) -> None:
+def test_the_counters_always_balance(groups: list[tuple[list[int], bool]], rng: object) -> None:
     headers, damaged, live = [], [], []
     for index, (lengths, readable) in enumerate(groups):
         header = _header(index, 1, lengths)
