@@ -11,6 +11,7 @@ import typer
 from nos_ec import __version__
 from nos_ec.cli import api, bench, config, demo, objects, services, simulate, status
 from nos_ec.cli.context import Context, log_for_people
+from nos_ec.cli.ending import end_with
 from nos_ec.cli.errors import EXIT_BUG, EXIT_READER_GONE, report
 from nos_ec.cli.output import stdout
 from nos_ec.cli.streams import ReaderGone
@@ -58,7 +59,7 @@ bench.register(app)
 
 def main() -> None:
     """Entry point of `nos-ec`."""
-    sys.exit(run(sys.argv[1:]))
+    end_with(lambda: run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:

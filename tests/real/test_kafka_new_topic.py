@@ -56,7 +56,10 @@ def recreate(log: KafkaHarness, per_partition: int) -> set[bytes]:
 
 
 def collect(consumer: MessageConsumer, wanted: set[bytes], *, commit: bool) -> set[bytes]:
-    """Poll until all wanted values have arrived, and are committed if required. Returns the values that arrived."""
+    """Poll until all wanted values have arrived, and the group has no lag if it is to commit. Returns what arrived.
+
+    A member that loses its partitions on the way gets again what it had not committed.
+    """
     got: set[bytes] = set()
     pending: dict[int, int] = {}
     consumer.on_revoke(lambda _partitions: pending.clear())
@@ -69,9 +72,9 @@ def collect(consumer: MessageConsumer, wanted: set[bytes], *, commit: bool) -> s
                 pending.update(ends(messages))
                 consumer.commit(pending)  # what a group that rebalances did not accept is committed with the next
                 pending.clear()
+            return wanted <= got and (not commit or consumer.lag() == 0)
         except (Transient, Conflict):
             return False
-        return wanted <= got
 
     until(poll, 120)
     return got
