@@ -11,6 +11,7 @@ import ast
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -185,7 +186,7 @@ class Copies:
         did("init", lambda: LocalLandingStore.initialise(root))
         landing = LocalLandingStore(root)
         for name in self.ids:
-            did(name, lambda name=name: landing.put(ids[name], data[name]))  # type: ignore[misc]
+            did(name, partial(landing.put, ids[name], data[name]))
         did("-gone", lambda: landing.delete(ids["gone"]))
         did("-gone2", lambda: landing.delete_many([ids["gone2"], ids["gone3"]]))
         self.history.begun["-gone3"], self.history.done["-gone3"] = (
@@ -237,10 +238,10 @@ class Log:
         log = LocalMessageLog(path)
         with closing(log.publisher(FakeClock())) as publisher, closing(_member(log, 0)) as consumer:
             for number in range(MESSAGES):
-                did(f"publish {number}", lambda number=number: publisher.publish([(b"k", b"%d" % number)]))  # type: ignore[misc]
+                did(f"publish {number}", partial(publisher.publish, [(b"k", b"%d" % number)]))
                 if number % 3 == 2:
                     assert _taken(consumer)
-                    did(f"commit {number}", lambda number=number: consumer.commit({0: number}))  # type: ignore[misc]
+                    did(f"commit {number}", partial(consumer.commit, {0: number}))
 
     def check(self, root: Path, position: int) -> None:
         history, path = self.history, root / "deep" / "log.db"

@@ -119,7 +119,8 @@ def test_a_process_that_only_reads_sees_what_the_new_primary_acknowledged(pair: 
         new = bench.put("new", 300)
     assert metadata.get(key) == second
     assert metadata.list_objects("bucket", "", "", 9) == [second, new]
-    assert metadata.landing_needed([new.landing_id or b""]) == {new.landing_id}  # type: ignore[list-item]
+    assert new.landing_id is not None
+    assert metadata.landing_needed([new.landing_id]) == {new.landing_id}
     assert metadata.get(new.key) == new
 
 

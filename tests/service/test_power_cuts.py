@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from random import Random
@@ -103,14 +104,14 @@ def _work(folder: Path, recorder: Recorder) -> History:
         keys = [ObjectKey("b", f"{number:02}") for number in range(24)]
         for first in range(0, 24, 8):
             data = {key: random.randbytes(random.randrange(CHUNK)) for key in keys[first : first + 8]}
-            did({**data}, lambda data=data: store.put_many(list(data.items())))  # type: ignore[misc]
+            did({**data}, partial(store.put_many, list(data.items())))
             _pack(system)
         large = random.randbytes(20 * STRIPE)
         did({ObjectKey("b", "large"): large}, lambda: store.put(ObjectKey("b", "large"), BytesIO(large)))
         new = random.randbytes(100)
         did({keys[0]: new}, lambda: store.put(keys[0], BytesIO(new)))
         for key in keys[1:20]:
-            did({key: None}, lambda key=key: store.delete(key))  # type: ignore[misc]
+            did({key: None}, partial(store.delete, key))
         _pack(system)
         gc_service(system).run_once()
         gc_service(system).run_once()
