@@ -39,11 +39,18 @@ _OF_LOG = ("kafka.servers", "kafka.topic", "log.partitions", "kafka.options")
 
 @contextmanager
 def settings_named(*names: str) -> Iterator[None]:
-    """Append the settings to check to errors raised here: adapters know what is wrong, but not which setting."""
+    """Append the settings to check to errors raised here: adapters know what is wrong, but not which setting. What else
+    the error concerns, and settings that it names itself, are kept."""
     try:
         yield
     except (ConfigError, Transient) as error:
-        raise type(error)(f"{error} [settings: {', '.join(names)}]", settings=names) from error
+        raise type(error)(
+            f"{error} [settings: {', '.join(names)}]",
+            key=error.key,
+            block_id=error.block_id,
+            landing_id=error.landing_id,
+            settings=tuple(dict.fromkeys((*names, *error.settings))),
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.core.errors import ConfigError, Conflict, Corrupt, InvalidInput, NotFound
+from nos_ec.composition.backends import settings_named
+from nos_ec.core.errors import ConfigError, Conflict, Corrupt, InvalidInput, NotFound, NoSpace
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import NAME_BYTES_MAX, BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import (
@@ -33,6 +34,16 @@ def test_an_error_carries_what_it_concerns() -> None:
         "settings": ["put", "gc.reserve_bytes"]
     }
     assert Conflict().facts() == {}
+
+
+def test_an_error_that_gets_the_settings_to_check_keeps_what_it_concerns() -> None:
+    found = NoSpace("full", key=ObjectKey("b", "n"), block_id=BlockId(b"\1" * 16), landing_id=LandingId(b"\2" * 16))
+    with pytest.raises(NoSpace, match=r"full \[settings: ceph.user\]") as error, settings_named("ceph.user"):
+        raise found
+    assert error.value.facts() == {**found.facts(), "settings": ["ceph.user"]}
+    with pytest.raises(ConfigError) as wrong, settings_named("kafka.servers", "log.partitions"):
+        raise ConfigError("wrong", settings=("log.partitions", "kafka.topic"))
+    assert wrong.value.settings == ("kafka.servers", "log.partitions", "kafka.topic")
 
 
 def test_the_default_geometry() -> None:
