@@ -128,12 +128,17 @@ def test_a_lock_that_is_never_released_is_transient(
     monkeypatch.setattr(transactions, "LOCK_WAITS_MAX", 2)
     impatient = open_metadata(url)
     other = create_engine(url)
-    with other.connect() as holder:
+    with other.connect() as holder, capture_logs() as logged:
         holder.exec_driver_sql("SELECT * FROM objects FOR UPDATE")
         with pytest.raises(Transient, match="1205"):
             impatient.delete(row.key, 5)
         assert impatient.get(row.key) == row, "reading does not wait"
         holder.rollback()
+    assert [entry["event"] for entry in logged] == [
+        "metadata: held up by a lock of another session; still trying",
+        "metadata: gave up waiting for a lock of another session",
+    ]
+    impatient.require_unblocked()
     assert impatient.delete(row.key, 5) == row
     impatient.close()
     other.dispose()
@@ -162,6 +167,25 @@ def test_work_held_up_by_the_lock_of_another_session_is_reported(
         "metadata: held up by a lock of another session; still trying",
         "metadata: no longer held up by a lock of another session",
     ]
+    waiting.close()
+    other.dispose()
+
+
+def test_the_lock_of_a_table_is_waited_for_no_longer_than_that_of_a_row(
+    url: str, monkeypatch: pytest.MonkeyPatch, metadata: SqlMetadata
+) -> None:
+    """By default the servers wait for a day or a year, and the client for 60 s, after which the connection is lost."""
+    row = MetadataBench(metadata).put("n")
+    quick = engine_module._MYSQL_SETUP.replace(f"= {engine_module.MYSQL_LOCK_WAIT_S}", "= 1", 2)
+    monkeypatch.setattr(engine_module, "_MYSQL_SETUP", quick)
+    waiting = open_metadata(url)
+    other = create_engine(url)
+    with other.connect() as holder, ThreadPoolExecutor(1) as pool:
+        holder.exec_driver_sql("LOCK TABLES objects READ")
+        deleting = pool.submit(waiting.delete, row.key, 5)
+        assert "SHOW PROCESSLIST" in await_reported(waiting)
+        holder.exec_driver_sql("UNLOCK TABLES")
+        assert deleting.result(60) == row
     waiting.close()
     other.dispose()
 

@@ -29,7 +29,8 @@ from nos_ec.core.errors import ConfigError
 SQLITE_BUSY_MS = 10_000
 MYSQL_CONNECT_S = 5
 MYSQL_LOCK_WAIT_S = 5
-"""The longest wait for a lock. After that, the work is retried, and the wait is reported (lock_waits.py)."""
+"""The longest wait for the lock of a row or of a whole table (LOCK TABLES, a backup, ALTER TABLE), for which the
+servers' own default is a day or a year. After that, the work is retried, and the wait is reported (lock_waits.py)."""
 MYSQL_READ_S = 60
 """Longer than any lock wait, so that a slow lock cannot be mistaken for a dead server."""
 MYSQL_RECYCLE_S = 1_800
@@ -42,7 +43,7 @@ WRITES = "nos_ec_writes"
 _ALONE = "nos_ec_alone"
 
 _MYSQL_SETUP = (
-    f"SET SESSION innodb_lock_wait_timeout = {MYSQL_LOCK_WAIT_S},"
+    f"SET SESSION innodb_lock_wait_timeout = {MYSQL_LOCK_WAIT_S}, lock_wait_timeout = {MYSQL_LOCK_WAIT_S},"
     " sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'"
 )
 

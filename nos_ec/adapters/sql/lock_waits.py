@@ -42,15 +42,21 @@ class LockWaits:
                 waited_s=round(waited_s),
             )
 
-    def settle(self) -> None:
-        """Note that this thread's work has ended, successfully or not."""
+    def settle(self, *, given_up: bool = False) -> None:
+        """Note that this thread's work has ended. `given_up`: because its last wait timed out, too; logged for each."""
         if not self._since_s:
             return
         with self._lock:
             since_s = self._since_s.pop(threading.get_ident(), None)
             last = since_s is not None and not self._since_s
-        if since_s is not None and last:
-            waited_s = round(time.monotonic() - since_s)
+        if since_s is None:
+            return
+        waited_s = round(time.monotonic() - since_s)
+        if given_up:
+            _log.warning(
+                "metadata: gave up waiting for a lock of another session", server=self._where, waited_s=waited_s
+            )
+        elif last:
             _log.info("metadata: no longer held up by a lock of another session", server=self._where, waited_s=waited_s)
 
     def require_none(self) -> None:
@@ -60,5 +66,5 @@ class LockWaits:
         if longest_s is not None:
             raise Transient(
                 f"metadata at {self._where}: a lock of another session has held up work for {longest_s:.0f} s; find"
-                " the session in information_schema.innodb_trx and end it"
+                " the session in information_schema.innodb_trx (the lock of a table: in SHOW PROCESSLIST) and end it"
             )

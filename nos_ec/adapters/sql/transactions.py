@@ -96,12 +96,17 @@ class Transactions:
             self._turn.release()
 
     def _retried(self, engine: Engine, work: Callable[[Connection], T]) -> T:
+        given_up = False
         try:
-            return self._run_again(engine, work)
+            outcome = self._run_again(engine, work)
+            given_up = isinstance(outcome, _Failed) and outcome.failure.lock_wait
         finally:
-            self.lock_waits.settle()
+            self.lock_waits.settle(given_up=given_up)
+        if isinstance(outcome, _Failed):
+            raise outcome.failure.error from outcome.cause
+        return outcome
 
-    def _run_again(self, engine: Engine, work: Callable[[Connection], T]) -> T:
+    def _run_again(self, engine: Engine, work: Callable[[Connection], T]) -> T | _Failed:
         attempts = lock_waits = 0
         while True:
             outcome = self._attempt(engine, work)
@@ -113,7 +118,7 @@ class Transactions:
             else:
                 attempts += 1
             if not outcome.may_run_again or attempts == ATTEMPTS_MAX or lock_waits == LOCK_WAITS_MAX:
-                raise outcome.failure.error from outcome.cause
+                return outcome
             time.sleep(random.uniform(0.5, 1.5) * BACKOFF_FIRST_S * 2 ** max(0, attempts - 1))
 
     def _attempt(self, engine: Engine, work: Callable[[Connection], T]) -> T | _Failed:
