@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nos_ec.composition.backends import settings_named
-from nos_ec.core.errors import ConfigError, Conflict, Corrupt, InvalidInput, NotFound, NoSpace
+from nos_ec.core.errors import ConfigError, Conflict, Corrupt, InvalidInput, NoSpace, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import NAME_BYTES_MAX, BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import (
