@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.ports.metadata import WaitReason
 
 _BLOCK = "019a2f3c5d7e8f90a1b2c3d4e5f60718"
 
@@ -281,6 +282,18 @@ class GcBlock(_Answer):
     collect: bool = Field(description="True if a run now would collect it.")
 
 
+class GcWaiting(_Answer):
+    """Blocks whose dead bytes a GC run cannot free now, for one reason."""
+
+    reason: WaitReason = Field(
+        description="open: not sealed yet; fenced: to be recovered first; set_aside: cooling down after a failure, or"
+        " packed densely; too_full: wastes less than gc.hole_ratio_min; condemned: emptied, and in its grace period."
+    )
+    blocks: Count
+    dead_bytes: Bytes = Field(description="For condemned blocks, their whole size.")
+    until_ms: UnixMs | None = Field(description="When the first of them stops waiting, if a time decides that.")
+
+
 class GcPlan(_Answer):
     """What a GC run would do now, like `nos-ec gc plan`. The sums cover all candidates; `blocks` lists the emptiest."""
 
@@ -290,6 +303,7 @@ class GcPlan(_Answer):
         blocks=[{"block": _BLOCK, "hole_ratio": 0.9367, "waste_ratio": 0.9375, "size_bytes": 33554432,
                  "live_objects": 31, "live_bytes": 2097152, "unconfirmed": 0,
                  "header_bytes_read": 131072, "collect": True}],
+        waiting=[{"reason": "open", "blocks": 1, "dead_bytes": 29360128, "until_ms": None}],
     )  # fmt: skip
     candidates: Count
     victims: Count
@@ -298,6 +312,7 @@ class GcPlan(_Answer):
     header_bytes_read: Bytes
     block_bytes_examined: Bytes
     blocks: list[GcBlock] = Field(max_length=1000)
+    waiting: list[GcWaiting] = Field(max_length=5, description="What else is dead, but cannot be freed now.")
     computed_at_ms: UnixMs
 
 

@@ -17,7 +17,7 @@ from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.ratios import DIGITS, rounded
 from nos_ec.engine.gc.collector import Collector
-from nos_ec.engine.gc.victims import BlockDecision
+from nos_ec.engine.gc.plan_data import plan_data
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.monitoring.monitor import Cached
 from nos_ec.monitoring.sources import StoreFigures
@@ -193,15 +193,11 @@ class Readings:
 
     def _make_plan(self) -> models.GcPlan:
         plan = self._collector.plan()
-        victims = {block.block_id for block in plan.victims}
+        data = plan_data(plan)
         return models.GcPlan(
+            **data | {"blocks": data["blocks"][:PAGE_MAX]},
             candidates=len(plan.decisions),
-            victims=len(victims),
-            bytes_to_rewrite=sum(block.live_bytes for block in plan.victims),
-            bytes_to_reclaim=sum(d.size_bytes for d in plan.decisions if d.block.block_id in victims),
-            header_bytes_read=sum(decision.header_bytes_read for decision in plan.decisions),
-            block_bytes_examined=sum(decision.size_bytes for decision in plan.decisions),
-            blocks=[_gc_block(d, collect=d.block.block_id in victims) for d in plan.decisions[:PAGE_MAX]],
+            victims=len(plan.victims),
             computed_at_ms=self._system.clock.now_ms(),
         )
 
@@ -281,20 +277,6 @@ def _entry(identity: _Identity, crc32c: int, placed: Placed | None, *, in_header
         in_header=in_header,
         bucket=placed.key.bucket if placed is not None else None,
         name=placed.key.name if placed is not None else None,
-    )
-
-
-def _gc_block(decision: BlockDecision, *, collect: bool) -> models.GcBlock:
-    return models.GcBlock(
-        block=decision.block.block_id.hex(),
-        hole_ratio=round(decision.block.hole_ratio, 4),
-        waste_ratio=round(decision.block.waste_ratio, 4),
-        size_bytes=decision.size_bytes,
-        live_objects=decision.live_objects,
-        live_bytes=decision.block.live_bytes,
-        unconfirmed=decision.unconfirmed,
-        header_bytes_read=decision.header_bytes_read,
-        collect=collect,
     )
 
 

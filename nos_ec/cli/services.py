@@ -13,13 +13,15 @@ from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_consumer.counters import ConsumerCounters
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.errors import exit_code
-from nos_ec.cli.output import count_text, emit, out, progress, size_text
+from nos_ec.cli.output import count_text, emit, out, progress, size_text, time_text
 from nos_ec.cli.watching import end_when_shut_out, endpoint, pulse
 from nos_ec.composition.wiring import System, initialise, open_system
-from nos_ec.core.errors import Corrupt, Transient
+from nos_ec.core.errors import Corrupt, InvalidInput, Transient
 from nos_ec.core.slots import SLOTS
+from nos_ec.engine.gc.plan_data import plan_data, victim_ids
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.victims import CollectionPlan
+from nos_ec.ports.metadata import WaitingBlocks, WaitReason
 from nos_ec.settings import Settings
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
@@ -149,7 +151,8 @@ def _consume(system: System, stop: Event) -> ConsumerCounters:
 def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show which blocks a run would collect and rewrite. Reads rows and headers, not objects; changes nothing.
 
-    A block marked "keep" is mostly waste too, but rewriting it would give too little space back.
+    A block marked "keep" is mostly waste too, but rewriting it would give too little space back. What else is dead, but
+    cannot be freed now, is listed by the reason.
     """
     with context(ctx).system() as system:
         plan = gc_service(system).plan()
@@ -165,6 +168,8 @@ def gc_run(
     """Rewrite the live objects of blocks that are mostly waste. A later run deletes the emptied blocks, when their
     grace period is over."""
     if not apply:
+        if not once:
+            raise InvalidInput("gc run --loop collects for ever, so it needs --apply; to see what it would do: gc plan")
         gc_plan(ctx, as_json)
         if not as_json:
             out.print("nothing was changed; add --apply to collect")
@@ -197,42 +202,39 @@ def _collect(system: System, stop: Event) -> None:
 
 
 def _show_plan(plan: CollectionPlan, as_json: bool) -> None:
-    victims = {block.block_id for block in plan.victims}
-    blocks = [
-        {
-            "block": decision.block.block_id.hex(),
-            "hole_ratio": round(decision.block.hole_ratio, 4),
-            "waste_ratio": round(decision.block.waste_ratio, 4),
-            "size_bytes": decision.size_bytes,
-            "live_objects": decision.live_objects,
-            "live_bytes": decision.block.live_bytes,
-            "unconfirmed": decision.unconfirmed,
-            "header_bytes_read": decision.header_bytes_read,
-            "collect": decision.block.block_id in victims,
-        }
-        for decision in plan.decisions
-    ]
-    data: dict[str, Any] = {
-        "blocks": blocks,
-        "bytes_to_rewrite": sum(block.live_bytes for block in plan.victims),
-        "bytes_to_reclaim": sum(d.size_bytes for d in plan.decisions if d.block.block_id in victims),
-        "header_bytes_read": sum(decision.header_bytes_read for decision in plan.decisions),
-        "block_bytes_examined": sum(decision.size_bytes for decision in plan.decisions),
-    }
+    data = plan_data(plan)
 
     def human() -> None:
+        victims = victim_ids(plan)
         for decision in plan.decisions:
-            mark = "collect" if decision.block.block_id in victims else "keep   "
-            live = count_text(decision.live_objects, "object")
             block = decision.block
+            mark = "collect" if block.block_id in victims else "keep   "
+            live = count_text(decision.live_objects, "object")
             out.print(f"{mark} {block.block_id.hex()}  waste {block.waste_ratio:.1%}  live {live}")
         out.print(
-            f"{count_text(len(victims), 'block')}: {size_text(data['bytes_to_reclaim'])} to reclaim,"
+            f"{count_text(len(plan.victims), 'block')}: {size_text(data['bytes_to_reclaim'])} to reclaim,"
             f" {size_text(data['bytes_to_rewrite'])} to rewrite; decided from"
             f" {size_text(data['header_bytes_read'])} of headers"
         )
+        for waiting in plan.waiting:
+            out.print(_waiting_text(waiting))
 
     emit(data, as_json, human)
+
+
+_WHEN_FREED = {
+    WaitReason.OPEN: "dead in {blocks} still open: sealed when full, or when the writer ends",
+    WaitReason.FENCED: "dead in {blocks} of dead writers: sealed by the next consumer or GC run",
+    WaitReason.SET_ASIDE: "dead in {blocks} set aside, the first until {until} (NOS_EC_GC__COOL_DOWN_MS_MAX=0: now)",
+    WaitReason.TOO_FULL: "dead in {blocks} of less waste than gc.hole_ratio_min",
+    WaitReason.CONDEMNED: "in {blocks} emptied before: deleted by a run after the grace period, the first from {until}",
+}
+
+
+def _waiting_text(waiting: WaitingBlocks) -> str:
+    until = "-" if waiting.until_ms is None else time_text(waiting.until_ms)
+    when = _WHEN_FREED[waiting.reason].format(blocks=count_text(waiting.blocks, "block"), until=until)
+    return f"not now: {size_text(waiting.dead_bytes)} {when}"
 
 
 def _show_result(result: CollectionResult, block_grace_ms: int, as_json: bool) -> None:

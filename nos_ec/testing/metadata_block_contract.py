@@ -7,8 +7,8 @@ import pytest
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.ports.metadata import BlockRow, Lease
-from nos_ec.testing.metadata_bench import GEOMETRY, MetadataBench, new_block_id
+from nos_ec.ports.metadata import BlockRow, Lease, WaitReason
+from nos_ec.testing.metadata_bench import GEOMETRY, TTL_MS, MetadataBench, new_block_id
 
 SIZE = GEOMETRY.stripe_size
 COOL_DOWN_MS_MAX = 1000
@@ -168,6 +168,43 @@ class BlockContract:
         assert {block.block_id for block in bench.metadata.empty_blocks(9)} == {
             segment.extent.block_id for segment in large.segments
         }
+
+    def test_dead_bytes_that_wait_are_told_by_the_reason(self, bench: MetadataBench) -> None:
+        def waiting() -> list[tuple[WaitReason, int, int, int | None]]:
+            found = bench.metadata.waiting_blocks(0.7, bench.now_ms, COOL_DOWN_MS_MAX)
+            return [(one.reason, one.blocks, one.dead_bytes, one.until_ms) for one in found]
+
+        assert waiting() == []
+        lease, size, now_ms = bench.lease(), SIZE // 8, bench.now_ms
+        rows = [bench.put(name, size) for name in "abc"]
+        still_open = bench.block(lease)
+        bench.metadata.commit_group(bench.group(lease, still_open, rows))
+        assert waiting() == [], "nothing is dead"
+        bench.delete("a")
+        for name in ("full", "cooling", "later", "wrong clock", "doomed", "empty", "dead"):
+            count = 4 if name == "full" else 2
+            rows = [bench.put(f"{name}-{number}", size) for number in range(count)]
+            block_id = bench.pack(rows)
+            bench.delete(f"{name}-0")
+            if name in ("doomed", "empty", "dead"):
+                bench.delete(f"{name}-1")
+            if name == "doomed":
+                assert bench.metadata.condemn_block(block_id, now_ms + 70)
+            for until_ms in {"cooling": [500], "later": [600], "wrong clock": [9001]}.get(name, []):
+                bench.metadata.cool_down_block(block_id, now_ms + until_ms, failed=True)
+        large = bench.large("l", lease, parts=1)
+        bench.metadata.record_large(large, lease, 5)
+        stripe = bench.metadata.block(large.segments[0].extent.block_id).size_bytes
+        assert waiting() == [
+            (WaitReason.OPEN, 1, size, None),
+            (WaitReason.SET_ASIDE, 2, 2 * size, now_ms + 500),
+            (WaitReason.TOO_FULL, 1, size, None),
+            (WaitReason.CONDEMNED, 1, stripe, now_ms + 70),
+        ]
+        bench.now_ms += 550
+        assert (WaitReason.SET_ASIDE, 1, size, now_ms + 600) in waiting()
+        bench.metadata.fence_lease(lease, bench.now_ms + TTL_MS)
+        assert waiting()[0] == (WaitReason.FENCED, 1, size, None)
 
     def test_a_block_that_cools_down_is_not_a_candidate(self, bench: MetadataBench) -> None:
         block_id = bench.pack([bench.put("a", 100)])

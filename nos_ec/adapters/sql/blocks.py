@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     Float,
     Select,
     and_,
     bindparam,
+    case,
+    cast,
     delete,
     exists,
+    func,
     insert,
     or_,
     select,
@@ -29,7 +33,7 @@ from nos_ec.core.errors import Conflict, LeaseLost, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockEvent, BlockKind, BlockState, advance_block
-from nos_ec.ports.metadata import BlockRow, Lease, NewLargeObject, Placed
+from nos_ec.ports.metadata import BlockRow, Lease, NewLargeObject, Placed, WaitingBlocks, WaitReason
 
 _B, _O, _S = BLOCKS.c, OBJECTS.c, SEGMENTS.c
 _PPM = 1_000_000
@@ -63,6 +67,44 @@ CANDIDATES = (
     )
     .order_by(_B.waste_ppm.desc())
     .limit(bindparam("rows_max"))
+)
+
+
+_waits = case(
+    (_B.state == BlockState.OPEN, WaitReason.OPEN.value),
+    (_B.state == BlockState.FENCED, WaitReason.FENCED.value),
+    (_B.state == BlockState.CONDEMNED, WaitReason.CONDEMNED.value),
+    (or_(_B.live_objects == 0, _B.kind == BlockKind.LARGE), None),
+    (
+        _wasted_bytes < bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
+        WaitReason.TOO_FULL.value,
+    ),
+    (
+        and_(_B.gc_not_before_ms > bindparam("now_ms"), _B.gc_not_before_ms <= bindparam("far_ms")),
+        WaitReason.SET_ASIDE.value,
+    ),
+    else_=None,
+)
+_until_ms = case(
+    (_B.state == BlockState.CONDEMNED, _B.delete_after_ms),
+    (_waits == WaitReason.SET_ASIDE.value, _B.gc_not_before_ms),
+    else_=None,
+)
+_freed_bytes = case((_B.state == BlockState.CONDEMNED, _B.live_bytes + _wasted_bytes), else_=_B.dead_bytes)
+_EACH = (
+    select(_waits.label("reason"), _freed_bytes.label("dead_bytes"), _until_ms.label("until_ms"))
+    .where(or_(_B.dead_bytes > 0, _B.state == BlockState.CONDEMNED))
+    .subquery()
+)
+WAITING = (
+    select(
+        _EACH.c.reason,
+        func.count().label("blocks"),
+        cast(func.sum(_EACH.c.dead_bytes), BigInteger).label("dead_bytes"),
+        func.min(_EACH.c.until_ms).label("until_ms"),
+    )
+    .where(_EACH.c.reason.is_not(None))
+    .group_by(_EACH.c.reason)
 )
 
 
@@ -249,6 +291,17 @@ def candidates(
     times = {"now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
     found = [block_row(row) for row in connection.execute(CANDIDATES, limits | times)]
     return sorted(found, key=lambda row: row.waste_ratio, reverse=True)
+
+
+def waiting(connection: Connection, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> list[WaitingBlocks]:
+    """See `Metadata.waiting_blocks`."""
+    limits = {"ratio_min": waste_ratio_min, "now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
+    found = {row.reason: row for row in connection.execute(WAITING, limits)}
+    return [
+        WaitingBlocks(reason, row.blocks, row.dead_bytes, row.until_ms)
+        for reason in WaitReason
+        if (row := found.get(reason.value)) is not None
+    ]
 
 
 def cool_down(connection: Connection, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:

@@ -35,6 +35,7 @@ from nos_ec.ports.metadata import (
     Placed,
     Segment,
     Totals,
+    WaitingBlocks,
 )
 
 
@@ -227,6 +228,10 @@ class _SqlBlocks(_SqlPart):
     def gc_candidates(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int, limit: int) -> list[BlockRow]:
         """See the port."""
         return self._read(blocks.candidates, waste_ratio_min, now_ms, cool_down_ms_max, limit)
+
+    def waiting_blocks(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> list[WaitingBlocks]:
+        """See the port."""
+        return self._read(blocks.waiting, waste_ratio_min, now_ms, cool_down_ms_max)
 
     def cool_down_block(self, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
         """See the port."""

@@ -54,11 +54,13 @@ class Collector:
 
         A block whose headers cannot be read now is described by its row alone. Raises Transient.
         """
-        empty = self._metadata.empty_blocks(self._options.blocks_max)
-        choice = choose(self._metadata, self._blocks, self._options, self._clock.now_ms())
+        options, now_ms = self._options, self._clock.now_ms()
+        empty = self._metadata.empty_blocks(options.blocks_max)
+        choice = choose(self._metadata, self._blocks, options, now_ms)
         decisions = [BlockDecision(block, 0, 0, 0) for block in empty]
         decisions += [self._decide(block) for block in choice.candidates]
-        return CollectionPlan(decisions, [*empty, *(victim.block for victim in choice.victims)])
+        waiting = self._metadata.waiting_blocks(options.waste_ratio_min, now_ms, options.cool_down_ms_max)
+        return CollectionPlan(decisions, [*empty, *(victim.block for victim in choice.victims)], waiting)
 
     def _decide(self, block: BlockRow) -> BlockDecision:
         try:

@@ -19,7 +19,7 @@ from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.header_scan import HeaderScan, scan_headers
 from nos_ec.engine.recovery import live_entries
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.metadata import BlockRow, Blocks, Placed
+from nos_ec.ports.metadata import BlockRow, Blocks, Placed, WaitingBlocks
 
 _log = structlog.get_logger(__name__)
 
@@ -45,13 +45,15 @@ class BlockDecision:
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
-    """The blocks that GC examined, and the victims among them, which a run would collect.
+    """The blocks that GC examined, and the victims among them, which a run would collect. waiting: blocks with dead
+    bytes that it did not examine, by the reason.
 
     Only empty blocks are collected when rewriting the others gives nothing back.
     """
 
     decisions: Sequence[BlockDecision]
     victims: Sequence[BlockRow]
+    waiting: Sequence[WaitingBlocks]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ Invariants kept here (numbers of docs/INVARIANTS.md):
 
 from __future__ import annotations
 
-from nos_ec.ports.metadata.blocks import BlockRow, Blocks, GroupCommit, Move, Placed
+from nos_ec.ports.metadata.blocks import BlockRow, Blocks, GroupCommit, Move, Placed, WaitingBlocks, WaitReason
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.leases import Lease, Leases
 from nos_ec.ports.metadata.objects import NewLargeObject, NewObject, ObjectRow, Objects, Segment
@@ -41,4 +41,6 @@ __all__ = [
     "Placed",
     "Segment",
     "Totals",
+    "WaitReason",
+    "WaitingBlocks",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
@@ -47,6 +48,32 @@ class BlockRow:
         """(dead + overhead) / size: the share of its stripes that no object uses; 1.0 for a block without stripes."""
         found = ratio(self.dead_bytes + self.overhead_bytes, self.size_bytes)
         return 1.0 if found is None else found
+
+
+class WaitReason(StrEnum):
+    """Why GC cannot free the dead bytes of a block now."""
+
+    OPEN = "open"
+    """Its writer still appends to it; only sealed blocks are collected."""
+    FENCED = "fenced"
+    """Its writer died; recovery seals it first."""
+    SET_ASIDE = "set_aside"
+    """It could not be collected, or is packed as densely as possible, and its cool-down is not over."""
+    TOO_FULL = "too_full"
+    """It wastes less than the share from which GC collects a block."""
+    CONDEMNED = "condemned"
+    """It is emptied, and its grace period is not over."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingBlocks:
+    """The blocks whose dead bytes GC cannot free now for one reason. dead_bytes: for condemned blocks, their whole
+    size. until_ms: when the first of them stops waiting; None when no time decides that."""
+
+    reason: WaitReason
+    blocks: int
+    dead_bytes: int
+    until_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +193,12 @@ class Blocks(Protocol):
         Left out are blocks of large objects, which are all live or all dead, and blocks whose cool-down is not over.
         A cool-down that ends more than `cool_down_ms_max` from now was set by a wrong clock and counts as over.
         """
+        ...
+
+    def waiting_blocks(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> list[WaitingBlocks]:
+        """What keeps dead bytes from being freed by a run of `gc_candidates` with these arguments, in the order of
+        WaitReason; only reasons that concern a block. Blocks without dead bytes are not counted, unless they are
+        condemned. The cost grows with the number of blocks."""
         ...
 
     def cool_down_block(self, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
