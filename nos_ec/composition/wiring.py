@@ -46,7 +46,7 @@ from nos_ec.engine.source_reader import SourceReader
 from nos_ec.engine.store import PutOptions, Store
 from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
 from nos_ec.monitoring.monitor import Cached, Monitor
-from nos_ec.monitoring.sources import StoreFigures, read_samples, store_samples
+from nos_ec.monitoring.sources import StoreFigures, limit_samples, read_samples, store_samples, waiting_samples
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
@@ -311,8 +311,12 @@ class System:
 
     def watch_store(self, monitor: Monitor) -> None:
         """Make a monitor also show the figures of the whole store."""
+        put, consumer, gc = self.settings.put, self.settings.consumer, self.settings.gc
+        linger_ms_max = max(consumer.linger_ms, consumer.linger_max_ms)
         figures = Cached(self.figures, self.clock, self.settings.monitoring.figures_ms)
         monitor.metrics.add("store", lambda: store_samples(figures()))
+        monitor.metrics.add("waiting", lambda: waiting_samples(self.metadata.oldest_landing_id(), self.clock.now_ms()))
+        monitor.metrics.add("limits", lambda: limit_samples(gc.reserve_bytes, put.min_age_ms + linger_ms_max))
 
     def figures(self) -> StoreFigures:
         """Sums over the whole store. Costs a query that grows with blocks and backlog. Raises Transient."""

@@ -31,6 +31,11 @@ def timed_id(now_ms: int, rest: bytes) -> bytes:
     return now_ms.to_bytes(_TIME_BYTES, "big") + rest
 
 
+def time_of(timed: bytes) -> int:
+    """The time that an id of `timed_id` begins with, in Unix milliseconds."""
+    return int.from_bytes(timed[:_TIME_BYTES], "big")
+
+
 def timed_ids_between(first_ms: int, last_ms: int) -> tuple[bytes, bytes]:
     """The first and the last id that `timed_id` makes from `first_ms` to `last_ms`, both included."""
     rest = _ID_BYTES - _TIME_BYTES

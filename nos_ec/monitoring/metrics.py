@@ -454,6 +454,20 @@ STORE_QUEUED_OBJECTS = _gauge(
 STORE_QUEUED_BYTES = _gauge(
     "store_queued_bytes", _STORE, "Bytes of the objects published but not yet packed.", "The packing backlog in bytes."
 )
+STORE_OLDEST_WAITING_SECONDS = _gauge(
+    "store_oldest_waiting_seconds",
+    _STORE,
+    "Time since the PUT of the object that has waited longest to be packed; 0 when none waits.",
+    "Up to `nos_ec_store_waiting_seconds_max` an object may wait on purpose. If it grows beyond that, see the logs of"
+    ' producers and consumers, and `nos_ec_parked_items{what="object"}`.',
+)
+STORE_WAITING_SECONDS_MAX = _gauge(
+    "store_waiting_seconds_max",
+    _STORE,
+    "Longest time that an object waits on purpose: put.min_age_ms, and then consumer.linger_ms or, if longer,"
+    " consumer.linger_max_ms, by the configuration of this process.",
+    "Compare `nos_ec_store_oldest_waiting_seconds` with it. Give all processes of a store the same configuration.",
+)
 STORE_LANDING_DELETIONS = _gauge(
     "store_landing_deletions",
     _STORE,
@@ -468,6 +482,12 @@ STORE_FREE_BYTES = _gauge(
     _STORE,
     "User bytes that still fit in the block store.",
     "PUTs are refused below 2 x gc.reserve_bytes, and packing below 1 x; alert well above that.",
+)
+STORE_RESERVE_BYTES = _gauge(
+    "store_reserve_bytes",
+    _STORE,
+    "gc.reserve_bytes by the configuration of this process.",
+    "Compare `nos_ec_store_free_bytes` with it.",
 )
 LAG_MESSAGES = _gauge(
     "store_lag_messages",

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import LandingId, time_of
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
@@ -49,6 +50,18 @@ def store_samples(figures: StoreFigures) -> Iterator[Sample]:
         yield Sample(m.STORE_FREE_BYTES, figures.free_bytes)
     if figures.lag is not None:
         yield Sample(m.LAG_MESSAGES, figures.lag)
+
+
+def waiting_samples(oldest: LandingId | None, now_ms: int) -> Iterator[Sample]:
+    """How long the object with this landing id has waited to be packed. None: no object waits."""
+    since_ms = now_ms if oldest is None else time_of(oldest)
+    yield Sample(m.STORE_OLDEST_WAITING_SECONDS, max(0, now_ms - since_ms) / 1000)
+
+
+def limit_samples(reserve_bytes: int, waiting_ms_max: int) -> Iterator[Sample]:
+    """The configured limits that alerts compare figures of the store with."""
+    yield Sample(m.STORE_RESERVE_BYTES, reserve_bytes)
+    yield Sample(m.STORE_WAITING_SECONDS_MAX, waiting_ms_max / 1000)
 
 
 def read_samples(counters: ReadCounters) -> Iterator[Sample]:

@@ -405,6 +405,24 @@ class ProducerContract:
         assert mixed == {"many": 3, "few": 13}
         assert len(bench.metadata.due_objects(100, 50, ALL_SLOTS)) == 50
 
+    def test_the_oldest_landing_id_is_that_of_an_object_that_waits(self, bench: MetadataBench) -> None:
+        assert bench.metadata.oldest_landing_id() is None
+        bench.put("empty", 0)
+        lease = bench.lease()
+        bench.metadata.record_large(bench.large("large", lease), lease, bench.now_ms)
+        assert bench.metadata.oldest_landing_id() is None, "neither waits"
+        rows = sorted(bench.put_all([f"{i}" for i in range(5)]), key=lambda row: row.landing_id or b"")
+        bench.metadata.mark_published(rows[:3], bench.now_ms + 9)
+        assert bench.metadata.oldest_landing_id() == rows[0].landing_id
+        bench.pack([bench.metadata.get(rows[0].key)])
+        assert bench.metadata.oldest_landing_id() == rows[1].landing_id, "published"
+        bench.delete(rows[1].key.name)
+        large = bench.large(rows[2].key.name, lease)
+        bench.metadata.record_large(large, lease, bench.now_ms)
+        assert bench.metadata.oldest_landing_id() == rows[3].landing_id, "not yet published"
+        bench.metadata.delete_many([row.key for row in rows], bench.now_ms)
+        assert bench.metadata.oldest_landing_id() is None
+
     def test_published_objects_are_due_again_later(self, bench: MetadataBench) -> None:
         rows = [bench.put("a", due_ms=10), bench.put("b", due_ms=10)]
         for _ in range(2):

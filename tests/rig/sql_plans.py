@@ -100,6 +100,25 @@ class SqlPlans:
         with metadata._engine.connect() as connection:
             assert scans(connection, *sums) == []
 
+    def test_the_oldest_waiting_object_is_one_entry_of_an_index(
+        self, metadata: SqlMetadata, bench: MetadataBench
+    ) -> None:
+        """Packed objects have no landing id, so that MySQL's index, which cannot be partial, begins with them."""
+        _populate(bench)
+        _analyze(metadata._engine)
+        with caught(metadata) as statements:
+            assert metadata.oldest_landing_id() is not None
+        (one,) = (one for one in statements if "FROM objects" in one[0])
+        with metadata._engine.connect() as connection:
+            assert scans(connection, *one) == []
+            if connection.dialect.name == "sqlite":
+                (plan,) = connection.exec_driver_sql("EXPLAIN QUERY PLAN " + one[0], one[1]).mappings()
+                assert "SEARCH objects USING COVERING INDEX objects_by_landing" in plan["detail"]
+            else:
+                before = _rows_read(connection)
+                assert len(connection.exec_driver_sql(*one).all()) == 1
+                assert _rows_read(connection) - before <= 2
+
     def test_a_scan_is_noticed(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         bench.put("n")
         with metadata._engine.connect() as connection:
@@ -140,6 +159,12 @@ class SqlPlans:
                 assert len(metadata.delete_many([row.key for row in rows], bench.now_ms)) == size
             counts.append(len(statements) + (size == 1))  # one object is packed, so that no copy is queued
         assert counts[:3] == counts[3:]
+
+
+def _rows_read(connection: Connection) -> int:
+    """Rows and index entries that this session has read so far, on a server."""
+    figures = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'").all()
+    return sum(int(value) for _, value in figures)
 
 
 def _populate(bench: MetadataBench) -> None:
@@ -194,6 +219,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "due_objects": lambda: metadata.due_objects(bench.now_ms, 100, ALL_SLOTS),
         "due_objects of one slot": lambda: metadata.due_objects(bench.now_ms, 100, {5}),
         "due_objects too far ahead": lambda: metadata.due_objects(0, 100, ALL_SLOTS),
+        "oldest_landing_id": metadata.oldest_landing_id,
         "mark_published": lambda: metadata.mark_published(landed[:200], bench.now_ms + 9),
         "still_landed": lambda: metadata.still_landed([pack_request(row) for row in landed]),
         "commit_group from the landing store": lambda: metadata.commit_group(bench.group(lease, target, landed[:150])),

@@ -165,7 +165,9 @@ def store_figures(daemon: Daemon, names: Iterable[str]) -> dict[str, float]:
 
 
 def test_producer_and_gc(bench: Bench, system: System) -> None:
+    put_s = [time.time()]
     bench.put_some(system, 120)
+    put_s.append(time.time())
     size = sum(len(data) for data in bench.acknowledged.values())
     with daemon(bench, "producer", NOS_EC_MONITORING__FIGURES_MS="0") as producer:
         until(lambda: producer.metrics()[("nos_ec_producer_published_objects_total",)] == 120, "it publishes")
@@ -175,16 +177,22 @@ def test_producer_and_gc(bench: Bench, system: System) -> None:
         # Figures of the whole store are kept for ten times as long as they took, which is long on a slow machine.
         expected = {"queued_objects": 120, "queued_bytes": size, "lag_messages": 120}
         until(lambda: store_figures(producer, expected) == expected, "the figures of the store follow")
+        limits = {"reserve_bytes": 0, "waiting_seconds_max": 3600}
+        assert store_figures(producer, limits) == limits
+        asked_s = time.time()
+        (oldest_s,) = store_figures(producer, ["oldest_waiting_seconds"]).values()
+        assert asked_s - put_s[1] - 0.002 <= oldest_s <= time.time() - put_s[0] + 0.002, "ids have milliseconds"
         assert producer.health("/readyz")[0] == 200
         assert producer.stop() == 0
     bench.pack(system)
     for key in list(bench.acknowledged)[10:]:
         bench.delete(system, key)
-    with daemon(bench, "gc", NOS_EC_MONITORING__FIGURES_MS="0", NOS_EC_GC__WAIT_MS="200") as gc:
+    with daemon(bench, "gc", NOS_EC_MONITORING__FIGURES_MS="0", NOS_EC_GC__WAIT_MS="50") as gc:
         until(lambda: gc.metrics()[("nos_ec_gc_runs_total",)] >= 2, "it collects")
+        until(lambda: shown_names(gc.metrics()) == expected_names("gc"), f"during a run, {UNEQUAL}")
         found = gc.metrics()
-        gone = expected_names("gc") - shown_names(found)
-        assert gone <= {"nos_ec_lease_left_seconds"}, "GC has a lease only while it runs"
+        shown = shown_names(found) | {"nos_ec_lease_left_seconds"}
+        assert shown == expected_names("gc"), f"GC has a lease only while it runs; {UNEQUAL}"
         assert found[("nos_ec_gc_deleted_blocks_total",)] > 0
         assert found[("nos_ec_gc_moved_objects_total",)] == 10
         assert found[("nos_ec_gc_moved_bytes_total",)] == sum(len(data) for data in bench.acknowledged.values())

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.histogram import Histogram
+from nos_ec.core.ids import LandingId, timed_id
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.lanes import WRITE_SECONDS_BOUNDS, Lanes
 from nos_ec.engine.packable import Packable
@@ -31,6 +32,7 @@ from nos_ec.monitoring.exposition import Exposition, Sample
 from nos_ec.monitoring.health import Answer, Health
 from nos_ec.monitoring.metrics import METRICS, Kind
 from nos_ec.monitoring.monitor import COST_SHARE, Cached, Monitor
+from nos_ec.monitoring.sources import waiting_samples
 from nos_ec.monitoring.systemd import Notifier, Pulse
 from nos_ec.testing.clock import FakeClock
 from tests.rig.notify_socket import NotifySocket
@@ -107,6 +109,13 @@ def test_a_failing_source_does_not_affect_the_others() -> None:
         assert "nos_ec_store_leases" not in found
         assert found['nos_ec_figures_failed_total{"source":"away"}'] == scrape
         assert found['nos_ec_figures_failed_total{"source":"here"}'] == 0
+
+
+@pytest.mark.parametrize(("oldest_ms", "expected_s"), [(None, 0), (1_000_000, 2.5), (1_002_500, 0), (1_003_000, 0)])
+def test_the_oldest_waiting_object_is_as_old_as_its_id(oldest_ms: int | None, expected_s: float) -> None:
+    """A clock of another machine that is ahead makes no negative age."""
+    oldest = None if oldest_ms is None else LandingId(timed_id(oldest_ms, b"\xff" * 10))
+    assert [sample.value for sample in waiting_samples(oldest, 1_002_500)] == [expected_s]
 
 
 def test_processes_share_no_registry() -> None:

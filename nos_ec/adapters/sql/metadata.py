@@ -117,6 +117,10 @@ class _SqlObjects(_SqlPart):
         """See the port."""
         return self._read(objects.due, now_ms, limit, slots)
 
+    def oldest_landing_id(self) -> LandingId | None:
+        """See the port."""
+        return self._read(objects.oldest_landing_id)
+
     def mark_published(self, rows: Sequence[ObjectRow], due_ms: int) -> int:
         """See the port."""
         return self._write(objects.mark_published, rows, due_ms)

@@ -35,7 +35,7 @@ from nos_ec.adapters.sql.rows import (
 from nos_ec.adapters.sql.schema import ID_BYTES, OBJECTS, SEGMENTS, utf8
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import NotFound
-from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, Extent, ObjectKey
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object, object_sources
 from nos_ec.core.messages import PackRequest
 from nos_ec.ports.metadata import ObjectRow, Segment
@@ -90,6 +90,12 @@ NO_LONGER_LANDED = select(_REQUESTS["number"]).where(
     )
 )
 """Selects the requests that no longer hold. Nearly all of them still do, so hardly any rows come back."""
+OLDEST_LANDING_ID = (
+    by_index(select(_O.landing_id), OBJECTS, "objects_by_landing")
+    .where(_O.landing_id.is_not(None))
+    .order_by(_O.landing_id)
+    .limit(1)
+)
 NEXT_BUCKET = select(func.min(_O.bucket)).where(_O.bucket > bindparam("after_bucket", type_=_O.bucket.type))
 
 
@@ -199,6 +205,12 @@ def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
             break
         buckets.append(bucket)
     return buckets
+
+
+def oldest_landing_id(connection: Connection) -> LandingId | None:
+    """See `Metadata.oldest_landing_id`."""
+    found = connection.execute(OLDEST_LANDING_ID).scalar()
+    return None if found is None else LandingId(found)
 
 
 def due(connection: Connection, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:

@@ -135,6 +135,14 @@ class Objects(Protocol):
         """
         ...
 
+    def oldest_landing_id(self) -> LandingId | None:
+        """The smallest landing id of a LANDED or QUEUED row: since an id begins with the time of its PUT
+        (`core.ids.timed_id`), that of the object that has waited longest. None when no object waits.
+
+        Reads one entry of an index, however many objects there are and wait.
+        """
+        ...
+
     def mark_published(self, rows: Sequence[ObjectRow], due_ms: int) -> int:
         """Set rows QUEUED, and due again at `due_ms` in case the event is lost. Changes only rows that still have that
         version and are in the landing store; returns how many."""
