@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from pathlib import Path
 
 from nos_ec.api.host_check import is_loopback
 from nos_ec.core.errors import ConfigError
-from nos_ec.settings import ApiSettings
+from nos_ec.settings import ApiSettings, read_secret
 
 TOKEN_CHARS_MIN = 16
-_TOKEN_FILE_BYTES_MAX = 4096
 _MAKE_ONE = "create one with: openssl rand -hex 32"
 _FILE = ("api.token_file",)
 _TOKEN = ("api.token", *_FILE)
@@ -48,7 +46,7 @@ def find_token(settings: ApiSettings) -> Token | None:
     if settings.token is not None:
         return Token(settings.token.get_secret_value())
     if settings.token_file is not None:
-        return Token(_read(settings.token_file))
+        return Token(read_secret(settings.token_file, *_FILE, _MAKE_ONE))
     if not settings.anonymous:
         raise ConfigError(
             f"the API needs a token: set NOS_EC_API__TOKEN in the environment, or set api.token_file ({_MAKE_ONE});"
@@ -62,23 +60,6 @@ def find_token(settings: ApiSettings) -> Token | None:
             settings=("api.anonymous", "api.host"),
         )
     return None
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_mode & 0o004:
-            raise ConfigError(
-                f"api.token_file {path} can be read by every user; run chmod o-r on it, and create a new token",
-                settings=_FILE,
-            )
-        with path.open("rb") as file:
-            return file.read(_TOKEN_FILE_BYTES_MAX).decode("ascii").strip()
-    except OSError as error:
-        raise ConfigError(
-            f"api.token_file {path} cannot be read ({error.strerror}); {_MAKE_ONE}", settings=_FILE
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"api.token_file {path} is not ASCII; {_MAKE_ONE}", settings=_FILE) from error
 
 
 def _digest(text: str) -> bytes:

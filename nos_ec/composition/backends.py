@@ -76,7 +76,7 @@ class Objects:
 def make_root(settings: Settings) -> None:
     """Create the folder for the embedded parts, if there are any. Raises ConfigError."""
     store = settings.store
-    if store.backend != "local" and settings.log.backend != "local" and store.metadata_url is not None:
+    if store.backend != "local" and settings.log.backend != "local" and store.has_own_url:
         return
     try:
         make_folder(store.root)

@@ -33,7 +33,7 @@ def scratch_store(settings: Settings, root: Path, purpose: str, *, keep: bool = 
     require_root(root)
     scratch = _settings(settings, root, f"{purpose}_{os.urandom(4).hex()}")
     with ExitStack() as stack:
-        if scratch.store.metadata_url is not None:
+        if scratch.store.has_own_url:
             create_database(scratch.store.url())
             stack.callback(drop_database, scratch.store.url())
         if scratch.store.backend != "local":
@@ -47,14 +47,11 @@ def scratch_store(settings: Settings, root: Path, purpose: str, *, keep: bool = 
 
 
 def _settings(settings: Settings, root: Path, tag: str) -> Settings:
-    url = settings.store.metadata_url
-    if url is not None:
-        url = (
-            None if url.get_secret_value().startswith("sqlite") else SecretStr(scratch_url(url.get_secret_value(), tag))
-        )
+    given = settings.store.url()
+    url = None if given.startswith("sqlite") else SecretStr(scratch_url(given, tag))
     return settings.model_copy(
         update={
-            "store": settings.store.model_copy(update={"root": root, "metadata_url": url}),
+            "store": settings.store.model_copy(update={"root": root, "metadata_url": url, "metadata_url_file": None}),
             "ceph": settings.ceph.model_copy(update={"namespace": f"{settings.ceph.namespace}{SCRATCH}{tag}"}),
             "kafka": settings.kafka.model_copy(
                 update={"topic": f"{settings.kafka.topic}{SCRATCH}{tag}", "dead_letter_topic": None}

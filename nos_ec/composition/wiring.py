@@ -69,7 +69,7 @@ def initialise(settings: Settings, new_shards: Collection[int] = ()) -> None:
     """
     geometry = settings.geometry.value()
     make_root(settings)
-    with settings_named("store.metadata_url"):
+    with settings_named(settings.store.url_setting):
         migrate(settings.store.url())
         opened = open_metadata(settings.store.url())
     with closing(opened) as metadata:
@@ -370,7 +370,7 @@ def open_system(settings: Settings) -> System:
     servers cannot be reached."""
     clock = SystemClock()
     with ExitStack() as stack:
-        with settings_named("store.metadata_url"):
+        with settings_named(settings.store.url_setting):
             opened = open_metadata(settings.store.url(), replica=settings.store.metadata_replica)
             metadata = stack.enter_context(closing(opened))
             if metadata.is_new():

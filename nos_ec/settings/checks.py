@@ -52,6 +52,8 @@ def cross_check(settings: Settings) -> Iterator[Problem]:
         yield Problem(str(error), "geometry")
         return
     yield from _root(settings.store.root)
+    if settings.store.metadata_url is not None and settings.store.metadata_url_file is not None:
+        yield _wrong("store.metadata_url_file", "store.metadata_url is also set; remove one of them")
     yield from _backends(settings)
     consumer = settings.consumer
     if consumer.merge_list_bytes_max < geometry.group_size_max:

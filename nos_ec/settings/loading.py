@@ -90,6 +90,7 @@ def without_settings(env: Mapping[str, str]) -> dict[str, str]:
 # --- sources: each yields (place, section, key, value) for known keys, and reports the others ----------------------
 _PATHS = {
     ("store", "root"),
+    ("store", "metadata_url_file"),
     ("ceph", "conf_file"),
     ("ceph", "keyring_file"),
     ("ceph", "admin_keyring_file"),

@@ -11,9 +11,11 @@ from pydantic.fields import FieldInfo
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, K_MAX, M_MAX, STRIPES_PER_BLOCK_MAX, Geometry
+from nos_ec.settings.secret_files import read_secret
 from nos_ec.settings.values import Count, Flag, NonEmptyPath, Ratio, Size, Table
 
 _GEOMETRY = Geometry()
+_URL_FILE = "store.metadata_url_file"
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
 
@@ -42,6 +44,12 @@ class StoreSettings(_Section):
         " ?ssl_ca=/path/ca.pem encrypts the connection, and refuses a server whose certificate is not for that host"
         " (&ssl_cert= and &ssl_key= set a client certificate).",
     )
+    metadata_url_file: NonEmptyPath | None = Field(
+        default=None,
+        title="a path",
+        description="File that contains the metadata URL, as an alternative to metadata_url: a credential of systemd,"
+        " for example. Other users must not be able to read it. A relative path in a file starts at the file's folder.",
+    )
     metadata_replica: Flag = Field(
         default=False,
         description="Allow reading from a read-only metadata server, such as a replica. Its data may be out of date:"
@@ -49,10 +57,24 @@ class StoreSettings(_Section):
         " for a process that only reads and tolerates this. If false, a read-only server counts as unavailable.",
     )
 
+    @property
+    def has_own_url(self) -> bool:
+        """Whether the metadata are where a setting says, and not in root."""
+        return self.metadata_url is not None or self.metadata_url_file is not None
+
+    @property
+    def url_setting(self) -> str:
+        """The dotted name of the setting that says where the metadata are."""
+        return "store.metadata_url" if self.metadata_url_file is None else _URL_FILE
+
     def url(self) -> str:
-        """The metadata URL. It includes the password, so never log it."""
+        """The metadata URL. It includes the password, so never log it. Raises ConfigError when its file cannot be read,
+        or can be read by every user."""
         if self.metadata_url is not None:
             return self.metadata_url.get_secret_value()
+        if self.metadata_url_file is not None:
+            advice = "write the URL with its password into it, readable only for the user of this process"
+            return read_secret(self.metadata_url_file, _URL_FILE, advice)
         return f"sqlite:///{quote(str(self.root.absolute() / 'metadata.db'))}"
 
 

@@ -82,6 +82,35 @@ def test_metadata_url_defaults_to_a_file_in_root_and_is_never_shown(tmp_path: Pa
     assert "hunter2" not in repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
 
 
+def test_the_metadata_url_may_be_in_a_file_that_others_cannot_read(tmp_path: Path, file: Path) -> None:
+    secret = "mysql+pymysql://u:hunter2@db/nos_ec"
+    url_file = tmp_path / "metadata-url"
+    file.write_text('[store]\nmetadata_url_file = "metadata-url"\n')
+    settings = load_settings(file, {})
+    with pytest.raises(ConfigError, match=r"metadata_url_file .*metadata-url cannot be read \(No such file"):
+        settings.store.url()
+    url_file.write_text(f"{secret}\n")
+    url_file.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"read by every user; run chmod o-r") as refused:
+        settings.store.url()
+    assert refused.value.settings == (settings.store.url_setting,) == ("store.metadata_url_file",)
+    url_file.chmod(0o640)
+    assert settings.store.url() == secret
+    assert "hunter2" not in repr(settings) + str(refused.value)
+    url_file.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        settings.store.url()
+    url_file.write_bytes(b"x" * 5000)
+    with pytest.raises(ConfigError, match="longer than 4096 bytes"):
+        settings.store.url()
+
+
+def test_the_metadata_url_is_in_one_place(file: Path) -> None:
+    file.write_text('[store]\nmetadata_url_file = "metadata-url"\n')
+    (problem,) = check_settings(file, {"NOS_EC_STORE__METADATA_URL": "mysql+pymysql://u:hunter2@db/nos_ec"})
+    assert problem.text == "store.metadata_url_file: store.metadata_url is also set; remove one of them"
+
+
 def test_every_problem_is_named_with_its_place(file: Path) -> None:
     file.write_text(
         "stray = 1\nput = 3\n[consumer]\nlanes = 0\nlane = 2\npolicy = 'worst'\nread_threads = true\n"
