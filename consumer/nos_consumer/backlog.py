@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nos_consumer.unread import UnreadObjects
-from nos_ec.core.messages import PackRequest
+from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.core.packing.plan import GroupPlan, MergeList
 from nos_ec.engine.packable import Packable
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.message_log import Message
 from nos_ec.ports.metadata import Objects
+
+CLOCK_MARGIN_MS = 60_000
+"""How much the clocks of whoever stored an object and of the consumer may differ. An event that another program
+publishes right after a PUT must not count as too early."""
 
 
 class Backlog:
@@ -35,7 +39,7 @@ class Backlog:
         self._clock = clock
         self._known: dict[tuple[int, int], Packable] = {}
         """By (object id, version): the objects on the merge list, in flight, or parked."""
-        self._unchecked: list[tuple[Message, PackRequest]] = []
+        self._unchecked: list[tuple[Message, PackRequest | NamedVersion]] = []
         """Messages taken from the log whose objects are not looked up yet. At most the messages of one poll."""
         self.unread = unread
 
@@ -72,7 +76,7 @@ class Backlog:
         """When the next object on the merge list must be planned; None when none waits."""
         return self._merge_list.next_deadline_ms()
 
-    def take(self, message: Message, request: PackRequest) -> None:
+    def take(self, message: Message, request: PackRequest | NamedVersion) -> None:
         """Add an object, to be looked up later."""
         self._unchecked.append((message, request))
 
@@ -80,21 +84,33 @@ class Backlog:
         """Look up the objects taken, and put those that still need packing on the merge list.
 
         Returns the stale messages, which need no work. Either the object was deleted, overwritten or already packed, or
-        no row ever matched the message. Or the message repeats one that is being worked on. The offset of that one is
-        lower in the same partition, so it holds the commit back. Raises Transient; then no object taken was looked up,
-        and the next call looks up all of them.
+        no row ever matched the message. Or the message repeats one that is being worked on. That one holds back the
+        commit of its own partition; if both are in the same one, its offset is the lower. Raises Transient; then no
+        object taken was looked up, and the next call looks up all of them.
         """
         if not self._unchecked:
             return []
-        landed = self._metadata.still_landed([request for _, request in self._unchecked])
+        found = self._found()
         taken, self._unchecked = self._unchecked, []
         stale = []
-        for message, request in taken:
-            if request not in landed or (request.object_id, request.version) in self._known:
+        for message, asked in taken:
+            request = found.get(asked)
+            if request is None or (request.object_id, request.version) in self._known:
                 stale.append(message)
             else:
                 self.wait(_packable(message, request))
         return stale
+
+    def _found(self) -> dict[PackRequest | NamedVersion, PackRequest]:
+        """The requests taken that still hold, completed from their rows where they only name a version."""
+        requests = [request for _, request in self._unchecked if isinstance(request, PackRequest)]
+        named = [request for _, request in self._unchecked if isinstance(request, NamedVersion)]
+        found: dict[PackRequest | NamedVersion, PackRequest] = {}
+        if requests:
+            found |= {request: request for request in self._metadata.still_landed(requests)}
+        if named:
+            found.update(self._metadata.complete(named, self._clock.now_ms() + CLOCK_MARGIN_MS).items())
+        return found
 
     def still_landed(self, packables: Sequence[Packable]) -> set[Packable]:
         """The objects that are still to be packed from this landing copy, by their rows. Raises Transient."""

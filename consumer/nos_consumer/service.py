@@ -19,7 +19,7 @@ from nos_consumer.offsets import Offsets
 from nos_consumer.pause import Pause
 from nos_consumer.unread import UnreadObjects
 from nos_ec.core.errors import Corrupt, NosError, NoSpace, NotFound, Transient
-from nos_ec.core.messages import PackRequest, decode_pack_request
+from nos_ec.core.messages import NamedVersion, PackRequest, decode_pack_request
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.lanes import Lanes
 from nos_ec.engine.limited_log import LimitedLog
@@ -229,10 +229,10 @@ class ConsumerService:
             self.counters.stale += 1
             self._offsets.done([(message.partition, message.offset)])
 
-    def _decoded(self, message: Message) -> PackRequest | None:
+    def _decoded(self, message: Message) -> PackRequest | NamedVersion | None:
         try:
             request = decode_pack_request(message.value)
-            if request.size > self._backlog.size_max:
+            if isinstance(request, PackRequest) and request.size > self._backlog.size_max:
                 raise Corrupt(f"{request.key}: {request.size} bytes do not fit a stripe group", key=request.key)
         except Corrupt as error:
             # No object is lost by skipping the message: its row stays QUEUED and comes due again.

@@ -1,13 +1,16 @@
 """Event payloads, versioned, and the partition an event belongs to.
 
 A pack request says that a version of an object is in the landing store and waits to be packed. It is JSON, so that an
-operator can read the log:
+operator can read the log. The producer writes version 1; a program of someone else may write version 2, which the
+consumer completes from the object's row:
 
     {"v":1,"object_id":7,"bucket":"photos","name":"a.jpg","version":3,"size":512,"crc32c":99,"landing_id":"<32 hex>"}
+    {"v":2,"bucket":"photos","name":"a.jpg","version":3}
 
 An event is a hint, never a fact: the commit decides by compare-and-set on the row (invariant 5), so a stale field
 does no harm. An *impossible* field is Corrupt: it means that the log holds something else.
-Version 1 has exactly these fields. Adding or removing one makes a new version; unknown versions are refused.
+Each version has exactly these fields. Adding or removing one makes a new version; unknown versions are refused. The
+format is public: docs/MESSAGES.md describes it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import LandingId, ObjectKey
 
 PACK_REQUEST_VERSION = 1
+"""What the producer writes."""
+NAMED_VERSION = 2
+"""What programs of others may write."""
 
 _ID_MAX = 2**63 - 1
 """Row ids and versions are signed 64-bit columns."""
@@ -41,6 +47,13 @@ class PackRequest(msgspec.Struct, frozen=True):
     v: int = PACK_REQUEST_VERSION
 
 
+class NamedVersion(msgspec.Struct, frozen=True):
+    """A request of version 2: one object version to pack, by name. Its row has the rest."""
+
+    key: ObjectKey
+    version: int
+
+
 class _PackRequestV1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The wire form of version 1, field for field. Never changed: a new version gets a struct of its own."""
 
@@ -54,6 +67,15 @@ class _PackRequestV1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     landing_id: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 
 
+class _PackRequestV2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The wire form of version 2, field for field. Never changed."""
+
+    v: int
+    bucket: str
+    name: str
+    version: _Id
+
+
 class _AnyVersion(msgspec.Struct):
     """What every version must have in common, to distinguish an unknown version from garbage."""
 
@@ -63,8 +85,11 @@ class _AnyVersion(msgspec.Struct):
 _WHY_CHARS_MAX = 500
 """Most characters of the cause that an error quotes. The cause may quote the whole message."""
 
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 _encoder = msgspec.json.Encoder()
 _decoder_v1 = msgspec.json.Decoder(_PackRequestV1)
+_decoder_v2 = msgspec.json.Decoder(_PackRequestV2)
 _decoder_any = msgspec.json.Decoder(_AnyVersion)
 
 
@@ -89,23 +114,31 @@ def encode_pack_request(
     )
 
 
-def decode_pack_request(data: bytes) -> PackRequest:
-    """The request in `data`. Total: any bytes give a valid PackRequest or Corrupt, never another exception."""
+def decode_pack_request(data: bytes) -> PackRequest | NamedVersion:
+    """The request in `data`. Total: any bytes give a valid request or Corrupt, never another exception."""
     try:
-        wire = _decoder_v1.decode(data)
-        if wire.v != PACK_REQUEST_VERSION:
-            raise Corrupt(_unknown_version(wire.v))
-        key = ObjectKey(wire.bucket, wire.name)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
+        if _version(data) == NAMED_VERSION:
+            return _named(_decoder_v2.decode(data))
+        return _complete(_decoder_v1.decode(data))
+    except (*_UNDECODABLE, InvalidInput) as error:
         raise Corrupt(_why_refused(data, error)) from error
+
+
+def _complete(wire: _PackRequestV1) -> PackRequest:
+    if wire.v != PACK_REQUEST_VERSION:
+        raise Corrupt(_unknown_version(wire.v))
     return PackRequest(
         object_id=wire.object_id,
-        key=key,
+        key=ObjectKey(wire.bucket, wire.name),
         version=wire.version,
         size=wire.size,
         crc32c=wire.crc32c,
         landing_id=LandingId(bytes.fromhex(wire.landing_id)),
     )
+
+
+def _named(wire: _PackRequestV2) -> NamedVersion:
+    return NamedVersion(ObjectKey(wire.bucket, wire.name), wire.version)
 
 
 def partition_for(bucket: str, partitions: int) -> int:
@@ -144,18 +177,23 @@ def murmur2(data: bytes) -> int:
     return hash_ ^ hash_ >> 15
 
 
-def _why_refused(data: bytes, error: Exception) -> str:
+def _version(data: bytes) -> int:
+    """The version that `data` claims to have; that of the producer when it claims none."""
     try:
-        version = _decoder_any.decode(data).v
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        version = PACK_REQUEST_VERSION
-    if version != PACK_REQUEST_VERSION:
+        return _decoder_any.decode(data).v
+    except _UNDECODABLE:
+        return PACK_REQUEST_VERSION
+
+
+def _why_refused(data: bytes, error: Exception) -> str:
+    version = _version(data)
+    if version not in (PACK_REQUEST_VERSION, NAMED_VERSION):
         return _unknown_version(version)
-    return f"not a pack request of version {PACK_REQUEST_VERSION}: {str(error)[:_WHY_CHARS_MAX]}"
+    return f"not a pack request of version {version}: {str(error)[:_WHY_CHARS_MAX]}"
 
 
 def _unknown_version(version: int) -> str:
     return (
-        f"pack request of version {version}; this program knows version {PACK_REQUEST_VERSION} only:"
-        " upgrade the consumers before the producers"
+        f"pack request of version {version}; this program knows versions {PACK_REQUEST_VERSION} and {NAMED_VERSION}"
+        " only: upgrade the consumers before the producers"
     )

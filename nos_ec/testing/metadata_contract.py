@@ -16,6 +16,7 @@ from nos_ec.core.errors import ConfigError, Conflict, InvalidInput, LeaseLost, N
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.core.messages import NamedVersion
 from nos_ec.core.slots import ALL_SLOTS, LEASE_PREFIX, bucket_slot
 from nos_ec.ports.metadata import GroupCommit, LandingDeletion, Lease, Metadata, Move, NewObject
 from nos_ec.testing.metadata_bench import (
@@ -362,7 +363,7 @@ class LookUpContract:
 
 
 class ProducerContract:
-    """due_objects, mark_published, still_landed."""
+    """due_objects, mark_published, complete, still_landed."""
 
     def test_due_objects_come_longest_due_first(self, bench: MetadataBench) -> None:
         for name, due_ms in (("c", 30), ("a", 10), ("b", 20), ("later", 99)):
@@ -468,6 +469,36 @@ class ProducerContract:
             )
         ]
         assert bench.metadata.still_landed([*lies, row, row, other]) == {row, other}
+
+    def test_named_versions_are_completed_from_their_rows(self, bench: MetadataBench) -> None:
+        """Those that are current, in the landing store, and published or due."""
+        overwritten, deleted, packed, empty = bench.put("o"), bench.put("d"), bench.put("p"), bench.put("e", 0)
+        bench.put("o")
+        bench.delete("d")
+        bench.pack([packed])
+        lease = bench.lease()
+        bench.metadata.record_large(bench.large("l", lease), lease, bench.now_ms)
+        due, early, queued = bench.put("å/✓", due_ms=50), bench.put("early", due_ms=51), bench.put("q", due_ms=99)
+        bench.metadata.mark_published([queued], 1000)
+        rows = (overwritten, deleted, packed, empty, bench.get("l"), due, early, queued)
+        named = {row.key.name: NamedVersion(row.key, row.version) for row in rows}
+        found = bench.metadata.complete(list(named.values()), 50)
+        assert found == {named["å/✓"]: pack_request(due), named["q"]: pack_request(queued)}
+        assert bench.metadata.complete(list(named.values()), 51).keys() - found.keys() == {named["early"]}
+
+    def test_a_named_version_that_matches_no_row_is_not_completed(self, bench: MetadataBench) -> None:
+        row = bench.put("n")
+        name = NamedVersion(row.key, row.version)
+        lies = [
+            NamedVersion(row.key, row.version + 1),
+            NamedVersion(row.key, row.version - 1),
+            NamedVersion(ObjectKey("other", "n"), row.version),
+            NamedVersion(ObjectKey("bucket", "N"), row.version),
+            NamedVersion(ObjectKey("bucket", "n "), row.version),
+        ]
+        assert bench.metadata.complete([*lies, name, name], bench.now_ms) == {name: pack_request(row)}
+        assert bench.metadata.complete(lies, bench.now_ms) == {}
+        assert bench.metadata.complete([], bench.now_ms) == {}
 
 
 class LeaseContract:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, event
 
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.messages import NamedVersion
 from nos_ec.core.slots import ALL_SLOTS
 from nos_ec.ports.metadata import Metadata, ObjectRow
 from nos_ec.testing.metadata_bench import MetadataBench, pack_request
@@ -222,6 +223,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "oldest_landing_id": metadata.oldest_landing_id,
         "mark_published": lambda: metadata.mark_published(landed[:200], bench.now_ms + 9),
         "still_landed": lambda: metadata.still_landed([pack_request(row) for row in landed]),
+        "complete": lambda: metadata.complete([NamedVersion(row.key, row.version) for row in landed], bench.now_ms),
         "commit_group from the landing store": lambda: metadata.commit_group(bench.group(lease, target, landed[:150])),
         "commit_group from blocks": lambda: metadata.commit_group(bench.group(lease, second, placed)),
         "placed_in": lambda: metadata.placed_in(target),

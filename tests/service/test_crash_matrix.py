@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from nos_consumer.assemble import consumer_service
 from nos_ec.core.ids import ObjectKey
 from tests.rig.at_rest import LaterClock
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
+from .foreign import publish_named
 
 pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
 
@@ -57,6 +59,7 @@ AILING_CONSUMER_POINTS = [
     "writer.sealed",
 ]
 """While a group is written again to other blocks, and while a block is sealed because its place became worse."""
+FOREIGN_EVENT_POINTS = ["writer.appended", "writer.committed", "consumer.before_offsets"]
 FULL_STORE_POINTS = ["block.forgotten", "writer.allocated:2"]
 """While the store refuses a new block."""
 PRODUCER_POINTS = ["producer.leases_taken", "producer.published", "producer.marked", "producer.leases_released"]
@@ -138,6 +141,21 @@ def test_consumer_killed(bench: Bench, point: str) -> None:
         for key in keys[::9]:
             bench.delete(system, key)
     kill(bench, point, "consumer", "--once")
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", FOREIGN_EVENT_POINTS)
+def test_consumer_killed_with_events_of_another_program(bench: Bench, point: str) -> None:
+    """They name versions that no producer of ours has published. What the dead consumer packed is not packed again."""
+    with bench.open() as system:
+        keys = bench.put_some(system, 220)
+        publish_named(system, [(key, system.store().head(key).version) for key in keys])
+    kill(bench, point, "consumer", "--once")
+    with bench.open() as system:
+        packed = system.metadata.totals().packed_objects
+        with consumer_service(system) as consumer:
+            consumer.drain(make_room=lambda: False)
+        assert (consumer.counters.packed, consumer.counters.superseded) == (220 - packed, 0)
     assert_recovers(bench)
 
 
@@ -313,6 +331,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
         for points in (
             CONSUMER_POINTS,
             AILING_CONSUMER_POINTS,
+            FOREIGN_EVENT_POINTS,
             FULL_STORE_POINTS,
             PRODUCER_POINTS,
             TAKEOVER_POINTS,

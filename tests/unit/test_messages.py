@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.messages import (
+    NamedVersion,
     PackRequest,
     decode_pack_request,
     encode_pack_request,
@@ -122,9 +123,33 @@ def test_anything_else_is_corrupt_and_the_reason_is_short(data: bytes) -> None:
     assert len(str(caught.value)) < 1_500
 
 
-@pytest.mark.parametrize("data", [altered(v=2), altered(v=2, colour="blue"), b'{"v":2}', altered(v=0)])
+@pytest.mark.parametrize("data", [altered(v=3), altered(v=3, colour="blue"), b'{"v":3}', altered(v=0)])
 def test_unknown_versions_are_refused_by_name(data: bytes) -> None:
-    with pytest.raises(Corrupt, match=r"pack request of version [02]; this program knows version 1 only"):
+    with pytest.raises(Corrupt, match=r"pack request of version [03]; this program knows versions 1 and 2 only"):
+        decode_pack_request(data)
+
+
+GOLDEN_V2 = b'{"v":2,"bucket":"photos","name":"caf\xc3\xa9/a.jpg","version":1700000000000000}'
+
+
+def test_version_2_names_a_version() -> None:
+    assert decode_pack_request(GOLDEN_V2) == NamedVersion(REQUEST.key, REQUEST.version)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        altered(v=2),
+        b'{"v":2}',
+        GOLDEN_V2[:-1],
+        GOLDEN_V2.replace(b"}", b',"size":1}'),
+        GOLDEN_V2.replace(b"photos", b"a/b"),
+        GOLDEN_V2.replace(b"1700000000000000", b"0"),
+        GOLDEN_V2.replace(b"1700000000000000", b"9223372036854775808"),
+    ],
+)
+def test_version_2_has_these_fields_and_no_other(data: bytes) -> None:
+    with pytest.raises(Corrupt, match=r"not a pack request of version 2|truncated"):
         decode_pack_request(data)
 
 
@@ -141,6 +166,7 @@ def test_decoding_is_total_near_valid_bytes(at: int, byte: int) -> None:
         request = decode_pack_request(data)
     except Corrupt:
         return
+    assert isinstance(request, PackRequest)
     assert encode_pack_request(
         object_id=request.object_id,
         key=request.key,

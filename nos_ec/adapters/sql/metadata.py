@@ -22,7 +22,7 @@ from nos_ec.core.errors import ConfigError, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.messages import PackRequest
+from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.ports.metadata import (
     BlockRow,
     GroupCommit,
@@ -124,6 +124,10 @@ class _SqlObjects(_SqlPart):
     def mark_published(self, rows: Sequence[ObjectRow], due_ms: int) -> int:
         """See the port."""
         return self._write(objects.mark_published, rows, due_ms)
+
+    def complete(self, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, PackRequest]:
+        """See the port."""
+        return self._read(objects.complete, named, due_ms) if named else {}
 
     def still_landed(self, requests: Sequence[PackRequest]) -> frozenset[PackRequest]:
         """See the port."""

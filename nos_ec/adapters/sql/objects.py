@@ -16,6 +16,7 @@ from sqlalchemy import (
     delete,
     exists,
     func,
+    or_,
     select,
     union_all,
 )
@@ -37,7 +38,7 @@ from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object, object_sources
-from nos_ec.core.messages import PackRequest
+from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.ports.metadata import ObjectRow, Segment
 
 _O, _S = OBJECTS.c, SEGMENTS.c
@@ -95,6 +96,20 @@ OLDEST_LANDING_ID = (
     .where(_O.landing_id.is_not(None))
     .order_by(_O.landing_id)
     .limit(1)
+)
+_NAMED = JsonRows("named", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, version=0)
+COMPLETE = looked_up(
+    select(*OBJECT_COLUMNS)
+    .join_from(_NAMED.table, OBJECTS, (_O.bucket == _NAMED["bucket"]) & (_O.name == _NAMED["name"]))
+    .where(
+        _O.version == _NAMED["version"],
+        or_(
+            _O.state == ObjectState.QUEUED,
+            (_O.state == ObjectState.LANDED) & (_O.due_ms <= bindparam("due")),
+        ),
+    ),
+    OBJECTS,
+    "objects_by_key",
 )
 NEXT_BUCKET = select(func.min(_O.bucket)).where(_O.bucket > bindparam("after_bucket", type_=_O.bucket.type))
 
@@ -270,6 +285,18 @@ def mark_published(connection: Connection, rows: Sequence[ObjectRow], due_ms: in
         return 0
     listed = OBJECT_IDS.dump(sorted({(row.object_id, row.version) for row in rows}))
     return connection.execute(MARK_PUBLISHED, {**listed, "due": due_ms}).rowcount
+
+
+def complete(connection: Connection, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, PackRequest]:
+    """See `Metadata.complete`."""
+    listed = _NAMED.dump((utf8(n.key.bucket), utf8(n.key.name), n.version) for n in dict.fromkeys(named))
+    rows = [object_row(row) for row in connection.execute(COMPLETE, {**listed, "due": due_ms})]
+    return {NamedVersion(row.key, row.version): _request(row) for row in rows}
+
+
+def _request(row: ObjectRow) -> PackRequest:
+    assert row.landing_id is not None
+    return PackRequest(row.object_id, row.key, row.version, row.size, row.crc32c, row.landing_id)
 
 
 def still_landed(connection: Connection, requests: Sequence[PackRequest]) -> frozenset[PackRequest]:

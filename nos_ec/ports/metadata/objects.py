@@ -8,7 +8,7 @@ from typing import Protocol
 
 from nos_ec.core.ids import Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.messages import PackRequest
+from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.ports.metadata.leases import Lease
 
 
@@ -146,6 +146,14 @@ class Objects(Protocol):
     def mark_published(self, rows: Sequence[ObjectRow], due_ms: int) -> int:
         """Set rows QUEUED, and due again at `due_ms` in case the event is lost. Changes only rows that still have that
         version and are in the landing store; returns how many."""
+        ...
+
+    def complete(self, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, PackRequest]:
+        """The full requests of those named versions that wait to be packed: current, in the landing store, and either
+        QUEUED or due at `due_ms`. The others are missing from the answer.
+
+        One statement, whatever their number. As with `still_landed`, the commit decides.
+        """
         ...
 
     def still_landed(self, requests: Sequence[PackRequest]) -> frozenset[PackRequest]:
