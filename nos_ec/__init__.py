@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Transient,
     )
     from nos_ec.core.ids import ObjectKey
+    from nos_ec.core.schemas import pack_request_schema
     from nos_ec.engine.store import Store
     from nos_ec.settings import Settings, load_settings
 
@@ -43,11 +44,13 @@ __all__ = [
     "initialise",
     "load_settings",
     "open_system",
+    "pack_request_schema",
 ]
 
 _MODULES = (
     "nos_ec.core.errors",
     "nos_ec.core.ids",
+    "nos_ec.core.schemas",
     "nos_ec.settings",
     "nos_ec.engine.store",
     "nos_ec.composition.wiring",

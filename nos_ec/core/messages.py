@@ -10,7 +10,7 @@ consumer completes from the object's row:
 An event is a hint, never a fact: the commit decides by compare-and-set on the row (invariant 5), so a stale field
 does no harm. An *impossible* field is Corrupt: it means that the log holds something else.
 Each version has exactly these fields. Adding or removing one makes a new version; unknown versions are refused. The
-format is public: docs/MESSAGES.md describes it.
+format is public: docs/MESSAGES.md describes it, `nos_ec/core/schemas` has a JSON Schema of each version.
 """
 
 from __future__ import annotations
