@@ -5,12 +5,14 @@ published again only when the consumer group has passed the event, or the log no
 all consumers would put the whole backlog into the log once per `republish_ms`. To decide that, the producer must know
 when the row was published. Rows have no column for this, so the due time holds both:
 
-    due_ms = published_ms + n x step_ms + n        with 1 <= n < grain_ms
+    due_ms = published_ms + n x step_ms + r        with r = n, or r = n + spread_after, and 1 <= r < grain_ms
 
 published_ms and step_ms are multiples of grain_ms (a power of two, about a 200th of republish_ms), so the remainder of
-due_ms by grain_ms is n: how often the row has come due since it was published. Remainder 0 means that the row has no
-event in the log. n has a maximum; once it is reached, the row is published again in any case (after 28 days with the
-default of 10 minutes).
+due_ms by grain_ms is r. It gives n: how often the row has come due since it was published. The last quarter of the
+remainders, those above spread_after, also says that the event was spread (`core.spread`): it may wait in any
+partition, and not only in that of its bucket. Remainder 0 means that the row has no event in the log. n has a maximum;
+once it is reached, the row is published again in any case (with the default of 10 minutes after 21 days, and after 7
+days if it was spread).
 
 A due time that was written under another republish_ms, or by a program that did not know this rule, yields a wrong
 time of publishing. It is never later than the due time, so at worst the row is published once too often or
@@ -20,6 +22,8 @@ time of publishing. It is never later than the due time, so at worst the row is 
 from __future__ import annotations
 
 _GRAINS_PER_WAIT = 128
+_GRAIN_MS_MIN = 8
+"""A smaller grain has too few remainders to tell a spread event from others."""
 
 
 class Republishing:
@@ -31,17 +35,27 @@ class Republishing:
             raise ValueError(f"republish_ms {republish_ms}; at least {2 * _GRAINS_PER_WAIT}")
         self.grain_ms = 1 << ((republish_ms // _GRAINS_PER_WAIT).bit_length() - 1)
         self.step_ms = self._floor(republish_ms) - 2 * self.grain_ms
+        spread_count = self.grain_ms // 4 if self.grain_ms >= _GRAIN_MS_MIN else 0
+        self._spread_after = self.grain_ms - spread_count - 1
+        """The largest remainder that does not say that the event was spread."""
 
-    def first_due_ms(self, published_ms: int) -> int:
-        """When a row that is published now is due again."""
-        return self._floor(published_ms) + self.step_ms + 1
+    def first_due_ms(self, published_ms: int, *, spread: bool = False) -> int:
+        """When a row that is published now is due again. spread: whether its event may not be in its bucket's own
+        partition."""
+        offset = self._spread_after if spread and self._spread_after < self.grain_ms - 1 else 0
+        return self._floor(published_ms) + self.step_ms + offset + 1
 
     def later_due_ms(self, due_ms: int, now_ms: int) -> int | None:
         """The next due time, after `now_ms`, of a row whose event still waits in the log. None when the row has come
         due so often that it is published again in any case."""
-        published_ms = self._decoded(due_ms)
-        count = max(due_ms % self.grain_ms + 1, (now_ms - published_ms) // (self.step_ms + 1) + 1)
-        return published_ms + count * (self.step_ms + 1) if count < self.grain_ms else None
+        published_ms, count, offset = self._decoded(due_ms)
+        count = max(count + 1, (now_ms - published_ms) // (self.step_ms + 1) + 1)
+        end = self.grain_ms if offset else self._spread_after + 1
+        return published_ms + count * (self.step_ms + 1) + offset if count + offset < end else None
+
+    def was_spread(self, due_ms: int) -> bool:
+        """Whether the event of the row with this due time may wait in any partition."""
+        return due_ms % self.grain_ms > self._spread_after
 
     def without_event_ms(self, retry_ms: int) -> int:
         """The due time of a row that could not be published and is to be tried again at `retry_ms` or soon after."""
@@ -52,11 +66,15 @@ class Republishing:
         the log, or when the clock was set back since."""
         if due_ms % self.grain_ms == 0:
             return None
-        until_ms = self._decoded(due_ms) + self.grain_ms
+        until_ms = self._decoded(due_ms)[0] + self.grain_ms
         return until_ms if until_ms <= now_ms + self.grain_ms else None
 
-    def _decoded(self, due_ms: int) -> int:
-        return due_ms - due_ms % self.grain_ms * (self.step_ms + 1)
+    def _decoded(self, due_ms: int) -> tuple[int, int, int]:
+        """Returns (time of publishing, how often it has come due, what the remainder has on top of that)."""
+        remainder = due_ms % self.grain_ms
+        offset = self._spread_after if remainder > self._spread_after else 0
+        count = remainder - offset
+        return due_ms - remainder - count * self.step_ms, count, offset
 
     def _floor(self, time_ms: int) -> int:
         return time_ms - time_ms % self.grain_ms

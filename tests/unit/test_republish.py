@@ -12,13 +12,13 @@ TIMES_MS = st.integers(1_600_000_000_000, 4_000_000_000_000)
 REPUBLISH_MS = st.integers(1000, 30 * 86_400_000)
 
 
-@given(REPUBLISH_MS, TIMES_MS, st.lists(st.floats(0, 3), max_size=20))
+@given(REPUBLISH_MS, TIMES_MS, st.lists(st.floats(0, 3), max_size=20), st.booleans())
 def test_the_time_of_publishing_is_kept_while_the_row_comes_due_again(
-    republish_ms: int, published_ms: int, delays: list[float]
+    republish_ms: int, published_ms: int, delays: list[float], spread: bool
 ) -> None:
-    """Each time it is looked at late by some multiple of republish_ms."""
+    """Each time it is looked at late by some multiple of republish_ms. Whether the event was spread is kept, too."""
     rule = Republishing(republish_ms)
-    due_ms = rule.first_due_ms(published_ms)
+    due_ms = rule.first_due_ms(published_ms, spread=spread)
     assert 0.95 * republish_ms < due_ms - published_ms <= republish_ms
     for delay in delays:
         now_ms = due_ms + int(delay * republish_ms)
@@ -26,17 +26,20 @@ def test_the_time_of_publishing_is_kept_while_the_row_comes_due_again(
         assert until_ms is not None
         assert published_ms < until_ms <= published_ms + rule.grain_ms
         later_ms = rule.later_due_ms(due_ms, now_ms)
+        assert rule.was_spread(due_ms) == (spread and republish_ms >= 8 * 128)
         if later_ms is None:
-            assert now_ms - published_ms > rule.grain_ms * republish_ms / 2
+            assert now_ms - published_ms > rule.grain_ms * republish_ms * (0.1 if spread else 0.49)
             return
         assert now_ms < later_ms <= now_ms + republish_ms
         due_ms = later_ms
 
 
-@given(REPUBLISH_MS, TIMES_MS)
-def test_a_row_whose_event_waits_for_ever_is_eventually_published_again(republish_ms: int, published_ms: int) -> None:
+@given(REPUBLISH_MS, TIMES_MS, st.booleans())
+def test_a_row_whose_event_waits_for_ever_is_eventually_published_again(
+    republish_ms: int, published_ms: int, spread: bool
+) -> None:
     rule = Republishing(republish_ms)
-    due_ms: int | None = rule.first_due_ms(published_ms)
+    due_ms: int | None = rule.first_due_ms(published_ms, spread=spread)
     count = 0
     while due_ms is not None:
         count, due_ms = count + 1, rule.later_due_ms(due_ms, due_ms)
