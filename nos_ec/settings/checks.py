@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,6 +56,14 @@ def cross_check(settings: Settings) -> Iterator[Problem]:
     if settings.store.metadata_url is not None and settings.store.metadata_url_file is not None:
         yield _wrong("store.metadata_url_file", "store.metadata_url is also set; remove one of them")
     yield from _backends(settings)
+    yield from _metadata_url(settings)
+    reserve_bytes = settings.gc.reserve_bytes
+    if 0 < reserve_bytes < geometry.block_size:
+        yield _wrong(
+            "gc.reserve_bytes",
+            f"{reserve_bytes} is less than a block, so GC could not move one; use at least {geometry.block_size},"
+            " better a few blocks",
+        )
     consumer = settings.consumer
     if consumer.merge_list_bytes_max < geometry.group_size_max:
         yield _wrong(
@@ -78,6 +87,28 @@ def _root(root: Path) -> Iterator[Problem]:
         root = root.absolute()
     if not is_utf8(root):
         yield _wrong("store.root", f"{str(root)!r} is not valid UTF-8; {UTF8_ADVICE}")
+
+
+def _metadata_url(settings: Settings) -> Iterator[Problem]:
+    """Yield a problem for a database that is not supported. Says nothing of the URL but its scheme, because a password
+    may be in any other part of it."""
+    if settings.store.metadata_url is None:
+        return
+    scheme, separator, _ = settings.store.url().partition("://")
+    if not separator or not _SCHEME.fullmatch(scheme):
+        yield _wrong("store.metadata_url", f"this is no URL of a database; use {_SUPPORTED}")
+    elif scheme.partition("+")[0] not in _DATABASES:
+        yield _wrong("store.metadata_url", f"{scheme}:// is not supported; use {_SUPPORTED}")
+    elif scheme.partition("+")[2] not in _DATABASES[scheme.partition("+")[0]]:
+        yield _wrong("store.metadata_url", f"the driver of {scheme}:// is not supported; use {_SUPPORTED}")
+
+
+_SCHEME = re.compile(r"[A-Za-z0-9_.+-]{1,40}")
+_DATABASES = {"sqlite": ("", "pysqlite"), "mysql": ("", "pymysql"), "mariadb": ("", "pymysql")}
+"""The drivers that may be named, by database; none means the only one there is."""
+_SUPPORTED = (
+    "sqlite:////path/metadata.db, mysql+pymysql://user:password@host:3306/database, or mariadb+pymysql://... likewise"
+)
 
 
 def _backends(settings: Settings) -> Iterator[Problem]:

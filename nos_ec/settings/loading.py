@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic.fields import FieldInfo
 from nos_ec.settings.checks import UTF8_ADVICE, Problem, cross_check, is_utf8, refusal
 from nos_ec.settings.reference import allowed
 from nos_ec.settings.sections import Settings, fields_of
+from nos_ec.settings.values import from_text
 
 ENV_PREFIX = "NOS_EC_"
 ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_KILL_AT"})
@@ -56,7 +58,16 @@ def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, l
         settings = Settings.model_validate(given)
     except ValidationError as error:
         return None, problems + [_describe(details, places) for details in error.errors()]
-    return settings, problems + list(cross_check(settings))
+    return settings, problems + [_placed(problem, places) for problem in cross_check(settings)]
+
+
+def _placed(problem: Problem, places: Mapping[tuple[str, str], str]) -> Problem:
+    """Say where the setting of a problem was set, unless it has its default value."""
+    section, _, key = (problem.setting or "").partition(".")
+    place = places.get((section, key))
+    if place is None:
+        return problem
+    return Problem(f"{place}: {problem.text.removeprefix(f'{problem.setting}: ')}", problem.setting)
 
 
 def write_settings(settings: Settings, path: Path) -> None:
@@ -110,7 +121,7 @@ def _from_file(path: Path | None, problems: list[Problem]) -> _Given:
             problems.append(Problem(f"{path}: [{section}]: no such section{hint}"))
         elif not isinstance(table, dict):
             why = f"{section} is a section; write [{section}] and its keys below"
-            problems.append(Problem(f"{path}: {section} = {table!r}: {why}", section))
+            problems.append(Problem(f"{path}: {section}: {why}", section))
         else:
             for key, value in table.items():
                 if key not in fields_of(section):
@@ -132,8 +143,22 @@ def _parse(path: Path, problems: list[Problem]) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         problems.append(Problem(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8"))
     except tomllib.TOMLDecodeError as error:
-        problems.append(Problem(f"{path}: not valid TOML: {error}"))
+        problems.append(Problem(f"{path}: not valid TOML: {error}{_key_on_line(path, str(error))}"))
     return {}
+
+
+_LINE_PATTERN = re.compile(r"at line (\d+)")
+_KEY_PATTERN = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?|\[+[^\]]*\]+)\s*(?:=|$)")
+
+
+def _key_on_line(path: Path, error: str) -> str:
+    """The key or section on the line that the parser names. Never the value, which may be a secret."""
+    where = _LINE_PATTERN.search(error)
+    lines = path.read_text(errors="replace").splitlines()
+    if where is None or not 1 <= int(where[1]) <= len(lines):
+        return ""
+    key = _KEY_PATTERN.match(lines[int(where[1]) - 1])
+    return f": {key[1]}" if key is not None else ""
 
 
 def _from_env(env: Mapping[str, str], problems: list[Problem]) -> _Given:
@@ -145,7 +170,8 @@ def _from_env(env: Mapping[str, str], problems: list[Problem]) -> _Given:
             problems.append(Problem(f"environment variable {variable}: no such setting{_hint(variable, list(known))}"))
         else:
             section, key = known[variable]
-            yield f"environment variable {variable}", section, key, env[variable]
+            value = from_text(fields_of(section)[key], env[variable])
+            yield f"environment variable {variable}", section, key, value
 
 
 def _variable(section: str, key: str) -> str:

@@ -263,7 +263,7 @@ class ConsumerSettings(_Section):
         " linger_fill_min; it then replaces linger_ms. Meanwhile the objects are safe in the landing store. A value"
         " below linger_ms counts as linger_ms.",
     )
-    linger_fill_min: float = Field(
+    linger_fill_min: Ratio = Field(
         default=0.5,
         ge=0,
         le=1,
@@ -353,7 +353,8 @@ class GcSettings(_Section):
         le=1 << 50,
         description="Free space that only GC may use, so that it can always make progress. Packing stops when free"
         " space falls to this value, and PUTs stop at twice this value, so that landed objects can always be packed."
-        " Use at least a few blocks.",
+        " Use at least a few blocks; less than one block is refused. 0 keeps nothing, for trials: GC may then be unable"
+        " to free a full store.",
     )
     blocks_max_per_run: Count = Field(
         default=1000, ge=1, le=1_000_000, description="Maximum number of blocks rewritten in one run."

@@ -1,4 +1,8 @@
-"""How the values of settings are read, from TOML and from the environment."""
+"""How the values of settings are read, from TOML and from the environment.
+
+TOML has numbers and truth values of its own, so a string in place of one is refused: "10" is not 10. The environment
+has only strings; `from_text` turns them into what the setting expects.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,43 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
+from pydantic.fields import FieldInfo
 
-UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_WHOLE_PATTERN = re.compile(r"[+-]?[0-9]{1,18}")
+_DECIMAL_PATTERN = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})(e[+-]?[0-9]{1,2})?")
 _SIZE_PATTERN = re.compile(r"\s*(\d{1,18})\s*([A-Za-z]*)\s*")
 
 
-def _number(value: object) -> object:
-    """Refuse TOML's `true`, which Python would take for 1."""
-    if isinstance(value, bool):
-        raise ValueError("true and false are not numbers")
+def from_text(field: FieldInfo, text: str) -> object:
+    """The value that a string of the environment stands for; the string itself if it is not what the field expects."""
+    if field.annotation is bool:
+        return {"true": True, "false": False}.get(text, text)
+    if field.annotation is int and _WHOLE_PATTERN.fullmatch(text):
+        return int(text)
+    if field.annotation is float and _DECIMAL_PATTERN.fullmatch(text):
+        return float(text)
+    return text
+
+
+def _count(value: object) -> object:
+    """A whole number. Refuses TOML's `true`, which Python would take for 1, and 2.0."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("not a whole number")
+    return value
+
+
+def _ratio(value: object) -> object:
+    """A number, whole or not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("not a number")
     return value
 
 
 def size_of(value: object) -> object:
     """Bytes: a number, or a string such as "512MiB"."""
     if not isinstance(value, str):
-        return _number(value)
+        return _count(value)
     match = _SIZE_PATTERN.fullmatch(value)
     if match is None or match[2] not in UNITS:
         raise ValueError("not a size")
@@ -39,9 +64,7 @@ def _path(value: object) -> object:
 
 
 def _flag(value: object) -> object:
-    """A boolean, or `true` or `false` as a string, as it arrives from the environment."""
-    if value in ("true", "false"):
-        return value == "true"
+    """A truth value."""
     if not isinstance(value, bool):
         raise ValueError("not true or false")
     return value
@@ -50,10 +73,18 @@ def _flag(value: object) -> object:
 def _table(value: object) -> object:
     """A TOML table, or JSON in the environment. TOML nests an unquoted `a.b = 1`; here it means the key "a.b"."""
     if isinstance(value, str):
-        value = json.loads(value)
+        value = json.loads(value, object_pairs_hook=_distinct)
     if not isinstance(value, dict):
         raise ValueError("not a table")
-    return dict(_flattened("", value))
+    return _distinct(list(_flattened("", value)))
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that is given twice, of which all but the last would be ignored."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key is given twice")
+    return table
 
 
 def _flattened(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
@@ -65,8 +96,8 @@ def _flattened(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, obj
 
 
 Flag = Annotated[bool, BeforeValidator(_flag)]
-Count = Annotated[int, BeforeValidator(_number)]
-Ratio = Annotated[float, BeforeValidator(_number)]
+Count = Annotated[int, BeforeValidator(_count)]
+Ratio = Annotated[float, BeforeValidator(_ratio)]
 Size = Annotated[int, BeforeValidator(size_of)]
 NonEmptyPath = Annotated[Path, BeforeValidator(_path)]
 Table = BeforeValidator(_table)

@@ -42,6 +42,137 @@ def test_an_empty_file_is_valid(file: Path) -> None:
     assert load_settings(file, {}) == Settings()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        'consumer.lanes = "10"',
+        "consumer.lanes = 2.0",
+        "consumer.lanes = true",
+        'consumer.linger_fill_min = "0.5"',
+        "consumer.linger_fill_min = true",
+        "consumer.linger_fill_min = nan",
+        'gc.hole_ratio_min = "0.5"',
+        'gc.reserve_bytes = "1073741824"',
+        "gc.reserve_bytes = 1073741824.0",
+        "gc.reserve_bytes = true",
+        'api.anonymous = "true"',
+        "api.anonymous = 1",
+        "consumer.group = 5",
+        "consumer.policy = 1",
+        "store.root = 5",
+        "kafka.servers = 9092",
+        "store.metadata_url = 5",
+        "kafka.options = 5",
+    ],
+)
+def test_a_value_of_another_type_is_refused(file: Path, line: str) -> None:
+    file.write_text(line)
+    (problem,) = check_settings(file, {})
+    setting = line.partition(" ")[0]
+    assert problem.setting == setting
+    assert problem.text.startswith(f"{file}: {setting}: ")
+    assert "; use " in problem.text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("10", 10), ("+10", 10), ("1_0", None), ("10.0", None), (" 10", None), ("true", None), ("", None), ("٣", None)],
+)
+def test_whole_numbers_in_the_environment(text: str, found: int | None) -> None:
+    env = {"NOS_EC_CONSUMER__LANES": text}
+    if found is None:
+        (problem,) = check_settings(None, env)
+        assert f"NOS_EC_CONSUMER__LANES: {text!r} is not allowed; use a whole number" in problem.text
+    else:
+        assert load_settings(None, env).consumer.lanes == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("0.5", 0.5), ("1", 1.0), (".5", 0.5), ("5e-1", 0.5), ("0_5", None), ("nan", None), ("", None)]
+)
+def test_numbers_in_the_environment(text: str, found: float | None) -> None:
+    env = {"NOS_EC_GC__HOLE_RATIO_MIN": text}
+    if found is None:
+        (problem,) = check_settings(None, env)
+        assert f"NOS_EC_GC__HOLE_RATIO_MIN: {text!r} is not allowed; use a number" in problem.text
+    else:
+        assert load_settings(None, env).gc.hole_ratio_min == found
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[store]\nmetadata_url = "mysql://u:hunter2@a/b"\nmetadata_url = "mysql://u:hunter2@c/d"\n', "metadata_url"),
+        ("[consumer]\nlanes = 1\n[consumer]\nlanes = 2\n", "[consumer]"),
+        ("consumer.lanes = 1\n[consumer]\nlanes = 2\n", "[consumer]"),
+    ],
+)
+def test_what_is_given_twice_in_a_file_is_named(file: Path, text: str, says: str) -> None:
+    file.write_text(text)
+    (problem,) = check_settings(file, {})
+    assert problem.text.startswith(f"{file}: not valid TOML: ")
+    assert "line 3" in problem.text or "line 2" in problem.text
+    assert problem.text.endswith(f": {says}")
+    assert "hunter2" not in problem.text
+
+
+def test_a_key_of_a_table_that_is_given_twice_is_refused(file: Path) -> None:
+    file.write_text('[kafka.options]\n"linger.ms" = 5\nlinger.ms = 7\n')
+    (problem,) = check_settings(file, {})
+    assert problem.setting == "kafka.options"
+    (problem,) = check_settings(None, {"NOS_EC_KAFKA__OPTIONS": '{"linger.ms": 5, "linger.ms": 7}'})
+    assert problem.setting == "kafka.options"
+
+
+def test_a_section_that_is_no_table_does_not_show_what_may_be_a_secret(file: Path) -> None:
+    for text in ("store = 'mysql://u:hunter2@h/x'\n", "[[store]]\nmetadata_url = 'mysql://u:hunter2@h/x'\n"):
+        file.write_text(text)
+        (problem,) = check_settings(file, {})
+        assert problem.text == f"{file}: store: store is a section; write [store] and its keys below"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("postgresql://u:hunter2@h/db", "postgresql:// is not supported"),
+        ("oracle+oracledb://u:hunter2@h/db", "oracle+oracledb:// is not supported"),
+        ("mysql+mysqldb://u:hunter2@h/db", "the driver of mysql+mysqldb:// is not supported"),
+        ("u:hunter2@h/db", "this is no URL of a database"),
+        ("hunter2 :// h", "this is no URL of a database"),
+        ("", "this is no URL of a database"),
+    ],
+)
+def test_a_database_that_is_not_supported_is_refused(file: Path, url: str, says: str) -> None:
+    file.write_text(f'[store]\nmetadata_url = "{url}"\n')
+    (problem,) = check_settings(file, {})
+    assert problem.text.startswith(f"{file}: store.metadata_url: {says}; use sqlite:////")
+    assert "mysql+pymysql://user" in problem.text
+    assert "hunter2" not in problem.text
+    env = {"NOS_EC_STORE__METADATA_URL": url}
+    with pytest.raises(ConfigError, match="environment variable NOS_EC_STORE__METADATA_URL: ") as error:
+        load_settings(None, env)
+    assert error.value.settings == ("store.metadata_url",)
+
+
+@pytest.mark.parametrize(
+    "scheme", ["sqlite", "sqlite+pysqlite", "mysql", "mysql+pymysql", "mariadb", "mariadb+pymysql"]
+)
+def test_supported_databases(scheme: str) -> None:
+    assert check_settings(None, {"NOS_EC_STORE__METADATA_URL": f"{scheme}://u:p@h/db"}) == []
+
+
+def test_a_reserve_that_holds_no_block_is_refused(file: Path) -> None:
+    file.write_text('[gc]\nreserve_bytes = "31MiB"\n')
+    (problem,) = check_settings(file, {})
+    assert problem.text.startswith(f"{file}: gc.reserve_bytes: {31 << 20} is less than a block")
+    assert f"use at least {32 << 20}" in problem.text
+    for allowed in ("0", '"32MiB"'):
+        file.write_text(f"[gc]\nreserve_bytes = {allowed}\n")
+        assert check_settings(file, {}) == []
+    (problem,) = check_settings(None, {"NOS_EC_GEOMETRY__STRIPES_PER_BLOCK": "512"})
+    assert problem.text.startswith("gc.reserve_bytes: "), "the default is too little for these blocks"
+
+
 def test_file_then_environment(file: Path) -> None:
     file.write_text(
         '[consumer]\nlanes = 2\nlinger_ms = 5\nmerge_list_bytes_max = "512MiB"\n[gc]\nhole_ratio_min = 0.5\n'
@@ -126,7 +257,7 @@ def test_every_problem_is_named_with_its_place(file: Path) -> None:
     assert sorted(problem.text for problem in problems) == sorted(
         [
             f"{file}: [stray]: no such section; remove it, or see docs/CONFIG.md for all settings",
-            f"{file}: put = 3: put is a section; write [put] and its keys below",
+            f"{file}: put: put is a section; write [put] and its keys below",
             f"{file}: [geometri]: no such section; did you mean geometry?",
             f"{file}: consumer.lane: no such setting; did you mean consumer.lanes?",
             f"{file}: gc.linger_ms: no such setting; did you mean consumer.linger_ms?",
@@ -141,7 +272,7 @@ def test_every_problem_is_named_with_its_place(file: Path) -> None:
             ' as "512MiB"',
             f"{file}: store.root: '' is not allowed; use a path",
             "environment variable NOS_EC_PUT__MIN_AGE_MS: 'soon' is not allowed; use a whole number, 0 to 2592000000",
-            "environment variable NOS_EC_CONSUMER__LINGER_MS: '-1' is not allowed; use a whole number, 0 to 86400000",
+            "environment variable NOS_EC_CONSUMER__LINGER_MS: -1 is not allowed; use a whole number, 0 to 86400000",
         ]
     )
     with pytest.raises(ConfigError) as error:
@@ -360,7 +491,8 @@ def test_secrets_of_kafka_are_never_shown(file: Path) -> None:
     assert check_settings(file, {})[0].setting == "kafka.secrets"
     file.write_text('[kafka.options]\n"sasl.password" = "hunter2"\n')
     (problem,) = check_settings(file, {})
-    assert problem.text == "kafka.options: sasl.password is a secret and would be shown; move it to kafka.secrets"
+    said = "kafka.options: sasl.password is a secret and would be shown; move it to kafka.secrets"
+    assert problem.text == f"{file}: {said}"
 
 
 def test_written_settings_read_back(file: Path) -> None:
