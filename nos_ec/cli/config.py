@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import typer
 
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import emit, facts, out
-from nos_ec.settings import check_settings, refusal
+from nos_ec.settings import check_settings, refusal, shown_settings
 
 config_app = typer.Typer(help="Inspect the configuration.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -33,7 +32,7 @@ def check(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 
 def show(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Show the settings in force, including defaults."""
-    data: dict[str, Any] = context(ctx).settings().model_dump(mode="json")
+    """Show the settings in force, including defaults. Passwords and other secrets are masked."""
+    data = shown_settings(context(ctx).settings())
     flat = {f"{section}.{key}": value for section, fields in data.items() for key, value in fields.items()}
     emit(data, as_json, lambda: facts("settings", flat))

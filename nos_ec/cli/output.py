@@ -10,7 +10,7 @@ from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.text import Text
 
 from nos_ec.cli.streams import StandardOutput
 
@@ -55,13 +55,11 @@ def progress() -> Progress:
 
 
 def facts(title: str, rows: Mapping[str, object]) -> None:
-    """Print names and values, one pair per line."""
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
+    """Print names and values, one pair per line. A line is never cut or wrapped, however narrow the terminal."""
+    out.print(Text(title, style="italic"))
+    width = max(map(len, rows), default=0)
     for name, value in rows.items():
-        table.add_row(name, str(value))
-    out.print(table)
+        out.print(Text.assemble((name.ljust(width), "bold"), " ", str(value)))
 
 
 def count_text(count: int, noun: str) -> str:

@@ -6,6 +6,7 @@ never ignored or guessed at: all of them are reported at once, each with the pla
 
 from nos_ec.settings.checks import Problem, refusal, require_root
 from nos_ec.settings.loading import check_settings, load_settings, without_settings, write_settings
+from nos_ec.settings.masking import shown_settings
 from nos_ec.settings.secret_files import read_secret
 from nos_ec.settings.sections import ApiSettings, Settings
 
@@ -18,6 +19,7 @@ __all__ = [
     "read_secret",
     "refusal",
     "require_root",
+    "shown_settings",
     "without_settings",
     "write_settings",
 ]
