@@ -74,15 +74,17 @@ class Status(_Answer):
 
     model_config = _example(
         geometry={"k": 8, "m": 3, "chunk_size": 131072, "stripes_per_block": 32, "stripes_per_group_max": 4},
-        utilisation=0.9884, hole_ratio=0.0012, overhead_ratio=0.0104, stripes=448, live_bytes=464323993,
-        dead_bytes=557000, overhead_bytes=4881055, raw_bytes=645922816, raw_bytes_per_user_byte=1.391104,
+        utilisation=0.9884, hole_ratio=0.0012, dead_ratio=0.0012, overhead_ratio=0.0104, stripes=448,
+        live_bytes=464323993, dead_bytes=557000, overhead_bytes=4881055, raw_bytes=645922816,
+        raw_bytes_per_user_byte=1.391104,
         packed_objects=46317, large_objects=2, large_bytes=38800000, landing_deletions=1000, leases=1,
         blocks=[{"kind": "fresh", "state": "sealed", "count": 14}],
         free_bytes=91268055040, computed_at_ms=1763700000000,
     )  # fmt: skip
     geometry: GeometryModel
     utilisation: Ratio | None
-    hole_ratio: Ratio | None
+    hole_ratio: Ratio | None = Field(description="dead / (live + dead), which excludes headers and padding.")
+    dead_ratio: Ratio | None = Field(description="Dead share of all stripes.")
     overhead_ratio: Ratio | None
     stripes: Count
     live_bytes: Bytes
@@ -138,7 +140,7 @@ class Histograms(_Answer):
     blocks: Count
     stripes: Count
     utilisation: list[Bucket] = Field(max_length=64, description="live bytes / size of the block")
-    hole_ratio: list[Bucket] = Field(max_length=64, description="dead bytes / data bytes of the block")
+    hole_ratio: list[Bucket] = Field(max_length=64, description="dead / (live + dead) of the block")
     computed_at_ms: UnixMs
 
 

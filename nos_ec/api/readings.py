@@ -51,6 +51,7 @@ class Readings:
             geometry=models.GeometryModel(**asdict(geometry)),
             utilisation=rounded(totals.utilisation(geometry)),
             hole_ratio=rounded(totals.hole_ratio),
+            dead_ratio=rounded(totals.dead_ratio(geometry)),
             overhead_ratio=rounded(totals.overhead_ratio(geometry)),
             stripes=totals.stripes,
             live_bytes=totals.live_bytes,

@@ -29,15 +29,17 @@ def status(ctx: typer.Context, as_json: AsJson = False) -> None:
 def status_data(system: System) -> dict[str, Any]:
     """The data that `status` prints. Sizes are in bytes; ratios are null while nothing is packed.
 
-    utilisation, the dead share and overhead_ratio are shares of all stripes and add up to 1. hole_ratio is dead / (live
-    + dead). raw_bytes is the size of this store's blocks on all shards according to the metadata. stored_raw_bytes and
-    landing_raw_bytes are what the shards and the landing store report; a Ceph pool reports only the sum over all stores
-    in it. blocks_short is the number of blocks that lack a shard; null on Ceph, which repairs them itself.
+    utilisation, dead_ratio and overhead_ratio are shares of all stripes and add up to 1. hole_ratio is dead / (live +
+    dead), as everywhere. raw_bytes is the size of this store's blocks on all shards according to the metadata.
+    stored_raw_bytes and landing_raw_bytes are what the shards and the landing store report; a Ceph pool reports only
+    the sum over all stores in it. blocks_short is the number of blocks that lack a shard; null on Ceph, which repairs
+    them itself.
     """
     totals, geometry = system.metadata.totals(), system.geometry
     return {
         "utilisation": rounded(totals.utilisation(geometry)),
         "hole_ratio": rounded(totals.hole_ratio),
+        "dead_ratio": rounded(totals.dead_ratio(geometry)),
         "overhead_ratio": rounded(totals.overhead_ratio(geometry)),
         "raw_bytes": geometry.raw_bytes(totals.stripes),
         "raw_bytes_per_user_byte": rounded(totals.raw_bytes_per_user_byte(geometry)),
@@ -74,7 +76,9 @@ def _free_bytes(system: System) -> int | None:
         return None
 
 
-def _percent(share: float | None) -> str:
+def _percent(part: int, whole: int) -> str:
+    """A share in percent, from the bytes themselves: the ratios in the data are rounded already."""
+    share = ratio(part, whole)
     return "-" if share is None else f"{share:.2%}"
 
 
@@ -82,11 +86,12 @@ def _print(data: dict[str, Any], whose: str) -> None:
     """`whose`: the scope of the bytes on disk, if it may be larger than this store."""
     packed_bytes = data["live_bytes"] - data["large_bytes"]
     raw = data["raw_bytes_per_user_byte"]
-    size = data["live_bytes"] + data["dead_bytes"] + data["overhead_bytes"]
+    live, dead, overhead = (data[f"{part}_bytes"] for part in ("live", "dead", "overhead"))
+    size = live + dead + overhead
     rows = {
-        "utilisation": f"{_percent(data['utilisation'])}  of {count_text(data['stripes'], 'stripe')} is live",
-        "dead": f"{_percent(rounded(ratio(data['dead_bytes'], size)))}  {size_text(data['dead_bytes'])}",
-        "header, names, padding": f"{_percent(data['overhead_ratio'])}  {size_text(data['overhead_bytes'])}",
+        "utilisation": f"{_percent(live, size)}  of {count_text(data['stripes'], 'stripe')} is live",
+        "dead": f"{_percent(dead, size)}  {size_text(dead)}, hole ratio {_percent(dead, live + dead)}",
+        "header, names, padding": f"{_percent(overhead, size)}  {size_text(overhead)}",
         "raw bytes per user byte": "-" if raw is None else f"{raw:.3f}  {size_text(data['raw_bytes'])} on all shards",
         "in stripes": f"{count_text(data['packed_objects'], 'packed object')}, {size_text(packed_bytes)} live",
         "in own blocks": f"{count_text(data['large_objects'], 'large object')}, {size_text(data['large_bytes'])} live",

@@ -1,4 +1,4 @@
-"""Ratios: when there is none, and how outputs round them."""
+"""Ratios: what the hole ratio is, when there is none, and how outputs round them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ DIGITS = 6
 def ratio(part: float, whole: float) -> float | None:
     """part / whole; None when there is nothing to divide by."""
     return part / whole if whole else None
+
+
+def hole_ratio(live_bytes: int, dead_bytes: int) -> float | None:
+    """dead / (live + dead): the share of the bytes written for objects that no object uses any more. None without such
+    bytes. Headers and padding do not count; the share of dead bytes in all stripes is another figure."""
+    return ratio(dead_bytes, live_bytes + dead_bytes)
 
 
 def rounded(value: float | None) -> float | None:

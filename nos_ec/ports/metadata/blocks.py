@@ -9,7 +9,7 @@ from typing import Protocol
 
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.core.ratios import ratio
+from nos_ec.core.ratios import hole_ratio, ratio
 from nos_ec.ports.metadata.leases import Lease
 
 
@@ -39,8 +39,8 @@ class BlockRow:
 
     @property
     def hole_ratio(self) -> float:
-        """dead / (live + dead); 1.0 for a block without data, which holds nothing worth keeping."""
-        found = ratio(self.dead_bytes, self.live_bytes + self.dead_bytes)
+        """See core.ratios; 1.0 for a block without data, which holds nothing worth keeping."""
+        found = hole_ratio(self.live_bytes, self.dead_bytes)
         return 1.0 if found is None else found
 
     @property

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.core.ratios import ratio
+from nos_ec.core.ratios import hole_ratio, ratio
 from nos_ec.ports.metadata.blocks import Blocks
 from nos_ec.ports.metadata.landing_queue import LandingQueue
 from nos_ec.ports.metadata.leases import Leases
@@ -42,8 +42,12 @@ class Totals:
 
     @property
     def hole_ratio(self) -> float | None:
-        """dead / (live + dead)."""
-        return ratio(self.dead_bytes, self.live_bytes + self.dead_bytes)
+        """See core.ratios."""
+        return hole_ratio(self.live_bytes, self.dead_bytes)
+
+    def dead_ratio(self, geometry: Geometry) -> float | None:
+        """The share of all stripes that dead bytes take. With utilisation and overhead_ratio it adds up to 1."""
+        return geometry.share(self.dead_bytes, self.stripes)
 
     def utilisation(self, geometry: Geometry) -> float | None:
         """The live share of all stripes."""
