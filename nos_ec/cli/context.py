@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +38,9 @@ class Context:
             return self.config
         if named := os.environ.get(CONFIG_VARIABLE):
             return Path(named)
-        return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
+        with suppress(OSError):  # in a folder that may not be looked into, there is none to be read
+            return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
+        return None
 
     def settings(self) -> Settings:
         """The settings. Raises ConfigError that lists everything wrong with them."""

@@ -13,7 +13,7 @@ import typer
 
 from nos_ec.cli.context import AsJson, context, parse_object
 from nos_ec.cli.output import count_text, emit, err, facts, out, printable, progress, size_text, stdout, time_text
-from nos_ec.cli.streams import Source
+from nos_ec.cli.streams import Source, is_folder
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
@@ -53,7 +53,7 @@ def put(
 def _put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> None:
     bucket, _, prefix = target.partition("/")
     prefix = prefix.rstrip("/") + "/" if prefix else ""
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise InvalidInput(f"{folder} is not a folder; to store a single file, leave out -r")
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     pairs = [(_key_of_file(bucket, prefix, folder, path), path) for path in files]
@@ -231,7 +231,7 @@ def _open_object(store: Store, key: ObjectKey, byte_range: str | None) -> tuple[
 
 
 def _refuse_folder(output: Path) -> None:
-    if not output.name or output.is_dir():
+    if not output.name or is_folder(output):
         raise InvalidInput(f"{str(output)!r} is a folder; give the name of a file in it")
 
 

@@ -83,6 +83,14 @@ def _give_up() -> None:
         os.close(nowhere)
 
 
+def is_folder(path: Path) -> bool:
+    """Whether it is one, or a link to one. Raises InvalidInput if that cannot be told."""
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}") from error
+
+
 class Source:
     """A file or stdin to PUT from. A context manager. Reading may raise an InvalidInput that names the file."""
 

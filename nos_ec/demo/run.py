@@ -194,9 +194,13 @@ class Demo:
 
     def _check_space(self, size: int) -> None:
         root = self._options.root
-        if root.exists() and any(root.iterdir()):
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            is_empty = not any(root.iterdir())
+        except OSError as error:
+            raise InvalidInput(f"{root}: {error.strerror}; give another --root") from error
+        if not is_empty:
             raise InvalidInput(f"{root} is not empty; the demo creates its own store: give another --root")
-        root.mkdir(parents=True, exist_ok=True)
         if self._settings.store.backend != "local":
             return
         free = shutil.disk_usage(root).free
@@ -393,7 +397,11 @@ def _listed(store: Store) -> Iterator[ObjectRow]:
 
 
 def _regular_files(source: Path) -> Iterator[Path]:
-    if not source.is_dir():
+    try:
+        is_folder = source.is_dir()
+    except OSError as error:
+        raise InvalidInput(f"--source {source}: {error.strerror}") from error
+    if not is_folder:
         raise InvalidInput(f"--source {source} is not a folder")
     for folder, folders, names in os.walk(source):
         folders.sort()

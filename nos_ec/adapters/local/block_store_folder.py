@@ -33,20 +33,22 @@ def initialise(root: Path, geometry: Geometry, new_shards: Collection[int]) -> N
         make_folder(root)
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        _initialise(root, geometry, new_shards)
+        with translated(f"block store {root}"):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            _initialise(root, geometry, new_shards)
     finally:
         os.close(fd)
 
 
 def _initialise(root: Path, geometry: Geometry, new_shards: Collection[int]) -> None:
+    """As `initialise`, with the folder locked. Also raises OSError."""
     shards = range(geometry.k + geometry.m)
     to_make: Collection[int] = shards
     store_id = None
     if existing := (root / _STORE_FILE).exists():
         store_id = check_store(root, geometry)
         identified = store_id is not None
-        missing = [n for n in shards if not complete(root / folder_name(n), identified=identified)]
+        missing = [n for n in shards if not _complete(root / folder_name(n), identified=identified)]
         for shard in shards:
             refuse_foreign(root / folder_name(shard), store_id, shard)
         refuse_missing(missing, new_shards, root, geometry.m)
@@ -55,15 +57,19 @@ def _initialise(root: Path, geometry: Geometry, new_shards: Collection[int]) -> 
         raise ConfigError(f"{root} is not a block store yet: run `nos-ec init` without --new-shard")
     elif any(root.glob(f"shard-*/[{FAN_OUT}]/*")):
         raise ConfigError(f"{root} holds blocks, but {_STORE_FILE} with their geometry is lost: restore the file")
-    with translated(f"block store {root}"):
-        make_folders(root, [*map(folder_name, shards), block_locks.FOLDER])
-        new_id = store_id or os.urandom(16).hex()
-        for shard in to_make:
-            make_shard(root / folder_name(shard), new_id, shard)
-        BlockLocks(root).make()
-        if not existing or store_id is None:
-            content = json.dumps({**_FORMAT, "id": new_id, "geometry": asdict(geometry)}, indent=2)
-            replace_file(root / _STORE_FILE, content.encode() + b"\n")
+    make_folders(root, [*map(folder_name, shards), block_locks.FOLDER])
+    new_id = store_id or os.urandom(16).hex()
+    for shard in to_make:
+        make_shard(root / folder_name(shard), new_id, shard)
+    BlockLocks(root).make()
+    if not existing or store_id is None:
+        content = json.dumps({**_FORMAT, "id": new_id, "geometry": asdict(geometry)}, indent=2)
+        replace_file(root / _STORE_FILE, content.encode() + b"\n")
+
+
+def _complete(folder: Path, *, identified: bool) -> bool:
+    with translated(f"shard folder {folder}"):  # a shard that may not be looked into is not a lost one
+        return complete(folder, identified=identified)
 
 
 def check_store(root: Path, geometry: Geometry) -> str | None:

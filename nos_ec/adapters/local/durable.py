@@ -17,6 +17,8 @@ from nos_ec.core.ids import BlockId
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """EFBIG is a file size limit of the process or the filesystem; like a full disk, only an operator can change it."""
 
+_DENIED = frozenset({errno.EACCES, errno.EPERM})
+
 
 def sync_folder(path: Path) -> None:
     """Make the entries of a folder durable. Raises OSError."""
@@ -86,5 +88,8 @@ def as_port_error(action: str, error: OSError, block_id: BlockId | None = None) 
     if error.errno in NO_SPACE:
         said = f"{action}: {error.strerror}; add space, or delete objects and run GC"
         return NoSpace(said, block_id=block_id)
-    said = f"{action}: {error.strerror or error}; check that the disk is there and writable, then try again"
-    return Transient(said, block_id=block_id)
+    advice = "check that the disk is there and writable, then try again"
+    if error.errno in _DENIED:
+        what = error.filename or "it"
+        advice = f"check owner and mode of {what} and of its folders, and which user runs this process"
+    return Transient(f"{action}: {error.strerror or error}; {advice}", block_id=block_id)

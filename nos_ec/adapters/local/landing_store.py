@@ -47,9 +47,9 @@ class LocalLandingStore:
     @classmethod
     def initialise(cls, root: Path) -> None:
         """Create the folders of a store, durably. Idempotent. Raises ConfigError, NoSpace, Transient."""
-        if (root / _STORE_FILE).exists():
-            _check_store(root)
         with translated(f"landing store {root}"):
+            if (root / _STORE_FILE).exists():
+                _check_store(root)
             make_folders(root, _FAN_OUT)
             if not (root / _STORE_FILE).exists():
                 replace_file(root / _STORE_FILE, json.dumps(_FORMAT, indent=2).encode() + b"\n")

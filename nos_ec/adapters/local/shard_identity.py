@@ -30,7 +30,8 @@ def make_shard(folder: Path, store_id: str, shard: int) -> None:
 
 
 def complete(folder: Path, *, identified: bool) -> bool:
-    """Whether all of a shard's folders exist, and its identity file if it should have one (`identified`)."""
+    """Whether all of a shard's folders exist, and its identity file if it should have one (`identified`).
+    Raises OSError when the folder may not be looked into."""
     return all((folder / name).is_dir() for name in FAN_OUT) and (not identified or (folder / IDENTITY_FILE).is_file())
 
 

@@ -112,13 +112,24 @@ def _mysql_engine(url: URL, **options: Any) -> Engine:
 
 def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
     path = Path(str(url.database))
-    if not create and not path.is_file():
-        raise ConfigError(f"there is no metadata store at {path}; run `nos-ec init`")
+    if not create:
+        _require_file(path)
     engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=POOL_OVERFLOW)
     event.listen(engine, "do_connect", _sqlite_connect(busy_ms))
     event.listen(engine, "checkin", _sqlite_end_exclusive_use)
     event.listen(engine, "begin", _sqlite_begin)
     return engine
+
+
+def _require_file(path: Path) -> None:
+    try:
+        found = path.is_file()
+    except OSError as error:
+        raise ConfigError(
+            f"metadata at SQLite file {path}: {error.strerror}; check owner and mode of the file and of its folders"
+        ) from error
+    if not found:
+        raise ConfigError(f"there is no metadata store at {path}; run `nos-ec init`")
 
 
 def _sqlite_connect(busy_ms: int) -> Callable[..., Any]:
