@@ -15,7 +15,7 @@ from nos_ec.adapters.local.block_store import LocalBlockStore
 from nos_ec.adapters.local.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalMessageLog
-from nos_ec.adapters.local.placement import AnyPlace
+from nos_ec.adapters.local.placement import AnyPlace, NoGroups
 from nos_ec.adapters.local.store_mark import claim_root, require_root_of
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.ids import BlockId
@@ -24,6 +24,7 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.message_log import GroupProgress, MessageConsumer, MessagePublisher
 from nos_ec.ports.placement import Placement
+from nos_ec.ports.placement_groups import PlacementGroups
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The open stores of blocks and of landing copies, and the placement of blocks."""
+    """The open stores of blocks and of landing copies, the placement of blocks, and the placement groups of both."""
 
     blocks: BlockStore
     landing: LandingStore
     placement: Placement
+    groups: PlacementGroups
 
 
 def make_root(settings: Settings) -> None:
@@ -168,9 +170,11 @@ def open_objects(
             stack.enter_context(closing(LocalBlockStore(root / "blocks", geometry))),
             stack.enter_context(closing(LocalLandingStore(root / "landing"))),
             AnyPlace(new_block_id),
+            NoGroups(),
         )
     from nos_ec.adapters.rados.block_store import RadosBlockStore
     from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.group_states import GroupStates
     from nos_ec.adapters.rados.landing_store import RadosLandingStore
     from nos_ec.adapters.rados.placement import RadosPlacement
 
@@ -184,7 +188,9 @@ def open_objects(
     if store_id is not None:
         _require_owner(settings, cluster, store_id)
     placement = stack.enter_context(closing(RadosPlacement(cluster, ceph.blocks_pool, ceph.namespace, new_block_id)))
-    return Objects(blocks, landing, placement)
+    pools = {"blocks": ceph.blocks_pool, "landing": ceph.landing_pool}
+    groups = stack.enter_context(closing(GroupStates(cluster, pools)))
+    return Objects(blocks, landing, placement, groups)
 
 
 def remove_objects(settings: Settings) -> None:

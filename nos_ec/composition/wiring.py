@@ -46,13 +46,21 @@ from nos_ec.engine.source_reader import SourceReader
 from nos_ec.engine.store import PutOptions, Store
 from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
 from nos_ec.monitoring.monitor import Cached, Monitor
-from nos_ec.monitoring.sources import StoreFigures, limit_samples, read_samples, store_samples, waiting_samples
+from nos_ec.monitoring.sources import (
+    StoreFigures,
+    group_samples,
+    limit_samples,
+    read_samples,
+    store_samples,
+    waiting_samples,
+)
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.message_log import GroupProgress, MessageConsumer, MessagePublisher
 from nos_ec.ports.metadata import Lease, Metadata
 from nos_ec.ports.placement import Placement
+from nos_ec.ports.placement_groups import PlacementGroups
 from nos_ec.settings import Settings
 
 _LAG_WAIT_S_MAX = 1.0
@@ -183,6 +191,7 @@ class System:
     landing: LandingStore
     blocks: BlockStore
     placement: Placement
+    groups: PlacementGroups
     read_threads: ReadThreads
     _locations: LocationCache
     _messages: LogOnDemand
@@ -315,7 +324,8 @@ class System:
         linger_ms_max = max(consumer.linger_ms, consumer.linger_max_ms)
         figures = Cached(self.figures, self.clock, self.settings.monitoring.figures_ms)
         monitor.metrics.add("store", lambda: store_samples(figures()))
-        monitor.metrics.add("waiting", lambda: waiting_samples(self.metadata.oldest_landing_id(), self.clock.now_ms()))
+        monitor.metrics.add("waiting", lambda: waiting_samples(self.metadata, self.clock.now_ms()))
+        monitor.metrics.add("placement groups", lambda: group_samples(self.groups.states()))
         monitor.metrics.add("limits", lambda: limit_samples(gc.reserve_bytes, put.min_age_ms + linger_ms_max))
 
     def figures(self) -> StoreFigures:
@@ -394,6 +404,7 @@ def open_system(settings: Settings) -> System:
             objects.landing,
             objects.blocks,
             objects.placement,
+            objects.groups,
             read_threads,
             locations,
             log,

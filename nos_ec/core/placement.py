@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from nos_ec.core.ids import BlockId
 
@@ -34,6 +34,9 @@ _WRITABLE = "active"
 _CLEAN = "clean"
 _STALE = "stale"
 """The OSDs of the group have not reported for a while, so the other words of its state are out of date."""
+
+_IMPAIRED = {"degraded", "inconsistent", "failed_repair"}
+"""Objects lack a copy or chunk; a scrub found copies that differ; the OSDs could not repair them."""
 
 
 class Fullness(IntEnum):
@@ -61,6 +64,28 @@ class Group:
 
     words: frozenset[str]
     acting: tuple[int, ...]
+
+
+class GroupState(StrEnum):
+    """How much of the data of a placement group is where it should be; better first."""
+
+    COMPLETE = "complete"
+    """On all OSDs that it should be on."""
+    DEGRADED = "degraded"
+    """The group has all its OSDs, but some data is still missing on some of them, or differs between them."""
+    UNDERSIZED = "undersized"
+    """An OSD is missing."""
+    INACTIVE = "inactive"
+    """So many OSDs are missing that operations wait."""
+
+
+def group_state(group: Group) -> GroupState:
+    """The state of a group by its words."""
+    if _WRITABLE not in group.words or _STALE in group.words:
+        return GroupState.INACTIVE
+    if "undersized" in group.words or NO_OSD in group.acting:
+        return GroupState.UNDERSIZED
+    return GroupState.DEGRADED if group.words & _IMPAIRED else GroupState.COMPLETE
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,8 @@ SHARD_READ_BYTES = _counter(
 DEGRADED_READS = _counter(
     "degraded_reads",
     _ALL,
-    "Reads that had to decode because a shard was lost or damaged.",
+    "Reads that had to decode because a shard was lost or damaged. Always 0 on Ceph, whose OSDs decode without telling"
+    " their clients: see `nos_ec_store_placement_groups` there.",
     "If more than 0 per minute, find the lost or failing disk before m more fail.",
 )
 
@@ -474,8 +475,25 @@ STORE_LANDING_DELETIONS = _gauge(
     "Landing copies in the deletion queue, including those of PUTs in flight.",
     "If it grows, the reaper (in consumers and GC) does not run or cannot verify.",
 )
+STORE_OVERDUE_DELETION_SECONDS = _gauge(
+    "store_overdue_deletion_seconds",
+    _STORE,
+    "How long the landing copy that is most overdue should have been deleted; 0 when none is overdue.",
+    "If more than minutes, the reaper (in consumers and GC) does not run or is too slow. Copies that it cannot verify"
+    ' are not overdue but parked: `nos_ec_parked_items{what="landing copy"}`.',
+)
 STORE_LEASES = _gauge(
     "store_leases", _STORE, "Writer leases currently held.", "One for each consumer, GC run and large PUT."
+)
+STORE_PLACEMENT_GROUPS = _gauge(
+    "store_placement_groups",
+    _STORE,
+    "Placement groups of the pool of blocks and of that of landing copies, each in one state: complete, degraded (its"
+    " OSDs are there, but some data is not), undersized (an OSD is missing) or inactive (operations wait). Only on"
+    " Ceph, and absent while the monitors have not answered for a minute.",
+    "All but complete should be 0. See `ceph health detail`; replace the lost OSD before others of the group fail.",
+    "holds",
+    "state",
 )
 STORE_FREE_BYTES = _gauge(
     "store_free_bytes",

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import LandingId, time_of
+from nos_ec.core.ids import time_of
 from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.placement import GroupState
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.parking import Parking
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.ports.block_store import ReadCounters
-from nos_ec.ports.metadata import Totals
+from nos_ec.ports.metadata import Metadata, Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,23 @@ def store_samples(figures: StoreFigures) -> Iterator[Sample]:
         yield Sample(m.LAG_MESSAGES, figures.lag)
 
 
-def waiting_samples(oldest: LandingId | None, now_ms: int) -> Iterator[Sample]:
-    """How long the object with this landing id has waited to be packed. None: no object waits."""
-    since_ms = now_ms if oldest is None else time_of(oldest)
-    yield Sample(m.STORE_OLDEST_WAITING_SECONDS, max(0, now_ms - since_ms) / 1000)
+def waiting_samples(metadata: Metadata, now_ms: int) -> Iterator[Sample]:
+    """How long the oldest object has waited to be packed, and a landing copy to be deleted. Raises Transient."""
+    oldest, due_ms = metadata.oldest_landing_id(), metadata.first_deletion_ms()
+    yield Sample(m.STORE_OLDEST_WAITING_SECONDS, _seconds_since(None if oldest is None else time_of(oldest), now_ms))
+    yield Sample(m.STORE_OVERDUE_DELETION_SECONDS, _seconds_since(due_ms, now_ms))
+
+
+def _seconds_since(then_ms: int | None, now_ms: int) -> float:
+    """0 for a time that is still to come, and for none."""
+    return 0.0 if then_ms is None else max(0, now_ms - then_ms) / 1000
+
+
+def group_samples(states: Mapping[str, Mapping[GroupState, int]]) -> Iterator[Sample]:
+    """The placement groups by what they hold and by state; none for a store without placement groups."""
+    for holds, counts in states.items():
+        for state, count in counts.items():
+            yield Sample(m.STORE_PLACEMENT_GROUPS, count, (holds, state.value))
 
 
 def limit_samples(reserve_bytes: int, waiting_ms_max: int) -> Iterator[Sample]:

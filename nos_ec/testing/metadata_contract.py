@@ -826,6 +826,17 @@ class LandingContract:
             bench.metadata.forget_landing([ids[2], ids[0]])
         assert list(bench.deletions()) == [ids[1]]
 
+    def test_the_first_deletion_is_the_one_that_is_due_first(self, bench: MetadataBench) -> None:
+        assert bench.metadata.first_deletion_ms() is None
+        ids = [new_landing_id() for _ in range(3)]
+        for landing_id, due_ms in zip(ids, (20, 10, 30), strict=True):
+            bench.metadata.reserve_landing([landing_id], due_ms)
+        assert bench.metadata.first_deletion_ms() == 10
+        bench.metadata.postpone_deletion([ids[1]], 40)
+        assert bench.metadata.first_deletion_ms() == 20
+        bench.metadata.forget_landing(ids[:1])
+        assert bench.metadata.first_deletion_ms() == 30
+
     def test_a_deletion_carries_the_row_only_if_the_version_matches(self, bench: MetadataBench) -> None:
         row = bench.put("n")
         bench.pack([row])

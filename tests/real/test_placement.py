@@ -8,7 +8,7 @@ import string
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -16,15 +16,16 @@ import pytest
 from nos_ec.adapters.rados.cluster import RadosCluster
 from nos_ec.adapters.rados.cluster_view import ClusterView
 from nos_ec.adapters.rados.cluster_waits import await_clean
+from nos_ec.adapters.rados.group_states import GroupStates
 from nos_ec.adapters.rados.placement import RadosPlacement
 from nos_ec.composition.backends import remove_objects
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.ids import BlockId
 from nos_ec.core.object_hash import object_hash, placement_group
-from nos_ec.core.placement import ClusterMap, Condition, Fullness, Grade, condition
+from nos_ec.core.placement import ClusterMap, Condition, Fullness, Grade, GroupState, condition
 from nos_ec.settings import Settings, load_settings
 from nos_ec.testing.audit import problems
-from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster
+from tests.rig.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster
 
 from .write_flow import Work, WriteFlow, prepare
 
@@ -121,6 +122,30 @@ def test_the_map_is_what_the_cluster_has(ceph: CephCluster, view: ClusterView) -
 def test_the_keys_may_read_the_cluster_map(ceph: CephCluster, role: str) -> None:
     with RadosCluster(ceph.options(role)) as cluster, closing(ClusterView(cluster, POOL_BLOCKS)) as view:
         await_true(lambda: bool(known(view).groups) and any(osd.fill_ratio for osd in known(view).osds.values()))
+
+
+def test_a_dead_osd_shows_in_the_states_of_the_groups(ceph: CephCluster) -> None:
+    """With the keys of all processes that export them."""
+    if not ceph.owned():
+        pytest.skip("the cluster is not this test run's to break")
+    await_clean(ceph.admin)
+    pools = {"blocks": POOL_BLOCKS, "landing": POOL_LANDING}
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RadosCluster(ceph.options(role))) for role in ("producer", "gc", "reader")]
+        views = [stack.enter_context(closing(GroupStates(client, pools))) for client in clients]
+        totals = {holds: sum(states.values()) for holds, states in views[0].states().items()}
+        assert totals["blocks"] == GROUPS
+
+        def counted(state: GroupState) -> list[int]:
+            found = [view.states() for view in views]
+            assert all(sum(one[holds].values()) == total for one in found for holds, total in totals.items())
+            return [one[holds][state] for one in found for holds in totals]
+
+        await_true(lambda: counted(GroupState.COMPLETE) == [*totals.values()] * len(views))
+        with ceph.osds_killed([3]):
+            await_true(lambda: all(counted(GroupState.UNDERSIZED)))
+            assert not any(counted(GroupState.INACTIVE))
+        await_true(lambda: counted(GroupState.COMPLETE) == [*totals.values()] * len(views))
 
 
 def test_the_log_reveals_a_dead_osd(ceph: CephCluster, view: ClusterView, placement: RadosPlacement) -> None:

@@ -34,6 +34,7 @@ from nos_ec.monitoring.metrics import METRICS, Kind
 from nos_ec.monitoring.monitor import COST_SHARE, Cached, Monitor
 from nos_ec.monitoring.sources import waiting_samples
 from nos_ec.monitoring.systemd import Notifier, Pulse
+from nos_ec.ports.metadata import Metadata
 from nos_ec.testing.clock import FakeClock
 from tests.rig.notify_socket import NotifySocket
 
@@ -111,11 +112,18 @@ def test_a_failing_source_does_not_affect_the_others() -> None:
         assert found['nos_ec_figures_failed_total{"source":"here"}'] == 0
 
 
-@pytest.mark.parametrize(("oldest_ms", "expected_s"), [(None, 0), (1_000_000, 2.5), (1_002_500, 0), (1_003_000, 0)])
-def test_the_oldest_waiting_object_is_as_old_as_its_id(oldest_ms: int | None, expected_s: float) -> None:
-    """A clock of another machine that is ahead makes no negative age."""
-    oldest = None if oldest_ms is None else LandingId(timed_id(oldest_ms, b"\xff" * 10))
-    assert [sample.value for sample in waiting_samples(oldest, 1_002_500)] == [expected_s]
+@pytest.mark.parametrize(("since_ms", "expected_s"), [(None, 0), (1_000_000, 2.5), (1_002_500, 0), (1_003_000, 0)])
+def test_what_waits_is_as_old_as_its_id_says(since_ms: int | None, expected_s: float) -> None:
+    """What is still to come has no negative age: a copy that is not due, a PUT of a machine whose clock is ahead."""
+
+    class Waiting:
+        def oldest_landing_id(self) -> LandingId | None:
+            return None if since_ms is None else LandingId(timed_id(since_ms, b"\xff" * 10))
+
+        def first_deletion_ms(self) -> int | None:
+            return since_ms
+
+    assert [sample.value for sample in waiting_samples(cast(Metadata, Waiting()), 1_002_500)] == [expected_s] * 2
 
 
 def test_processes_share_no_registry() -> None:

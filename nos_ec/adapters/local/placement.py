@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from nos_ec.core.ids import BlockId
+from nos_ec.core.placement import GroupState
 
 
 class AnyPlace:
@@ -25,3 +26,11 @@ class AnyPlace:
     def healthy(self, block_id: BlockId) -> bool:  # noqa: ARG002 - the same for every block
         """Always True: a lost or full shard affects every block."""
         return True
+
+
+class NoGroups:
+    """A `PlacementGroups` of a store that has none (see nos_ec.ports.placement_groups for the contract)."""
+
+    def states(self) -> Mapping[str, Mapping[GroupState, int]]:
+        """Always empty."""
+        return {}

@@ -120,6 +120,15 @@ class RadosCluster:
         self._pools.append(pool)
         return pool
 
+    def pool_id(self, name: str) -> int:
+        """The number of a pool. Raises ConfigError when there is no such pool, Transient."""
+        rados = self._open()
+        with self._errors(f"looking up pool {name}"):
+            found = rados.pool_lookup(name)
+        if found is None:
+            raise ConfigError(f"Ceph pool {name} no longer exists: restore it or correct the configuration")
+        return found
+
     def command(self, prefix: str, **arguments: str | int | float | list[str]) -> Any:
         """Return the monitors' JSON answer to a command such as "df"; None if the command has no answer.
 

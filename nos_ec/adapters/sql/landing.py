@@ -69,6 +69,9 @@ def _deletions(whose: ColumnElement[bool]) -> Select[Any]:
 
 DUE_DELETIONS = _deletions(_D.not_before_ms <= bindparam("now_ms"))
 FAR_DELETIONS = _deletions(_D.not_before_ms > bindparam("far_ms"))
+FIRST_DUE_MS = (
+    by_index(select(_D.not_before_ms), LANDING_DELETIONS, _BY_TIME).order_by(_D.not_before_ms, _D.landing_id).limit(1)
+)
 DOOM = UpdateListed(LANDING_DELETIONS).where(_D.landing_id == IDS["id"]).values(doomed=true())
 POSTPONE = (
     UpdateListed(LANDING_DELETIONS)
@@ -109,6 +112,11 @@ def due(connection: Connection, now_ms: int, limit: int) -> list[LandingDeletion
         far = {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}
         rows = [*rows, *connection.execute(FAR_DELETIONS, far)]
     return [_deletion(row) for row in rows]
+
+
+def first_due_ms(connection: Connection) -> int | None:
+    """See `Metadata.first_deletion_ms`."""
+    return connection.execute(FIRST_DUE_MS).scalar()
 
 
 def _deletion(row: Sequence[Any]) -> LandingDeletion:

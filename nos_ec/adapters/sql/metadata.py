@@ -269,6 +269,10 @@ class _SqlLandingQueue(_SqlPart):
         """See the port."""
         return self._read(landing.due, now_ms, limit)
 
+    def first_deletion_ms(self) -> int | None:
+        """See the port."""
+        return self._read(landing.first_due_ms)
+
     def doom_landing(self, verified: Mapping[LandingId, BlockId | None]) -> frozenset[LandingId]:
         """See the port."""
         return self._write(landing.doom, verified) if verified else frozenset()

@@ -40,6 +40,13 @@ class LandingQueue(Protocol):
         whose time is later than WAIT_MS_MAX from now (as for `Objects.due_objects`)."""
         ...
 
+    def first_deletion_ms(self) -> int | None:
+        """When the first entry becomes due, or became due if it is overdue. None when the queue is empty.
+
+        Reads one entry of an index, however long the queue is.
+        """
+        ...
+
     def doom_landing(self, verified: Mapping[LandingId, BlockId | None]) -> frozenset[LandingId]:
         """Mark copies as about to be deleted; returns those that are doomed now, by this call or an earlier one.
 
