@@ -187,6 +187,7 @@ class System:
 
     settings: Settings
     clock: Clock
+    store_id: str
     metadata: Metadata
     landing: LandingStore
     blocks: BlockStore
@@ -308,7 +309,7 @@ class System:
         the landing store to do a small piece of work.
         """
         settings = self.settings.monitoring
-        monitor = Monitor(service, CollectorRegistry(), self.clock, settings.stall_ms_max)
+        monitor = Monitor(service, self.store_id, CollectorRegistry(), self.clock, settings.stall_ms_max)
         monitor.health.require("metadata", lambda: self.metadata.expired_leases(0))
         monitor.health.require("metadata locks", self.metadata.require_unblocked)
         monitor.health.require("message log", self.lag)
@@ -400,6 +401,7 @@ def open_system(settings: Settings) -> System:
         return System(
             settings,
             clock,
+            store_id,
             metadata,
             objects.landing,
             objects.blocks,

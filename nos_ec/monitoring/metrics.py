@@ -73,10 +73,11 @@ def _gauge(name: str, services: tuple[str, ...], meaning: str, advice: str, *lab
 INFO = _gauge(
     "info",
     _ALL,
-    "Always 1; the labels give the service and its version.",
-    "Join on it after an upgrade.",
+    "Always 1; the labels give the service, its version, and the id of its store.",
+    "Join on it after an upgrade, or to find the processes of a store by its id.",
     "service",
     "version",
+    "store_id",
 )
 SOURCE_FAILURES = _counter(
     "figures_failed",

@@ -24,12 +24,14 @@ most a tenth of the time."""
 class Monitor:
     """Metrics and health of one process. Created in wiring with its own registry; nothing here is global."""
 
-    def __init__(self, service: str, registry: CollectorRegistry, clock: Clock, stall_ms_max: int) -> None:
+    def __init__(
+        self, service: str, store_id: str, registry: CollectorRegistry, clock: Clock, stall_ms_max: int
+    ) -> None:
         self.service = service
         self.metrics = Exposition(registry)
         self.health = Health(clock, stall_ms_max)
         ProcessCollector(registry=registry)
-        self.metrics.add("process", lambda: [Sample(INFO, 1, (service, __version__))])
+        self.metrics.add("process", lambda: [Sample(INFO, 1, (service, __version__, store_id))])
 
 
 class Cached(Generic[_T]):

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from nos_ec import __version__
 from nos_ec.composition.wiring import System
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.metrics import METRICS, STORE_PLACEMENT_GROUPS, Kind
@@ -174,6 +175,7 @@ def test_producer_and_gc(bench: Bench, system: System) -> None:
         found = producer.metrics()
         assert shown_names(found) == expected_names("producer"), UNEQUAL
         assert found[("nos_ec_producer_published_bytes_total",)] == size
+        assert found[("nos_ec_info", "producer", system.metadata.find_store_id() or "", __version__)] == 1
         # Figures of the whole store are kept for ten times as long as they took, which is long on a slow machine.
         expected = {"queued_objects": 120, "queued_bytes": size, "lag_messages": 120}
         until(lambda: store_figures(producer, expected) == expected, "the figures of the store follow")

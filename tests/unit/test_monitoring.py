@@ -127,11 +127,12 @@ def test_what_waits_is_as_old_as_its_id_says(since_ms: int | None, expected_s: f
 
 
 def test_processes_share_no_registry() -> None:
-    monitors = [Monitor(name, CollectorRegistry(), FakeClock(), 1000) for name in ("producer", "consumer")]
+    monitors = [Monitor(name, "ab12", CollectorRegistry(), FakeClock(), 1000) for name in ("producer", "consumer")]
     monitors[0].metrics.add("x", lambda: [Sample(metrics.GC_RUNS, 1)])
     assert b"nos_ec_gc_runs" in monitors[0].metrics.text()
     assert b"nos_ec_gc_runs" not in monitors[1].metrics.text()
     assert b'service="consumer"' in monitors[1].metrics.text()
+    assert all(b'store_id="ab12"' in monitor.metrics.text() for monitor in monitors)
 
 
 def read(text: bytes) -> dict[str, float]:
@@ -344,13 +345,13 @@ def test_ready_while_everything_answers() -> None:
 def test_where_an_endpoint_listens(host: str) -> None:
     if host == "::1" and not _has_ipv6():
         pytest.skip("this machine has no IPv6")
-    monitor = Monitor("consumer", CollectorRegistry(), FakeClock(), 1000)
+    monitor = Monitor("consumer", "ab12", CollectorRegistry(), FakeClock(), 1000)
     with Endpoint(monitor, host, 0) as endpoint, urllib.request.urlopen(f"{endpoint.url}/livez", timeout=10) as reply:
         assert reply.status == 200
 
 
 def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
-    monitor = Monitor("consumer", CollectorRegistry(), FakeClock(), 1000)
+    monitor = Monitor("consumer", "ab12", CollectorRegistry(), FakeClock(), 1000)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
