@@ -314,7 +314,7 @@ def test_a_user_that_may_only_read_the_metadata(store: Store) -> None:
     user = store.name[:16]
     sql(store.url, f"CREATE USER '{user}'@'%'", f"GRANT SELECT ON `{store.name}`.* TO '{user}'@'%'")
     url = store.database(store.name).replace("root@", f"{user}@")
-    assert_reported(store, Case("consumer", {"STORE__METADATA_URL": url}, ("command denied", "grant this user")))
+    assert_reported(store, Case("consumer", {"STORE__METADATA_URL": url}, ("command denied", "deploy/sql/grants.sh")))
     sql(store.url, f"DROP USER '{user}'@'%'")
 
 

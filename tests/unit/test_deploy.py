@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
+from nos_ec.adapters.sql.schema import METADATA
 from nos_ec.cli.app import run
 from nos_ec.settings import Settings, check_settings, load_settings
 
@@ -167,6 +168,19 @@ def test_the_crontab_runs_commands_that_exist(capsys: pytest.CaptureFixture[str]
     variables = dict(line.split("=", 1) for line in CRONTAB.read_text().splitlines() if re.match(r"NOS_EC_\w+=", line))
     assert variables
     assert check_settings(None, variables) == []
+
+
+def test_the_rights_mention_every_table() -> None:
+    """A new table gets its rights together with its migration."""
+    script = (DEPLOY / "sql" / "grants.sh").read_text()
+    rights = [
+        line.split(None, 2) for line in script.partition("rights='\n")[2].partition("'\n")[0].splitlines() if line
+    ]
+    assert {role for role, *_ in rights} == {"front", "producer", "consumer", "gc"}, "the others only read"
+    assert {table for _, table, _ in rights} == set(METADATA.tables)
+    for role, table, granted in rights:
+        for columns in re.findall(r"\((.*?)\)", granted):
+            assert set(columns.split(", ")) <= set(METADATA.tables[table].columns.keys()), (role, table)
 
 
 def test_the_sample_configuration_is_right() -> None:

@@ -145,8 +145,8 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
     if code in _MYSQL_NO_GRANT:
         return Failure(
             ConfigError(
-                f"{where}; grant this user SELECT, INSERT, UPDATE and DELETE on the database (`nos-ec init` also needs"
-                " CREATE, ALTER, INDEX, DROP and REFERENCES)"
+                f"{where}; each kind of process has its own user and rights: use the user of this kind, or run"
+                " deploy/sql/grants.sh again, which gives each user its rights (deploy/README.md)"
             )
         )
     if code == _MYSQL_NO_DATABASE:

@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Prints the SQL that makes a database user for each kind of process, with the rights that it needs and no others. For
+# MySQL 8 and MariaDB. Also writes the user's URL, with a new password, to FOLDER/ROLE/metadata-url: readable for the
+# file's owner and for the group of FOLDER/ROLE, which must exist.
+# usage: deploy/sql/grants.sh [OPTION VALUE]... FOLDER [ROLE]... | mariadb       (or: | mysql)
+#   ROLE         admin front reader producer consumer gc api; without one: all except admin
+#   -d DATABASE  name of the database (nos_ec)
+#   -s SERVER    host and port for the URL (127.0.0.1:3306)
+#   -o OPTIONS   options for the URL, such as ssl_ca=/etc/nos-ec/mysql-ca.pem
+#   -c CLIENTS   hosts from which the users may connect, as MySQL writes them (%)
+# First create the database, run this for admin, and run `nos-ec init` as that user. Then run this for the others, and
+# again after each upgrade: a user whose file exists keeps its password, and gets the rights that it lacks. For a new
+# password, remove the file first. Running it twice does no harm.
+
+set -euo pipefail
+
+database=nos_ec server=127.0.0.1:3306 options='' clients=%
+every_role=(front reader producer consumer gc api)
+
+# The rights besides SELECT, which all have on the whole database: ROLE TABLE RIGHTS. Only `nos-ec init` changes the
+# table that is not listed, alembic_version.
+rights='
+front     blocks             INSERT, UPDATE, DELETE
+front     counters           UPDATE (value)
+front     landing_deletions  INSERT, DELETE
+front     leases             INSERT, UPDATE (expires_ms), DELETE
+front     objects            INSERT, UPDATE, DELETE
+front     segments           INSERT, DELETE
+
+producer  counters           UPDATE (value)
+producer  leases             INSERT, UPDATE (expires_ms), DELETE
+producer  objects            UPDATE (state, due_ms)
+
+consumer  blocks             INSERT, UPDATE, DELETE
+consumer  counters           UPDATE (value)
+consumer  landing_deletions  INSERT, UPDATE (doomed, not_before_ms), DELETE
+consumer  leases             INSERT, UPDATE (expires_ms), DELETE
+consumer  objects            UPDATE (state, landing_id, block_id, block_offset, due_ms)
+
+gc        blocks             INSERT, UPDATE, DELETE
+gc        counters           UPDATE (value)
+gc        landing_deletions  UPDATE (doomed, not_before_ms), DELETE
+gc        leases             INSERT, UPDATE (expires_ms), DELETE
+gc        objects            UPDATE (state, landing_id, block_id, block_offset, due_ms)
+gc        store_info         INSERT, DELETE
+'
+
+failed() { echo "grants: $*" >&2; exit 1; }
+
+# Print the statements that set the password in the user's URL. Without a URL, write one with a new password. A URL that
+# this script did not write is left as it is, and so is its user's password.
+set_password() { # ROLE FILE USER
+    local password
+    if [ ! -e "$2" ]; then
+        password=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
+        (umask 077 && echo "mysql+pymysql://nos-ec-$1:$password@$server/$database${options:+?$options}" >"$2.part")
+        chgrp --reference="$folder/$1" "$2.part"
+        chmod 0640 "$2.part"
+        mv "$2.part" "$2"
+    fi
+    password=$(sed -nE "s|^mysql\+pymysql://nos-ec-$1:([0-9a-f]{48})@.*|\1|p" "$2")
+    [ -n "$password" ] || return 0
+    echo "CREATE USER IF NOT EXISTS $3 IDENTIFIED BY '$password';"
+    echo "ALTER USER $3 IDENTIFIED BY '$password';"
+}
+
+grant() { # ROLE USER
+    local table role more=''
+    [ "$1" != admin ] || more=', INSERT, UPDATE, DELETE, CREATE, ALTER, INDEX, DROP, REFERENCES'
+    # In the name of a whole database, _ stands for any character.
+    echo "GRANT SELECT$more ON \`${database//_/\\_}\`.* TO $2;"
+    while read -r role table more; do
+        [ "$role" != "$1" ] || echo "GRANT $more ON \`$database\`.\`$table\` TO $2;"
+    done <<<"$rights"
+}
+
+while getopts d:s:o:c: option; do
+    case $option in
+    d) database=$OPTARG ;;
+    s) server=$OPTARG ;;
+    o) options=$OPTARG ;;
+    c) clients=$OPTARG ;;
+    *) exit 2 ;;
+    esac
+done
+shift $((OPTIND - 1))
+[ $# -gt 0 ] || { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
+[[ $database =~ ^[A-Za-z0-9_-]+$ ]] || failed "the database's name is $database; it must have letters, digits, _ and - only"
+[[ $clients =~ ^[^\'\\]+$ ]] || failed "the clients are $clients; this must not contain quotes"
+folder=$1
+shift
+[ $# -gt 0 ] || set -- "${every_role[@]}"
+for role in "$@"; do
+    [[ " admin ${every_role[*]} " = *" $role "* ]] || failed "$role is not one of: admin ${every_role[*]}"
+    [ -d "$folder/$role" ] || failed "there is no folder $folder/$role; create it, with the group of the daemon's user"
+done
+for role in "$@"; do
+    user="'nos-ec-$role'@'$clients'"
+    set_password "$role" "$folder/$role/metadata-url" "$user"
+    grant "$role" "$user"
+done

@@ -1,0 +1,276 @@
+"""Each role works with exactly the rights that deploy/sql/grants.sh gives it, on MySQL and on MariaDB.
+
+One life of a store, in which each role does all that it ever does, runs with these rights. Then the rights are compared
+with what was used, so that nobody has more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nos_consumer.assemble import consumer_service, drain
+from nos_ec.adapters.sql.schema import METADATA
+from nos_ec.api.readings import Readings
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import ConfigError
+from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.slots import member_lease
+from nos_ec.settings import without_settings
+from nos_ec.testing.audit import problems
+from nos_gc.assemble import gc_collector, gc_service
+from nos_producer.assemble import producer_service
+from tests.rig.sql_roles import ROLES, RoleStore, TableRights
+
+pytestmark = pytest.mark.real
+
+SMALL, LARGE = 20_000, 800_000
+"""Bytes of an object that is packed, and of one that gets blocks of its own."""
+TABLES = [table.name for table in METADATA.sorted_tables]
+NO_TABLE_RIGHT, NO_COLUMN_RIGHT = 1142, 1143
+
+
+@pytest.fixture(scope="module", params=["mariadb", "mysql"])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleStore]:
+    store = RoleStore(request.getfixturevalue(f"{request.param}_url"), tmp_path_factory.mktemp("roles"))
+    with store.made():
+        yield store
+
+
+@pytest.fixture
+def systems(store: RoleStore) -> Iterator[dict[str, System]]:
+    with store.opened() as systems:
+        yield systems
+
+
+def key(name: str) -> ObjectKey:
+    return ObjectKey("bucket", name)
+
+
+def data(name: str, size: int) -> bytes:
+    return (name.encode() * size)[:size]
+
+
+def put(system: System, name: str, size: int = SMALL) -> None:
+    system.store().put(key(name), BytesIO(data(name, size)))
+
+
+def leave_block(system: System, writer: str) -> BlockId:
+    """What a writer that is killed leaves: a lease that expires, and a block that is open."""
+    lease = system.metadata.acquire_lease(writer, system.clock.now_ms() - 10, 1)
+    block_id = system.new_block_id()
+    system.metadata.allocate_block(lease, block_id, BlockKind.FRESH, system.clock.now_ms())
+    return block_id
+
+
+def forget_refused(system: System) -> None:
+    """What a writer does when the block store is full, in the time of a renewal."""
+    lease = system.metadata.acquire_lease(f"full-{system.new_block_id().hex()}", system.clock.now_ms(), 60_000)
+    lease = system.metadata.renew_lease(lease, system.clock.now_ms(), 60_000)
+    block_id = system.new_block_id()
+    system.metadata.allocate_block(lease, block_id, BlockKind.FRESH, system.clock.now_ms())
+    assert system.metadata.forget_unwritten(lease, block_id)
+    system.metadata.release_lease(lease)
+
+
+def fill(front: System) -> None:
+    for number in range(40):
+        put(front, f"small-{number:02}")
+    put(front, "small-00")
+    put(front, "empty", 0)
+    front.store().put_many([(key("many-1"), b"1"), (key("many-2"), b"2")])
+    front.store().delete(key("many-1"))
+    for name in ("large-1", "large-2", "large-2"):
+        put(front, name, LARGE)
+    front.store().delete(key("large-1"))
+    forget_refused(front)
+
+
+def publish(system: System) -> None:
+    dead = member_lease("killed")
+    system.metadata.acquire_lease(dead, system.clock.now_ms() - 10, 1)
+    with producer_service(system, shares=True) as producer:
+        assert producer.drain() > 0
+        producer._held._next_ms = 0
+        producer._held.keep()
+    assert dead not in {lease.name for lease in system.metadata.list_leases("")}
+
+
+def pack(system: System) -> None:
+    leave_block(system, "killed consumer")
+    with consumer_service(system) as consumer:
+        consumer.drain(make_room=lambda: False)
+    forget_refused(system)
+    return_one(system)
+    drain(system)
+
+
+def return_one(system: System) -> None:
+    """What the reaper does when a packed copy is damaged, and when an entry cannot be settled yet."""
+    metadata, now_ms = system.metadata, system.clock.now_ms() + 1
+    packed = [one for one in metadata.due_deletions(now_ms, 1000) if one.row is not None and one.row.extent is not None]
+    assert metadata.revert_to_landing(packed[0], now_ms)
+    metadata.postpone_deletion([packed[1].landing_id], now_ms)
+
+
+def collect(front: System, system: System) -> None:
+    leave_block(front, "killed put")
+    for number in range(35):
+        front.store().delete(key(f"small-{number:02}"))
+    forget_refused(system)
+    first = gc_service(system).run_once()
+    second = gc_service(system).run_once()
+    assert first.objects_moved > 0
+    assert first.blocks_deleted + second.blocks_deleted > 0
+    rows = system.metadata.list_blocks(None, 1)
+    system.metadata.cool_down_block(rows[0].block_id, system.clock.now_ms(), failed=True)
+
+
+def look(system: System) -> None:
+    """All that the API shows, and a reader's GETs."""
+    readings = Readings(system, gc_collector(system), 0)
+    readings.status()
+    readings.backlog()
+    readings.histograms()
+    readings.gc_plan(10)
+    page = readings.blocks(None, 10, None, None, 0)
+    block_id = BlockId(bytes.fromhex(page.blocks[0].block))
+    readings.block(block_id)
+    readings.entries(block_id, -1, 10)
+    assert readings.object(key("large-2")).places
+    monitor = system.monitor("api", writes=False)
+    monitor.health.started()
+    assert monitor.health.ready().problems == {}
+    for name, size in (("small-39", SMALL), ("large-2", LARGE), ("empty", 0)):
+        assert system.store().get(key(name)) == data(name, size)
+    assert len(system.store().list_objects("bucket", "small-", "", 100)) == 5
+    assert system.store().list_buckets("", 10) == ["bucket"]
+
+
+def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: dict[str, System]) -> None:
+    fill(systems["front"])
+    publish(systems["producer"])
+    pack(systems["consumer"])
+    publish(systems["producer"])
+    drain(systems["consumer"])
+    collect(systems["front"], systems["gc"])
+    # GC's housekeeping does what the consumer's does.
+    put(systems["front"], "late-1")
+    put(systems["front"], "late-2")
+    publish(systems["producer"])
+    with consumer_service(systems["consumer"]) as consumer:
+        consumer.drain(make_room=lambda: False)
+    return_one(systems["gc"])
+    gc_service(systems["gc"]).run_once()
+    for role in ("reader", "api"):
+        look(systems[role])
+    any_system = systems["reader"]
+    assert problems(any_system.metadata, any_system.blocks, any_system.landing) == []
+    assert [(role, *one) for role in ROLES for one in unequal(store.rights[role], store.changes[role])] == []
+
+
+def unequal(granted: TableRights, used: TableRights) -> Iterator[tuple[str, str, str]]:
+    """The rights to change rows that were given and not used, and the other way round."""
+    for table in TABLES:
+        may, did = granted[table], used[table]
+        for verb in ("INSERT", "UPDATE", "DELETE"):
+            if (verb in may) != (verb in did):
+                yield table, verb, "not used" if verb in may else "not granted"
+            elif verb in may and may[verb] and may[verb] != did[verb]:
+                yield table, verb, f"used for {sorted(did[verb])}"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_server_refuses_everything_else(store: RoleStore, role: str) -> None:
+    refused = 0
+    for table in METADATA.sorted_tables:
+        rights = store.rights[role][table.name]
+        column = next(one.name for one in table.c if one.computed is None)
+        for verb, statement in {
+            "INSERT": f"INSERT INTO {table.name} ({column}) VALUES (1)",
+            "DELETE": f"DELETE FROM {table.name} WHERE {column} IS NULL",
+            "UPDATE": f"UPDATE {table.name} SET {column} = {column} WHERE {column} IS NULL",
+        }.items():
+            if verb not in rights or (rights[verb] and column not in rights[verb]):
+                assert store.try_sql(role, statement) in (NO_TABLE_RIGHT, NO_COLUMN_RIGHT), (table.name, verb)
+                refused += 1
+        assert store.try_sql(role, f"SELECT * FROM {table.name} LIMIT 1") == 0
+        assert store.try_sql(role, f"DROP TABLE {table.name}") == NO_TABLE_RIGHT
+    assert refused == 3 * len(TABLES) if role in ("reader", "api") else refused > 0
+
+
+def refusals(systems: dict[str, System]) -> Iterator[tuple[str, Any]]:
+    """What each role must not do, as calls."""
+    now_ms = systems["reader"].clock.now_ms()
+    for role in ("reader", "api", "producer"):
+        system = systems[role]
+        yield role, lambda system=system: system.store().put(key("new"), BytesIO(b"x"))
+        yield role, lambda system=system: system.store().delete(key("small-39"))
+    for role in ("reader", "api"):
+        metadata = systems[role].metadata
+        yield role, lambda metadata=metadata: metadata.acquire_lease("any", now_ms, 1000)
+        yield role, lambda metadata=metadata: metadata.mark_published([metadata.get(key("many-2"))], now_ms)
+    yield "producer", lambda: leave_block(systems["producer"], "producer")
+    for role in ("consumer", "gc"):
+        yield role, lambda role=role: systems[role].store().delete(key("small-39"))
+
+
+def test_a_refusal_is_an_error_of_the_configuration(systems: dict[str, System]) -> None:
+    put(systems["front"], "small-39")
+    put(systems["front"], "many-2", 1)
+    tried = 0
+    for role, call in refusals(systems):
+        with pytest.raises(ConfigError, match=rf"denied to user 'nos-ec-{role}'.*deploy/sql/grants\.sh"):
+            call()
+        tried += 1
+    assert tried == 13
+    assert systems["reader"].store().get(key("small-39")) == data("small-39", SMALL)
+
+
+@pytest.mark.parametrize(
+    ("role", "command"),
+    [("reader", ["rm", "bucket/kept"]), ("api", ["producer", "--once"]), ("producer", ["consumer", "--once"])],
+)
+def test_a_command_with_the_wrong_key_ends_with_3(store: RoleStore, role: str, command: list[str]) -> None:
+    with store.open("front") as system:
+        put(system, "kept")
+    environment = without_settings(os.environ) | store.environment(role)
+    done = subprocess.run(
+        [sys.executable, "-m", "nos_ec", "--config", str(store.config), *command, "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 3, done.stderr
+    said = json.loads(done.stderr.splitlines()[-1])
+    assert f"denied to user 'nos-ec-{role}'" in said["message"]
+    with store.open("reader") as system:
+        assert system.store().get(key("kept")) == data("kept", SMALL)
+
+
+def test_running_the_script_again_changes_no_password(store: RoleStore) -> None:
+    urls = {role: (store.folder / role / "metadata-url").read_text() for role in ROLES}
+    store.sql(*store.script().splitlines())
+    assert {role: (store.folder / role / "metadata-url").read_text() for role in ROLES} == urls
+    (store.folder / "gc" / "metadata-url").unlink()
+    store.sql(*store.script("gc").splitlines())
+    assert (store.folder / "gc" / "metadata-url").read_text() != urls["gc"]
+    with store.open("gc") as system:
+        assert system.metadata.find_store_id() is not None
+
+
+def test_the_files_with_passwords_are_not_for_others(store: RoleStore) -> None:
+    for role in ROLES:
+        file = store.folder / role / "metadata-url"
+        assert file.stat().st_mode & 0o777 == 0o640
+        assert file.stat().st_gid == Path(file.parent).stat().st_gid
