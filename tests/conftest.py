@@ -21,7 +21,13 @@ MEMORY_BYTES_MIN = 2 << 30
 
 GROUPS = {
     "ceph": (),
-    "kafka": ("test_kafka_message_log", "test_kafka_new_topic", "test_kafka_security", "test_probed_daemons"),
+    "kafka": (
+        "test_kafka_message_log",
+        "test_kafka_new_topic",
+        "test_kafka_security",
+        "test_kafka_tools",
+        "test_probed_daemons",
+    ),
     "sql": (
         "test_database_failover",
         "test_mysql_metadata",

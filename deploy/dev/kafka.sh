@@ -3,6 +3,8 @@
 # only, with its own data folder; no system service. The program comes from Maven artifacts and needs Java 17.
 # usage: deploy/dev/kafka.sh start|stop|status|install  The last word of start and status is the address for clients.
 #
+# Kafka's own tools are installed with it, under their usual names: var/dev/kafka-tools-4.0.0/bin/kafka-topics and so on.
+#
 # Environment, besides that of base.sh and server.sh (the controller takes a free port between 20000 and 29999):
 #   NOS_EC_DEV_FAST  1: messages and offsets do not wait for the disk. For test runs only: a crash of the machine
 #                    loses data. Otherwise every append is synced, because no second broker has a copy
@@ -16,7 +18,7 @@ version=4.0.0
 copy_plugin=org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies
 heap_max=256m
 port=${NOS_EC_DEV_PORT:-19092}
-program=$programs/kafka-$version
+program=$programs/kafka-tools-$version
 data=$base/data
 properties=$base/server.properties
 argument=$properties
@@ -34,10 +36,32 @@ need_program() {
 fetch() { # FOLDER
     pom >"$1/pom.xml" &&
         run_maven -f "$1/pom.xml" "$copy_plugin" -DincludeScope=runtime -DoutputDirectory="$1" &&
+        write_tools "$1/bin" &&
         touch "$1/.complete"
 }
 
-# slf4j-simple: Kafka ships only the interface of a logger, and without a logger it would fail silently.
+# The tools that docs/KAFKA.md uses. The scripts of a Kafka distribution have the same names, some of
+# them ending with .sh.
+write_tools() { # FOLDER
+    local tool class
+    mkdir "$1"
+    while read -r tool class; do
+        printf '#!/bin/sh\nexec java %s -cp "$(dirname "$(readlink -f "$0")")/../*" %s "$@"\n' \
+            '${KAFKA_HEAP_OPTS:--Xmx256m} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dorg.slf4j.simpleLogger.defaultLogLevel=error' \
+            "$class" >"$1/$tool" && chmod 755 "$1/$tool" || return 1
+    done <<'TOOLS'
+kafka-acls org.apache.kafka.tools.AclCommand
+kafka-configs kafka.admin.ConfigCommand
+kafka-console-consumer org.apache.kafka.tools.consumer.ConsoleConsumer
+kafka-console-producer org.apache.kafka.tools.ConsoleProducer
+kafka-consumer-groups org.apache.kafka.tools.consumer.group.ConsumerGroupCommand
+kafka-get-offsets org.apache.kafka.tools.GetOffsetShell
+kafka-reassign-partitions org.apache.kafka.tools.reassign.ReassignPartitionsCommand
+kafka-topics org.apache.kafka.tools.TopicCommand
+TOOLS
+}
+
+# kafka-tools without Kafka Connect, which is 30 MB and which none of these tools needs. slf4j-simple: Kafka ships only the interface of a logger, and without a logger it would fail silently.
 pom() {
     cat <<POM
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -47,6 +71,12 @@ pom() {
   <version>1</version>
   <dependencies>
     <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>$version</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>$version</version>
+      <exclusions>
+        <exclusion><groupId>org.apache.kafka</groupId><artifactId>connect-runtime</artifactId></exclusion>
+        <exclusion><groupId>com.fasterxml.jackson.jakarta.rs</groupId><artifactId>*</artifactId></exclusion>
+      </exclusions>
+    </dependency>
     <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
   </dependencies>
 </project>

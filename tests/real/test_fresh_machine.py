@@ -148,7 +148,7 @@ def test_installed_programs_are_kept_on_request_where_they_are_missing(machines:
     (programs / "fresh-bookworm").symlink_to(REPOSITORY / "var" / "dev" / "fresh-bookworm")
 
     def install(mark: str, then: str = "true", keep: str = "1") -> None:
-        folder = "var/dev/kafka-4.0.0"
+        folder = "var/dev/kafka-tools-4.0.0"
         command = f"mkdir -p {folder}; echo {mark} >{folder}/mark; touch {folder}/.complete; {then}"
         environment = {name: value for name, value in os.environ.items() if name != "NOS_EC_DEV_DIR"}
         subprocess.run(
@@ -159,7 +159,7 @@ def test_installed_programs_are_kept_on_request_where_they_are_missing(machines:
 
     install("unasked", keep="0")
     install("failed", then="exit 1")
-    assert not (programs / "kafka-4.0.0").exists()
+    assert not (programs / "kafka-tools-4.0.0").exists()
     install("first")
     install("second")
-    assert (programs / "kafka-4.0.0" / "mark").read_text() == "first\n"
+    assert (programs / "kafka-tools-4.0.0" / "mark").read_text() == "first\n"
