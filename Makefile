@@ -22,7 +22,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 
 STACK = $(if $(DATABASE),NOS_EC_DEV_DATABASE=$(DATABASE)) deploy/dev/stack.sh
 
-.PHONY: help venv demo up down down-clean stack-status test test-fast fresh memory cost chaos check lint types format requirements reference clean
+.PHONY: help venv demo up down down-clean stack-status test test-fast fresh memory cost chaos check lint types format requirements reference man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,10 @@ requirements: ## compile requirements/*.txt from pyproject.toml with uv (UPGRADE
 reference: venv ## write docs/CONFIG.md and docs/METRICS.md from the code
 	$(BIN)/python -c 'import pathlib, nos_ec.settings.reference as s; pathlib.Path("docs/CONFIG.md").write_text(s.reference())'
 	$(BIN)/python -c 'import pathlib, nos_ec.monitoring.metrics as m; pathlib.Path("docs/METRICS.md").write_text(m.reference())'
+
+man: venv ## write the man page dist/nos-ec.1 from the commands (SOURCE_DATE_EPOCH sets its date)
+	@mkdir -p dist
+	$(BIN)/python -m nos_ec.cli.manual docs/CLI.md $$(date -u -d @$${SOURCE_DATE_EPOCH:-$$(date +%s)} +%F) >dist/nos-ec.1
 
 clean: ## remove .venv and caches; your stores are left alone
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

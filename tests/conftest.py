@@ -21,6 +21,7 @@ MEMORY_BYTES_MIN = 2 << 30
 
 GROUPS = {
     "ceph": (),
+    "files": ("test_system_files",),
     "kafka": (
         "test_kafka_message_log",
         "test_kafka_new_topic",
