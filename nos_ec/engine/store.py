@@ -199,6 +199,10 @@ class Store:
         """One page of a bucket, in UTF-8 byte order of names, after the name `after`."""
         return self._metadata.list_objects(bucket, prefix, after, limit)
 
+    def list_names(self, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
+        """The names alone of such a page: much cheaper in a large store."""
+        return self._metadata.list_names(bucket, prefix, after, limit)
+
     def list_buckets(self, after: str, limit: int) -> list[str]:
         """One page of the buckets that hold an object."""
         return self._metadata.list_buckets(after, limit)

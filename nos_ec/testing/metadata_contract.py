@@ -338,6 +338,7 @@ class LookUpContract:
         for i, name in enumerate(ordered):
             page = bench.metadata.list_objects("bucket", "", name, 3)
             assert [row.key.name for row in page] == ordered[i + 1 : i + 4]
+            assert bench.metadata.list_names("bucket", "", name, 3) == ordered[i + 1 : i + 4]
 
     def test_listing_by_prefix(self, bench: MetadataBench) -> None:
         names = ["a", "a/", "a/1", "a/2", "a%1", "a0", "b", "\U0010ffff", "\U0010ffff1"]
@@ -346,6 +347,7 @@ class LookUpContract:
             expected = sorted((name for name in names if name.startswith(prefix)), key=str.encode)
             found = [row.key.name for row in bench.metadata.list_objects("bucket", prefix, "", 99)]
             assert found == expected, prefix
+            assert bench.metadata.list_names("bucket", prefix, "", 99) == expected, prefix
         assert [row.key.name for row in bench.metadata.list_objects("bucket", "a/", "a/1", 9)] == ["a/2"]
         assert bench.metadata.list_objects("bucket", "a/", "b", 9) == []
         with pytest.raises(InvalidInput):

@@ -65,6 +65,15 @@ def scans(connection: Connection, statement: str, parameters: Any) -> list[str]:
     return [str(dict(row)) for row in read if row["type"] in ("ALL", "index", None)]
 
 
+def covered(connection: Connection, statement: str, parameters: Any) -> bool:
+    """Whether the statement reads an index alone, and not the rows behind it."""
+    explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
+    (row,) = connection.exec_driver_sql(explain + statement, parameters).mappings().all()
+    if connection.dialect.name == "sqlite":
+        return "USING COVERING INDEX" in row["detail"]
+    return row["key"] == "objects_by_key" and "Using index" in row["Extra"].split("; ")
+
+
 class SqlPlans:
     """Define a fixture `metadata`, an empty SqlMetadata."""
 
@@ -122,6 +131,17 @@ class SqlPlans:
                 before = _rows_read(connection)
                 assert len(connection.exec_driver_sql(*one).all()) == 1
                 assert _rows_read(connection) - before <= 2, "the plan may say that all of the index is read"
+
+    def test_names_are_listed_from_the_index_alone(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
+        _populate(bench)
+        _analyze(metadata._engine)
+        with caught(metadata) as statements:
+            assert len(metadata.list_names("bucket", "n01", "n0100", 50)) == 50
+            assert len(metadata.list_objects("bucket", "n01", "n0100", 50)) == 50
+        names, rows = (one for one in statements if "FROM objects" in one[0])
+        with metadata._engine.connect() as connection:
+            assert covered(connection, *names)
+            assert not covered(connection, *rows), "a listing that needs rows is noticed"
 
     def test_a_scan_is_noticed(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         bench.put("n")
@@ -218,6 +238,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
     return {
         "next_version": lambda: metadata.next_version(landed[0].key, bench.now_ms),
         "list_objects": lambda: metadata.list_objects("bucket", "n01", "n0100", 50),
+        "list_names": lambda: metadata.list_names("bucket", "n01", "n0100", 50),
         "list_buckets": lambda: metadata.list_buckets("", 50),
         "segments": lambda: metadata.segments(large.object_id, large.version),
         "due_objects": lambda: metadata.due_objects(bench.now_ms, 100, ALL_SLOTS),

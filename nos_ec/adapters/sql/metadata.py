@@ -109,6 +109,10 @@ class _SqlObjects(_SqlPart):
         """See the port."""
         return self._read(objects.list_objects, bucket, prefix, after, limit)
 
+    def list_names(self, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
+        """See the port."""
+        return self._read(objects.list_names, bucket, prefix, after, limit)
+
     def list_buckets(self, after: str, limit: int) -> list[str]:
         """See the port."""
         return self._read(objects.list_buckets, after, limit)

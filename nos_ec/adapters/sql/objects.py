@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import (
     BindParameter,
+    Column,
     Connection,
     LargeBinary,
     Select,
@@ -192,13 +193,24 @@ def remove_listed(connection: Connection, keys: Sequence[ObjectKey], now_ms: int
 
 
 def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
-    """See `Metadata.list_objects`. Reads a range of (bucket, name), whatever the prefix, and never scans the bucket."""
-    found = by_index(select(*OBJECT_COLUMNS), OBJECTS, "objects_by_key").where(_O.bucket == bucket)
+    """See `Metadata.list_objects`."""
+    listing = _listing(OBJECT_COLUMNS, bucket, prefix, after, limit)
+    return [object_row(row) for row in connection.execute(listing)]
+
+
+def list_names(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
+    """See `Metadata.list_names`. Reads the index alone."""
+    return list(connection.execute(_listing([_O.name], bucket, prefix, after, limit)).scalars())
+
+
+def _listing(columns: Sequence[Column[Any]], bucket: str, prefix: str, after: str, limit: int) -> Select[Any]:
+    """Select from a range of (bucket, name), whatever the prefix. It never scans the bucket."""
+    found = by_index(select(*columns), OBJECTS, "objects_by_key").where(_O.bucket == bucket)
     start, past, end = utf8(prefix), utf8(after), prefix_end(utf8(prefix))
     found = found.where(_O.name >= _bytes("start", start) if start > past else _O.name > _bytes("after", past))
     if end is not None:
         found = found.where(_O.name < _bytes("end", end))
-    return [object_row(row) for row in connection.execute(found.order_by(_O.bucket, _O.name).limit(limit))]
+    return found.order_by(_O.bucket, _O.name).limit(limit)
 
 
 def prefix_end(prefix: bytes) -> bytes | None:

@@ -120,6 +120,11 @@ class Objects(Protocol):
         """Objects of a bucket whose name starts with `prefix` and is greater than `after`, by UTF-8 byte order."""
         ...
 
+    def list_names(self, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
+        """The names of the objects that `list_objects` returns. Much cheaper in a large store, because an index has the
+        names side by side, while the rows lie where they were written."""
+        ...
+
     def list_buckets(self, after: str, limit: int) -> list[str]:
         """Names of buckets that hold an object, greater than `after`, by UTF-8 byte order."""
         ...
