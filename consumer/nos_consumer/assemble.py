@@ -12,7 +12,7 @@ from nos_consumer.counters import ConsumerCounters
 from nos_consumer.samples import consumer_samples
 from nos_consumer.service import ConsumerOptions, ConsumerService
 from nos_consumer.unread import UnreadObjects
-from nos_ec.composition.packing import new_merge_list
+from nos_ec.composition.packing import BACKLOG_WINDOWS, new_merge_list
 from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.plan import Linger
@@ -20,9 +20,6 @@ from nos_ec.engine.lanes import Lanes
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, lease_samples
 from nos_ec.ports.clock import unwatched
-
-BACKLOG_WINDOWS = 4
-"""How many windows the merge list holds before polling pauses. With this many, lanes never wait for a poll."""
 
 
 @contextmanager

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nos_consumer.assemble import BACKLOG_WINDOWS, consumer_service
+from nos_consumer.assemble import consumer_service
 from nos_consumer.service import ConsumerService
 from nos_ec.bench.bare import BareGroup, Floor, put_all, remove_all
 from nos_ec.bench.figures import Run, ratio, summary
 from nos_ec.bench.groups import group_latencies
 from nos_ec.bench.landing import Objects, key_of
 from nos_ec.bench.meter import Instruments, Meter
-from nos_ec.composition.packing import new_merge_list
+from nos_ec.composition.packing import BACKLOG_WINDOWS, new_merge_list
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry

@@ -9,6 +9,10 @@ from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.plan import Linger, MergeList, P
 from nos_ec.settings.sections import ConsumerSettings
 
+BACKLOG_WINDOWS = 4
+"""How many windows of objects a consumer holds before it polls no more. With this many, lanes never wait for a poll.
+Where more objects of one bucket wait, one consumer is not enough for it."""
+
 
 def new_merge_list(
     settings: ConsumerSettings, geometry: Geometry, linger: Linger | int, rng: random.Random

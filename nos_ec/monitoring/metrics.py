@@ -138,6 +138,14 @@ PRODUCER_SLOTS = _gauge(
     "The sum over all producers is 16, except for short moments. 0 means that this producer is a spare, which is"
     " normal, so alert on the sum.",
 )
+SPREAD_BUCKETS = _gauge(
+    "producer_spread_buckets",
+    (PRODUCER,),
+    "Buckets that this producer spreads over all partitions at present, because they have most of the backlog. Buckets"
+    " with a fixed spread do not count.",
+    "1 while a bucket gets more objects than one consumer packs. If it never returns to 0, give this bucket a fixed"
+    " spread in log.spread_buckets; the producer's log has its name.",
+)
 POSTPONED_OBJECTS = _counter(
     "producer_postponed_objects",
     (PRODUCER,),

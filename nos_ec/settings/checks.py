@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nos_ec.core.errors import ConfigError
-from nos_ec.settings.sections import Settings
+from nos_ec.core.errors import ConfigError, InvalidInput
+from nos_ec.core.ids import ObjectKey
+from nos_ec.settings.sections import LogSettings, Settings
 
 UTF8_ADVICE = "rename the file or folder, or use another value"
 
@@ -64,6 +65,7 @@ def cross_check(settings: Settings) -> Iterator[Problem]:
             f"{reserve_bytes} is less than a block, so GC could not move one; use at least {geometry.block_size},"
             " better a few blocks",
         )
+    yield from _spread(settings.log)
     consumer = settings.consumer
     if consumer.merge_list_bytes_max < geometry.group_size_max:
         yield _wrong(
@@ -109,6 +111,18 @@ _DATABASES = {"sqlite": ("", "pysqlite"), "mysql": ("", "pymysql"), "mariadb": (
 _SUPPORTED = (
     "sqlite:////path/metadata.db, mysql+pymysql://user:password@host:3306/database, or mariadb+pymysql://... likewise"
 )
+
+
+def _spread(log: LogSettings) -> Iterator[Problem]:
+    for bucket, spread in (("", log.spread), *sorted(log.spread_buckets.items())):
+        setting, where = ("log.spread_buckets", f"bucket {bucket}: ") if bucket else ("log.spread", "")
+        if isinstance(spread, int) and spread > log.partitions:
+            yield _wrong(setting, f'{where}{spread} is more than log.partitions; use 1 to {log.partitions}, or "auto"')
+    for bucket in sorted(log.spread_buckets):
+        try:
+            ObjectKey(bucket, "any")
+        except InvalidInput as error:
+            yield _wrong("log.spread_buckets", f"there can be no such bucket: {error}")
 
 
 def _backends(settings: Settings) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, K_MAX, M_MAX, STRIPES_PER_BLOCK_MAX, Geometry
 from nos_ec.settings.secret_files import read_secret
-from nos_ec.settings.values import Count, Flag, NonEmptyPath, Ratio, Size, Table
+from nos_ec.settings.values import Count, Flag, NonEmptyPath, Ratio, Size, Spread, Table
 
 _GEOMETRY = Geometry()
 _URL_FILE = "store.metadata_url_file"
@@ -386,6 +386,19 @@ class LogSettings(_Section):
         ge=1,
         le=1024,
         description="Partitions; they limit how many consumers share the work. Fixed when the store is initialised.",
+    )
+    spread: Spread = Field(
+        default="auto",
+        title='"auto" or a whole number, 1 to 1024',
+        description="How many partitions the events of one bucket go to, and so how many consumers can pack it at a"
+        " time; at most `partitions`. 1: one, so that its objects share stripes. auto: one, but all while the bucket"
+        " has most of the backlog, and more of it than one consumer takes at a time (4 x consumer.window_objects). To"
+        " change it, restart the producers; the events that wait stay where they are.",
+    )
+    spread_buckets: Annotated[dict[str, Spread], Table] = Field(
+        default_factory=dict,
+        title='a table of buckets such as {"photos" = 12, "mail" = "auto"} (JSON in the environment)',
+        description="`spread` of single buckets.",
     )
     session_ms: Count = Field(
         default=10 * _SECOND,

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _WHOLE_PATTERN = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL_PATTERN = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})(e[+-]?[0-9]{1,2})?")
+_SPREAD = int | Literal["auto"]
 _SIZE_PATTERN = re.compile(r"\s*(\d{1,18})\s*([A-Za-z]*)\s*")
 
 
@@ -25,7 +26,7 @@ def from_text(field: FieldInfo, text: str) -> object:
     """The value that a string of the environment stands for; the string itself if it is not what the field expects."""
     if field.annotation is bool:
         return {"true": True, "false": False}.get(text, text)
-    if field.annotation is int and _WHOLE_PATTERN.fullmatch(text):
+    if field.annotation in (int, _SPREAD) and _WHOLE_PATTERN.fullmatch(text):
         return int(text)
     if field.annotation is float and _DECIMAL_PATTERN.fullmatch(text):
         return float(text)
@@ -95,6 +96,18 @@ def _flattened(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, obj
             yield prefix + key, value
 
 
+def _spread(value: object) -> object:
+    """ "auto" or a whole number."""
+    if value == "auto":
+        return value
+    number = _count(value)
+    if not isinstance(number, int) or not 1 <= number <= SPREAD_MAX:
+        raise ValueError("not a spread")
+    return number
+
+
+SPREAD_MAX = 1024
+Spread = Annotated[_SPREAD, BeforeValidator(_spread)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Count = Annotated[int, BeforeValidator(_count)]
 Ratio = Annotated[float, BeforeValidator(_ratio)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+from nos_ec.composition.packing import BACKLOG_WINDOWS
 from nos_ec.composition.wiring import System
 from nos_ec.monitoring.monitor import Monitor
 from nos_producer.samples import producer_samples
 from nos_producer.service import ProducerOptions, ProducerService
 from nos_producer.slots import HeldSlots
+from nos_producer.spreading import SpreadOptions
 
 
 @contextmanager
@@ -22,8 +24,14 @@ def producer_service(
     monitor, if any, shows its figures.
     """
     settings = system.settings.producer
+    log = system.settings.log
+    spread = SpreadOptions(
+        backlog_min=BACKLOG_WINDOWS * system.settings.consumer.window_objects,
+        default=_fixed(log.spread),
+        buckets={bucket: _fixed(number) for bucket, number in log.spread_buckets.items()},
+    )
     options = ProducerOptions(
-        settings.batch_objects, settings.republish_ms, settings.idle_wait_ms, system.settings.log.partitions
+        settings.batch_objects, settings.republish_ms, settings.idle_wait_ms, log.partitions, spread
     )
     member = system.member_name("producer") if shares else None
     held = HeldSlots(system.metadata, system.clock, settings.lease_ttl_ms, member)
@@ -35,3 +43,8 @@ def producer_service(
             yield service
         finally:
             held.release()
+
+
+def _fixed(spread: int | str) -> int | None:
+    """The spread as a number; None for "auto"."""
+    return spread if isinstance(spread, int) else None

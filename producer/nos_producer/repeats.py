@@ -13,17 +13,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import structlog
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.messages import partition_for
 from nos_ec.core.republish import Republishing
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.message_log import GroupProgress
 from nos_ec.ports.metadata import ObjectRow
+from nos_producer.spreading import home_partition, passed_everywhere_ms
 
 _log = structlog.get_logger(__name__)
 
@@ -33,9 +32,6 @@ _ASKS_PER_STEP = 16
 CLOCK_MARGIN_MS = 60_000
 """How much the clocks of producers and brokers may differ. If they differ by more, an event that still waits may count
 as passed. It is then in the log twice, which does no harm."""
-
-
-_partition = lru_cache(maxsize=4096)(partition_for)
 
 
 @dataclass(slots=True)
@@ -71,10 +67,6 @@ class Repeats:
                 found.postponed[later_ms].append(row)
         return found
 
-    def partition(self, row: ObjectRow) -> int:
-        """The partition that the row's events are in."""
-        return _partition(row.key.bucket, self._partitions)
-
     def ask(self) -> Mapping[int, int]:
         """Ask the log now, however recent the last answer is. See GroupProgress.passed_until. Raises Transient."""
         self._ask_ms = self._clock.now_ms() + self._ask_wait_ms
@@ -89,10 +81,18 @@ class Repeats:
         until_ms = self._rule.published_until_ms(row.due_ms, now_ms)
         if until_ms is None:
             return None
-        passed_ms = self._passed_until().get(self.partition(row))
+        passed_ms = self._passed_ms(row, row.due_ms)
         if passed_ms is not None and until_ms + self._margin_ms < passed_ms:
             return None
         return self._rule.later_due_ms(row.due_ms, now_ms)
+
+    def _passed_ms(self, row: ObjectRow, due_ms: int) -> int | None:
+        """The time before which no event waits where the row's event can be; None when the log cannot tell. An event
+        that was spread can be in any partition, because the spread may have changed since."""
+        passed = self._passed_until()
+        if self._rule.was_spread(due_ms):
+            return passed_everywhere_ms(passed, self._partitions)
+        return passed.get(home_partition(row.key.bucket, self._partitions))
 
     def _passed_until(self) -> Mapping[int, int]:
         """The log's answer, which may be a few seconds old. An old answer is safe: groups do not move back."""

@@ -15,6 +15,7 @@ def producer_samples(service: ProducerService, held: HeldSlots, now_ms: int) -> 
     """Samples of a producer's counters, of what it has parked, and of its share of the work."""
     counters = service.counters
     yield Sample(m.PRODUCER_SLOTS, len(held.slots()))
+    yield Sample(m.SPREAD_BUCKETS, service.spreading.spread_buckets)
     yield Sample(m.PUBLISHED_OBJECTS, counters.objects)
     yield Sample(m.PUBLISHED_BYTES, counters.bytes)
     yield Sample(m.PUBLISH_FAILURES, counters.failures)

@@ -9,8 +9,8 @@ the slots that it holds, so several producers share the work and none of it is d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
@@ -28,6 +28,7 @@ from nos_ec.ports.metadata import ObjectRow, Objects
 from nos_producer.refused import Refused
 from nos_producer.repeats import Repeats
 from nos_producer.slots import HeldSlots
+from nos_producer.spreading import Spreading, SpreadOptions
 
 _log = structlog.get_logger(__name__)
 
@@ -37,12 +38,14 @@ RETRY_WAIT_MS = 1000
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
     """batch_objects: rows per scan. republish_ms: after this time a published row that is not packed comes due again.
-    idle_wait_ms: wait between scans that find nothing. partitions: number of partitions of the message log."""
+    idle_wait_ms: wait between scans that find nothing. partitions: number of partitions of the message log. spread:
+    over how many of them the events of a bucket go."""
 
     batch_objects: int
     republish_ms: int
     idle_wait_ms: int
     partitions: int
+    spread: SpreadOptions = field(default_factory=SpreadOptions)
 
 
 @dataclass(slots=True)
@@ -76,7 +79,8 @@ class ProducerService:
         self._options = options
         self._rule = Republishing(options.republish_ms)
         self._repeats = Repeats(progress, clock, self._rule, options.partitions)
-        self._refused = Refused(clock, self._rule, options.partitions, self._repeats.partition)
+        self.spreading = Spreading(clock, self._repeats.ask, options.partitions, options.spread)
+        self._refused = Refused(clock, self._rule, options.partitions, self.spreading.partition)
         self.counters = ProducerCounters()
 
     @property
@@ -98,6 +102,7 @@ class ProducerService:
         slots = self._held.slots()
         now_ms = self._clock.now_ms()
         rows = self._metadata.due_objects(now_ms, self._options.batch_objects, slots)
+        self.spreading.review(rows, self._look(now_ms, slots) if len(rows) == self._options.batch_objects else None)
         if not slots <= self._held.slots():
             raise Transient("leases of slots expired while looking for due objects: is the metadata store too slow?")
         due = self._repeats.divide(rows, now_ms)
@@ -117,16 +122,30 @@ class ProducerService:
             pass
         return self.counters.objects - before
 
+    def _look(self, now_ms: int, slots: frozenset[int]) -> Callable[[int], Sequence[ObjectRow]]:
+        return lambda rows_max: self._metadata.due_objects(now_ms, rows_max, slots)
+
     def _publish(self, rows: Sequence[ObjectRow], now_ms: int) -> None:
         failures = self._failures(rows)
         kill_point("producer.published")
         published = [row for index, row in enumerate(rows) if index not in failures]
-        self._metadata.mark_published(published, self._rule.first_due_ms(now_ms))
-        kill_point("producer.marked")
+        self._mark(published, now_ms)
+        self.spreading.published(published, now_ms)
         self._postpone(self._refused.settle(rows, failures))
         self.counters.objects += len(published)
         self.counters.bytes += sum(row.size for row in published)
         self.counters.refused += len(failures)
+
+    def _mark(self, published: Sequence[ObjectRow], now_ms: int) -> None:
+        """Set the due times of published rows. They say whether the row's event is in another partition than its
+        bucket's own."""
+        by_spread: dict[bool, list[ObjectRow]] = {}
+        for row in published:
+            is_away = self.spreading.partition(row) != self.spreading.home(row.key.bucket)
+            by_spread.setdefault(is_away, []).append(row)
+        for spread, rows in by_spread.items():
+            self._metadata.mark_published(rows, self._rule.first_due_ms(now_ms, spread=spread))
+            kill_point("producer.marked")
 
     def _failures(self, rows: Sequence[ObjectRow]) -> Mapping[int, Transient]:
         """Publish rows. Returns {index: error} of the rows that are not known to be in the log.
@@ -134,14 +153,17 @@ class ProducerService:
         Raises Transient when the failure concerns the whole log and not single partitions.
         """
         try:
-            return self._publisher.publish([_event(row) for row in rows])
+            return self._publisher.publish([(self._key(row), _event(row)) for row in rows])
         except NoSpace:
             raise
         except Transient as error:
-            partitions = {self._repeats.partition(row) for row in rows}
+            partitions = {self.spreading.partition(row) for row in rows}
             if not partitions.isdisjoint(self._answering()):
                 raise
             return dict.fromkeys(range(len(rows)), error)
+
+    def _key(self, row: ObjectRow) -> bytes:
+        return self.spreading.key(row.key.bucket, self.spreading.partition(row))
 
     def _answering(self) -> Collection[int]:
         """The partitions that answer. Returns all partitions if the whole log does not answer, because then the failure
@@ -175,9 +197,9 @@ class ProducerService:
                 self._clock.wait(stop, wait_ms)
 
 
-def _event(row: ObjectRow) -> tuple[bytes, bytes]:
+def _event(row: ObjectRow) -> bytes:
     assert row.landing_id is not None
-    value = encode_pack_request(
+    return encode_pack_request(
         object_id=row.object_id,
         key=row.key,
         version=row.version,
@@ -185,4 +207,3 @@ def _event(row: ObjectRow) -> tuple[bytes, bytes]:
         crc32c=row.crc32c,
         landing_id=row.landing_id,
     )
-    return row.key.bucket.encode(), value

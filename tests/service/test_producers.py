@@ -15,7 +15,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.messages import decode_pack_request
+from nos_ec.core.messages import decode_pack_request, partition_for_key
 from nos_ec.core.slots import LEASE_PREFIX, SLOTS, bucket_slot, is_member_lease, slot_lease
 from nos_ec.engine.recovery import Recovery
 from nos_ec.ports.metadata import Metadata, ObjectRow
@@ -23,6 +23,7 @@ from nos_ec.testing.clock import FakeClock
 from nos_producer.assemble import producer_service
 from nos_producer.service import ProducerOptions, ProducerService
 from nos_producer.slots import HeldSlots
+from nos_producer.spreading import SpreadOptions
 
 from .conftest import WAIT_S_MAX, Bench
 from .test_endpoints import Daemon, daemon, until
@@ -34,12 +35,13 @@ PARTITIONS = 3
 
 
 class Team:
-    """Producers on one store and one clock, and all keys that they published."""
+    """Producers on one store and one clock, and all keys that they published, with the partition of each."""
 
     def __init__(self, system: System) -> None:
         self.system = system
         self.clock = FakeClock(system.clock.now_ms() + 60_000)
         self.published: list[ObjectKey] = []
+        self.partitions: list[int] = []
         self.on_publish: Callable[[], None] = lambda: None
         self.refuse: Callable[[bytes, bytes], Transient | None] = lambda _key, _value: None
         self.on_passed: Callable[[], Mapping[int, int]] = lambda: dict.fromkeys(range(PARTITIONS), self.clock.now_ms())
@@ -48,8 +50,9 @@ class Team:
 
     def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> Mapping[int, Transient]:
         failures = {i: why for i, (key, value) in enumerate(messages) if (why := self.refuse(key, value)) is not None}
-        taken = [value for i, (_, value) in enumerate(messages) if i not in failures]
-        self.published += [decode_pack_request(value).key for value in taken]
+        taken = [message for i, message in enumerate(messages) if i not in failures]
+        self.published += [decode_pack_request(value).key for _, value in taken]
+        self.partitions += [partition_for_key(key, PARTITIONS) for key, _ in taken]
         self.on_publish()
         return failures
 
@@ -60,9 +63,15 @@ class Team:
     def close(self) -> None:
         """There is nothing to close."""
 
-    def hire(self, *, shares: bool = True, batch_objects: int = 7) -> Member:
+    def hire(
+        self,
+        *,
+        shares: bool = True,
+        batch_objects: int = 7,
+        spread: SpreadOptions = SpreadOptions(),  # noqa: B008
+    ) -> Member:
         self._made += 1
-        return Member(self, f"producer-{self._made}" if shares else None, batch_objects)
+        return Member(self, f"producer-{self._made}" if shares else None, batch_objects, spread)
 
     def put(self, system: System, count: int, prefix: str) -> list[ObjectKey]:
         keys = [ObjectKey(f"bucket-{number % BUCKETS}", f"{prefix}-{number}") for number in range(count)]
@@ -84,9 +93,9 @@ class Team:
 class Member:
     """One producer."""
 
-    def __init__(self, team: Team, name: str | None, batch_objects: int) -> None:
+    def __init__(self, team: Team, name: str | None, batch_objects: int, spread: SpreadOptions) -> None:
         self.held = HeldSlots(team.system.metadata, team.clock, TTL_MS, name)
-        options = ProducerOptions(batch_objects, REPUBLISH_MS, idle_wait_ms=500, partitions=PARTITIONS)
+        options = ProducerOptions(batch_objects, REPUBLISH_MS, idle_wait_ms=500, partitions=PARTITIONS, spread=spread)
         self.service = ProducerService(team.system.metadata, team, team, team.clock, self.held, options)
 
 

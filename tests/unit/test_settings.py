@@ -239,7 +239,7 @@ def test_the_metadata_url_may_be_in_a_file_that_others_cannot_read(tmp_path: Pat
 def test_the_metadata_url_is_in_one_place(file: Path) -> None:
     file.write_text('[store]\nmetadata_url_file = "metadata-url"\n')
     (problem,) = check_settings(file, {"NOS_EC_STORE__METADATA_URL": "mysql+pymysql://u:hunter2@db/nos_ec"})
-    assert problem.text == "store.metadata_url_file: store.metadata_url is also set; remove one of them"
+    assert problem.text == f"{file}: store.metadata_url_file: store.metadata_url is also set; remove one of them"
 
 
 def test_every_problem_is_named_with_its_place(file: Path) -> None:
@@ -480,6 +480,36 @@ def test_options_of_kafka_come_as_a_table_or_as_json(file: Path) -> None:
     assert settings.kafka.options == {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "linger.ms": 5}
     assert settings.kafka.all_options() == settings.kafka.options | {"sasl.password": "hunter2"}
     assert "hunter2" not in repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('spread = "all"', """log.spread: 'all' is not allowed; use "auto" or a whole number, 1 to 1024"""),
+        ("spread = true", 'log.spread: True is not allowed; use "auto" or a whole number, 1 to 1024'),
+        ("spread = 0", 'log.spread: 0 is not allowed; use "auto" or a whole number, 1 to 1024'),
+        ("spread = 1.5", 'log.spread: 1.5 is not allowed; use "auto" or a whole number, 1 to 1024'),
+        ("spread = 9", 'log.spread: 9 is more than log.partitions; use 1 to 8, or "auto"'),
+        ("spread_buckets.a = 9", 'log.spread_buckets: bucket a: 9 is more than log.partitions; use 1 to 8, or "auto"'),
+        ("spread_buckets = 3", "log.spread_buckets: 3 is not allowed; use a table of buckets such as"),
+        ('spread_buckets = {a = "x"}', "log.spread_buckets: 'x' is not allowed; use a table of buckets such as"),
+        ('spread_buckets = {"a/b" = 2}', "log.spread_buckets: there can be no such bucket: bucket 'a/b': use a name"),
+    ],
+)
+def test_a_spread_that_cannot_be_is_refused(file: Path, text: str, problem: str) -> None:
+    file.write_text(f"[log]\npartitions = 8\n{text}\n")
+    (found,) = check_settings(file, {})
+    assert found.text.removeprefix(f"{file}: ").startswith(problem)
+
+
+def test_spread_comes_from_the_file_or_the_environment(file: Path) -> None:
+    file.write_text('[log]\nspread = 1\n[log.spread_buckets]\nphotos = 8\n"my.mail" = "auto"\n')
+    log = load_settings(file, {}).log
+    assert (log.spread, log.spread_buckets) == (1, {"photos": 8, "my.mail": "auto"})
+    env = {"NOS_EC_LOG__SPREAD": "4", "NOS_EC_LOG__SPREAD_BUCKETS": '{"photos": 2, "mail": "auto"}'}
+    log = load_settings(file, env).log
+    assert (log.spread, log.spread_buckets) == (4, {"photos": 2, "mail": "auto"})
+    assert load_settings(None, {"NOS_EC_LOG__SPREAD": "auto"}).log.spread == "auto"
 
 
 def test_secrets_of_kafka_are_never_shown(file: Path) -> None:

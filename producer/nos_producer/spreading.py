@@ -1,0 +1,192 @@
+"""Decides over how many partitions each bucket's events go (`core.spread`).
+
+The settings fix the number for a bucket, or leave it to the producer. Then a bucket stays in its home partition, so
+that one consumer packs it and its objects share stripes, until it has most of the backlog and more of it than one
+consumer takes at a time. From then on its events go to all partitions. It returns to its home when that is over.
+
+The backlog of a bucket is what this producer published to it and the consumer group has not passed yet, and what is due
+to be published. All rows of a bucket are in one slot, so one producer sees all of them. What a producer knows is lost
+with it, and a new one learns it again from what it publishes: no event depends on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import structlog
+
+from nos_ec.core.errors import Transient
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.messages import partition_for
+from nos_ec.core.spread import message_key, spread_partition
+from nos_ec.ports.clock import Clock, waits
+from nos_ec.ports.metadata import ObjectRow
+
+_log = structlog.get_logger(__name__)
+
+REVIEW_WAIT_MS = 10_000
+"""Least time between two questions to the log, and between two looks at more rows that are due."""
+HOLD_MS = 300_000
+"""How long a bucket stays spread after it last had a large backlog. Otherwise a steady load that several consumers
+manage and one does not would change the spread all the time."""
+LOOK_ROWS_MAX = 10_000
+_REST_DIVISOR = 4
+"""A bucket with less than this part of `backlog_min` left has no large backlog."""
+
+home_partition = lru_cache(maxsize=4096)(partition_for)
+_key = lru_cache(maxsize=4096)(message_key)
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadOptions:
+    """default: the spread of every bucket, from 1; None leaves it to the producer. buckets: the same by bucket.
+    backlog_min: how many objects of a bucket must wait before the producer spreads it."""
+
+    backlog_min: int = 4000
+    default: int | None = 1
+    buckets: Mapping[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What was published at a time. counts: by bucket, the buckets with few rows left out."""
+
+    published_ms: int
+    rows: int
+    counts: Mapping[str, int]
+
+
+class Spreading:
+    """One thread owns it; any thread may read `spread_buckets`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        passed_until: Callable[[], Mapping[int, int]],
+        partitions: int,
+        options: SpreadOptions,
+    ) -> None:
+        """passed_until: see GroupProgress."""
+        self._clock = clock
+        self._ask = passed_until
+        self._partitions = partitions
+        self._options = options
+        self._recent: deque[_Batch] = deque()
+        self._recent_rows = 0
+        self._recent_counts: Counter[str] = Counter()
+        """The sums over `_recent`."""
+        self._until_ms: dict[str, int] = {}
+        """The buckets that this producer spreads, with the time until which they stay so."""
+        self._review_ms = 0
+
+    @property
+    def spread_buckets(self) -> int:
+        """Number of buckets that this producer has decided to spread."""
+        return len(self._until_ms)
+
+    def home(self, bucket: str) -> int:
+        """The partition of the bucket's events while they are not spread."""
+        return home_partition(bucket, self._partitions)
+
+    def partition(self, row: ObjectRow) -> int:
+        """The partition that the row's event goes to if it is published now."""
+        bucket = row.key.bucket
+        return spread_partition(row.key, self.home(bucket), self._spread(bucket), self._partitions)
+
+    def key(self, bucket: str, partition: int) -> bytes:
+        """The message key that leads to this partition."""
+        return _key(bucket, partition, self._partitions)
+
+    def published(self, rows: Sequence[ObjectRow], now_ms: int) -> None:
+        """Note rows that were published."""
+        few = len(rows) // 8
+        counts = Counter(row.key.bucket for row in rows)
+        batch = _Batch(now_ms, len(rows), {bucket: count for bucket, count in counts.items() if count > few})
+        self._recent.append(batch)
+        self._recent_rows += batch.rows
+        self._recent_counts.update(batch.counts)
+        while self._recent_rows - self._recent[0].rows > 2 * self._options.backlog_min:
+            oldest = self._recent.popleft()
+            self._recent_rows -= oldest.rows
+            self._recent_counts -= Counter(oldest.counts)  # leaves out buckets without rows
+
+    def review(self, due: Sequence[ObjectRow], look: Callable[[int], Sequence[ObjectRow]] | None) -> None:
+        """Spread the bucket that has most of the backlog, and return buckets to their homes. To be called before rows
+        are published.
+
+        due: rows that are due. look: returns up to so many rows that are due, these included; None when `due` has all
+        of them. It may raise Transient; this raises nothing else.
+        """
+        now_ms = self._clock.now_ms()
+        if not (due or self._until_ms) or waits(self._review_ms, now_ms, REVIEW_WAIT_MS):
+            return
+        bucket = self._candidate(_new(due), look is not None)
+        if bucket is None and not self._until_ms:
+            return
+        self._review_ms = now_ms + REVIEW_WAIT_MS
+        if bucket is not None and look is not None:
+            due = look(min(2 * self._options.backlog_min, LOOK_ROWS_MAX))
+        try:
+            passed = self._ask()
+        except Transient:
+            return  # nobody knows what waits, so everything stays as it is
+        if bucket is not None:
+            self._spread_if_large(bucket, _new(due), passed, now_ms)
+        self._return_home(_new(due), passed, now_ms)
+
+    # --- deciding ---------------------------------------------------------------------------------
+    def _spread(self, bucket: str) -> int:
+        spread = self._options.buckets.get(bucket, self._options.default)
+        if spread is None:
+            return self._partitions if bucket in self._until_ms else 1
+        return spread
+
+    def _candidate(self, new: Counter[str], more_are_due: bool) -> str | None:
+        """The bucket that may have a large backlog, by what is known without asking anybody."""
+        counts = self._recent_counts + new
+        bucket, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
+        may_spread = self._options.buckets.get(bucket, self._options.default) is None
+        if not may_spread or bucket in self._until_ms or self._partitions == 1:
+            return None
+        is_most = 2 * count > self._recent_rows + new.total()
+        return bucket if is_most and (more_are_due or count >= self._options.backlog_min) else None
+
+    def _spread_if_large(self, bucket: str, new: Counter[str], passed: Mapping[int, int], now_ms: int) -> None:
+        since_ms = passed.get(self.home(bucket), 0)
+        waiting = self._waiting(bucket, new, since_ms)
+        all_waiting = new.total() + sum(batch.rows for batch in self._recent if batch.published_ms >= since_ms)
+        if waiting >= self._options.backlog_min and 2 * waiting > all_waiting:
+            self._until_ms[bucket] = now_ms + HOLD_MS
+            _log.info(
+                "bucket has most of the backlog; its events go to all partitions now",
+                bucket=bucket,
+                waiting_min=waiting,
+                partitions=self._partitions,
+            )
+
+    def _return_home(self, new: Counter[str], passed: Mapping[int, int], now_ms: int) -> None:
+        since_ms = passed_everywhere_ms(passed, self._partitions) or 0
+        for bucket, until_ms in list(self._until_ms.items()):
+            waiting = self._waiting(bucket, new, since_ms)
+            if _REST_DIVISOR * waiting >= self._options.backlog_min:
+                self._until_ms[bucket] = now_ms + HOLD_MS
+            elif not waits(until_ms, now_ms, HOLD_MS):
+                del self._until_ms[bucket]
+                _log.info("events of the bucket go to its own partition again", bucket=bucket, waiting=waiting)
+
+    def _waiting(self, bucket: str, new: Counter[str], since_ms: int) -> int:
+        """How many rows of the bucket are due, or were published from `since_ms` on."""
+        return new[bucket] + sum(b.counts.get(bucket, 0) for b in self._recent if b.published_ms >= since_ms)
+
+
+def passed_everywhere_ms(passed: Mapping[int, int], partitions: int) -> int | None:
+    """The time before which no event waits in any partition; None when a partition cannot tell."""
+    return min(passed.values()) if len(passed) == partitions else None
+
+
+def _new(rows: Sequence[ObjectRow]) -> Counter[str]:
+    """By bucket, the rows that have no event yet. The others are in the log."""
+    return Counter(row.key.bucket for row in rows if row.state is ObjectState.LANDED)
