@@ -85,9 +85,8 @@ def _add_health(app: FastAPI, monitor: Monitor) -> None:
     unwell: dict[int | str, dict[str, Any]] = {503: {"model": models.HealthModel, "description": "Unhealthy"}}
 
     def answer(found: Answer, response: Response) -> models.HealthModel:
-        # Reasons may name servers, so they appear only in the log, which only the operator reads.
         response.status_code = 200 if found.good else 503
-        return models.HealthModel(ok=found.good, problems=sorted(found.problems))
+        return models.HealthModel(**found.data(reasons=False))
 
     @app.get("/livez", tags=["health"], responses=unwell)
     async def livez(response: Response) -> models.HealthModel:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.monitoring.health import HIDDEN
 from nos_ec.ports.metadata import WaitReason
 
 _BLOCK = "019a2f3c5d7e8f90a1b2c3d4e5f60718"
@@ -319,8 +320,9 @@ class GcPlan(_Answer):
 
 
 class HealthModel(_Answer):
-    """`problems` names the unhealthy parts; the reasons are in the log."""
+    """`problems` has an entry for each unhealthy part. Here its text only refers to the log, because this route needs
+    no token, and reasons may name servers. The endpoints of the daemons give the reason."""
 
-    model_config = _example(ok=True, problems=[])
+    model_config = _example(ok=False, problems={"message log": HIDDEN})
     ok: bool
-    problems: list[str] = Field(max_length=64)
+    problems: dict[str, str] = Field(max_length=64)

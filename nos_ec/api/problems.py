@@ -25,6 +25,8 @@ from nos_ec.core.errors import (
 
 CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_S = 5
+PATH_CHARS_MAX = 200
+ROUTES = "/openapi.json lists all routes, and docs/API.md explains them"
 
 _log = structlog.get_logger(__name__)
 
@@ -70,8 +72,13 @@ def answer(error: NosError) -> Response:
     return _problem(status, type(error).__name__, title, str(error), headers, error.facts())
 
 
-def _on_http_error(_request: Request, error: Exception) -> Response:
+def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    why = {404: "no such route", 405: "this route answers only GET"}.get(error.status_code)
+    if why is not None:
+        # Raised by the router, whose detail says nothing. What is missing in the store is a NosError.
+        detail = f"{request.method} {request.scope['path'][:PATH_CHARS_MAX]!r}: {why}; {ROUTES}"
+        error = HTTPException(error.status_code, detail, error.headers)
     return of_http(error)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from nos_ec import __version__
 from nos_ec.cli import api, bench, config, demo, objects, services, simulate, status
-from nos_ec.cli.context import Context, log_for_people
+from nos_ec.cli.context import Context, log_for_people, logs_json
 from nos_ec.cli.ending import end_with
 from nos_ec.cli.errors import EXIT_BUG, EXIT_READER_GONE, report
 from nos_ec.cli.output import stdout
@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> int:
         code = _run(arguments)
         stdout.flush()
     except NosError as error:
-        return report(error, as_json="--json" in arguments)
+        return report(error, as_json="--json" in arguments or logs_json())
     except ReaderGone:
         return EXIT_READER_GONE
     return code

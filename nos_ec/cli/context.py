@@ -72,23 +72,52 @@ def log_for_people() -> None:
 
 
 def log_for_daemons(settings: Settings) -> None:
-    """Log to stderr with the configured level and format."""
+    """Log to stderr with the configured level and format. So do libraries that use Python's logging (the HTTP server of
+    the API, SQLAlchemy), from warnings upwards."""
     level = logging.getLevelNamesMapping()[settings.logging.level.upper()]
-    if settings.logging.format == "json":
-        _configure(level, structlog.processors.JSONRenderer())
-    else:
-        _configure(level, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
+    as_json = settings.logging.format == "json"
+    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    if not as_json:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    _configure(level, renderer)
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, _Libraries)]:
+        root.removeHandler(handler)
+    root.addHandler(_Libraries(renderer, max(level, logging.WARNING)))
+    logging.captureWarnings(as_json)
+
+
+def logs_json() -> bool:
+    """Whether `log_for_daemons` was asked for JSON, so that an error should be JSON as well."""
+    return isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer)
+
+
+class _Libraries(logging.Handler):
+    """Writes the lines of libraries as `renderer` writes ours."""
+
+    def __init__(self, renderer: structlog.typing.Processor, level: int) -> None:
+        super().__init__(level)
+        self.setFormatter(
+            structlog.stdlib.ProcessorFormatter(
+                foreign_pre_chain=[structlog.stdlib.add_logger_name, *_FACTS],
+                processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _FORMAT_TRACE, renderer],
+            )
+        )
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+        except Exception:
+            self.handleError(record)
+
+
+_FORMAT_TRACE = structlog.processors.format_exc_info
+_FACTS = (structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True))
 
 
 def _configure(level: int, renderer: structlog.typing.Processor) -> None:
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
+        processors=[structlog.contextvars.merge_contextvars, *_FACTS, _FORMAT_TRACE, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,

@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def _reply_health(self, answer: Answer) -> None:
-        body = json.dumps({"ok": answer.good, "problems": answer.problems}) + "\n"
+        body = json.dumps(answer.data()) + "\n"
         self._reply(200 if answer.good else 503, "application/json", body.encode())
 
     def _reply(self, status: int, content_type: str, body: bytes) -> None:

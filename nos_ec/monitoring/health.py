@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
@@ -17,6 +17,10 @@ from nos_ec.monitoring.single_flight import SingleFlight
 from nos_ec.ports.clock import Clock
 
 _log = structlog.get_logger(__name__)
+
+
+HIDDEN = "see the log of the process"
+"""Stands for a reason where anyone may ask."""
 
 
 class Heart:
@@ -49,6 +53,12 @@ class Answer:
     def good(self) -> bool:
         """True when nothing is wrong."""
         return not self.problems
+
+    def data(self, *, reasons: bool = True) -> dict[str, Any]:
+        """The answer as /livez and /readyz give it, on every endpoint: `ok`, and `problems` with the reason by part.
+        reasons: False hides them, because they may name servers."""
+        problems = self.problems if reasons else dict.fromkeys(self.problems, HIDDEN)
+        return {"ok": self.good, "problems": problems}
 
 
 class Health:

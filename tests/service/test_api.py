@@ -44,6 +44,7 @@ from nos_ec.cli.app import run
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.monitoring.health import HIDDEN
 from nos_ec.ports.metadata import BlockRow
 from nos_ec.settings import ApiSettings, without_settings
 from nos_gc.assemble import gc_collector, gc_service
@@ -291,7 +292,9 @@ def test_the_gc_plan_matches_the_command(
         ("/v1/blocks", {"state": "lost"}, 422, "query.state"),
         ("/v1/blocks", {"sate": "open"}, 422, "no such parameter: sate; use after"),
         ("/v1/status", {"limit": 5}, 422, "this path takes none"),
-        ("/nothing", {}, 404, "Not Found"),
+        ("/nothing", {}, 404, "GET '/nothing': no such route; /openapi.json lists all routes"),
+        ("/v1/statuses", {}, 404, "GET '/v1/statuses': no such route; "),
+        ("/" + "x" * 1000, {}, 404, "x" * 199 + "': no such route; "),
     ],
 )
 def test_errors_have_one_shape(api: Api, path: str, query: dict[str, Any], status: int, says: str) -> None:
@@ -368,7 +371,7 @@ def test_requests_without_the_token_are_refused(system: System, headers: dict[st
         for path in routes(app):
             reply = client.get(path.replace("{block}", "0" * 32), params={"bucket": "b", "name": "n"})
             if path in open_paths:
-                assert reply.json() == {"ok": True, "problems": []}
+                assert reply.json() == {"ok": True, "problems": {}}
             else:
                 assert reply.status_code == 401, path
                 assert reply.headers["www-authenticate"] == "Bearer"
@@ -470,6 +473,10 @@ def test_no_other_method_is_answered(system: System, method: str) -> None:
             assert reply.status_code == 405, path
             assert reply.headers["allow"] == "GET"
             assert reply.headers["content-type"] == "application/problem+json"
+            assert (
+                f"{method} '{path.replace('{block}', '0' * 32)}': this route answers only GET; "
+                in reply.json()["detail"]
+            )
 
 
 def test_no_request_changes_anything(bench: Bench, system: System, api: Api) -> None:
@@ -583,6 +590,32 @@ def test_the_command_serves_until_it_is_stopped(bench: Bench, system: System, tm
             process.communicate()
 
 
+def test_every_line_is_json_if_that_is_asked_for(bench: Bench, system: System) -> None:
+    """Also those of the HTTP server, which has a logger of its own, and an error that ends the process."""
+    port = free_port()
+    environment = {**without_settings(os.environ), "NOS_EC_LOGGING__FORMAT": "json", "NOS_EC_API__PORT": str(port)}
+    command = [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "api"]
+    refused = subprocess.run(command, env=environment, capture_output=True, timeout=WAIT_S_MAX, check=False)
+    assert refused.returncode == json.loads(refused.stderr.splitlines()[-1])["exit_code"] == 3
+    process = subprocess.Popen(
+        command, env=environment | {"NOS_EC_API__TOKEN": TOKEN}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        until(lambda: is_ready(f"http://127.0.0.1:{port}"), "the API is ready")
+        with socket.create_connection(("127.0.0.1", port), WAIT_S_MAX) as client:
+            client.sendall(b"no HTTP at all\r\n\r\n")
+            assert client.recv(1000).startswith(b"HTTP/1.1 400")
+        process.send_signal(signal.SIGTERM)
+        said, log = process.communicate(timeout=WAIT_S_MAX)
+    finally:
+        process.kill()
+        process.communicate()
+    lines = [json.loads(line) for line in (said + log).splitlines()]
+    assert process.returncode == 0
+    (warning,) = [line for line in lines if line.get("logger") == "uvicorn.error"]
+    assert (warning["level"], warning["event"]) == ("warning", "Invalid HTTP request received.")
+
+
 def is_ready(url: str) -> bool:
     try:
         return httpx.get(f"{url}/readyz", timeout=WAIT_S_MAX).status_code == 200
@@ -664,7 +697,7 @@ def test_readiness_follows_the_store(bench: Bench, system: System, monkeypatch: 
     monkeypatch.setattr(system.metadata, "expired_leases", away)
     with serve(app_of(system, Token(TOKEN))) as client:
         reply = client.get("/readyz")
-        assert (reply.status_code, reply.json()) == (503, {"ok": False, "problems": ["metadata"]})
+        assert (reply.status_code, reply.json()) == (503, {"ok": False, "problems": {"metadata": HIDDEN}})
         assert client.get("/livez").status_code == 200
 
 
