@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -42,6 +43,13 @@ class Context:
             return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
         return None
 
+    def command(self, *words: str) -> str:
+        """A `nos-ec` command to be pasted into a shell, in whatever folder: it names the file that is read now.
+        Settings in the environment are not repeated, because they may be secrets."""
+        file = self.config_file()
+        named = ("--config", str(file.absolute())) if file is not None else ()
+        return " ".join(map(_quoted, ("nos-ec", *named, *words)))
+
     def settings(self) -> Settings:
         """The settings. Raises ConfigError that lists everything wrong with them."""
         return load_settings(self.config_file(), os.environ)
@@ -49,6 +57,19 @@ class Context:
     def system(self) -> System:
         """The open store. Raises ConfigError, Transient."""
         return open_system(self.settings())
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell. One with control characters, which could garble a terminal, is written as bash and zsh escape
+    them."""
+    if word.isprintable():
+        return shlex.quote(word)
+    parts = (char if char.isprintable() and char not in "'\\" else _escaped(char) for char in word)
+    return f"$'{''.join(parts)}'"
+
+
+def _escaped(char: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in char.encode(errors="surrogateescape"))
 
 
 def context(ctx: typer.Context) -> Context:

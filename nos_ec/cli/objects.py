@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nos_ec.cli.context import AsJson, context, parse_object
+from nos_ec.cli.context import AsJson, Context, context, parse_object
 from nos_ec.cli.output import count_text, emit, err, facts, out, printable, progress, size_text, stdout, time_text
 from nos_ec.cli.streams import Source, is_folder
 from nos_ec.composition.wiring import System
@@ -132,7 +131,7 @@ def ls(
             shown = buckets[:limit]
             emit({"buckets": shown, "next_after": next_bucket}, as_json, lambda: _lines(map(printable, shown)))
             if not as_json:
-                _print_more_hint(where, next_bucket)
+                _print_more_hint(context(ctx), where, next_bucket, limit)
             return
         rows = _paged(store, bucket, prefix, after.removeprefix(f"{bucket}/"), limit + 1)
     next_after = rows[limit - 1].key.name if len(rows) > limit else None
@@ -141,13 +140,14 @@ def ls(
     lines = (f"{row.size:>12}  {row.state.value:<7} {printable(str(row.key))}" for row in rows)
     emit(data, as_json, lambda: _lines(lines))
     if not as_json:
-        _print_more_hint(where, next_after)
+        _print_more_hint(context(ctx), where, next_after, limit)
 
 
-def _print_more_hint(where: str, next_after: str | None) -> None:
+def _print_more_hint(found: Context, where: str, next_after: str | None, limit: int) -> None:
     """Print on stderr that the listing continues, and the command that continues it."""
     if next_after is not None:
-        words = " ".join(shlex.quote(word) for word in ("nos-ec", "ls", where, "--after", next_after) if word)
+        options = [f"--after={next_after}", *([f"--limit={limit}"] if limit != _PAGE else [])]
+        words = found.command("ls", *options, *(["--"] if where.startswith("-") else []), *([where] if where else []))
         err.print(f"there are more; continue with: {words}", markup=False)
 
 
