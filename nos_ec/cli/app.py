@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,6 @@ import typer
 from nos_ec import __version__
 from nos_ec.cli import api, bench, config, demo, objects, services, simulate, status
 from nos_ec.cli.context import Context, log_for_people, logs_json
-from nos_ec.cli.ending import end_with
 from nos_ec.cli.errors import EXIT_BUG, EXIT_READER_GONE, report
 from nos_ec.cli.output import stdout
 from nos_ec.cli.streams import ReaderGone
@@ -55,11 +53,6 @@ simulate.register(app)
 config.register(app)
 demo.register(app)
 bench.register(app)
-
-
-def main() -> None:
-    """Entry point of `nos-ec`."""
-    end_with(lambda: run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:

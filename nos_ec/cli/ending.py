@@ -12,10 +12,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+
+from nos_ec.cli.signals import EXIT_INTERRUPTED, die_of_sigterm, ended_by_sigterm, interrupting
 
 
 def end_with(run: Callable[[], int]) -> None:
@@ -23,17 +26,32 @@ def end_with(run: Callable[[], int]) -> None:
 
     Other threads that are not daemons are waited for, as at any exit, and the exit handlers registered by `run` are
     called.
+
+    SIGINT and SIGTERM interrupt `run`, which then returns EXIT_INTERRUPTED or lets the KeyboardInterrupt through. After
+    SIGTERM the process dies of that signal, unless `run` has given it a meaning of its own.
     """
     code = 1
 
     def end() -> None:
+        if code == EXIT_INTERRUPTED and ended_by_sigterm():
+            _flush()
+            die_of_sigterm()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python would end with another code while it is finalized
         if any(thread.daemon for thread in threading.enumerate()):
-            logging.shutdown()
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError):  # its reader is gone, or it is closed
-                    stream.flush()
+            _flush()
             os._exit(code)
 
     atexit.register(end)  # handlers run in reverse order, so those that `run` registers come first
-    code = run()
+    try:
+        with interrupting():
+            code = run()
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
     sys.exit(code)
+
+
+def _flush() -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # its reader is gone, or it is closed
+            stream.flush()

@@ -249,7 +249,7 @@ def _write_out(output: Path, segments: Iterable[bytes]) -> int:
 
 
 def _write_file(output: Path, segments: Iterable[bytes]) -> int:
-    draft = output.with_name(f".{output.name}.{os.getpid()}.part")
+    draft = output.with_name(f".nos-ec-{os.getpid()}.part")  # short: a name may be as long as names can be
     try:
         with draft.open("wb") as file:
             written = sum(file.write(segment) for segment in segments)

@@ -1,0 +1,92 @@
+"""SIGINT (Ctrl-C) and SIGTERM at every moment of a command's process, from its first line to its last.
+
+While modules are loaded and after the command has ended there is nothing to clean up: the process ends at once. In
+between, the signal raises KeyboardInterrupt in the main thread, so that files and leases are cleaned up, and a second
+one ends the process at once. Daemons replace these handlers by their own.
+
+A KeyboardInterrupt that is raised inside a callback of the interpreter (a finalizer, for example) is dropped there, so
+it is raised again shortly afterwards.
+
+Imports nothing that takes long to load: the handlers must be there first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+EXIT_INTERRUPTED = 130
+"""What a shell reports for a command that SIGINT has ended."""
+EXIT_TERMINATED = 143
+"""What a shell reports for a command that SIGTERM has ended."""
+
+_AGAIN_S = 0.02
+
+
+class _Ended:
+    """by: the signal that interrupted the command last, if any."""
+
+    by: int | None = None
+
+
+def end_quietly() -> None:
+    """From now on SIGINT and SIGTERM end this process at once, without a trace. A signal that is ignored (as SIGINT is
+    in the background jobs of a shell) stays ignored."""
+    _handle(signal.SIGINT, _end_at_once)
+    _handle(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Let SIGINT and SIGTERM raise KeyboardInterrupt in the block, and end the process at once after it."""
+    try:
+        sys.unraisablehook = _raised_again
+        _handle(signal.SIGINT, interrupt)
+        _handle(signal.SIGTERM, interrupt)
+        yield
+    finally:
+        end_quietly()
+
+
+def interrupt(number: int, _frame: FrameType | None) -> None:
+    """A handler that interrupts the command. The same signal then ends the process at once."""
+    _Ended.by = number
+    signal.signal(number, _end_at_once if number == signal.SIGINT else signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def ended_by_sigterm() -> bool:
+    """Whether SIGTERM has interrupted the command."""
+    return _Ended.by == signal.SIGTERM
+
+
+def die_of_sigterm() -> None:
+    """End this process as SIGTERM does by default, so that its parent sees that."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(EXIT_TERMINATED)  # the first process of a container survives the default
+
+
+def _handle(number: int, handler: signal.Handlers | signal._HANDLER) -> None:
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        signal.signal(number, handler)
+
+
+def _end_at_once(_number: int, _frame: FrameType | None) -> None:
+    os._exit(EXIT_INTERRUPTED)
+
+
+def _raised_again(unraisable: sys.UnraisableHookArgs) -> None:
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+        return
+
+    def again(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, again)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
