@@ -38,6 +38,7 @@ GROUPS = {
         "test_late_commits",
     ),
     "stack": ("test_stack",),
+    "prometheus": ("test_prometheus_rules",),
 }
 """Modules of tests/real whose tests share servers, and therefore a process. A module that is in no group needs Ceph,
 which takes longest, so it comes first."""

@@ -10,12 +10,13 @@ from nos_ec.monitoring.sources import lease_samples
 from nos_gc.service import GcService
 
 
-def gc_samples(service: GcService) -> Iterator[Sample]:
-    """Samples of GC's counters, and of its lease during a run."""
+def gc_samples(service: GcService, wait_ms: int) -> Iterator[Sample]:
+    """Samples of GC's counters, of its time between runs, and of its lease during a run."""
     counters, collected = service.counters, service.counters.collected
     yield Sample(m.GC_RUNS, counters.runs)
     yield Sample(m.GC_FAILURES, counters.failures)
     yield Sample(m.GC_LAST_RUN, counters.last_run_ms / 1000)
+    yield Sample(m.GC_WAIT_SECONDS, wait_ms / 1000)
     yield Sample(m.GC_BLOCKS_EXAMINED, collected.blocks_examined)
     yield Sample(m.GC_EXAMINED_BYTES, collected.block_bytes_examined)
     yield Sample(m.GC_HEADER_BYTES, collected.header_bytes_read)

@@ -359,6 +359,12 @@ GC_LAST_RUN = _gauge(
     "When the last collection succeeded (Unix time); 0 before the first.",
     "Alert when it is older than a few gc.wait_ms. If GC is started by cron or a timer, watch that job instead.",
 )
+GC_WAIT_SECONDS = _gauge(
+    "gc_wait_seconds",
+    (GC,),
+    "gc.wait_ms by the configuration of this process.",
+    "Compare the time since `nos_ec_gc_last_run_timestamp_seconds` with it.",
+)
 GC_BLOCKS_EXAMINED = _counter(
     "gc_examined_blocks", (GC,), "Blocks whose headers GC read.", "The number of candidates that the trigger finds."
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,18 @@ import pytest
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.dev_servers import MISSING, SCRIPTS, START_S_MAX, DevServer, ServerFailed, ServerMissing, free_port
 from tests.rig.patience import PATIENCE_MS
+from tests.rig.prometheus import promtool
 
 
 def start(server: DevServer) -> None:
     """Start it, or skip (fail, with REQUIRE_REAL=1) when it is not available."""
+    or_skip(server.start)
+
+
+def or_skip(install: Callable[[], object]) -> None:
+    """Call it; skip (fail, with REQUIRE_REAL=1) when a server or program is not available."""
     try:
-        server.start()
+        install()
     except ServerMissing as missing:
         if os.environ.get("REQUIRE_REAL") != "1":
             pytest.skip(str(missing))
@@ -169,6 +175,12 @@ def xfail_unless_pages_are_read(ceph: CephCluster, request: pytest.FixtureReques
     """For a test of read costs: on an older Ceph, its failure is expected and must occur."""
     if not ceph.reads_pages():
         request.applymarker(pytest.mark.xfail(strict=True, reason="this Ceph or pool reads more than is asked for"))
+
+
+@pytest.fixture(scope="session")
+def with_promtool() -> None:
+    """Prometheus' programs are installed."""
+    or_skip(promtool)
 
 
 @pytest.fixture

@@ -1,0 +1,35 @@
+"""What promtool says about the alerts and the dashboard."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.rig.prometheus import RULES, run_promtool
+
+SAMPLE = RULES.parent / "prometheus.yml"
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("with_promtool")]
+
+
+def test_the_rules_and_the_sample_configuration_are_right() -> None:
+    for check in (("rules", "--lint=all", "--lint-fatal", RULES), ("config", "--syntax-only", SAMPLE)):
+        checked = run_promtool("check", *check)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_each_alert_fires_for_its_fault_alone() -> None:
+    tested = run_promtool("test", "rules", RULES.parent / "rules_test.yml")
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_an_alert_that_does_not_fire_is_noticed(tmp_path: Path) -> None:
+    shutil.copy(RULES.parent / "rules_test.yml", tmp_path)
+    wrong = RULES.read_text().replace('{state=~"degraded|undersized"}', '{state=~"degraded"}')
+    assert wrong != RULES.read_text()
+    (tmp_path / "rules.yml").write_text(wrong)
+    tested = run_promtool("test", "rules", tmp_path / "rules_test.yml")
+    assert tested.returncode == 1
+    assert "NosEcShardLost" in tested.stdout + tested.stderr
