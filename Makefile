@@ -101,9 +101,10 @@ requirements: ## compile requirements/*.txt from pyproject.toml with uv (UPGRADE
 	$(COMPILE) --output-file requirements/runtime.txt pyproject.toml
 	$(COMPILE) --extra dev --output-file requirements/dev.txt pyproject.toml requirements/build.in
 
-reference: venv ## write docs/CONFIG.md and docs/METRICS.md from the code
+reference: venv ## write docs/CONFIG.md, docs/METRICS.md and the Grafana dashboard from the code
 	$(BIN)/python -c 'import pathlib, nos_ec.settings.reference as s; pathlib.Path("docs/CONFIG.md").write_text(s.reference())'
 	$(BIN)/python -c 'import pathlib, nos_ec.monitoring.metrics as m; pathlib.Path("docs/METRICS.md").write_text(m.reference())'
+	$(BIN)/python -c 'import pathlib, nos_ec.monitoring.dashboard as d; pathlib.Path("deploy/grafana/nos-ec.json").write_text(d.dashboard())'
 
 man: venv ## write the man page dist/nos-ec.1 from the commands (SOURCE_DATE_EPOCH sets its date)
 	@mkdir -p dist

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.rig.prometheus import RULES, run_promtool
+from nos_ec.monitoring.metrics import METRICS
+from tests.rig.prometheus import RULES, dashboard_expressions, run_promtool
 
 SAMPLE = RULES.parent / "prometheus.yml"
 
@@ -33,3 +35,18 @@ def test_an_alert_that_does_not_fire_is_noticed(tmp_path: Path) -> None:
     tested = run_promtool("test", "rules", tmp_path / "rules_test.yml")
     assert tested.returncode == 1
     assert "NosEcShardLost" in tested.stdout + tested.stderr
+
+
+def test_each_query_of_the_dashboard_can_be_parsed(tmp_path: Path) -> None:
+    rules = [f"- {{record: 'panel:{i}', expr: {query(one)}}}" for i, one in enumerate(dashboard_expressions())]
+    path = tmp_path / "panels.yml"
+    for more, returncode in (([], 0), (["- {record: 'panel:wrong', expr: 'sum by (store) rate(x[5m]'}"], 1)):
+        path.write_text("groups:\n- name: panels\n  rules:\n  " + "\n  ".join([*rules, *more]) + "\n")
+        checked = run_promtool("check", "rules", path)
+        assert checked.returncode == returncode, checked.stdout + checked.stderr
+        assert len(rules) > len(METRICS)
+
+
+def query(expression: str) -> str:
+    """In YAML, with an interval in place of Grafana's variable."""
+    return json.dumps(expression.replace("$__rate_interval", "1m"))

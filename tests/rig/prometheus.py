@@ -16,6 +16,9 @@ from tests.rig.dev_servers import MISSING, SCRIPTS, START_S_MAX, ServerFailed, S
 
 DEPLOY = SCRIPTS.parent
 RULES = DEPLOY / "prometheus" / "rules.yml"
+DASHBOARD = DEPLOY / "grafana" / "nos-ec.json"
+LABELS_OF_TARGETS = {"store", "instance", "job"}
+"""Labels that the daemons do not export, but Prometheus adds."""
 ANSWER_S_MAX = 60
 _SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -48,6 +51,12 @@ def compressed(rules: str, factor: int) -> str:
     rules = re.sub(r"^( +for: )(\d+)([smhd])($)", duration, rules, flags=re.M)
     rules = re.sub(r"(\[)(\d+)([smhd])(\])", duration, rules)
     return re.sub(r"\b(\d+)(?=  # seconds$)", lambda match: f"{int(match[1]) / factor}", rules, flags=re.M)
+
+
+def dashboard_expressions() -> list[str]:
+    """The queries of all panels."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", [])]
 
 
 class Prometheus:

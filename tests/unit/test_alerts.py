@@ -7,11 +7,10 @@ import re
 import pytest
 
 from nos_ec.monitoring.metrics import METRICS, Kind
-from tests.rig.prometheus import DEPLOY, RULES, compressed
+from tests.rig.prometheus import DEPLOY, LABELS_OF_TARGETS, RULES, compressed
 
 OPERATIONS = (DEPLOY.parent / "docs" / "OPERATIONS.md").read_text()
 TESTS = (RULES.parent / "rules_test.yml").read_text()
-LABELS_OF_TARGETS = {"store", "instance", "job"}
 
 
 def alerts() -> dict[str, str]:

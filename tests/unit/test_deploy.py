@@ -220,7 +220,7 @@ def test_the_scripts_of_the_development_stack_can_be_read_by_bash() -> None:
 
 def test_the_readme_knows_every_file() -> None:
     text = (DEPLOY / "README.md").read_text()
-    for path in [*UNITS, CRONTAB, DEPLOY / "nos-ec.toml", *(DEPLOY / "prometheus").iterdir()]:
+    for path in [*UNITS, CRONTAB, DEPLOY / "nos-ec.toml", *DEPLOY.glob("prometheus/*"), *DEPLOY.glob("grafana/*")]:
         assert path.relative_to(DEPLOY).as_posix() in text, path.name
     for port in re.findall(r"PORT=(\d+)$", "\n".join(path.read_text() for path in SERVICES), re.M):
         assert port in text
