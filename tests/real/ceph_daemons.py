@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster
 from tests.rig.dev_servers import free_port
 from tests.rig.patience import patient
 
+COMMANDS = {"gc": ["gc", "run", "--apply", "--loop"]}
+"""Those of daemons that are not called like their command."""
 WAIT_S_MAX = 120.0
 END_S_MAX = 60.0
 """Two thirds of what systemd waits for (deploy/systemd)."""
@@ -60,6 +62,11 @@ namespace = "{namespace}"
 """
         self._text += "".join(f"{name} = {value}\n" for name, value in limits.items())
 
+    def compress(self, *, reserve_bytes: int) -> None:
+        """Make GC and the figures of the store turn within seconds, and set gc.reserve_bytes."""
+        gc = f"gc = {{ reserve_bytes = {reserve_bytes}, wait_ms = 2000, block_grace_ms = 0 }}"
+        self._text = self._text.replace("gc = { reserve_bytes = 0 }", f"{gc}\nmonitoring = {{ figures_ms = 500 }}")
+
     def initialise(self, blocks_pool: str = POOL_BLOCKS) -> Settings:
         """Write the configuration and create the store. Clients have no rights on unusual pools, so these need an
         administrator."""
@@ -76,9 +83,9 @@ namespace = "{namespace}"
         return load_settings(self.config, {})
 
     @contextmanager
-    def daemon(self, name: str) -> Iterator[Daemon]:
-        """A daemon that says it is ready; killed at the end if it still runs."""
-        daemon = Daemon(self, name)
+    def daemon(self, name: str, port: int | None = None, **environment: str) -> Iterator[Daemon]:
+        """A daemon that says it is ready; killed at the end if it still runs. port: that of its endpoint, or any."""
+        daemon = Daemon(self, name, port or free_port(), environment)
         try:
             until(lambda: daemon.ready()[0] == 200, f"the {name} is ready", daemon.log)
             yield daemon
@@ -90,13 +97,13 @@ namespace = "{namespace}"
 class Daemon:
     """A process of `nos-ec NAME` with an endpoint."""
 
-    def __init__(self, store: CephStore, name: str) -> None:
-        self._port = free_port()
+    def __init__(self, store: CephStore, name: str, port: int, environment: Mapping[str, str]) -> None:
+        self._port = port
         self._log = store.folder / f"{name}.log"
-        environment = without_settings(os.environ) | {f"NOS_EC_MONITORING__{name.upper()}_PORT": str(self._port)}
-        command = [sys.executable, "-m", "nos_ec", "--config", str(store.config), name]
+        own = {f"NOS_EC_MONITORING__{name.upper()}_PORT": str(port), **environment}
+        command = [sys.executable, "-m", "nos_ec", "--config", str(store.config), *COMMANDS.get(name, [name])]
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, env=without_settings(os.environ) | own, stdout=log, stderr=log)
 
     def ready(self) -> tuple[int, dict[str, Any]]:
         """The answer of /readyz: status and body; (0, {}) without an answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from nos_ec.monitoring.metrics import METRICS
 from tests.rig.prometheus import RULES, dashboard_expressions, run_promtool
 
 SAMPLE = RULES.parent / "prometheus.yml"
+RECORDED = Path(__file__).parents[1] / "golden" / "prometheus" / "recorded_test.yml"
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("with_promtool")]
 
@@ -25,6 +27,19 @@ def test_the_rules_and_the_sample_configuration_are_right() -> None:
 def test_each_alert_fires_for_its_fault_alone() -> None:
     tested = run_promtool("test", "rules", RULES.parent / "rules_test.yml")
     assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_alerts_fire_for_recorded_faults_and_for_nothing_else(tmp_path: Path) -> None:
+    """An hour of uneven traffic on Ceph; then an OSD is killed, the disk nearly full, and consumers and GC stopped for
+    half an hour; then all is well again. tests/real/test_alerts.py has recorded it."""
+    shutil.copy(RECORDED, tmp_path)
+    shutil.copy(RULES, tmp_path)
+    tested = run_promtool("test", "rules", tmp_path / RECORDED.name)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    expected = [line for line in RECORDED.read_text().splitlines() if "exp_samples" in line]
+    fired = [set(re.findall(r'alertname="(\w+)"', line)) for line in expected]
+    assert fired[0] == fired[2] == set()
+    assert fired[1] >= {"NosEcPackingStandsStill", "NosEcGcNotRunning", "NosEcShardLost", "NosEcSpaceLow"}
 
 
 def test_an_alert_that_does_not_fire_is_noticed(tmp_path: Path) -> None:

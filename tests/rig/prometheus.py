@@ -8,7 +8,9 @@ import re
 import subprocess
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +92,69 @@ class Prometheus:
         """How many targets answered their last scrape."""
         return sum(target["health"] == "up" for target in self._ask("targets")["activeTargets"])
 
-    def _ask(self, what: str, **query: str) -> Any:
+    def _ask(self, what: str, **query: str | float) -> Any:
         url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=ANSWER_S_MAX) as reply:
             answer = json.load(reply)
         assert answer["status"] == "success", answer
         return answer["data"]
+
+    def history(self, metric: str, start_s: float, end_s: float) -> list[dict[str, Any]]:
+        """The series of a metric, one value a second: `metric` has the labels, `values` (time, value)."""
+        found: list[dict[str, Any]] = self._ask("query_range", query=metric, start=start_s, end=end_s, step="1")[
+            "result"
+        ]
+        return found
+
+
+def recorded(server: Prometheus, marks_s: Sequence[float], factor: int) -> str:
+    """A test for promtool in uncompressed time, with what a server has scraped once a second and the rules ask for.
+
+    marks_s: when the record begins; then when alerts are compared: with the server's own, at that time.
+    """
+    first_s, last_s = marks_s[0], marks_s[-1]
+    names = sorted({*re.findall(r"\bnos_ec_\w+", RULES.read_text()), "up", "process_start_time_seconds"})
+    lines = [
+        f"      - {{series: '{_name(one['metric'])}', values: '{_values(one, first_s, last_s, factor)}'}}"
+        for name in names
+        for one in server.history(name, first_s, last_s)
+    ]
+    interval = f"{factor}s"
+    head = [
+        f"# Recorded by tests/real/test_alerts.py: one sample a second, written as one every {interval}.",
+        f"rule_files: [rules.yml]\nevaluation_interval: {interval}\ntests:",
+        f"  - name: recorded\n    interval: {interval}\n    input_series:",
+    ]
+    return "\n".join([*head, *lines, "    promql_expr_test:", *_expected(server, marks_s, factor)]) + "\n"
+
+
+def _expected(server: Prometheus, marks_s: Sequence[float], factor: int) -> Iterator[str]:
+    for mark_s in marks_s[1:]:
+        at = f"@ {mark_s:.3f}"
+        firing = sorted({one["metric"]["alertname"] for one in server.query(f'ALERTS{{alertstate="firing"}} {at}')})
+        samples = ", ".join(f"{{labels: '{{alertname=\"{name}\"}}', value: 1}}" for name in firing)
+        minutes = int(mark_s - marks_s[0]) * factor // 60
+        query = """'group by (alertname) (ALERTS{alertstate="firing"})'"""
+        yield f"      - {{expr: {query}, eval_time: {minutes}m, exp_samples: [{samples}]}}"
+
+
+def _name(labels: dict[str, str]) -> str:
+    """Of a series in promtool's notation."""
+    matchers = ",".join(f'{name}="{value}"' for name, value in sorted(labels.items()) if name != "__name__")
+    return f"{labels['__name__']}{{{matchers}}}"
+
+
+def _values(series: dict[str, Any], first_s: float, last_s: float, factor: int) -> str:
+    """In promtool's notation. Times since the start and durations are those of an uncompressed store."""
+    name = series["metric"]["__name__"]
+    found = {round(at_s - first_s): float(value) for at_s, value in series["values"]}
+    values: list[str] = []
+    for second in range(int(last_s - first_s) + 1):
+        if second not in found:
+            values.append("_" if not values or values[-1] in ("_", "stale") else "stale")
+        elif name.endswith(("_timestamp_seconds", "_time_seconds")):
+            values.append(f"{max(0.0, (found[second] - first_s) * factor) if found[second] else 0:.0f}")
+        else:
+            values.append(f"{found[second] * (factor if '_seconds' in name else 1):.10g}")
+    runs = [(value, len(list(run))) for value, run in groupby(values)]
+    return " ".join(value if count == 1 else f"{value}x{count - 1 if value != '_' else count}" for value, count in runs)
