@@ -52,12 +52,16 @@ use() { # DATABASE
     )
 }
 
+# The commands of deploy/README.md, and what they install.
+deploy() { python3 tests/deploy_machine.py <"$data/stack/nos-ec.env"; }
+
 step "make venv" make venv
 step "make demo" make demo DEMO_ARGS="--limit-objects 2000 --limit-bytes 50000000"
 for database in mariadb mysql; do
     step "make up DATABASE=$database" make up DATABASE=$database
     step "make stack-status ($database)" make stack-status
     step "init, put, pack, get ($database)" use $database
+    [ "$database" != mariadb ] || step "deploy/README.md in a cluster" deploy
     step "make down ($database)" make down
 done
 show_times

@@ -461,7 +461,7 @@ def test_an_unreachable_cluster(ceph: CephCluster, tmp_path: Path) -> None:
     assert time.monotonic() - begun < 10
 
 
-@pytest.mark.parametrize("role", ["reader", "producer"])
+@pytest.mark.parametrize("role", ["reader", "producer", "api"])
 def test_a_reader_cannot_write(ceph: CephCluster, namespace: str, blocks: OwnBlockStore, role: str) -> None:
     block_id = new_block(blocks, stripes(1))
     with RadosCluster(ceph.options(role)) as cluster:

@@ -14,11 +14,15 @@ from sqlalchemy import make_url
 from nos_ec.adapters.sql.schema import METADATA
 from nos_ec.cli.app import run
 from nos_ec.settings import Settings, check_settings, load_settings
+from tests.rig.unit_files import UnitFile
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 SERVICES = [path for path in UNITS if path.suffix == ".service"]
 CRONTAB = DEPLOY / "cron" / "nos-ec.crontab"
+DROP_IN = DEPLOY / "cluster" / "units.conf"
+ROLES = ("admin", "front", "reader", "producer", "consumer", "gc", "api")
+README = (DEPLOY / "README.md").read_text()
 PROGRAM = "/opt/nos-ec/bin/nos-ec"
 CONFIG = "/etc/nos-ec/nos-ec.toml"
 
@@ -73,7 +77,8 @@ def test_a_command_that_does_not_exist_is_detected(wrong: str, capsys: pytest.Ca
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
 def test_services_set_settings_that_exist(path: Path) -> None:
-    given = dict(value.split("=", 1) for value in read_unit(path)["Service"].get("Environment", []))
+    lines = [*read_unit(path)["Service"].get("Environment", []), *read_unit(DROP_IN)["Service"]["Environment"]]
+    given = dict(value.split("=", 1) for value in lines)
     env = {name: value.replace("%i", "1").replace("%d", "/run/credentials/x") for name, value in given.items()}
     assert check_settings(None, env) == []
 
@@ -81,10 +86,9 @@ def test_services_set_settings_that_exist(path: Path) -> None:
 def test_consumers_on_one_host_have_separate_ports() -> None:
     (given,) = read_unit(DEPLOY / "systemd" / "nos-ec-consumer@.service")["Service"]["Environment"]
     name, _, port = given.partition("=")
-    readme = (DEPLOY / "README.md").read_text()
     producer = (DEPLOY / "systemd" / "nos-ec-producer.service").read_text()
-    others = {str(Settings().api.port), *re.findall(r"(?:GC|PRODUCER)_PORT=(\d+)", producer + readme)}
-    assert f"port {port.replace('%i', 'N')}" in readme
+    others = {str(Settings().api.port), *re.findall(r"(?:GC|PRODUCER)_PORT=(\d+)", producer + README)}
+    assert f"port {port.replace('%i', 'N')}" in README
     assert len(others) == 3
     ports = {port.replace("%i", str(instance)) for instance in range(10)}
     assert len(ports - others) == 10
@@ -106,6 +110,45 @@ def test_services_are_confined(path: Path) -> None:
         "CapabilityBoundingSet": "",
     }.items():
         assert service[key] == [value]
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_each_service_has_a_role_of_its_own(path: Path) -> None:
+    """%j in the drop-in is the last word of the unit's name. Later files win: the role's own settings come last."""
+    role = path.stem.removeprefix("nos-ec-").rstrip("@")
+    assert role in ROLES
+    assert read_unit(path)["Service"]["EnvironmentFile"] == [f"-/etc/nos-ec/{role}/environment"]
+    drop_in = read_unit(DROP_IN)["Service"]
+    assert drop_in["User"] == drop_in["Group"] == ["nos-ec-%j"]
+    assert "EnvironmentFile" not in drop_in
+    named = {line.split(":")[0] for line in drop_in["LoadCredential"]}
+    assert {line.rpartition("=%d/")[2] for line in drop_in["Environment"] if "=%d/" in line} == named
+
+
+def test_the_fresh_machine_runs_units_with_their_drop_ins(tmp_path: Path) -> None:
+    """tests/rig/unit_files.py, where systemd does not run."""
+    for path in UNITS:
+        shutil.copy(path, tmp_path)
+    alone = UnitFile("nos-ec-consumer@3.service", tmp_path)
+    assert (alone.one("User"), alone.all("StateDirectory")) == ("nos-ec", ["nos-ec"])
+    drop_ins = tmp_path / "nos-ec-.service.d"
+    drop_ins.mkdir()
+    shutil.copy(DROP_IN, drop_ins)
+    unit = UnitFile("nos-ec-consumer@3.service", tmp_path)
+    assert (unit.one("User"), unit.one("Group"), unit.all("StateDirectory")) == ("nos-ec-consumer",) * 2 + ([],)
+    assert "metadata-url:/etc/nos-ec/consumer/metadata-url" in unit.all("LoadCredential")
+    file = tmp_path / "environment"
+    file.write_text("# a comment\nNOS_EC_CEPH__USER='client.other'\n")
+    own = tmp_path / "nos-ec-consumer@3.service.d"
+    own.mkdir()
+    (own / "own.conf").write_text(
+        f"[Service]\nEnvironmentFile={file}\nEnvironment=NOS_EC_CEPH__USER=client.overridden\n"
+    )
+    found = UnitFile("nos-ec-consumer@3.service", tmp_path).environment()
+    assert found["NOS_EC_CEPH__USER"] == "client.other"
+    assert found["NOS_EC_MONITORING__CONSUMER_PORT"] == "9473"
+    credentials = "/run/credentials/nos-ec-consumer@3.service"
+    assert found["NOS_EC_STORE__METADATA_URL_FILE"] == f"{credentials}/metadata-url"
 
 
 def test_daemons_notify_and_end_up_under_one_target() -> None:
@@ -139,11 +182,16 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
         copy = tmp_path / path.name.replace("@", "@1")
         copy.write_text(path.read_text().replace(PROGRAM, str(program)))
         copies.append(copy)
+    drop_ins = tmp_path / "nos-ec-.service.d"
+    drop_ins.mkdir()
+    shutil.copy(DROP_IN, drop_ins)
     found = verify(analyze, copies)
     assert (found.returncode, found.stdout + found.stderr) == (0, "")
     broken = tmp_path / "nos-ec-broken.service"
     broken.write_text(copies[0].read_text() + "\n[Service]\nNoSuchKey=1\n")
     assert "NoSuchKey" in verify(analyze, [broken]).stderr, "the check would pass for nothing"
+    (drop_ins / "wrong.conf").write_text("[Service]\nNoSuchSetting=1\n")
+    assert verify(analyze, copies[:1]).stderr.count("NoSuchSetting") == 1, "the drop-ins are not read"
 
 
 def verify(analyze: str, units: list[Path]) -> subprocess.CompletedProcess[str]:
@@ -159,12 +207,12 @@ def test_the_crontab_runs_commands_that_exist(capsys: pytest.CaptureFixture[str]
         *times, user, command = line.split(None, 6)
         assert len(times) == 5
         assert all(re.fullmatch(field, time) for time in times), line
-        assert user == "nos-ec"
+        assert user == "root"
         assert "%" not in command, "cron makes a line break of it"
-        environment, found, program = command.partition("; exec ")
-        assert found
-        assert ". /etc/nos-ec/environment" in environment
-        assert exists(arguments_of(program.removesuffix(">/dev/null")))
+        program, role, *arguments = shlex.split(command.removesuffix(">/dev/null"))
+        assert program == f"{PROGRAM}-as"
+        assert role in ROLES
+        assert exists(arguments)
     variables = dict(line.split("=", 1) for line in CRONTAB.read_text().splitlines() if re.match(r"NOS_EC_\w+=", line))
     assert variables
     assert check_settings(None, variables) == []
@@ -181,6 +229,67 @@ def test_the_rights_mention_every_table() -> None:
     for role, table, granted in rights:
         for columns in re.findall(r"\((.*?)\)", granted):
             assert set(columns.split(", ")) <= set(METADATA.tables[table].columns.keys()), (role, table)
+
+
+def table() -> dict[str, tuple[str, str]]:
+    """{role: (rights on both pools, tables whose rows it changes)} as the README says."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in README.splitlines() if line[:1] == "|"]
+    return {row[0]: (row[2], row[4]) for row in rows if row[0] in ROLES}
+
+
+def test_the_readme_has_the_rights_that_the_scripts_give() -> None:
+    said = table()
+    assert tuple(said) == ROLES
+    script = (DEPLOY / "sql" / "grants.sh").read_text()
+    ceph = (DEPLOY / "dev" / "ceph_pools.sh").read_text()
+    for role, (caps, changes) in said.items():
+        granted = set(re.findall(rf"^{role} +(\w+) ", script, re.M))
+        assert set(re.findall(r"`(\w+)`", changes)) == granted
+        (case,) = re.findall(rf'^    (?:[a-z| ]* )?{role}(?: [a-z| ]*)?\) echo "(.*)" ;;', ceph, re.M)
+        assert case == f"allow {caps} pool=$pool_landing, allow {caps} pool=$pool_blocks"
+    for caps in ("rw", "r"):
+        (of_loop,) = re.findall(rf"^for role in (.*); do new_key \$role {caps}; done", README, re.M)
+        assert of_loop.split() == [role for role in ROLES if said[role][0] == caps]
+
+
+def test_a_command_can_be_run_as_each_role(tmp_path: Path) -> None:
+    """The script with its folders elsewhere, and with a setpriv that shows what it would run."""
+    script = (DEPLOY / "nos-ec-as").read_text()
+    replaced = script.replace("=/etc/nos-ec\n", f"={tmp_path}\n")
+    assert replaced != script
+    (tmp_path / "setpriv").write_text('#!/bin/sh\nenv | grep ^NOS_EC_ | sort; echo "$@"\n')
+    (tmp_path / "setpriv").chmod(0o755)
+    (tmp_path / "gc").mkdir()
+    for name, content in {"metadata-url": "", "ceph.keyring": "", "environment": "NOS_EC_GC__WAIT_MS='7'\n"}.items():
+        (tmp_path / "gc" / name).write_text(content)
+
+    def run_as(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-c", replaced, "nos-ec-as", *arguments],
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+        )
+
+    *settings, command = run_as("gc", "gc", "plan").stdout.splitlines()
+    assert settings == [
+        f"NOS_EC_CEPH__KEYRING_FILE={tmp_path}/gc/ceph.keyring",
+        "NOS_EC_CEPH__USER=client.nos-ec-gc",
+        "NOS_EC_GC__WAIT_MS=7",
+        f"NOS_EC_STORE__METADATA_URL_FILE={tmp_path}/gc/metadata-url",
+    ]
+    assert command.endswith(f"{PROGRAM} --config {tmp_path}/nos-ec.toml gc plan")
+    assert "--reuid nos-ec --regid nos-ec --init-groups" in command, "there is no user nos-ec-gc here"
+    assert run_as("reader", "ls").stdout.splitlines()[:-1] == []
+    assert run_as("root", "ls").returncode == 2
+    assert check_settings(None, dict(line.split("=", 1) for line in settings)) == []
+
+
+def test_the_sample_configuration_of_a_cluster_is_right() -> None:
+    settings = load_settings(DEPLOY / "cluster" / "nos-ec.toml", {})
+    assert (settings.store.backend, settings.log.backend) == ("ceph", "kafka")
+    assert settings.kafka.servers
+    assert f'servers = "{settings.kafka.servers}"' in (DEPLOY / "cluster" / "nos-ec.toml").read_text()
 
 
 def test_the_sample_configuration_is_right() -> None:
@@ -219,8 +328,9 @@ def test_the_scripts_of_the_development_stack_can_be_read_by_bash() -> None:
 
 
 def test_the_readme_knows_every_file() -> None:
-    text = (DEPLOY / "README.md").read_text()
-    for path in [*UNITS, CRONTAB, DEPLOY / "nos-ec.toml", *DEPLOY.glob("prometheus/*"), *DEPLOY.glob("grafana/*")]:
-        assert path.relative_to(DEPLOY).as_posix() in text, path.name
+    of_dev = DEPLOY / "dev"
+    for path in DEPLOY.rglob("*"):
+        if path.is_file() and of_dev not in path.parents and path.name != "README.md":
+            assert f"`{path.relative_to(DEPLOY).as_posix()}`" in README, path.name
     for port in re.findall(r"PORT=(\d+)$", "\n".join(path.read_text() for path in SERVICES), re.M):
-        assert port in text
+        assert port in README
