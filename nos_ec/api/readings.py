@@ -37,7 +37,7 @@ class Readings:
         """`age_ms_max`: maximum age of figures of the whole store."""
         self._system = system
         self._collector = collector
-        self._figures = Cached(lambda: (system.figures(), system.clock.now_ms()), system.clock, age_ms_max)
+        self._figures = Cached(system.figures, system.clock, age_ms_max)
         self.histograms = Cached(self._count_blocks, system.clock, age_ms_max)
         """How full the blocks are. Walks over all block rows. Raises Transient."""
         self._plan = Cached(self._make_plan, system.clock, age_ms_max)
@@ -45,7 +45,7 @@ class Readings:
     # --- the whole store --------------------------------------------------------------------------
     def status(self) -> models.Status:
         """Utilisation and its parts, blocks by state. Raises Transient."""
-        figures, at_ms = self._figures()
+        figures = self._figures()
         totals, geometry = figures.totals, figures.geometry
         return models.Status(
             geometry=models.GeometryModel(**asdict(geometry)),
@@ -66,12 +66,12 @@ class Readings:
             leases=totals.leases,
             blocks=_block_counts(figures),
             free_bytes=figures.free_bytes,
-            computed_at_ms=at_ms,
+            computed_at_ms=figures.at_ms,
         )
 
     def backlog(self) -> models.Backlog:
         """What waits to be packed, and the consumer group's lag. Raises Transient."""
-        figures, at_ms = self._figures()
+        figures = self._figures()
         totals = figures.totals
         return models.Backlog(
             landed_objects=totals.landed_objects,
@@ -80,7 +80,7 @@ class Readings:
             queued_bytes=totals.queued_bytes,
             lag_messages=figures.lag,
             landing_deletions=totals.landing_deletions,
-            computed_at_ms=at_ms,
+            computed_at_ms=figures.at_ms,
         )
 
     def _count_blocks(self) -> models.Histograms:

@@ -14,7 +14,7 @@ from nos_consumer.counters import ConsumerCounters
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.errors import exit_code
 from nos_ec.cli.output import count_text, emit, out, progress, size_text, time_text
-from nos_ec.cli.watching import end_when_shut_out, endpoint, pulse
+from nos_ec.cli.watching import end_when_shut_out, endpoint, keeping_totals, pulse
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Corrupt, InvalidInput, Transient
 from nos_ec.core.slots import SLOTS
@@ -93,6 +93,7 @@ def _produce(system: System, stop: Event) -> None:
     with (
         endpoint(monitor, system, system.settings.monitoring.producer_port),
         end_when_shut_out(system, stop),
+        keeping_totals(system),
         producer_service(system, monitor, shares=True) as service,
         pulse(monitor, system),
     ):
@@ -140,6 +141,7 @@ def _consume(system: System, stop: Event) -> ConsumerCounters:
     with (
         endpoint(monitor, system, system.settings.monitoring.consumer_port),
         end_when_shut_out(system, stop),
+        keeping_totals(system),
         housekeeping_thread(system, monitor),
         consumer_service(system, monitor) as service,
         pulse(monitor, system),
@@ -196,6 +198,7 @@ def _collect(system: System, stop: Event) -> None:
     with (
         endpoint(monitor, system, system.settings.monitoring.gc_port),
         end_when_shut_out(system, stop),
+        keeping_totals(system),
         pulse(monitor, system),
     ):
         service.run(stop, system.settings.gc.wait_ms, monitor.health.heart("collecting"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,10 @@ from nos_ec.cli.output import count_text, emit, err, facts, size_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ratios import ratio, rounded
+from nos_ec.engine.store_totals import DatedTotals
+
+SHOWN_AGE_MS = 1000
+"""Sums younger than this were computed just now."""
 
 
 def register(app: typer.Typer) -> None:
@@ -18,25 +22,37 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
 
 
-def status(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Show utilisation and its parts, blocks by state, and what still waits in the landing store."""
+def status(
+    ctx: typer.Context,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Compute all figures now, which may take seconds in a large store.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show utilisation and its parts, blocks by state, and what still waits in the landing store.
+
+    In a large store the sums are those that a daemon computed last, and their age is shown.
+    """
     with context(ctx).system() as system:
-        data = status_data(system)
+        data, age_ms = status_data(system, exact=exact)
         whose = " in the whole pool" if system.settings.store.backend == "ceph" else ""
-    emit(data, as_json, lambda: _print(data, whose))
+    emit(data, as_json, lambda: _print(data, whose, age_ms))
 
 
-def status_data(system: System) -> dict[str, Any]:
-    """The data that `status` prints. Sizes are in bytes; ratios are null while nothing is packed.
+def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
+    """The data that `status` prints, and the age in milliseconds of the sums over rows. Sizes are in bytes; ratios are
+    null while nothing is packed.
 
     utilisation, dead_ratio and overhead_ratio are shares of all stripes and add up to 1. hole_ratio is dead / (live +
     dead), as everywhere. raw_bytes is the size of this store's blocks on all shards according to the metadata.
     stored_raw_bytes and landing_raw_bytes are what the shards and the landing store report; a Ceph pool reports only
     the sum over all stores in it. blocks_short is the number of blocks that lack a shard; null on Ceph, which repairs
-    them itself.
+    them itself. computed_at_ms is when the sums over rows were computed.
     """
-    totals, geometry = system.metadata.totals(), system.geometry
-    return {
+    now_ms, geometry = system.clock.now_ms(), system.geometry
+    dated = DatedTotals(system.metadata.totals(), now_ms) if exact else system.store_totals().read()
+    totals = dated.totals
+    data = {
         "utilisation": rounded(totals.utilisation(geometry)),
         "hole_ratio": rounded(totals.hole_ratio),
         "dead_ratio": rounded(totals.dead_ratio(geometry)),
@@ -64,7 +80,9 @@ def status_data(system: System) -> dict[str, Any]:
             for (kind, state), count in sorted(totals.blocks.items())
         ],
         "free_bytes": _free_bytes(system),
+        "computed_at_ms": dated.at_ms,
     }
+    return data, max(0, now_ms - dated.at_ms)
 
 
 def _free_bytes(system: System) -> int | None:
@@ -82,8 +100,8 @@ def _percent(part: int, whole: int) -> str:
     return "-" if share is None else f"{share:.2%}"
 
 
-def _print(data: dict[str, Any], whose: str) -> None:
-    """`whose`: the scope of the bytes on disk, if it may be larger than this store."""
+def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
+    """`whose`: the scope of the bytes on disk, if it may be larger than this store. `age_ms`: of the sums over rows."""
     packed_bytes = data["live_bytes"] - data["large_bytes"]
     raw = data["raw_bytes_per_user_byte"]
     live, dead, overhead = (data[f"{part}_bytes"] for part in ("live", "dead", "overhead"))
@@ -105,4 +123,6 @@ def _print(data: dict[str, Any], whose: str) -> None:
         "blocks": ", ".join(f"{b['count']} {b['kind']} {b['state']}" for b in data["blocks"]) or "-",
         "free": "-" if data["free_bytes"] is None else size_text(data["free_bytes"]),
     }
+    if age_ms >= SHOWN_AGE_MS:
+        rows["sums computed"] = f"{age_ms / 1000:.0f} s ago; --exact computes them now"
     facts("status", rows)

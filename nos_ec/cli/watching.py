@@ -65,6 +65,20 @@ def endpoint(monitor: Monitor, system: System, port: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def keeping_totals(system: System) -> Iterator[None]:
+    """Keep the stored figures of the whole store up to date while the block runs. All daemons that may write rows do
+    this, and one of them at a time has work with it."""
+    ended = threading.Event()
+    keeper = threading.Thread(target=system.store_totals().run, args=(ended,), name="figures", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        keeper.join()
+
+
 def pulse(monitor: Monitor, system: System) -> Pulse:
     """Return the Pulse that sends READY=1, WATCHDOG=1 and STOPPING=1 to systemd, if systemd started this process. Enter
     it around the loop only."""

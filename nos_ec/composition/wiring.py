@@ -44,6 +44,7 @@ from nos_ec.engine.recovery import Recovery
 from nos_ec.engine.room import PACKING_RESERVES, PUT_RESERVES
 from nos_ec.engine.source_reader import SourceReader
 from nos_ec.engine.store import PutOptions, Store
+from nos_ec.engine.store_totals import StoreTotals
 from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
 from nos_ec.monitoring.monitor import Cached, Monitor
 from nos_ec.monitoring.sources import (
@@ -324,15 +325,20 @@ class System:
         put, consumer, gc = self.settings.put, self.settings.consumer, self.settings.gc
         linger_ms_max = max(consumer.linger_ms, consumer.linger_max_ms)
         figures = Cached(self.figures, self.clock, self.settings.monitoring.figures_ms)
-        monitor.metrics.add("store", lambda: store_samples(figures()))
+        monitor.metrics.add("store", lambda: store_samples(figures(), self.clock.now_ms()))
         monitor.metrics.add("waiting", lambda: waiting_samples(self.metadata, self.clock.now_ms()))
         monitor.metrics.add("placement groups", lambda: group_samples(self.groups.states()))
         monitor.metrics.add("limits", lambda: limit_samples(gc.reserve_bytes, put.min_age_ms + linger_ms_max))
 
+    def store_totals(self) -> StoreTotals:
+        """Reads the sums over the whole store, and keeps the stored ones up to date."""
+        return StoreTotals(self.metadata, self.clock, self.settings.monitoring.figures_ms)
+
     def figures(self) -> StoreFigures:
-        """Sums over the whole store. Costs a query that grows with blocks and backlog. Raises Transient."""
+        """Figures of the whole store, whose sums may be older than the rest. Raises Transient."""
         free_bytes, lag = _unless_away(self.blocks.free_bytes), _unless_away(self.lag)
-        return StoreFigures(self.metadata.totals(), self.geometry, free_bytes, lag)
+        dated = self.store_totals().read()
+        return StoreFigures(dated.totals, dated.at_ms, self.geometry, free_bytes, lag)
 
     def shut_out(self) -> Blocklisted | None:
         """The error if the storage cluster refuses this process, else None. Asks the cluster, within the time limit of

@@ -416,6 +416,13 @@ GC_UNREADABLE = _counter(
 )
 
 # --- the whole store -----------------------------------------------------------------------------------------------
+STORE_FIGURES_AGE_SECONDS = _gauge(
+    "store_figures_age_seconds",
+    _STORE,
+    "Age of the sums over rows: of all figures of the whole store except free bytes and lag.",
+    "In a large store one daemon computes them for all, at most a twentieth of the time. If it keeps growing, no"
+    " consumer, producer or GC loop computes them.",
+)
 STORE_BLOCKS = _gauge(
     "store_blocks",
     _STORE,

@@ -22,18 +22,21 @@ from nos_ec.ports.metadata import Metadata, Totals
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """The state of the whole store at one moment. Sizes are in bytes. free_bytes is None while it cannot be determined
-    because a shard is missing; lag is None while the message log does not answer."""
+    """The state of the whole store. Sizes are in bytes. `totals` is as of `at_ms`, which may be a while ago; the other
+    figures are of now. free_bytes is None while it cannot be determined because a shard is missing; lag is None while
+    the message log does not answer."""
 
     totals: Totals
+    at_ms: int
     geometry: Geometry
     free_bytes: int | None
     lag: int | None
 
 
-def store_samples(figures: StoreFigures) -> Iterator[Sample]:
+def store_samples(figures: StoreFigures, now_ms: int) -> Iterator[Sample]:
     """Figures of the whole store."""
     totals = figures.totals
+    yield Sample(m.STORE_FIGURES_AGE_SECONDS, max(0, now_ms - figures.at_ms) / 1000)
     for kind, state in product(BlockKind, BlockState):
         yield Sample(m.STORE_BLOCKS, totals.blocks.get((kind, state), 0), (kind.value, state.value))
     yield Sample(m.STORE_STRIPES, totals.stripes)

@@ -541,8 +541,8 @@ class MonitoringSettings(_Section):
         default=15 * _SECOND,
         ge=0,
         le=_HOUR,
-        description="How long the figures of the whole store are cached between scrapes, in milliseconds. The query"
-        " behind them takes longer the more blocks and waiting objects there are.",
+        description="How long the figures of the whole store are cached between scrapes, in milliseconds. In a large"
+        " store one of the daemons computes their sums for all processes, this often at most.",
     )
 
 

@@ -2,24 +2,67 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.reclaim import account_block
+from nos_ec.core.slots import LEASE_PREFIX
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.recovery import live_entries
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import BlockRow, Blocks, Metadata
+from nos_ec.ports.metadata import BlockRow, Blocks, Metadata, ObjectRow, Totals
+
+_PAGE_ROWS = 500
+_QUEUE_ROWS_MAX = 10_000_000
 
 
 def all_blocks(metadata: Blocks) -> Iterator[BlockRow]:
     """Yield every block row."""
     after: BlockId | None = None
-    while page := metadata.list_blocks(after, 500):
+    while page := metadata.list_blocks(after, _PAGE_ROWS):
         yield from page
         after = page[-1].block_id
+
+
+def all_objects(metadata: Metadata) -> Iterator[ObjectRow]:
+    """Yield every object row."""
+    bucket = ""
+    while buckets := metadata.list_buckets(bucket, _PAGE_ROWS):
+        for bucket in buckets:
+            after = ""
+            while page := metadata.list_objects(bucket, "", after, _PAGE_ROWS):
+                yield from page
+                after = page[-1].key.name
+
+
+def counted_totals(metadata: Metadata) -> Totals:
+    """The totals, summed up row by row through the other methods: what `Metadata.totals` must return. Live bytes are
+    those of the objects' own rows, not those of the counters of blocks."""
+    blocks = list(all_blocks(metadata))
+    objects: Counter[ObjectState] = Counter()
+    sizes: Counter[ObjectState] = Counter()
+    for row in all_objects(metadata):
+        objects[row.state] += 1
+        sizes[row.state] += row.size
+    return Totals(
+        blocks=dict(Counter((block.kind, block.state) for block in blocks)),
+        stripes=sum(block.stripes for block in blocks),
+        live_bytes=sizes[ObjectState.PACKED] + sizes[ObjectState.LARGE],
+        dead_bytes=sum(block.dead_bytes for block in blocks),
+        overhead_bytes=sum(block.overhead_bytes for block in blocks),
+        packed_objects=sum(block.live_objects for block in blocks if block.kind is not BlockKind.LARGE),
+        large_objects=objects[ObjectState.LARGE],
+        large_bytes=sum(block.live_bytes for block in blocks if block.kind is BlockKind.LARGE),
+        landed_objects=objects[ObjectState.LANDED],
+        landed_bytes=sizes[ObjectState.LANDED],
+        queued_objects=objects[ObjectState.QUEUED],
+        queued_bytes=sizes[ObjectState.QUEUED],
+        landing_deletions=len(metadata.due_deletions(2**60, _QUEUE_ROWS_MAX)),
+        leases=sum(not lease.name.startswith(LEASE_PREFIX) for lease in metadata.list_leases("")),
+    )
 
 
 def problems(metadata: Metadata, blocks: BlockStore, landing: LandingStore) -> list[str]:
@@ -36,7 +79,14 @@ def problems(metadata: Metadata, blocks: BlockStore, landing: LandingStore) -> l
     copies = list(landing.list_ids())
     known = metadata.landing_known(copies)
     found += [f"landing copy {copy.hex()} belongs to no object" for copy in copies if copy not in known]
+    found += _totals_problems(metadata)
     return found
+
+
+def _totals_problems(metadata: Metadata) -> Iterator[str]:
+    before, counted, totals = metadata.totals(), counted_totals(metadata), metadata.totals()
+    if counted != totals == before:
+        yield f"the totals are {totals}, but the rows sum up to {counted}"
 
 
 def _block_problems(metadata: Blocks, blocks: BlockStore, row: BlockRow, stored: bool) -> Iterator[str]:

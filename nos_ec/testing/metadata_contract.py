@@ -15,7 +15,8 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.slots import ALL_SLOTS, LEASE_PREFIX
-from nos_ec.ports.metadata import GroupCommit, LandingDeletion, Lease, Metadata, Move, NewObject
+from nos_ec.ports.metadata import GroupCommit, LandingDeletion, Lease, Metadata, Move, NewObject, StoredTotals
+from nos_ec.testing.audit import counted_totals
 from nos_ec.testing.metadata_bench import (
     GEOMETRY,
     HEADER,
@@ -843,6 +844,27 @@ class FiguresContract:
         assert (totals.large_objects, totals.large_bytes, totals.live_bytes) == (0, 0, 30)
         bench.lease(LEASE_PREFIX + "slots-00")
         assert bench.metadata.totals().leases == 2, "a producer is no writer"
+        assert bench.metadata.totals() == counted_totals(bench.metadata)
+
+    def test_totals_are_stored_by_compare_and_set(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        bench.pack([bench.put("p", 30)])
+        first = StoredTotals(metadata.totals(), at_ms=5, cost_ms=6, next_ms=7)
+        second = replace(first, totals=replace(first.totals, blocks={}, live_bytes=2**60), next_ms=8)
+        assert metadata.stored_totals() is None
+        assert not metadata.store_totals(second, first), "nothing was stored"
+        assert not metadata.store_totals(None, first)
+        assert metadata.store_totals(first, None)
+        assert metadata.stored_totals() == first
+        assert not metadata.store_totals(second, None), "something was stored"
+        assert not metadata.store_totals(second, second)
+        assert metadata.store_totals(second, first)
+        assert not metadata.store_totals(second, first)
+        assert metadata.stored_totals() == second
+        assert not metadata.store_totals(None, first)
+        assert not metadata.store_totals(None, None)
+        assert metadata.store_totals(None, second)
+        assert metadata.stored_totals() is None
 
 
 class MetadataContract(

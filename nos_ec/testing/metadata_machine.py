@@ -18,6 +18,7 @@ from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.slots import ALL_SLOTS
 from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow
+from nos_ec.testing.audit import counted_totals
 from nos_ec.testing.metadata_bench import GEOMETRY, MetadataBench
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e", "é", "a/b"])
@@ -174,9 +175,10 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @invariant()
     def counters_are_right(self) -> None:
-        """Invariants 3 and 6."""
+        """Invariants 3 and 6, and the totals."""
         self.bench.check_counters()
         totals = self.metadata.totals()
+        assert totals == counted_totals(self.metadata)
         size = totals.stripes * GEOMETRY.stripe_size
         assert totals.live_bytes + totals.dead_bytes + totals.overhead_bytes == size
 

@@ -16,6 +16,7 @@ import pytest
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import BlockState, ObjectState
+from nos_ec.ports.metadata import StoredTotals
 from nos_ec.testing.metadata_bench import MetadataBench
 from nos_ec.testing.metadata_contract import MetadataSuite
 
@@ -47,6 +48,15 @@ def race(*calls: Callable[[], Any]) -> list[Any]:
 
 class MetadataRaces(MetadataSuite):
     """Races between two threads, and many threads at once."""
+
+    def test_of_several_that_store_totals_one_succeeds(self, bench: MetadataBench) -> None:
+        totals, stored = bench.metadata.totals(), None
+        for i in range(ROUNDS):
+            new = [StoredTotals(totals, at_ms=i, cost_ms=number, next_ms=0) for number in range(3)]
+            won = race(*(partial(bench.metadata.store_totals, one, stored) for one in new))
+            assert sorted(won) == [False, False, True]
+            stored = bench.metadata.stored_totals()
+            assert stored == new[won.index(True)]
 
     @pytest.mark.parametrize("source", ["landing", "block"])
     @pytest.mark.invariant(5, 6)

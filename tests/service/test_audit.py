@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -45,6 +46,20 @@ def test_wrong_books(bench: Bench, statement: str, complaint: str) -> None:
         assert _found(system) == []
         _run(bench, statement)
         assert any(complaint in line for line in _found(system))
+
+
+def test_wrong_totals(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 20)
+        bench.pack(system)
+        bench.put_some(system, 3, prefix="waits")
+        assert _found(system) == []
+        right = system.metadata.totals()
+        for name in ("landed_objects", "landed_bytes", "packed_objects", "dead_bytes", "landing_deletions"):
+            wrong = replace(right, **{name: getattr(right, name) + 1})
+            monkeypatch.setattr(type(system.metadata), "totals", lambda _metadata, wrong=wrong: wrong)
+            (line,) = _found(system)
+            assert line.startswith("the totals are")
 
 
 def test_landing_copy_without_an_object(bench: Bench) -> None:

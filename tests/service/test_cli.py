@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from nos_ec.cli import status
 from nos_ec.cli.app import run
 from nos_ec.cli.status import status_data
 from nos_ec.composition.wiring import System
@@ -22,6 +23,7 @@ from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.demo.losses import _shards_to_lose
+from nos_ec.engine import store_totals
 from nos_ec.engine.store import Store
 from nos_ec.ports.metadata import Totals
 from nos_ec.settings import without_settings
@@ -100,13 +102,31 @@ def test_status_counts_this_store_whatever_else_its_pool_holds(
     bench.put(system, "large", bench.data(20 * STRIPE))
     bench.pack(system)
     monkeypatch.setattr(type(system.blocks), "raw_bytes", lambda _store: 10**15)
-    status = status_data(system)
-    assert (status["packed_objects"], status["large_objects"], status["large_bytes"]) == (100, 1, 20 * STRIPE)
-    assert status["live_bytes"] == sum(map(len, bench.acknowledged.values()))
+    shown, _ = status_data(system, exact=False)
+    assert (shown["packed_objects"], shown["large_objects"], shown["large_bytes"]) == (100, 1, 20 * STRIPE)
+    assert shown["live_bytes"] == sum(map(len, bench.acknowledged.values()))
     geometry = system.geometry
-    assert status["raw_bytes"] == status["stripes"] * (geometry.k + geometry.m) * geometry.chunk_size
-    assert status["raw_bytes_per_user_byte"] == round(status["raw_bytes"] / status["live_bytes"], 6)
-    assert status["stored_raw_bytes"] == 10**15, "what the pool says is shown beside it"
+    assert shown["raw_bytes"] == shown["stripes"] * (geometry.k + geometry.m) * geometry.chunk_size
+    assert shown["raw_bytes_per_user_byte"] == round(shown["raw_bytes"] / shown["live_bytes"], 6)
+    assert shown["stored_raw_bytes"] == 10**15, "what the pool says is shown beside it"
+
+
+def test_status_says_how_old_the_sums_of_a_large_store_are(
+    bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_totals, "CHEAP_ROWS_MAX", 0)
+    with bench.open() as system:
+        bench.put(system, "a", b"x")
+        before_ms = system.clock.now_ms()
+        system.store_totals().keep()
+        bench.put(system, "b", b"x")
+    assert cli("status")["landed_objects"] == 1
+    assert before_ms <= cli("status")["computed_at_ms"] <= before_ms + 60_000
+    assert cli("status", "--exact")["landed_objects"] == 2
+    assert cli("status", "--exact")["computed_at_ms"] > cli("status")["computed_at_ms"]
+    assert "--exact" not in cli.text("status", "--exact")
+    monkeypatch.setattr(status, "SHOWN_AGE_MS", 0)
+    assert "s ago; --exact computes them now" in cli.text("status")
 
 
 def test_rm_deletes_existing_objects_and_names_the_others(bench: Bench, cli: Cli) -> None:

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nos_ec import __version__
+from nos_ec.adapters.sql.engine import make_engine
 from nos_ec.composition.wiring import System
+from nos_ec.engine.store_totals import CHEAP_ROWS_MAX
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.metrics import METRICS, STORE_PLACEMENT_GROUPS, Kind
 from nos_ec.settings import without_settings
+from nos_ec.testing.audit import counted_totals
 from tests.rig.at_rest import LaterClock
 from tests.rig.dev_servers import free_port
+from tests.rig.full_store import Shape, fill
 from tests.rig.notify_socket import NotifySocket
 from tests.rig.readiness import await_ready
 
@@ -205,6 +210,20 @@ def test_producer_and_gc(bench: Bench, system: System) -> None:
     bench.settle(system)
     bench.assert_readable(system)
     bench.assert_at_rest(system)
+
+
+@pytest.mark.parametrize("service", ["producer", "consumer", "gc"])
+def test_every_daemon_that_writes_keeps_the_sums_of_a_large_store(bench: Bench, system: System, service: str) -> None:
+    engine = make_engine(system.settings.store.url())
+    fill(engine, Shape(packed=0, waiting=0, deletions=0, large=CHEAP_ROWS_MAX + 1))
+    engine.dispose()
+    assert system.metadata.stored_totals() is None
+    with daemon(bench, service) as running:
+        until(lambda: system.metadata.stored_totals() is not None, "they are stored")
+        stored, counted = system.store_totals().read().totals, counted_totals(system.metadata)
+        assert replace(stored, leases=0) == replace(counted, leases=0)
+        assert stored.large_objects == CHEAP_ROWS_MAX + 1
+        assert running.stop() == 0
 
 
 def test_a_daemon_is_alive_but_not_ready_while_a_shard_is_missing(bench: Bench, system: System) -> None:

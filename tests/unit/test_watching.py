@@ -11,7 +11,7 @@ import pytest
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli import watching
 from nos_ec.cli.errors import exit_code
-from nos_ec.cli.watching import end_when_shut_out
+from nos_ec.cli.watching import end_when_shut_out, keeping_totals
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Blocklisted, NosError, Transient
 
@@ -45,6 +45,21 @@ def test_a_daemon_that_is_shut_out_ends_even_when_idle() -> None:
     with pytest.raises(Blocklisted) as ended, end_when_shut_out(system, stop):
         assert stop.wait(WAIT_S_MAX)
     assert exit_code(ended.value) == 11
+
+
+def test_figures_are_kept_while_the_loop_runs() -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    def run(stop: threading.Event) -> None:
+        started.set()
+        assert stop.wait(WAIT_S_MAX)
+        ended.set()
+
+    system = cast(System, SimpleNamespace(store_totals=lambda: SimpleNamespace(run=run)))
+    with keeping_totals(system):
+        assert started.wait(WAIT_S_MAX)
+        assert not ended.is_set()
+    assert ended.is_set()
 
 
 def test_a_failure_during_shutdown_does_not_replace_the_cause() -> None:

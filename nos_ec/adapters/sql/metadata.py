@@ -1,7 +1,7 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
 What each transaction does is in the modules named after their subjects: objects, puts, commits, blocks, leases,
-landing, store_info. This module only says which function a method runs, and whether it writes.
+landing, store_info, totals. This module only says which function a method runs, and whether it writes.
 
 Each part of the port has a class here, to be read beside its protocol. `SqlMetadata` inherits them all, because the
 parts share one `Transactions` (connections and retries) and one geometry, and because users that need several parts
@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, Engine
 
-from nos_ec.adapters.sql import blocks, commits, landing, leases, objects, puts, store_info
+from nos_ec.adapters.sql import blocks, commits, landing, leases, objects, puts, store_info, totals
 from nos_ec.adapters.sql.look_up import FAILURES, LookUps
 from nos_ec.adapters.sql.migrate import open_checked
 from nos_ec.adapters.sql.transactions import Transactions
@@ -34,6 +34,7 @@ from nos_ec.ports.metadata import (
     ObjectRow,
     Placed,
     Segment,
+    StoredTotals,
     Totals,
     WaitingBlocks,
 )
@@ -332,7 +333,15 @@ class SqlMetadata(_SqlObjects, _SqlLeases, _SqlBlocks, _SqlLandingQueue):
 
     def totals(self) -> Totals:
         """See the port."""
-        return self._read(store_info.totals)
+        return self._read(totals.totals)
+
+    def stored_totals(self) -> StoredTotals | None:
+        """See the port."""
+        return self._read(totals.stored)
+
+    def store_totals(self, new: StoredTotals | None, expected: StoredTotals | None) -> bool:
+        """See the port."""
+        return self._write(totals.store, new, expected)
 
     def close(self) -> None:
         """See the port."""

@@ -248,4 +248,4 @@ STORE_INFO = _table(
     Column("value", Text, nullable=False),
 )
 """Facts about the whole store: `geometry` as JSON; `store_id`, which is also recorded in its pools or folders. Also the
-holders of leases: `holder of NAME`, with an epoch and a process."""
+holders of leases: `holder of NAME`, with an epoch and a process; and `totals`, as JSON (totals.py)."""

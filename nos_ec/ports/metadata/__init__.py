@@ -22,7 +22,7 @@ from nos_ec.ports.metadata.blocks import BlockRow, Blocks, GroupCommit, Move, Pl
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.leases import Lease, Leases
 from nos_ec.ports.metadata.objects import NewLargeObject, NewObject, ObjectRow, Objects, Segment
-from nos_ec.ports.metadata.whole_store import Metadata, Totals
+from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
 
 __all__ = [
     "BlockRow",
@@ -40,6 +40,7 @@ __all__ = [
     "Objects",
     "Placed",
     "Segment",
+    "StoredTotals",
     "Totals",
     "WaitReason",
     "WaitingBlocks",

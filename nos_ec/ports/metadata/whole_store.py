@@ -41,6 +41,12 @@ class Totals:
     """Leases of writers. Those of producers guard no blocks and are not counted."""
 
     @property
+    def rows(self) -> int:
+        """The rows that these figures are sums of: what computing them costs grows with this number."""
+        waiting = self.landed_objects + self.queued_objects + self.landing_deletions
+        return sum(self.blocks.values()) + self.large_objects + waiting
+
+    @property
     def hole_ratio(self) -> float | None:
         """See core.ratios."""
         return hole_ratio(self.live_bytes, self.dead_bytes)
@@ -60,6 +66,19 @@ class Totals:
     def raw_bytes_per_user_byte(self, geometry: Geometry) -> float | None:
         """Bytes on all shards per live byte."""
         return ratio(geometry.raw_bytes(self.stripes), self.live_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTotals:
+    """Totals that one process computed and stored for all processes."""
+
+    totals: Totals
+    at_ms: int
+    """When computing them began."""
+    cost_ms: int
+    """How long computing them took."""
+    next_ms: int
+    """When they are to be computed again."""
 
 
 class Metadata(Objects, Leases, Blocks, LandingQueue, Protocol):
@@ -91,7 +110,16 @@ class Metadata(Objects, Leases, Blocks, LandingQueue, Protocol):
 
     # --- totals -----------------------------------------------------------------------------------
     def totals(self) -> Totals:
-        """Sums for status. The cost grows with the number of blocks and of objects still landed, not of all objects."""
+        """Exact sums. The cost grows with `Totals.rows`, not with the number of all objects."""
+        ...
+
+    def stored_totals(self) -> StoredTotals | None:
+        """What `store_totals` stored last; None if nothing is stored. Looks up one row, whatever the store holds."""
+        ...
+
+    def store_totals(self, new: StoredTotals | None, expected: StoredTotals | None) -> bool:
+        """Store `new`, for None nothing, if `expected` is what is stored. Returns whether it was: of several processes
+        that expect the same, one gets True."""
         ...
 
     def close(self) -> None:

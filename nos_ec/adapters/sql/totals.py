@@ -1,0 +1,119 @@
+"""Sums over the whole store: computed from the rows, and stored for other processes to read.
+
+The stored ones are one row of `store_info`, as JSON. They are changed by compare-and-set only, and the row's whole text
+is what is compared.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, cast, delete, func, insert, select, update
+
+from nos_ec.adapters.sql import leases
+from nos_ec.adapters.sql.rows import by_index
+from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORE_INFO
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.core.slots import ALL_SLOTS, LEASE_PREFIX
+from nos_ec.ports.metadata import StoredTotals, Totals
+
+_B, _O, _I = BLOCKS.c, OBJECTS.c, STORE_INFO.c
+_IS_TOTALS = _I.name == "totals"
+STORED = select(_I.value).where(_IS_TOTALS)
+
+
+def totals(connection: Connection) -> Totals:
+    """See `Metadata.totals`."""
+    blocks = connection.execute(_BLOCK_SUMS).all()
+    landed = {row.state: (row.objects, row.bytes) for row in connection.execute(_LANDED_SUMS)}
+    return Totals(
+        blocks={(row.kind, row.state): row.blocks for row in blocks},
+        stripes=sum(row.stripes for row in blocks),
+        live_bytes=sum(row.live_bytes for row in blocks),
+        dead_bytes=sum(row.dead_bytes for row in blocks),
+        overhead_bytes=sum(row.overhead_bytes for row in blocks),
+        packed_objects=sum(row.live_objects for row in blocks if row.kind is not BlockKind.LARGE),
+        large_objects=connection.execute(_LARGE_OBJECTS).scalar_one(),
+        large_bytes=sum(row.live_bytes for row in blocks if row.kind is BlockKind.LARGE),
+        landed_objects=landed.get(ObjectState.LANDED, (0, 0))[0],
+        landed_bytes=landed.get(ObjectState.LANDED, (0, 0))[1],
+        queued_objects=landed.get(ObjectState.QUEUED, (0, 0))[0],
+        queued_bytes=landed.get(ObjectState.QUEUED, (0, 0))[1],
+        landing_deletions=connection.execute(select(func.count()).select_from(LANDING_DELETIONS)).scalar_one(),
+        leases=connection.execute(_WRITER_LEASES).scalar_one(),
+    )
+
+
+def _sum(of: Any, name: str) -> Any:
+    """SUM as an integer, because MySQL's SUM is a decimal."""
+    return cast(func.sum(of), BigInteger).label(name)
+
+
+_WRITER_LEASES = select(func.count()).where(~leases.begins_with(LEASE_PREFIX))
+_BLOCK_SUMS = select(
+    _B.kind,
+    _B.state,
+    func.count().label("blocks"),
+    _sum(_B.stripes, "stripes"),
+    _sum(_B.live_bytes, "live_bytes"),
+    _sum(_B.dead_bytes, "dead_bytes"),
+    _sum(_B.overhead_bytes, "overhead_bytes"),
+    _sum(_B.live_objects, "live_objects"),
+).group_by(_B.kind, _B.state)
+# Reads as many rows as large objects have blocks, which is no more work than the sums over blocks.
+_LARGE_OBJECTS = select(func.count()).where(SEGMENTS.c.part == 0)
+# The slots are listed so that the index of due objects, which starts with them, can be used.
+_LANDED_SUMS = (
+    by_index(select(_O.state, func.count().label("objects"), _sum(_O.size, "bytes")), OBJECTS, "objects_due_by_slot")
+    .where(_O.slot.in_(sorted(ALL_SLOTS)), _O.due_ms.is_not(None))
+    .group_by(_O.state)
+)
+
+
+def stored(connection: Connection) -> StoredTotals | None:
+    """See `Metadata.stored_totals`."""
+    text = connection.execute(STORED).scalar()
+    return None if text is None else _loaded(text)
+
+
+def store(connection: Connection, new: StoredTotals | None, expected: StoredTotals | None) -> bool:
+    """See `Metadata.store_totals`."""
+    if expected is None:
+        return new is not None and _insert(connection, new)
+    same = (_IS_TOTALS, _I.value == _dumped(expected))
+    if new is None:
+        return connection.execute(delete(STORE_INFO).where(*same)).rowcount == 1
+    return connection.execute(update(STORE_INFO).where(*same).values(value=_dumped(new))).rowcount == 1
+
+
+def _insert(connection: Connection, new: StoredTotals) -> bool:
+    """Two calls at once meet at the primary key, and the loser runs again. A row that cannot be read is replaced."""
+    text = connection.execute(STORED).scalar()
+    if text is not None:
+        if _loaded(text) is not None:
+            return False
+        connection.execute(delete(STORE_INFO).where(_IS_TOTALS, _I.value == text))
+    connection.execute(insert(STORE_INFO).values(name="totals", value=_dumped(new)))
+    return True
+
+
+def _dumped(stored: StoredTotals) -> str:
+    """The same text for equal values."""
+    blocks = sorted([kind.value, state.value, count] for (kind, state), count in stored.totals.blocks.items())
+    return json.dumps(asdict(stored) | {"totals": asdict(stored.totals) | {"blocks": blocks}}, sort_keys=True)
+
+
+def _loaded(text: str) -> StoredTotals | None:
+    """None for totals of another release, which may have other fields."""
+    whole: dict[str, Any] = json.loads(text)
+    sums: dict[str, Any] = whole.pop("totals", {})
+    if whole.keys() | {"totals"} != _names(StoredTotals) or sums.keys() != _names(Totals):
+        return None
+    blocks = {(BlockKind(kind), BlockState(state)): count for kind, state, count in sums.pop("blocks")}
+    return StoredTotals(totals=Totals(blocks=blocks, **sums), **whole)
+
+
+def _names(record: type[Any]) -> set[str]:
+    return {field.name for field in fields(record)}
