@@ -7,27 +7,30 @@ is what is compared.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from collections import defaultdict
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, cast, delete, func, insert, select, update
+from sqlalchemy import BigInteger, Connection, bindparam, cast, delete, func, insert, select, update
 
 from nos_ec.adapters.sql import leases
 from nos_ec.adapters.sql.rows import by_index
 from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORE_INFO
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
-from nos_ec.core.slots import ALL_SLOTS, LEASE_PREFIX
+from nos_ec.core.slots import LEASE_PREFIX, SLOTS
 from nos_ec.ports.metadata import StoredTotals, Totals
 
 _B, _O, _I = BLOCKS.c, OBJECTS.c, STORE_INFO.c
 _IS_TOTALS = _I.name == "totals"
+_SLOTS_AT_ONCE = 4
+"""A divisor of SLOTS."""
 STORED = select(_I.value).where(_IS_TOTALS)
 
 
 def totals(connection: Connection) -> Totals:
     """See `Metadata.totals`."""
     blocks = connection.execute(_BLOCK_SUMS).all()
-    landed = {row.state: (row.objects, row.bytes) for row in connection.execute(_LANDED_SUMS)}
+    landed = _landed_sums(connection)
     return Totals(
         blocks={(row.kind, row.state): row.blocks for row in blocks},
         stripes=sum(row.stripes for row in blocks),
@@ -37,13 +40,28 @@ def totals(connection: Connection) -> Totals:
         packed_objects=sum(row.live_objects for row in blocks if row.kind is not BlockKind.LARGE),
         large_objects=connection.execute(_LARGE_OBJECTS).scalar_one(),
         large_bytes=sum(row.live_bytes for row in blocks if row.kind is BlockKind.LARGE),
-        landed_objects=landed.get(ObjectState.LANDED, (0, 0))[0],
-        landed_bytes=landed.get(ObjectState.LANDED, (0, 0))[1],
-        queued_objects=landed.get(ObjectState.QUEUED, (0, 0))[0],
-        queued_bytes=landed.get(ObjectState.QUEUED, (0, 0))[1],
+        landed_objects=landed[ObjectState.LANDED].objects,
+        landed_bytes=landed[ObjectState.LANDED].bytes,
+        queued_objects=landed[ObjectState.QUEUED].objects,
+        queued_bytes=landed[ObjectState.QUEUED].bytes,
         landing_deletions=connection.execute(select(func.count()).select_from(LANDING_DELETIONS)).scalar_one(),
         leases=connection.execute(_WRITER_LEASES).scalar_one(),
     )
+
+
+@dataclass(slots=True)
+class _Sums:
+    objects: int = 0
+    bytes: int = 0
+
+
+def _landed_sums(connection: Connection) -> defaultdict[ObjectState, _Sums]:
+    sums: defaultdict[ObjectState, _Sums] = defaultdict(_Sums)
+    for first in range(0, SLOTS, _SLOTS_AT_ONCE):
+        for row in connection.execute(_LANDED_SUMS, {f"slot_{i}": first + i for i in range(_SLOTS_AT_ONCE)}):
+            sums[row.state].objects += row.objects
+            sums[row.state].bytes += row.bytes
+    return sums
 
 
 def _sum(of: Any, name: str) -> Any:
@@ -64,10 +82,11 @@ _BLOCK_SUMS = select(
 ).group_by(_B.kind, _B.state)
 # Reads as many rows as large objects have blocks, which is no more work than the sums over blocks.
 _LARGE_OBJECTS = select(func.count()).where(SEGMENTS.c.part == 0)
-# The slots are listed so that the index of due objects, which starts with them, can be used.
+# The slots are listed so that the index of due objects, which starts with them, can be used. They are divided, because
+# one statement over many millions of waiting objects would take longer than a connection waits for an answer.
 _LANDED_SUMS = (
     by_index(select(_O.state, func.count().label("objects"), _sum(_O.size, "bytes")), OBJECTS, "objects_due_by_slot")
-    .where(_O.slot.in_(sorted(ALL_SLOTS)), _O.due_ms.is_not(None))
+    .where(_O.slot.in_([bindparam(f"slot_{i}") for i in range(_SLOTS_AT_ONCE)]), _O.due_ms.is_not(None))
     .group_by(_O.state)
 )
 
