@@ -89,4 +89,7 @@ class StoreTotals:
                 self.keep()
             except NosError as error:
                 _log.warning("the figures of the whole store were not brought up to date", error=str(error))
+            except Exception:
+                # A bug must not end the keeping for good. It is logged every time.
+                _log.exception("the figures of the whole store were not brought up to date")
             self._clock.wait(stop, self._keep_wait_ms)

@@ -26,11 +26,11 @@ class Rows:
         self.cost_ms = cost_ms
         self.stored: StoredTotals | None = None
         self.computed = 0
-        self.fails = False
+        self.failure: Exception | None = None
 
     def totals(self) -> Totals:
-        if self.fails:
-            raise Transient("the database is away")
+        if self.failure is not None:
+            raise self.failure
         self.computed += 1
         self.clock.advance(self.cost_ms)
         return replace(NOTHING, queued_objects=self.waiting)
@@ -117,10 +117,10 @@ def test_the_work_of_a_process_that_died_is_taken_over() -> None:
     process, other = rows.process(), rows.process()
     process.keep()
     rows.clock.advance(WAIT_MS)
-    rows.fails = True
+    rows.failure = Transient("the database is away")
     with pytest.raises(Transient):
         process.keep()
-    rows.fails = False
+    rows.failure = None
     other.keep()
     assert rows.computed == 1, "the first one might still be computing"
     rows.clock.advance(CLAIM_MS_MIN)
@@ -163,15 +163,16 @@ def test_nothing_is_stored_any_more_when_a_store_became_small() -> None:
     assert process.read().totals.queued_objects == 3
 
 
-def test_a_failure_does_not_end_the_keeping() -> None:
+@pytest.mark.parametrize("failure", [Transient("the database is away"), ZeroDivisionError("a bug")])
+def test_a_failure_does_not_end_the_keeping(failure: Exception) -> None:
     rows = Rows(LARGE)
-    rows.fails = True
+    rows.failure = failure
     stop = Event()
     waited: list[int] = []
 
     def wait(stop: Event, wait_ms: int) -> bool:
         waited.append(wait_ms)
-        rows.fails = False
+        rows.failure = None
         if len(waited) == 3:
             stop.set()
         return stop.is_set()
