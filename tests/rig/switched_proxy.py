@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -12,10 +13,14 @@ _CHUNK = 65_536
 
 
 class SwitchedProxy:
-    """Listens on 127.0.0.1 at `port` while `running`. New connections go to `target`, which may be set at any time."""
+    """Listens on 127.0.0.1 at `port` while `running`. New connections go to `target`, which may be set at any time.
 
-    def __init__(self, target: int) -> None:
+    Whatever a client sends arrives `delay_s` later, as at a server far away. Answers are not delayed.
+    """
+
+    def __init__(self, target: int, *, delay_s: float = 0) -> None:
         self.target = target
+        self._delay_s = delay_s
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: list[socket.socket] = []
@@ -42,13 +47,14 @@ class SwitchedProxy:
                 return
             server = socket.create_connection(("127.0.0.1", self.target))
             self._open += [client, server]
-            for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=_forward, args=(source, sink), name="proxy", daemon=True).start()
+            for source, sink, delay_s in ((client, server, self._delay_s), (server, client, 0)):
+                threading.Thread(target=_forward, args=(source, sink, delay_s), name="proxy", daemon=True).start()
 
 
-def _forward(source: socket.socket, sink: socket.socket) -> None:
+def _forward(source: socket.socket, sink: socket.socket, delay_s: float) -> None:
     with suppress(OSError):
         while data := source.recv(_CHUNK):
+            time.sleep(delay_s)
             sink.sendall(data)
     with suppress(OSError):
         sink.shutdown(socket.SHUT_WR)

@@ -63,6 +63,8 @@ FOREIGN_EVENT_POINTS = ["writer.appended", "writer.committed", "consumer.before_
 FULL_STORE_POINTS = ["block.forgotten", "writer.allocated:2"]
 """While the store refuses a new block."""
 PRODUCER_POINTS = ["producer.leases_taken", "producer.published", "producer.marked", "producer.leases_released"]
+SPREAD_POINTS = ["producer.published", "producer.marked", "producer.marked:2"]
+"""While a batch is marked in two parts, because some events are not in their bucket's own partition."""
 TAKEOVER_POINTS = ["producer.lease_fenced", "producer.lease_fenced:7", "producer.leases_taken"]
 PUT_POINTS = [
     "put.reserved",
@@ -182,6 +184,18 @@ def test_producer_killed(bench: Bench, point: str) -> None:
     with bench.open() as system:
         bench.put_some(system, 60)
     kill(bench, point, "producer", "--once")
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", SPREAD_POINTS)
+def test_producer_of_a_spread_bucket_killed(bench: Bench, point: str) -> None:
+    """The next one does not spread it."""
+    with bench.open() as system:
+        bench.put_some(system, 60)
+    config = bench.config.read_text()
+    bench.config.write_text(config + "spread = 2\n")
+    kill(bench, point, "producer", "--once")
+    bench.config.write_text(config)
     assert_recovers(bench)
 
 
@@ -334,6 +348,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             FOREIGN_EVENT_POINTS,
             FULL_STORE_POINTS,
             PRODUCER_POINTS,
+            SPREAD_POINTS,
             TAKEOVER_POINTS,
             PUT_POINTS,
             LARGE_POINTS,

@@ -1,0 +1,202 @@
+"""One large bucket on Kafka: all consumers get a fair part of it, and nothing is lost or packed twice while its spread
+changes and daemons are killed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from nos_ec.composition.backends import remove_log
+from nos_ec.composition.wiring import System, initialise, open_system
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.messages import decode_pack_request
+from nos_ec.settings import load_settings
+from nos_ec.testing.audit import all_blocks, problems
+from tests.rig.daemons import DaemonProcess, until
+from tests.rig.dev_servers import DevServer
+
+pytestmark = pytest.mark.real
+
+PARTITIONS = 12
+CONSUMERS = 3
+BATCH = 100
+BIG = "big"
+WINDOW = 50
+PACKED = "nos_ec_consumer_packed_objects_total"
+
+CONFIG = """
+[store]
+root = "store"
+[geometry]
+chunk_size = 16384
+stripes_per_block = 8
+[producer]
+batch_objects = {batch}
+idle_wait_ms = 50
+lease_ttl_ms = 3000
+[consumer]
+window_objects = {window}
+linger_ms = 500
+linger_fill_min = 0
+idle_wait_ms = 50
+lease_ttl_ms = 6000
+poll_messages_max = 50
+[gc]
+reserve_bytes = 0
+[log]
+backend = "kafka"
+partitions = {partitions}
+session_ms = 6000
+[kafka]
+servers = "{servers}"
+topic = "{topic}"
+replication = 1
+in_sync_min = 1
+"""
+
+
+class OneBucket:
+    """A store with most of its objects in one bucket, and its daemons."""
+
+    def __init__(self, folder: Path, kafka: DevServer) -> None:
+        self.config = folder / "nos-ec.toml"
+        topic = f"spread-{uuid4().hex[:12]}"
+        text = CONFIG.format(batch=BATCH, window=WINDOW, partitions=PARTITIONS, servers=kafka.url, topic=topic)
+        self.config.write_text(text)
+        self.settings = load_settings(self.config, {})
+        self.objects: dict[ObjectKey, bytes] = {}
+        self._rng = random.Random(11)
+        self._daemons: list[DaemonProcess] = []
+        initialise(self.settings)
+
+    def start(self, kind: str, **environment: str) -> DaemonProcess:
+        daemon = DaemonProcess(self.config, kind, f"{kind}-{len(self._daemons)}", **environment)
+        self._daemons.append(daemon)
+        return daemon
+
+    def start_consumers(self) -> list[DaemonProcess]:
+        """Returns them once each has its share of the partitions."""
+        consumers = [self.start("consumer") for _ in range(CONSUMERS)]
+        share = PARTITIONS // CONSUMERS
+        until(lambda: [len(one.partitions()) for one in consumers] == [share] * CONSUMERS, "equal shares")
+        return consumers
+
+    def put(self, system: System, count: int) -> None:
+        """Nine of ten objects go to the large bucket."""
+        for first in range(0, count, 50):
+            batch = {
+                ObjectKey(BIG if number % 10 else f"small-{number % 70}", f"{len(self.objects) + number:06}.dat"): (
+                    self._rng.randbytes(self._rng.randint(1, 2000))
+                )
+                for number in range(first, min(count, first + 50))
+            }
+            system.store().put_many(list(batch.items()))
+            self.objects |= batch
+
+    def packed(self, system: System) -> int:
+        return sum(block.live_objects for block in all_blocks(system.metadata))
+
+    def await_packed(self, system: System) -> None:
+        until(lambda: self.packed(system) == len(self.objects), "everything is packed")
+
+    def close(self) -> None:
+        for daemon in self._daemons:
+            daemon.stop()
+        remove_log(self.settings)
+
+
+@pytest.fixture
+def store(tmp_path: Path, kafka: DevServer) -> Iterator[OneBucket]:
+    with closing(OneBucket(tmp_path, kafka)) as one:
+        yield one
+
+
+def events(store: OneBucket) -> list[tuple[int, ObjectKey]]:
+    """(partition, object) of all events that were ever published, as another consumer group reads them."""
+    found: list[tuple[int, ObjectKey]] = []
+    with (
+        open_system(load_settings(store.config, {"NOS_EC_CONSUMER__GROUP": "reader"})) as system,
+        closing(system.log_consumer("reader")) as reader,
+    ):
+        count = reader.lag()
+
+        def all_read() -> bool:
+            messages = reader.poll(10_000, 500)
+            found.extend((message.partition, decode_pack_request(message.value).key) for message in messages)
+            return len(found) >= count
+
+        until(all_read, f"{count} events are read")
+    return found
+
+
+@pytest.mark.parametrize("how", ["by-itself", "by-setting"])
+def test_each_consumer_gets_a_fair_part_of_one_bucket(store: OneBucket, how: str) -> None:
+    """Without the spread, one of the three would get nine of ten objects. Before the producer spreads the bucket by
+    itself, it may publish two batches to the bucket's home, while it has more rows of other buckets."""
+    setting = {"by-setting": {"NOS_EC_LOG__SPREAD_BUCKETS": f'{{"{BIG}": {PARTITIONS}}}'}, "by-itself": {}}[how]
+    with open_system(store.settings) as system:
+        consumers = store.start_consumers()
+        store.put(system, 2000)
+        store.start("producer", **setting)
+        store.await_packed(system)
+        until(lambda: sum(one.metrics()[PACKED] for one in consumers) == 2000, "the figures follow")
+        packed = [one.metrics()[PACKED] for one in consumers]
+    mean = sum(packed) / CONSUMERS
+    assert max(packed) < 1.3 * mean, packed
+    big = Counter(place for place, key in events(store) if key.bucket == BIG)
+    assert len(big) == PARTITIONS
+    at_home_first = 2 * BATCH if how == "by-itself" else 0
+    assert max(big.values()) < 1.4 * big.total() / PARTITIONS + at_home_first, big
+
+
+def test_the_spread_changes_while_daemons_are_killed(store: OneBucket) -> None:
+    """Up, down and by itself, each time with a producer killed; and each consumer is killed once."""
+    spreads = ("1", "12", "5", "auto", "12", "1")
+    kills = 0
+    with open_system(store.settings) as system:
+        consumers = store.start_consumers()
+        for number, spread in enumerate(spreads):
+            producer = store.start("producer", NOS_EC_LOG__SPREAD_BUCKETS=f'{{"{BIG}": "{spread}"}}')
+            before = producer_objects(producer)
+            store.put(system, 300)
+            until(lambda: producer_objects(producer) > before, "it publishes")  # noqa: B023
+            if number % 2 == 0:
+                consumers.pop(0).kill()
+                consumers.append(store.start("consumer"))
+            store.put(system, 100)
+            producer.kill()
+            kills += 1
+        store.start("producer")
+        store.await_packed(system)
+        for one in consumers:
+            one.stop()
+        for key, data in store.objects.items():
+            assert system.store().get(key) == data, str(key)
+        system.housekeeping().run_once()
+        until(lambda: system.housekeeping().run_once() is not None and not_recovered(system) == [], "recovery")
+        assert problems(system.metadata, system.blocks, system.landing) == []
+        live = sum(block.live_bytes for block in all_blocks(system.metadata))
+        assert live == sum(map(len, store.objects.values())), "each object is in one place"
+    counts = Counter(key for _, key in events(store))
+    assert counts.keys() == store.objects.keys(), "nothing is lost"
+    repeated = counts.total() - len(counts)
+    assert repeated <= kills * BATCH, "only batches that a killed producer had not marked are repeated"
+    assert len({place for place, key in events(store) if key.bucket == BIG}) == PARTITIONS
+
+
+def producer_objects(producer: DaemonProcess) -> float:
+    return producer.metrics().get("nos_ec_producer_published_objects_total", 0)
+
+
+def not_recovered(system: System) -> list[str]:
+    """Blocks that a killed consumer left behind."""
+    held = {(lease.name, lease.epoch) for lease in system.metadata.list_leases("")}
+    still_open = (row for row in all_blocks(system.metadata) if row.state is BlockState.OPEN)
+    return [row.writer for row in still_open if (row.writer, row.epoch) not in held]
