@@ -28,6 +28,7 @@ from nos_ec.ports.message_log import MessagePublisher
 BATCH_OBJECTS = 10_000
 BUCKETS = 64
 """Enough buckets that every partition of the log gets some."""
+LARGE_BUCKET = "large"
 
 _FIRST_OFFSET = 256 << 10
 """The offset of the first object in an invented block: past any header that its entries could have."""
@@ -45,9 +46,15 @@ class Landed:
 
 
 class Backlog:
-    """Fills an initialised embedded store. Sizes are in bytes, uniform between the two limits."""
+    """Fills an initialised embedded store. Sizes are in bytes, uniform between the two limits.
 
-    def __init__(self, metadata_url: str, landing_root: Path, now_ms: int, seed: int = 1) -> None:
+    large_share: the share of objects in one more bucket, `large`.
+    """
+
+    def __init__(
+        self, metadata_url: str, landing_root: Path, now_ms: int, seed: int = 1, large_share: float = 0
+    ) -> None:
+        self._large_share = large_share
         self._engine = make_engine(metadata_url)
         self._landing_root = landing_root
         self._now_ms = now_ms
@@ -107,7 +114,10 @@ class Backlog:
         return range(first, first + count)
 
     def _key(self, object_id: int) -> ObjectKey:
-        return ObjectKey(f"bucket-{object_id % BUCKETS:03}", f"{self._rng.randrange(1 << 64):016x}/{object_id:09}.dat")
+        bucket = f"bucket-{object_id % BUCKETS:03}"
+        if self._large_share and self._rng.random() < self._large_share:
+            bucket = LARGE_BUCKET
+        return ObjectKey(bucket, f"{self._rng.randrange(1 << 64):016x}/{object_id:09}.dat")
 
     def _row(self, one: Landed, state: ObjectState) -> dict[str, object]:
         return self._fields(one.object_id, one.created_ms, one.key, len(one.data)) | {

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nos_ec.bench.simulate import simulate
+from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.messages import partition_for, partition_for_key
+from nos_ec.core.packing.packer import size_max
 from nos_ec.core.spread import message_key, spread_partition
+from nos_ec.core.workloads import sizes
 
 NAMES = {
     "numbers": [f"{number}" for number in range(12_000)],
@@ -62,3 +67,18 @@ def test_a_partition_that_there_is_not_is_refused() -> None:
     for number in (-1, 12):
         with pytest.raises(ValueError, match="of 12"):
             message_key("photos", number, 12)
+
+
+@pytest.mark.parametrize("workload", ["W1", "W2", "W6"])
+def test_three_consumers_of_one_bucket_fill_stripes_as_well_as_one(workload: str) -> None:
+    """Each packs what its four of twelve partitions get, from a window of its own: utilisation within 0.2 points."""
+    geometry, window = Geometry(), 300
+    drawn = list(sizes(workload, 24_000, random.Random(5), size_max(geometry)))
+    parts: dict[int, list[int]] = {}
+    for number, size in enumerate(drawn):
+        parts.setdefault(partition(ObjectKey("photos", f"{number}.jpg"), 12, 12) % 3, []).append(size)
+    runs = [simulate(part, "best", window, geometry, timer=lambda: 0.0, names=False) for part in parts.values()]
+    apart = sum(run.user_bytes for run in runs) / (sum(run.stripes for run in runs) * geometry.stripe_size)
+    together = simulate(drawn, "best", window, geometry, timer=lambda: 0.0, names=False).utilisation
+    assert len(runs) == 3
+    assert abs(apart - together) < 0.002, (apart, together)
