@@ -35,6 +35,8 @@ DELETE_BATCH_OBJECTS = 1000
 
 _log = structlog.get_logger(__name__)
 
+_TO_THE_END = 2**63 - 1
+"""A length beyond the end of any object."""
 READ_TRIES = 10
 """Each further try means that the object was packed, collected or overwritten during the previous one."""
 
@@ -161,11 +163,13 @@ class Store:
         """The row of the current version, always from the metadata. Raises NotFound."""
         return self._metadata.get(key)
 
-    def get(self, key: ObjectKey) -> bytes:
-        """A whole object in memory; use `open` for objects that may be large. Raises NotFound, Corrupt, Transient."""
+    def get(self, key: ObjectKey, offset: int = 0, length: int | None = None) -> bytes:
+        """A whole object in memory, or a range as of `open_range`; use `open` for objects that may be large. Raises
+        InvalidInput, NotFound, Corrupt, Transient."""
+        whole = offset == 0 and length is None
         for _ in range(READ_TRIES):
             try:
-                _, segments = self.open(key)
+                _, segments = self.open(key) if whole else self.open_range(key, offset, length)
                 return b"".join(segments)
             except Conflict:
                 continue  # a large object was overwritten or deleted halfway: start again with the current version
@@ -178,22 +182,46 @@ class Store:
         segments are read on demand; that raises Conflict when the version was deleted or overwritten in the meantime
         and its blocks are gone. Raises NotFound, Corrupt, Transient.
         """
-        return self._read(self._locations.find(key, self._metadata.get), 0, None)
+        return self._read(self.find(key), 0, None)
 
-    def open_range(self, key: ObjectKey, offset: int, length: int) -> tuple[ObjectRow, Iterator[bytes]]:
-        """Like `open`, for the bytes [offset, offset + length), cut off at the object's end.
+    def open_range(self, key: ObjectKey, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
+        """Like `open`, for the bytes [offset, offset + length), cut off at the object's end; None: all up to the end.
 
         For an object in blocks only the range is read, and the block store verifies it (`BlockStore.read`). A landing
         store verifies nothing, and the CRC covers the whole object. So a landed object, of at most `packed_size_max`
         bytes, is read and checked as a whole. Raises InvalidInput when offset or length is negative or the range
         starts past the end, NotFound, Corrupt, Transient.
         """
-        row = self._locations.find(key, self._metadata.get)
+        row = self.find(key)
         if offset > row.size:
             row = self._locations.look_up(key, self._metadata.get)
-        if offset < 0 or length < 0 or offset > row.size:
-            raise InvalidInput(f"range {offset}+{length} of {key}: it must start within its {row.size} bytes", key=key)
-        return self._read(row, offset, length)
+        _require_range(row, offset, length)
+        return self._read(row, offset, _TO_THE_END if length is None else length)
+
+    def find(self, key: ObjectKey) -> ObjectRow:
+        """The row that a GET would start from: that of the current version, or a remembered one
+        (get.location_cache_ms). Raises NotFound, Transient."""
+        return self._locations.find(key, self._metadata.get)
+
+    def follow(self, row: ObjectRow) -> tuple[ObjectRow, Iterator[bytes]]:
+        """Like `open`, when the object's row is known. If its version is gone, this is the current one."""
+        return self._read(row, 0, None)
+
+    def open_version(self, row: ObjectRow, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """The bytes of exactly this version, wherever they are now; the range is as of `open_range`.
+
+        Raises Conflict when the version was deleted or overwritten and its bytes are gone, InvalidInput, Corrupt,
+        Transient.
+        """
+        _require_range(row, offset, length)
+        reach = _TO_THE_END if length is None else length
+        try:
+            found, segments = self._read(row, offset, reach if offset or reach < row.size else None)
+        except NotFound:
+            raise _gone(row) from None
+        if (found.object_id, found.version) != (row.object_id, row.version):
+            raise _gone(row)
+        return segments
 
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """One page of a bucket, in UTF-8 byte order of names, after the name `after`."""
@@ -289,9 +317,7 @@ class Store:
         except NotFound as error:
             if self._is_current(row):
                 raise Corrupt(f"{row.key} v{row.version}: a segment of it is missing: {error}", key=row.key) from error
-            raise Conflict(
-                f"{row.key} v{row.version}: deleted or overwritten while it was being read; read it again", key=row.key
-            ) from error
+            raise _gone(row) from error
 
     def _is_current(self, row: ObjectRow) -> bool:
         try:
@@ -326,6 +352,18 @@ def _named(row: ObjectRow, error: Corrupt) -> Corrupt:
         return error
     name = f"{row.key} v{row.version}"
     return Corrupt(f"{name}: {error}", key=row.key, block_id=error.block_id, landing_id=error.landing_id)
+
+
+def _require_range(row: ObjectRow, offset: int, length: int | None) -> None:
+    if offset < 0 or offset > row.size or (length is not None and length < 0):
+        asked = f"{offset}+{'' if length is None else length}"
+        raise InvalidInput(f"range {asked} of {row.key}: it must start within its {row.size} bytes", key=row.key)
+
+
+def _gone(row: ObjectRow) -> Conflict:
+    return Conflict(
+        f"{row.key} v{row.version}: deleted or overwritten while it was being read; read it again", key=row.key
+    )
 
 
 def _changed_too_often(key: ObjectKey) -> Transient:

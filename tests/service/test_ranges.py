@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from nos_ec.composition.wiring import System
-from nos_ec.core.errors import Corrupt
+from nos_ec.core.errors import Conflict, Corrupt, InvalidInput
 from nos_ec.core.ids import ObjectKey
 
-from .conftest import CHUNK, Bench
+from .conftest import CHUNK, STRIPE, Bench
 
 SIZE = 3 * CHUNK
 RANGES = [(0, 10), (CHUNK, 100), (SIZE - 5, 5), (1, SIZE - 2)]
@@ -58,3 +58,45 @@ def test_a_range_of_damaged_packed_bytes_is_decoded_or_refused(
             with pytest.raises(Corrupt, match="b/packed v") as error:
                 _range(system, key, offset, length)
             assert (error.value.key, error.value.block_id) == (key, extent.block_id)
+
+
+@pytest.mark.parametrize("size", [SIZE, 9 * STRIPE])
+def test_a_range_may_go_to_the_end(bench: Bench, system: System, size: int) -> None:
+    key = bench.put(system, "it", bench.data(size))
+    store, data = system.store(), bench.acknowledged[key]
+    for packed in (False, True):
+        if packed:
+            bench.pack(system)
+        for offset in (0, 5, size - 1, size):
+            assert store.get(key, offset) == data[offset:]
+            assert b"".join(store.open_range(key, offset, None)[1]) == data[offset:]
+            assert b"".join(store.open_version(store.head(key), offset)) == data[offset:]
+        assert store.get(key, 3, 10) == data[3:13]
+        with pytest.raises(InvalidInput, match=f"range {size + 1}\\+ of b/it"):
+            store.get(key, size + 1)
+
+
+@pytest.mark.invariant(4)
+@pytest.mark.parametrize("size", [SIZE, 9 * STRIPE])
+def test_a_version_is_read_wherever_it_is_and_no_other_in_its_place(bench: Bench, system: System, size: int) -> None:
+    key = bench.put(system, "it", bench.data(size))
+    store, data = system.store(), bench.acknowledged[key]
+    row = store.find(key)
+    bench.pack(system)
+    bench.settle(system)  # the landing copy is deleted
+    assert b"".join(store.open_version(row)) == data
+    assert b"".join(store.follow(row)[1]) == data
+    bench.put(system, "it", b"new")
+    for block in list(system.blocks.list_blocks()):
+        system.blocks.delete(block)
+    with pytest.raises(Conflict, match="deleted or overwritten"):
+        b"".join(store.open_version(row))
+    found, segments = store.follow(row)
+    assert (found, b"".join(segments)) == (store.head(key), b"new")
+    bench.delete(system, key)
+    with pytest.raises(Conflict, match="deleted or overwritten"):
+        b"".join(store.open_version(row))
+    again = bench.put(system, "it", b"again")
+    assert again == key
+    with pytest.raises(Conflict, match="deleted or overwritten"):
+        b"".join(store.open_version(row))
