@@ -16,14 +16,20 @@ if TYPE_CHECKING:
         Conflict,
         Corrupt,
         InvalidInput,
+        LeaseLost,
         NosError,
         NoSpace,
         NotFound,
         Transient,
     )
     from nos_ec.core.ids import ObjectKey
+    from nos_ec.core.lifecycle import ObjectState
     from nos_ec.core.schemas import pack_request_schema
     from nos_ec.engine.store import Store
+    from nos_ec.library.object_info import ObjectInfo
+    from nos_ec.library.object_reader import ObjectReader
+    from nos_ec.library.object_store import ObjectStore
+    from nos_ec.library.opening import open_store
     from nos_ec.settings import Settings, load_settings
 
 __version__ = "0.1.0"
@@ -33,16 +39,22 @@ __all__ = [
     "Conflict",
     "Corrupt",
     "InvalidInput",
+    "LeaseLost",
     "NoSpace",
     "NosError",
     "NotFound",
+    "ObjectInfo",
     "ObjectKey",
+    "ObjectReader",
+    "ObjectState",
+    "ObjectStore",
     "Settings",
     "Store",
     "System",
     "Transient",
     "initialise",
     "load_settings",
+    "open_store",
     "open_system",
     "pack_request_schema",
 ]
@@ -51,9 +63,14 @@ _MODULES = (
     "nos_ec.core.errors",
     "nos_ec.core.ids",
     "nos_ec.core.schemas",
+    "nos_ec.core.lifecycle",
     "nos_ec.settings",
     "nos_ec.engine.store",
     "nos_ec.composition.wiring",
+    "nos_ec.library.object_info",
+    "nos_ec.library.object_reader",
+    "nos_ec.library.object_store",
+    "nos_ec.library.opening",
 )
 """The modules that have the names. Each loads more than those before it."""
 

@@ -13,7 +13,9 @@ from enum import StrEnum
 PREFIX = "nos_ec_"
 
 PRODUCER, CONSUMER, GC, API = "producer", "consumer", "gc", "api"
-_ALL = (PRODUCER, CONSUMER, GC, API)
+LIBRARY = "library"
+"""Programs that use the Python API and register the metrics of their store."""
+_ALL = (PRODUCER, CONSUMER, GC, API, LIBRARY)
 _STORE = (PRODUCER, GC, API)
 """There may be many consumers, so they leave the figures of the whole store to the other services."""
 _KEEPERS = (CONSUMER, GC)
@@ -537,6 +539,43 @@ LAG_MESSAGES = _gauge(
 )
 
 
+# --- requests of a store's users -----------------------------------------------------------------------------------
+REQUEST_SECONDS = _metric(
+    Kind.HISTOGRAM,
+    "request_seconds",
+    (LIBRARY,),
+    "Seconds that successful requests took, by operation (put, get, head, list, delete). For a GET, until its first"
+    " bytes came; for a PUT, until it was durable, without the time that its source took; for a LIST, for each page.",
+    "If the tail of `put` grows, look at the landing store and the metadata store; if that of `get` does, at the block"
+    " store (`nos_ec_degraded_reads_total`).",
+    "operation",
+)
+REQUEST_BYTES = _metric(
+    Kind.HISTOGRAM,
+    "request_object_bytes",
+    (LIBRARY,),
+    "Bytes that PUTs stored and GETs returned, by operation. A GET through a reader counts when the reader is closed.",
+    "Its `_sum` is the throughput. The sizes of `put` are what `nos-ec simulate --sizes` wants to know.",
+    "operation",
+)
+REQUEST_FAILURES = _counter(
+    "request_failures",
+    (LIBRARY,),
+    "Requests that failed, by operation and kind of error (PYTHON.md). `other`: an error that is none of ours, such as"
+    " one of the stream that a PUT reads.",
+    "`not_found` and `invalid_input` are the users' own. Alert on `corrupt`, on `no_space`, and on a steady rate of"
+    " `transient`.",
+    "operation",
+    "kind",
+)
+REQUESTS_UNDER_WAY = _gauge(
+    "requests_under_way",
+    (LIBRARY,),
+    "Requests under way.",
+    "At the limit of the program's threads, requests wait for each other.",
+)
+
+
 def reference() -> str:
     """docs/METRICS.md: every metric, which services export it, what it means and what to do about it."""
     lines = [
@@ -544,8 +583,9 @@ def reference() -> str:
         "",
         "<!-- Generated from nos_ec/monitoring/metrics.py by `make reference`; edit it there. -->",
         "",
-        "The metrics that the daemons and the API serve at `/metrics` ([OPERATIONS.md](OPERATIONS.md)). Counters start",
-        "at 0 with the process. `nos_ec_store_*` are figures of the whole store, which several processes export with",
+        "The metrics that the daemons and the API serve at `/metrics` ([OPERATIONS.md](OPERATIONS.md)), and those of",
+        "programs that use the Python API (`library`: [PYTHON.md](PYTHON.md#metrics)). Counters start at 0 with the",
+        "process. `nos_ec_store_*` are figures of the whole store, which several processes export with",
         "the same value: take their `max`, never their `sum`. The usual `process_*` metrics of the Prometheus client",
         "are exported as well.",
         "",

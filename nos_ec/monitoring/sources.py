@@ -14,6 +14,7 @@ from nos_ec.core.placement import GroupState
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.parking import Parking
+from nos_ec.engine.requests import Requests
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.ports.block_store import ReadCounters
@@ -86,6 +87,17 @@ def read_samples(counters: ReadCounters) -> Iterator[Sample]:
     yield Sample(m.SHARD_READS, counters.shard_reads)
     yield Sample(m.SHARD_READ_BYTES, counters.shard_bytes)
     yield Sample(m.DEGRADED_READS, counters.degraded_reads)
+
+
+def request_samples(requests: Requests) -> Iterator[Sample]:
+    """The requests of a store's users in this process."""
+    for operation, tally in requests.tallies.items():
+        yield Sample(m.REQUEST_SECONDS, tally.seconds, (operation,))
+        for kind, count in tally.failures.items():
+            yield Sample(m.REQUEST_FAILURES, count, (operation, kind))
+    for operation in ("put", "get"):
+        yield Sample(m.REQUEST_BYTES, requests.tallies[operation].sizes, (operation,))
+    yield Sample(m.REQUESTS_UNDER_WAY, len(requests.under_way))
 
 
 def housekeeping_samples(housekeeping: Housekeeping, now_ms: int) -> Iterator[Sample]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -20,6 +23,55 @@ def test_every_name_that_is_exported_is_there() -> None:
         found = getattr(nos_ec, name)
         assert found.__name__ == name
         assert found.__module__.startswith("nos_ec.")
+
+
+SIGNATURES = {
+    "open_store": "(where: 'Settings | str | os.PathLike[str]', *, create: 'bool' = False) -> 'ObjectStore'",
+    "pack_request_schema": "(version: 'int') -> 'dict[str, Any]'",
+    "load_settings": "(path: 'Path | None', env: 'Mapping[str, str]') -> 'Settings'",
+    "initialise": "(settings: 'Settings', new_shards: 'Collection[int]' = ()) -> 'None'",
+    "open_system": "(settings: 'Settings') -> 'System'",
+    "ObjectKey": "(bucket: 'str', name: 'str') -> None",
+    "ObjectStore": "(system: 'System') -> 'None'",
+    "ObjectStore.put": "(self, key: 'ObjectKey | str', data: 'Buffer | Readable | Iterable[Buffer]',"
+    " size: 'int | None' = None) -> 'ObjectInfo'",
+    "ObjectStore.put_many": "(self, objects: 'Sequence[tuple[ObjectKey | str, bytes]]') -> 'Sequence[ObjectInfo]'",
+    "ObjectStore.get": "(self, key: 'ObjectKey | str | ObjectInfo', start: 'int' = 0, length: 'int | None' = None)"
+    " -> 'bytes'",
+    "ObjectStore.open_read": "(self, key: 'ObjectKey | str | ObjectInfo') -> 'ObjectReader'",
+    "ObjectStore.head": "(self, key: 'ObjectKey | str') -> 'ObjectInfo'",
+    "ObjectStore.list": "(self, bucket: 'str', prefix: 'str' = '', *, after: 'str' = '') -> 'Iterator[ObjectInfo]'",
+    "ObjectStore.buckets": "(self) -> 'Iterator[str]'",
+    "ObjectStore.delete": "(self, key: 'ObjectKey | str') -> 'ObjectInfo'",
+    "ObjectStore.delete_many": "(self, keys: 'Iterable[ObjectKey | str]') -> 'Sequence[ObjectInfo]'",
+    "ObjectStore.register": "(self, registry: 'CollectorRegistry') -> 'None'",
+    "ObjectStore.close": "(self) -> 'None'",
+    "ObjectReader.read": "(self, size: 'int | None' = -1, /) -> 'bytes'",
+    "ObjectReader.read1": "(self, size: 'int' = -1, /) -> 'bytes'",
+    "ObjectReader.peek": "(self, size: 'int' = 0, /) -> 'bytes'",
+    "ObjectReader.seek": "(self, offset: 'int', whence: 'int' = 0, /) -> 'int'",
+    "ObjectReader.tell": "(self) -> 'int'",
+}
+"""What programs call. A change here breaks them, so it needs a new major version, or a default."""
+FIELDS = ("key", "version", "size", "crc32c", "md5", "state", "created_ms")
+
+
+def test_the_public_signatures_are_these() -> None:
+    for name, signature in SIGNATURES.items():
+        assert str(inspect.signature(attrgetter(name)(nos_ec))) == signature, name
+    public = {name for name in vars(nos_ec.ObjectStore) if not name.startswith("_")}
+    pinned = {name.partition(".")[2] for name in SIGNATURES if name.startswith("ObjectStore.")}
+    assert public == pinned | {"small_bytes_max"}
+    assert tuple(field.name for field in fields(nos_ec.ObjectInfo))[: len(FIELDS)] == FIELDS
+
+
+def test_errors_say_by_their_class_whether_to_try_again() -> None:
+    errors = {name for name in nos_ec.__all__ if isinstance(getattr(nos_ec, name), type)}
+    errors = {name for name in errors if issubclass(getattr(nos_ec, name), Exception)}
+    assert {name for name in errors if issubclass(getattr(nos_ec, name), nos_ec.Transient)} == {"Transient", "NoSpace"}
+    assert {name for name in errors if issubclass(getattr(nos_ec, name), nos_ec.Conflict)} == {"Conflict", "LeaseLost"}
+    table = re.findall(r"^\| `(\w+)`", (ROOT / "docs/PYTHON.md").read_text(), re.MULTILINE)
+    assert set(table) == errors - {"NosError"}
 
 
 def test_another_name_is_an_attribute_error() -> None:

@@ -1,0 +1,44 @@
+"""What is known about an object, and how objects are named in calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.ports.metadata import ObjectRow
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One version of an object. size: bytes. crc32c, md5 (16 bytes): of all of them. state: where they were when this
+    was read. created_ms: when the version was stored, in Unix milliseconds.
+
+    `get` and `open_read` take it in place of a key, and then read exactly this version.
+    """
+
+    key: ObjectKey
+    version: int
+    size: int
+    crc32c: int
+    md5: bytes
+    state: ObjectState
+    created_ms: int
+    row: ObjectRow = field(repr=False, compare=False)
+    """For this package alone: it says where the bytes are."""
+
+
+def info_of(row: ObjectRow) -> ObjectInfo:
+    """The public part of a row."""
+    return ObjectInfo(row.key, row.version, row.size, row.crc32c, row.md5, row.state, row.created_ms, row)
+
+
+def key_of(key: ObjectKey | str) -> ObjectKey:
+    """The key, which a string gives as `bucket/name`. Raises InvalidInput."""
+    if isinstance(key, ObjectKey):
+        return key
+    bucket, slash, name = key.partition("/")
+    if not slash:
+        raise InvalidInput(f"{key!r}: give an object as 'bucket/name' or as an ObjectKey")
+    return ObjectKey(bucket, name)

@@ -1,0 +1,207 @@
+"""The facade over an open store that programs use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from io import BytesIO
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+from prometheus_client import CollectorRegistry
+
+from nos_ec import __version__
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.requests import Request, Requests
+from nos_ec.library.object_info import ObjectInfo, info_of, key_of
+from nos_ec.library.object_reader import ObjectReader
+from nos_ec.library.put_source import Buffer, PutSource, Readable
+from nos_ec.monitoring import metrics
+from nos_ec.monitoring.exposition import Exposition, Sample
+from nos_ec.monitoring.sources import read_samples, request_samples
+
+CLOSE_WAIT_S_MAX = 60.0
+"""How long `close` waits for calls under way: longer than the time-outs of a storage cluster that does not answer."""
+PAGE_OBJECTS = 1000
+
+
+class ObjectStore:
+    """An open store. A context manager. Safe to use from several threads; one process per ObjectStore.
+
+    Objects are named by `ObjectKey(bucket, name)` or by the string `"bucket/name"`. Every call raises InvalidInput when
+    the store is closed or was opened before a fork, and may raise Transient, after which the same call may be tried
+    again. docs/PYTHON.md lists the errors.
+    """
+
+    def __init__(self, system: System) -> None:
+        """Use an open system; `close` closes it. `open_store` is the usual way to get an ObjectStore."""
+        self._system = system
+        self._store = system.store()
+        self._requests = Requests(perf_counter)
+        self._registered: list[tuple[CollectorRegistry, Exposition]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let calls under way finish, for a minute at most, and release everything. Idempotent.
+
+        In a process that was forked from the one that opened the store, this does nothing: the connections are the
+        parent's.
+        """
+        if not self._requests.in_this_process:
+            return
+        self._requests.close(CLOSE_WAIT_S_MAX)
+        while self._registered:
+            registry, collector = self._registered.pop()
+            with suppress(KeyError):  # the program has unregistered it
+                registry.unregister(collector)
+        self._system.__exit__(None, None, None)
+
+    @property
+    def small_bytes_max(self) -> int:
+        """Bytes of the largest object that `put_many` takes. Larger ones get blocks of their own."""
+        return self._store.packed_size_max
+
+    # --- writing ----------------------------------------------------------------------------------
+    def put(
+        self, key: ObjectKey | str, data: Buffer | Readable | Iterable[Buffer], size: int | None = None
+    ) -> ObjectInfo:
+        """Store an object, durably on return; it replaces the one of that name.
+
+        data: bytes, a binary file, or an iterable of bytes. size: how many bytes these are, if that is known. Then
+        fewer bytes are refused, a file is not read beyond them, and bytes or an iterable with more are refused. At most
+        one block (32 MiB by default) and its coding are in memory.
+
+        After an error the previous version, if any, is still the current one, unless the outcome of the last step is
+        unknown (a Transient): a repeated PUT is right in both cases. Raises InvalidInput, NoSpace, Transient, Conflict
+        (a large object was deleted or replaced by somebody else meanwhile, or this PUT stalled for longer than its
+        lease), TypeError for data that is not binary, and what reading `data` raises.
+        """
+        with Request(self._requests, self._requests.puts) as request:
+            whole = key_of(key)
+            if isinstance(data, Buffer):
+                row = self._store.put(whole, BytesIO(_of_size(data, size)))
+            else:
+                source = PutSource(data, size, self._requests.timer)
+                row = self._store.put(whole, source)
+                request.leave_out(source.seconds)
+            request.size = row.size
+            return info_of(row)
+
+    def put_many(self, objects: Sequence[tuple[ObjectKey | str, bytes]]) -> Sequence[ObjectInfo]:
+        """Store several small objects, all of them or none; much faster than one by one. Raises InvalidInput when one
+        has more than `small_bytes_max` bytes, NoSpace, Transient."""
+        with Request(self._requests, self._requests.puts):
+            rows = self._store.put_many([(key_of(key), data) for key, data in objects], self._system.pool)
+        for row in rows:
+            self._requests.puts.add(None, row.size)
+        return [info_of(row) for row in rows]
+
+    def delete(self, key: ObjectKey | str) -> ObjectInfo:
+        """Delete an object, durably. Returns what it was. Raises NotFound, InvalidInput, Transient."""
+        with Request(self._requests, self._requests.deletes):
+            return info_of(self._store.delete(key_of(key)))
+
+    def delete_many(self, keys: Iterable[ObjectKey | str]) -> Sequence[ObjectInfo]:
+        """Delete several objects, durably; skips those that do not exist. Returns what they were, in the order of
+        `keys`. Raises InvalidInput, Transient: some are then deleted, and calling again is safe."""
+        with Request(self._requests, self._requests.deletes):
+            return [info_of(row) for row in self._store.delete_many([key_of(key) for key in keys])]
+
+    # --- reading ----------------------------------------------------------------------------------
+    def head(self, key: ObjectKey | str) -> ObjectInfo:
+        """The current version. Raises NotFound, InvalidInput, Transient."""
+        with Request(self._requests, self._requests.heads):
+            return info_of(self._store.head(key_of(key)))
+
+    def get(self, key: ObjectKey | str | ObjectInfo, start: int = 0, length: int | None = None) -> bytes:
+        """The bytes of an object, or a range of them, cut off at the end. For objects that fit into memory.
+
+        An ObjectInfo stands for exactly that version; Conflict says that it is gone. Raises NotFound, InvalidInput (a
+        range that starts before 0 or behind the end), Corrupt, Transient.
+        """
+        with Request(self._requests, self._requests.gets) as request:
+            if isinstance(key, ObjectInfo):
+                data = b"".join(self._store.open_version(key.row, start, length))
+            else:
+                data = self._store.get(key_of(key), start, length)
+            request.size = len(data)
+            return data
+
+    def open_read(self, key: ObjectKey | str | ObjectInfo) -> ObjectReader:
+        """A binary file over one version, for objects of any size; `reader.info` tells which version.
+
+        An ObjectInfo stands for exactly that version; Conflict says that it is gone. Raises NotFound, InvalidInput,
+        Corrupt, Transient.
+        """
+        with Request(self._requests, self._requests.gets) as request:
+            row = key.row if isinstance(key, ObjectInfo) else self._store.find(key_of(key))
+            whole = None
+            if row.state is not ObjectState.LARGE:
+                if isinstance(key, ObjectInfo):
+                    segments = self._store.open_version(row)
+                else:
+                    row, segments = self._store.follow(row)
+                if row.state is not ObjectState.LARGE:
+                    whole = b"".join(segments)
+            if whole is None:
+                request.leave_untimed()  # the first read is what takes time
+        return ObjectReader(self._store, self._requests, info_of(row), whole)
+
+    # --- listing ----------------------------------------------------------------------------------
+    def list(self, bucket: str, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        """Objects of a bucket whose names begin with `prefix` and come after `after`, in the byte order of UTF-8.
+
+        They are read page by page while the caller goes on. Objects that are stored or deleted meanwhile may be
+        included or not. Raises InvalidInput, Transient.
+        """
+        while True:
+            with Request(self._requests, self._requests.lists):
+                page = self._store.list_objects(bucket, prefix, after, PAGE_OBJECTS)
+            yield from map(info_of, page)
+            if len(page) < PAGE_OBJECTS:
+                return
+            after = page[-1].key.name
+
+    def buckets(self) -> Iterator[str]:
+        """Names of all buckets that hold an object, in the byte order of UTF-8. Raises Transient."""
+        after = ""
+        while True:
+            with Request(self._requests, self._requests.lists):
+                page = self._store.list_buckets(after, PAGE_OBJECTS)
+            yield from page
+            if len(page) < PAGE_OBJECTS:
+                return
+            after = page[-1]
+
+    # --- metrics ----------------------------------------------------------------------------------
+    def register(self, registry: CollectorRegistry) -> None:
+        """Export the metrics of this store's requests (docs/METRICS.md, service `library`) until it is closed.
+
+        Raises ValueError when the registry already has the metrics of a store: use one registry for each.
+        """
+        if any(known is registry for known, _ in self._registered):
+            raise ValueError("the metrics of this store are registered already")
+        collector = Exposition(CollectorRegistry())
+        collector.add("process", lambda: [Sample(metrics.INFO, 1, (metrics.LIBRARY, __version__))])
+        collector.add("reads", lambda: read_samples(self._system.blocks.counters()))
+        collector.add("requests", lambda: request_samples(self._requests))
+        registry.register(collector)
+        self._registered.append((registry, collector))
+
+
+def _of_size(data: Buffer, size: int | None) -> bytes:
+    found = data if isinstance(data, bytes) else bytes(data)
+    if size is not None and len(found) != size:
+        raise InvalidInput(f"{len(found)} bytes given where size says {size}")
+    return found

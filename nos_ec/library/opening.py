@@ -1,0 +1,42 @@
+"""Opening a store as a library."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nos_ec.composition.wiring import initialise, open_system
+from nos_ec.core.errors import ConfigError
+from nos_ec.library.object_store import ObjectStore
+from nos_ec.library.standard_logging import log_through_logging
+from nos_ec.settings import Settings, load_settings
+
+CONFIG_SUFFIX = ".toml"
+
+
+def open_store(where: Settings | str | os.PathLike[str], *, create: bool = False) -> ObjectStore:
+    """Open a store: an ObjectStore, to be closed or used in a `with` statement.
+
+    where: settings; or the path of a configuration file (`*.toml`); or the folder of an embedded store with the default
+    settings. The environment is not read; `load_settings(path, os.environ)` does that.
+    create: initialise the store first, unless it exists.
+
+    Log messages go to the standard `logging`, unless the program has configured structlog. Raises ConfigError when the
+    store is missing or does not match, Transient when one of its servers cannot be reached.
+    """
+    settings = _settings(where)
+    log_through_logging()
+    if create:
+        initialise(settings)
+    elif isinstance(where, str | os.PathLike) and not Path(where).exists():
+        raise ConfigError(f"{Path(where)} does not exist; open_store(..., create=True) makes a store in a new folder")
+    return ObjectStore(open_system(settings))
+
+
+def _settings(where: Settings | str | os.PathLike[str]) -> Settings:
+    if isinstance(where, Settings):
+        return where
+    path = Path(where)
+    if path.suffix == CONFIG_SUFFIX:
+        return load_settings(path, {})
+    return load_settings(None, {"NOS_EC_STORE__ROOT": str(path)})
