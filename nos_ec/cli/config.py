@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.context import AsJson, context
-from nos_ec.cli.output import emit, facts, out
-from nos_ec.settings import check_settings, refusal, shown_settings
+from nos_ec.cli.output import count_text, emit, facts, out
+from nos_ec.composition.connections import NOT_INITIALISED, Connections
+from nos_ec.composition.trial import Outcome, Result, try_all, worst
+from nos_ec.core.errors import NosError
+from nos_ec.settings import Problem, Settings, check_settings, load_settings, refusal, shown_settings
 
 config_app = typer.Typer(help="Inspect the configuration.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -20,15 +26,97 @@ def register(app: typer.Typer) -> None:
     app.add_typer(config_app, name="config")
 
 
-def check(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List every wrong key and value in the file and the environment."""
+def check(
+    ctx: typer.Context,
+    connect: Annotated[
+        bool,
+        typer.Option(
+            "--connect",
+            help="Also try every server and folder that is configured: login, rights, pools, topics, free space,"
+            " clocks, and whether data and metadata belong together. Changes nothing; works before `nos-ec init`.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List every wrong key and value in the file and the environment. With --connect, also try what they name."""
     file = context(ctx).config_file()
     problems = check_settings(file, os.environ)
-    lines = [problem.text for problem in problems]
-    data = {"file": str(file) if file else None, "problems": lines}
-    emit(data, as_json, lambda: out.print("\n".join(lines) or "the configuration is fine", markup=False))
     if problems:
-        raise refusal(f"{len(problems)} problem(s) in the configuration", problems)
+        _report_problems(file, problems, connect, as_json)
+    elif connect:
+        _try_connections(file, load_settings(file, os.environ), as_json)
+    else:
+        emit({"file": _name(file), "problems": []}, as_json, lambda: out.print("the configuration is fine"))
+
+
+def _name(file: Path | None) -> str | None:
+    return str(file) if file else None
+
+
+def _report_problems(file: Path | None, problems: list[Problem], connect: bool, as_json: bool) -> None:
+    """Print the problems, and end with them."""
+    lines = [problem.text for problem in problems]
+    data: dict[str, Any] = {"file": _name(file), "problems": lines}
+    if connect:
+        data |= {"initialised": None, "checks": []}
+        lines = [*lines, "no connection was tried; correct the settings first"]
+    emit(data, as_json, lambda: out.print("\n".join(lines), markup=False))
+    raise refusal(f"{len(problems)} problem(s) in the configuration", problems)
+
+
+def _try_connections(file: Path | None, settings: Settings, as_json: bool) -> None:
+    """Try everything, print one line for each check as soon as it is known, and end with the worst failure."""
+    outcomes: list[Outcome] = []
+    with Connections(settings, SystemClock()) as connections:
+        for outcome in try_all(connections.checks()):
+            outcomes.append(outcome)
+            if not as_json:
+                out.print(f"{outcome.result:<9}  {outcome.name:<19}  {outcome.detail}", markup=False)
+                out.file.flush()
+        if any(outcome.left_behind for outcome in outcomes):
+            connections.abandon()
+    failed = sum(outcome.result is Result.FAILED for outcome in outcomes)
+    initialised = connections.initialised
+    data = {
+        "file": _name(file),
+        "problems": [],
+        "initialised": initialised,
+        "checks": [_data(outcome) for outcome in outcomes],
+    }
+    emit(data, as_json, lambda: out.print(_summary(outcomes, failed, initialised=initialised), markup=False))
+    if (found := worst(outcomes)) is not None:
+        if found.error is None:
+            raise RuntimeError(f"{found.name}: {found.detail}")
+        raise _named(found, found.error)
+
+
+def _summary(outcomes: list[Outcome], failed: int, *, initialised: bool | None) -> str:
+    ok = sum(outcome.result is Result.OK for outcome in outcomes)
+    rest = len(outcomes) - ok - failed
+    said = f"{count_text(len(outcomes), 'check')}: {ok} ok, {failed} failed, {rest} not tried"
+    return said if initialised is not False else f"{said}; {NOT_INITIALISED}"
+
+
+def _named(found: Outcome, error: NosError) -> NosError:
+    """The error of the check, with the name of the check."""
+    return type(error)(
+        f"{found.name}: {error}",
+        key=error.key,
+        block_id=error.block_id,
+        landing_id=error.landing_id,
+        settings=error.settings,
+    )
+
+
+def _data(outcome: Outcome) -> dict[str, Any]:
+    error = {} if outcome.error is None else {"error": type(outcome.error).__name__, **outcome.error.facts()}
+    return {
+        "name": outcome.name,
+        "result": outcome.result.value,
+        "detail": outcome.detail,
+        "took_ms": outcome.took_ms,
+        **error,
+    }
 
 
 def show(ctx: typer.Context, as_json: AsJson = False) -> None:

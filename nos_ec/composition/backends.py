@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from nos_ec.adapters.rados.pool import Pool
 
 
-_OF_CONNECTION = ("ceph.conf_file", "ceph.user", "ceph.keyring_file")
-_OF_METADATA = ("ceph.namespace", "store.metadata_url")
-_OF_LOG = ("kafka.servers", "kafka.topic", "log.partitions", "kafka.options")
+OF_CONNECTION = ("ceph.conf_file", "ceph.user", "ceph.keyring_file")
+OF_METADATA = ("ceph.namespace", "store.metadata_url")
+OF_LOG = ("kafka.servers", "kafka.topic", "log.partitions", "kafka.options")
 
 
 @contextmanager
@@ -105,8 +105,8 @@ def initialise_objects(settings: Settings, new_shards: Collection[int] = ()) -> 
 
     ceph = settings.ceph
     with ExitStack() as stack:
-        with settings_named(*_OF_CONNECTION):
-            cluster = stack.enter_context(RadosCluster(_rados_options(settings)))
+        with settings_named(*OF_CONNECTION):
+            cluster = stack.enter_context(RadosCluster(rados_options(settings)))
         with settings_named("ceph.blocks_pool", "ceph.namespace", "geometry"):
             RadosBlockStore.initialise(cluster, ceph.blocks_pool, geometry, ceph.namespace)
         with settings_named("ceph.landing_pool", "ceph.namespace"):
@@ -125,7 +125,7 @@ def mark_objects(settings: Settings, store_id: str, *, replace: bool) -> None:
     from nos_ec.adapters.rados.cluster import RadosCluster
     from nos_ec.adapters.rados.store_mark import claim_for
 
-    with RadosCluster(_rados_options(settings)) as cluster:
+    with RadosCluster(rados_options(settings)) as cluster:
         _for_each_pool(settings, cluster, lambda pool: claim_for(pool, store_id, replace=replace))
 
 
@@ -137,8 +137,8 @@ def require_marks(settings: Settings, store_id: str) -> None:
         return
     from nos_ec.adapters.rados.cluster import RadosCluster
 
-    with settings_named(*_OF_CONNECTION):
-        cluster = RadosCluster(_rados_options(settings))
+    with settings_named(*OF_CONNECTION):
+        cluster = RadosCluster(rados_options(settings))
     with cluster:
         _require_owner(settings, cluster, store_id)
 
@@ -152,7 +152,7 @@ def _require_owner(settings: Settings, cluster: RadosCluster, store_id: str) -> 
 def _for_each_pool(settings: Settings, cluster: RadosCluster, act: Callable[[Pool], None]) -> None:
     ceph = settings.ceph
     for setting, pool_name in (("ceph.blocks_pool", ceph.blocks_pool), ("ceph.landing_pool", ceph.landing_pool)):
-        with settings_named(setting, *_OF_METADATA), cluster.open_pool(pool_name, ceph.namespace) as pool:
+        with settings_named(setting, *OF_METADATA), cluster.open_pool(pool_name, ceph.namespace) as pool:
             act(pool)
 
 
@@ -179,8 +179,8 @@ def open_objects(
     from nos_ec.adapters.rados.placement import RadosPlacement
 
     ceph = settings.ceph
-    with settings_named(*_OF_CONNECTION):
-        cluster = stack.enter_context(RadosCluster(_rados_options(settings)))
+    with settings_named(*OF_CONNECTION):
+        cluster = stack.enter_context(RadosCluster(rados_options(settings)))
     with settings_named("ceph.blocks_pool", "ceph.namespace", "geometry"):
         blocks = stack.enter_context(closing(RadosBlockStore(cluster, ceph.blocks_pool, geometry, ceph.namespace)))
     with settings_named("ceph.landing_pool", "ceph.namespace"):
@@ -199,7 +199,7 @@ def remove_objects(settings: Settings) -> None:
     from nos_ec.adapters.rados.removal import remove_namespace
 
     ceph = settings.ceph
-    with RadosCluster(_rados_options(settings)) as cluster:
+    with RadosCluster(rados_options(settings)) as cluster:
         for pool in (ceph.blocks_pool, ceph.landing_pool):
             remove_namespace(cluster, pool, ceph.namespace)
 
@@ -209,10 +209,11 @@ def admin_cluster(settings: Settings) -> RadosCluster:
     from nos_ec.adapters.rados.cluster import RadosCluster
 
     keyring_file = settings.ceph.admin_keyring_file
-    return RadosCluster(replace(_rados_options(settings), user="client.admin", keyring_file=keyring_file))
+    return RadosCluster(replace(rados_options(settings), user="client.admin", keyring_file=keyring_file))
 
 
-def _rados_options(settings: Settings) -> RadosOptions:
+def rados_options(settings: Settings) -> RadosOptions:
+    """How to reach the Ceph cluster. Raises ConfigError."""
     from nos_ec.adapters.rados.cluster import RadosOptions
 
     ceph = settings.ceph
@@ -230,9 +231,9 @@ def initialise_log(settings: Settings) -> None:
     from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 
     kafka = settings.kafka
-    with settings_named(*_OF_LOG):
+    with settings_named(*OF_LOG):
         KafkaMessageLog.initialise(
-            _kafka_topic(settings),
+            kafka_topic(settings),
             replication=kafka.replication,
             in_sync_min=kafka.in_sync_min,
             retention_ms=kafka.retention_ms,
@@ -254,8 +255,8 @@ def open_log(settings: Settings, clock: Clock) -> Log:
         )
     from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 
-    with settings_named(*_OF_LOG):
-        kafka = KafkaMessageLog(_kafka_topic(settings))
+    with settings_named(*OF_LOG):
+        kafka = KafkaMessageLog(kafka_topic(settings))
     poll_interval_ms_max = settings.kafka.poll_interval_ms_max
     return Log(
         kafka.publisher,
@@ -274,10 +275,11 @@ def remove_log(settings: Settings) -> None:
     """Remove a scratch store's topics. Raises ConfigError, Transient."""
     from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 
-    KafkaMessageLog.remove(_kafka_topic(settings))
+    KafkaMessageLog.remove(kafka_topic(settings))
 
 
-def _kafka_topic(settings: Settings) -> KafkaTopic:
+def kafka_topic(settings: Settings) -> KafkaTopic:
+    """The topic, and how to reach its cluster. Raises ConfigError."""
     from nos_ec.adapters.kafka.cluster import KafkaTopic
 
     kafka = settings.kafka

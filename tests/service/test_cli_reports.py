@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nos_consumer.assemble import consumer_service
 from nos_ec.api.access import Token
-from nos_ec.cli.output import size_text, time_text
+from nos_ec.cli.app import run
+from nos_ec.cli.output import printable, size_text, time_text
 from nos_ec.cli.status import _percent
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.settings import without_settings
 from nos_ec.settings.masking import MASK
 
 from .conftest import STRIPE, Bench
@@ -112,3 +126,201 @@ def test_settings_are_shown_whole_and_without_passwords(
     assert "hunter2" not in text
     assert cli("config", "show")["store"]["metadata_url"] == lines["store.metadata_url"]
     assert "hunter2" not in str(cli("config", "show"))
+
+
+@pytest.mark.parametrize(
+    ("how", "given"), [("--config", ["--config", "nos-ec.toml"]), ("environment", []), ("default", [])]
+)
+def test_a_listing_is_continued_as_pasted(
+    bench: Bench,
+    system: System,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    given: list[str],
+) -> None:
+    """In another shell, in another folder, whatever the names are."""
+    names = ["-o 'x' $(id)", "a b", "red\x1b[31m\n'\\'e9", "äö", "z"]
+    for bucket in ("-b", "c"):
+        for name in names:
+            bench.put(system, name, b"x", bucket=bucket)
+    monkeypatch.chdir(bench.folder)
+    if how == "environment":
+        monkeypatch.setenv("NOS_EC_CONFIG", "nos-ec.toml")
+    program = f"{shlex.quote(sys.executable)} -m nos_ec"
+    environment = without_settings({name: value for name, value in os.environ.items() if name != "NOS_EC_CONFIG"})
+    command = [*given, "ls", "--limit", "1", "--", "-b"]
+    capfd.readouterr()
+    assert run(command) == 0
+    listed, hint = capfd.readouterr()
+    found = [listed]
+    while "continue with: " in hint:
+        pasted = hint.strip().partition("continue with: ")[2].replace("nos-ec", program, 1)
+        assert pasted.isprintable()
+        done = subprocess.run(
+            ["bash", "-c", pasted], env=environment, cwd="/", capture_output=True, text=True, check=True, timeout=60
+        )
+        found.append(done.stdout)
+        hint = done.stderr
+    assert [line.split(maxsplit=2)[2] for line in found] == [f"{printable(f'-b/{name}')}\n" for name in sorted(names)]
+    assert run([*given, "ls", "--limit", "1"]) == 0
+    assert f"nos-ec --config {bench.config} ls --after=-b --limit=1" in capfd.readouterr().err
+
+
+# --- config check --connect ------------------------------------------------------------------------------------------
+EMBEDDED = [
+    *("database", "database session", "database clock", "database schema", "database rights", "database store"),
+    *("folder", "block store", "landing store", "free space", "store identity", "message log"),
+]
+
+
+def tried(bench: Bench, capfd: pytest.CaptureFixture[str], exits: int) -> tuple[dict[str, str], dict[str, str], Any]:
+    """({check: result}, {check: detail}, initialised) of a run that ends like this."""
+    assert run(["--config", str(bench.config), "config", "check", "--connect", "--json"]) == exits
+    data = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert [one["name"] for one in data["checks"]] == EMBEDDED
+    for one in data["checks"]:
+        assert ("error" in one) == (one["result"] == "failed")
+    return (
+        {one["name"]: one["result"] for one in data["checks"]},
+        {one["name"]: one["detail"] for one in data["checks"]},
+        data["initialised"],
+    )
+
+
+def failures(results: dict[str, str]) -> list[str]:
+    return [name for name, result in results.items() if result == "failed"]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files below, but not those in which SQLite's connections share what they read."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path): path.read_bytes() for path in files if path.suffix not in (".db-shm", ".db-wal")}
+
+
+def test_a_sound_store_passes_and_is_not_changed(cli: Cli, bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    before = content(bench.folder)
+    results, _, initialised = tried(bench, capfd, 0)
+    assert (set(results.values()), initialised) == ({"ok"}, True)
+    text = cli.text("config", "check", "--connect")
+    assert [line[:2] for line in text.splitlines()[:-1]] == ["ok"] * len(EMBEDDED)
+    assert text.splitlines()[-1] == f"{len(EMBEDDED)} checks: {len(EMBEDDED)} ok, 0 failed, 0 not tried"
+    assert content(bench.folder) == before
+
+
+def test_checks_before_init_create_nothing(cli: Cli, bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    bench.config.write_text(bench.config.read_text().replace('"store"', '"deep/elsewhere"'))
+    results, details, initialised = tried(bench, capfd, 0)
+    assert (failures(results), initialised, results["folder"]) == ([], False, "ok")
+    assert "run `nos-ec init`" in details["database"]
+    assert not (bench.folder / "deep").exists()
+    assert "run `nos-ec init`" in cli.text("config", "check", "--connect").splitlines()[-1]
+    cli("init")
+    assert set(tried(bench, capfd, 0)[0].values()) == {"ok"}
+
+
+def test_wrong_settings_are_reported_and_nothing_is_tried(
+    cli: Cli, bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bench.config.write_text("[consumer]\nlanes = 0\n")
+    assert run(["--config", str(bench.config), "config", "check", "--connect", "--json"]) == 3
+    data = json.loads(capfd.readouterr().out)
+    assert (len(data["problems"]), data["checks"], data["initialised"]) == (1, [], None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "failed", "code", "says"),
+    [
+        (
+            "stripes_per_block = 8",
+            "stripes_per_block = 16",
+            ["database store", "block store"],
+            3,
+            "[settings: geometry, ",
+        ),
+        ("partitions = 3", "partitions = 4", ["message log"], 3, "set log.partitions to 3"),
+        ("reserve_bytes = 0", 'reserve_bytes = "1024TiB"', ["free space"], 8, "PUTs are refused"),
+    ],
+)
+def test_settings_that_do_not_fit_the_store(
+    cli: Cli,
+    bench: Bench,
+    capfd: pytest.CaptureFixture[str],
+    old: str,
+    new: str,
+    failed: list[str],
+    code: int,
+    says: str,
+) -> None:
+    bench.config.write_text(bench.config.read_text().replace(old, new))
+    results, details, _ = tried(bench, capfd, code)
+    assert failures(results) == failed
+    assert says in details[failed[0]]
+
+
+def _lose_metadata(store: Path) -> None:
+    for path in store.glob("metadata.db*"):
+        path.unlink()
+
+
+def _damage_metadata(store: Path) -> None:
+    _lose_metadata(store)
+    (store / "metadata.db").write_bytes(b"no database" * 1000)
+
+
+def _newer_schema(store: Path) -> None:
+    with closing(sqlite3.connect(store / "metadata.db")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+
+
+def _bare_database(store: Path) -> None:
+    _lose_metadata(store)
+    (store / "metadata.db").touch()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "failed", "code", "says"),
+    [
+        (_lose_metadata, ["store identity"], 3, "the metadata is new and empty"),
+        (_bare_database, ["store identity"], 3, "the metadata is new and empty"),
+        (_damage_metadata, ["database"], 6, "restore the file from a backup"),
+        (_newer_schema, ["database schema"], 3, "a newer release"),
+        (lambda store: (store / "store-id").write_text("f" * 32), ["store identity"], 3, "holds another store"),
+        (lambda store: (store / "store-id").unlink(), ["store identity"], 3, "holds no store"),
+        (lambda store: shutil.rmtree(store / "blocks/shard-03"), ["block store"], 7, "--new-shard 3"),
+        (lambda store: (store / "blocks/store.json").unlink(), ["block store"], 3, "is not a block store"),
+        (lambda store: shutil.rmtree(store / "landing"), ["landing store"], 3, "is not a landing store"),
+        (lambda store: (store / "log.db").write_bytes(b"no log" * 1000), ["message log"], 6, "remove it and run"),
+    ],
+)
+def test_a_spoilt_store_is_told(
+    cli: Cli,
+    bench: Bench,
+    capfd: pytest.CaptureFixture[str],
+    spoil: Callable[[Path], object],
+    failed: list[str],
+    code: int,
+    says: str,
+) -> None:
+    spoil(bench.folder / "store")
+    results, details, _ = tried(bench, capfd, code)
+    assert failures(results) == failed
+    assert says in details[failed[0]]
+
+
+def test_a_lost_log_is_no_failure(cli: Cli, bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    for path in (bench.folder / "store").glob("log.db*"):
+        path.unlink()
+    assert "is created when it is needed" in tried(bench, capfd, 0)[1]["message log"]
+    assert not (bench.folder / "store/log.db").exists()
+
+
+def test_a_writer_at_work_is_no_failure(cli: Cli, bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    """The checks that try rights wait for their turn, as every writer does."""
+    with closing(sqlite3.connect(bench.folder / "store/metadata.db", check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        ending = threading.Timer(1, other.rollback)
+        ending.start()
+        results, _, _ = tried(bench, capfd, 0)
+        ending.join()
+    assert set(results.values()) == {"ok"}

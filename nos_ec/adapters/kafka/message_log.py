@@ -83,6 +83,12 @@ class KafkaMessageLog:
         return cls(topic)
 
     @classmethod
+    def partition_counts(cls, topic: KafkaTopic) -> dict[str, int]:
+        """The number of partitions of those of the two topics that exist, by name. Raises ConfigError, Transient."""
+        with closing(_Admin(topic)) as admin:
+            return admin.partition_counts()
+
+    @classmethod
     def remove(cls, topic: KafkaTopic) -> None:
         """Remove both topics with all their messages. A missing topic is not an error.
 

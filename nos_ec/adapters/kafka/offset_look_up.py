@@ -32,7 +32,7 @@ from nos_ec.core.errors import NosError, Transient
 
 _RETRY_S = 0.1
 _WAIT_S_MIN = 0.001
-_LOOKING_FOR_COORDINATOR = {
+LOOKING_FOR_COORDINATOR = {
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -110,7 +110,7 @@ def _ask_committed(consumer: Consumer, topic: KafkaTopic, wanted: list[TopicPart
         try:
             return consumer.committed(wanted, timeout=left_s)
         except KafkaException as error:
-            if bare_error(error).code() not in _LOOKING_FOR_COORDINATOR or left_s <= _RETRY_S:
+            if bare_error(error).code() not in LOOKING_FOR_COORDINATOR or left_s <= _RETRY_S:
                 raise
         time.sleep(_RETRY_S)
 

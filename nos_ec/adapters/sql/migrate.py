@@ -53,7 +53,7 @@ def migrate(url: str, to: str = "head") -> None:
 
 def check_schema(connection: Connection) -> None:
     """Raise ConfigError, naming the command to run, unless the metadata has exactly this release's schema."""
-    found = _revision(connection)
+    found = revision(connection)
     head = schema_head()
     where = place(connection.engine.url)
     if found is None:
@@ -76,7 +76,7 @@ def _revisions() -> set[str]:
     return {path.name[1:5] for path in (_SCRIPTS / "versions").glob("v[0-9][0-9][0-9][0-9]_*.py")}
 
 
-def _revision(connection: Connection) -> str | None:
+def revision(connection: Connection) -> str | None:
     """The store's schema version; None if it has no tables yet."""
     if not inspect(connection).has_table("alembic_version"):
         return None
@@ -85,7 +85,7 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _refuse_unknown(connection: Connection) -> None:
-    found = _revision(connection)
+    found = revision(connection)
     if found is not None and found not in _revisions():
         raise ConfigError(
             f"metadata at {place(connection.engine.url)} has schema {found}, which this release does not know;"

@@ -1,0 +1,84 @@
+"""Asks brokers, for `config check --connect`, what the user of the configuration may do. Publishes nothing."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as Late
+from typing import Any
+
+from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+
+from nos_ec.adapters.kafka.cluster import (
+    ConnectionNews,
+    KafkaTopic,
+    close_admin_in_background,
+    translate,
+    translated_errors,
+)
+from nos_ec.adapters.kafka.message_log import KafkaMessageLog
+from nos_ec.adapters.kafka.offset_look_up import LOOKING_FOR_COORDINATOR
+from nos_ec.core.errors import ConfigError, NosError, Transient
+
+_RETRY_S = 0.2
+_OF_INTEREST = ("READ", "WRITE", "DESCRIBE")
+
+
+def try_topics(topic: KafkaTopic) -> str | None:
+    """Look both topics up. Returns their partitions; None if neither exists. Raises ConfigError when only one exists,
+    or with another number of partitions; Transient."""
+    if not KafkaMessageLog.partition_counts(topic):
+        return None
+    KafkaMessageLog(topic)
+    return f"topic {topic.name}, {topic.partitions} partitions, and {topic.dead_letters}"
+
+
+def rights(topic: KafkaTopic, group: str) -> str:
+    """What the user may do with the topics and the group. Raises ConfigError when the user may not even see one of
+    them, which every process must; Transient."""
+    news = ConnectionNews(topic)
+    with translated_errors(topic, "connect"):
+        client = AdminClient(topic.configuration("nos-ec-check", {"log_level": 2}, {"error_cb": news.note}))
+    try:
+        with translated_errors(topic, "ask for rights"):
+            asked = {"include_authorized_operations": True, "request_timeout": topic.timeout_s}
+            names = [topic.name, topic.dead_letters]
+            of_topics = client.describe_topics(TopicCollection(names), **asked)
+            found = {f"topic {name}": _rights(of_topics[name], topic) for name in names}
+            found[f"group {group}"] = _rights_of_group(client, topic, group, asked)
+    except NosError as error:
+        client.poll(0)
+        raise news.explain(error) from error
+    finally:
+        close_admin_in_background(client, topic.timeout_s)
+    said = "; ".join(f"{name}: {', '.join(sorted(may)) or 'nothing'}" for name, may in found.items())
+    if any("DESCRIBE" not in may for may in found.values()):
+        raise ConfigError(f"message log: the user lacks rights ({said}); give it the ACLs that docs/KAFKA.md lists")
+    return said
+
+
+def _rights_of_group(client: AdminClient, topic: KafkaTopic, group: str, asked: dict[str, Any]) -> frozenset[str]:
+    """Ask again while the group has no coordinator, as on brokers that have never had a group."""
+    deadline_s = time.monotonic() + topic.timeout_s
+    while True:
+        answer = client.describe_consumer_groups([group], **asked)[group]
+        error = answer.exception() if wait([answer], topic.timeout_s).done else None
+        looking = isinstance(error, KafkaException) and error.args[0].code() in LOOKING_FOR_COORDINATOR
+        if not looking or time.monotonic() >= deadline_s:
+            return _rights(answer, topic)
+        time.sleep(_RETRY_S)
+
+
+def _rights(answer: Future[Any], topic: KafkaTopic) -> frozenset[str]:
+    try:
+        described = answer.result(topic.timeout_s)
+    except Late as error:
+        raise Transient(f"message log: no answer about rights; check the brokers {topic.servers}") from error
+    except KafkaException as error:
+        failure = translate(error.args[0], topic, "ask for rights")
+        if "AUTHORIZATION_FAILED" in error.args[0].name():
+            return frozenset()
+        raise failure from error
+    allowed = {operation.name for operation in described.authorized_operations or ()}
+    return frozenset(allowed.intersection(_OF_INTEREST))

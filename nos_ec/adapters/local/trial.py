@@ -1,0 +1,69 @@
+"""Looks at the embedded parts of a store for `config check --connect`, without creating or upgrading anything."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from nos_ec.adapters.local.durable import as_port_error, translated
+from nos_ec.adapters.local.log_file import APPLICATION_ID, FORMAT_VERSION, partition_count, translated_errors
+from nos_ec.adapters.local.probe import probe_folder
+from nos_ec.adapters.local.shard_folders import folder_name
+from nos_ec.adapters.local.store_mark import OWNER_FILE
+from nos_ec.core.errors import ConfigError
+from nos_ec.core.geometry import Geometry
+
+_FORMATS = (2, FORMAT_VERSION)
+"""Format 2 is upgraded when a service opens the file."""
+
+
+def try_folder(folder: Path) -> None:
+    """Write to the folder, or if it does not exist, to the nearest one above it. What is written has no name, and is
+    gone afterwards. Raises PermissionError, Transient."""
+    existing = folder.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        probe_folder(existing)
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise as_port_error(f"folder {existing}", error) from error
+
+
+def missing_shards(root: Path, geometry: Geometry) -> list[str]:
+    """The names of the shard folders that are not there."""
+    names = map(folder_name, range(geometry.k + geometry.m))
+    return [name for name in names if not (root / name).is_dir()]
+
+
+def owner_of(root: Path) -> str | None:
+    """The id of the metadata that the data in this folder belongs to; None if it was not initialised. Raises
+    Transient."""
+    with translated(f"checking whose store {root} is"):
+        try:
+            return (root / OWNER_FILE).read_text(errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def look_at_log(path: Path, partitions: int) -> str | None:
+    """Check the file of the message log, which is opened for reading. Returns what it is; None if there is none. Raises
+    ConfigError, Corrupt, Transient."""
+    if not path.exists():
+        return None
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    with translated_errors(path), closing(sqlite3.connect(address, uri=True)) as connection:
+        (mark,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if mark != APPLICATION_ID or version not in _FORMATS:
+            raise ConfigError(f"message log: {path} is not a message log of this release; choose another place")
+        found = partition_count(connection)
+    if found != partitions:
+        raise ConfigError(
+            f"message log: {path} has {found} partitions, but the configuration says {partitions}; set log.partitions"
+            f" to {found}",
+            settings=("log.partitions",),
+        )
+    return f"{path}, {found} partitions"

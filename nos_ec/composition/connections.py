@@ -1,0 +1,313 @@
+"""What `config check --connect` tries: every server and folder that the settings name, without changing anything.
+
+The checks are those that opening the store and /readyz make, one by one, so that all problems are found at once and
+each has a name. They also work before `nos-ec init`. Then those of an initialised store are not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.adapters.local.landing_store import LocalLandingStore
+from nos_ec.adapters.local.trial import look_at_log, missing_shards, owner_of, try_folder
+from nos_ec.adapters.sql.engine import parse_url
+from nos_ec.adapters.sql.trial import DatabaseTrial
+from nos_ec.composition.backends import (
+    OF_CONNECTION,
+    OF_LOG,
+    OF_METADATA,
+    kafka_topic,
+    rados_options,
+    settings_named,
+)
+from nos_ec.composition.trial import Check, NotTried
+from nos_ec.core.errors import ConfigError, NoSpace
+from nos_ec.engine.room import PUT_RESERVES
+from nos_ec.ports.clock import Clock
+from nos_ec.settings import Settings
+
+if TYPE_CHECKING:
+    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.pool import Pool
+
+DATABASE_LIMIT_MS = 15_000
+FOLDER_LIMIT_MS = 15_000
+MARGIN_MS = 5_000
+"""What a check may take beyond the time limits of its requests."""
+_PROBE_BYTES = 4096
+NOT_INITIALISED = "the store is not initialised; run `nos-ec init`"
+
+
+class Connections:
+    """The checks of one configuration, and what they have open. A context manager, which closes it."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._stack = ExitStack()
+        self._store_id: str | None = None
+        self.initialised: bool | None = None
+        """Whether the metadata is that of an initialised store; None while that is not known."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def abandon(self) -> None:
+        """Close nothing, because a check that was left behind still uses something. It ends with the process."""
+        self._stack.pop_all()
+
+    def checks(self) -> Iterator[Check]:
+        """All checks, in the order in which to try them."""
+        yield from self._database()
+        yield from self._local() if self._settings.store.backend == "local" else self._ceph()
+        yield from self._local_log() if self._settings.log.backend == "local" else self._kafka()
+
+    # --- the metadata -----------------------------------------------------------------------------
+    def _database(self) -> Iterator[Check]:
+        store = self._settings.store
+        opened: list[DatabaseTrial] = []
+
+        def connect() -> str:
+            with settings_named("store.metadata_url"):
+                parsed = parse_url(store.url())
+                if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+                    self.initialised = False
+                    raise NotTried(f"{parsed.database} does not exist: {NOT_INITIALISED}")
+                trial = DatabaseTrial(store.url(), replica=store.metadata_replica)
+                said = trial.connect()
+            self._stack.callback(trial.close)
+            opened.append(trial)
+            return said
+
+        def schema() -> str:
+            with settings_named("store.metadata_url"):
+                found = opened[0].schema()
+            if found is None:
+                self.initialised = False
+                raise NotTried(f"the database has no tables: {NOT_INITIALISED}")
+            return found
+
+        def identity() -> str:
+            with settings_named("geometry", "store.metadata_url"):
+                self._store_id = opened[0].store(self._settings.geometry.value())
+            self.initialised = self._store_id is not None
+            if self._store_id is None:
+                raise NotTried(NOT_INITIALISED)
+            return f"store {self._store_id}"
+
+        def named(ask: Callable[[], str]) -> Callable[[], str]:
+            def run() -> str:
+                with settings_named("store.metadata_url"):
+                    return ask()
+
+            return run
+
+        limit_ms, needs = DATABASE_LIMIT_MS, ("database",)
+        yield Check("database", limit_ms, connect)
+        yield Check("database session", limit_ms, named(lambda: opened[0].session()), needs)
+        yield Check("database clock", limit_ms, lambda: opened[0].clock(self._clock), needs)
+        yield Check("database schema", limit_ms, schema, needs)
+        yield Check("database rights", limit_ms, named(lambda: opened[0].rights()), ("database schema",))
+        yield Check("database store", limit_ms, identity, ("database schema",))
+
+    def _compare_owner(self, where: str, owner: str | None) -> str:
+        """Whether data and metadata belong together."""
+        if self.initialised is None:
+            raise NotTried("needs: database store")
+        if not self.initialised and owner is None:
+            raise NotTried(NOT_INITIALISED)
+        if not self.initialised:
+            raise ConfigError(
+                f"{where} is marked as that of store {owner}, but the metadata is new and empty: name the database of"
+                " that store, or restore it from a backup; for a new store, name another place",
+                settings=OF_METADATA,
+            )
+        if owner != self._store_id:
+            raise ConfigError(
+                f"{where} {f'holds another store ({owner})' if owner else 'holds no store'}, but the metadata is that"
+                f" of store {self._store_id}: correct the place or the metadata URL",
+                settings=OF_METADATA,
+            )
+        return f"{where} belongs to store {owner}"
+
+    # --- the embedded stores ----------------------------------------------------------------------
+    def _local(self) -> Iterator[Check]:
+        settings = self._settings
+        root, geometry = settings.store.root, settings.geometry.value()
+
+        def folder() -> str:
+            with settings_named("store.root"):
+                try_folder(root)
+            return f"{root} can be written" if root.exists() else f"{root} can be created"
+
+        def blocks() -> str:
+            self._require_initialised(root / "blocks")
+            with settings_named("store.root"), closing(LocalBlockStore(root / "blocks", geometry)) as store:
+                store.probe()
+                missing = missing_shards(root / "blocks", geometry)
+                return f"{geometry.k} + {geometry.m} shards, {len(missing)} missing, each can be written"
+
+        def landing() -> str:
+            self._require_initialised(root / "landing")
+            with settings_named("store.root"), closing(LocalLandingStore(root / "landing")) as store:
+                store.probe()
+            return f"{root / 'landing'} can be written"
+
+        def space() -> str:
+            self._require_initialised(root / "blocks")
+            with closing(LocalBlockStore(root / "blocks", geometry)) as store:
+                return self._room(store.free_bytes())
+
+        yield Check("folder", FOLDER_LIMIT_MS, folder)
+        yield Check("block store", FOLDER_LIMIT_MS, blocks, ("folder",))
+        yield Check("landing store", FOLDER_LIMIT_MS, landing, ("folder",))
+        yield Check("free space", FOLDER_LIMIT_MS, space, ("block store",))
+        yield Check(
+            "store identity", FOLDER_LIMIT_MS, lambda: self._compare_owner(str(root), owner_of(root)), ("folder",)
+        )
+
+    def _require_initialised(self, folder: Path) -> None:
+        if not self.initialised and not folder.exists():
+            raise NotTried(NOT_INITIALISED)
+
+    def _room(self, free_bytes: int) -> str:
+        reserve_bytes = self._settings.gc.reserve_bytes
+        if free_bytes < PUT_RESERVES * reserve_bytes:
+            raise NoSpace(
+                f"{free_bytes} bytes are free, and PUTs are refused below {PUT_RESERVES * reserve_bytes}: add space, or"
+                " delete objects and run GC",
+                settings=("gc.reserve_bytes",),
+            )
+        return f"{free_bytes} bytes free, reserve {reserve_bytes}"
+
+    def _local_log(self) -> Iterator[Check]:
+        path = self._settings.store.root / "log.db"
+
+        def look() -> str:
+            with settings_named("store.root"):
+                found = look_at_log(path, self._settings.log.partitions)
+            if found is None and self.initialised:
+                return f"{path} does not exist; it is created when it is needed, and what waits is published again"
+            if found is None:
+                raise NotTried(NOT_INITIALISED)
+            return found
+
+        yield Check("message log", FOLDER_LIMIT_MS, look)
+
+    # --- Ceph -------------------------------------------------------------------------------------
+    def _ceph(self) -> Iterator[Check]:
+        ceph, geometry = self._settings.ceph, self._settings.geometry.value()
+        opened: list[RadosCluster] = []
+        pools: dict[str, Pool] = {}
+
+        def connect() -> str:
+            with settings_named(*OF_CONNECTION):
+                from nos_ec.adapters.rados.cluster import RadosCluster
+
+                cluster = self._stack.enter_context(RadosCluster(rados_options(self._settings)))
+                opened.append(cluster)
+                fsid = (cluster.command("fsid") or {}).get("fsid", "?")
+            return f"cluster {fsid} accepts {ceph.user}"
+
+        def blocks() -> str:
+            from nos_ec.adapters.rados.pool_checks import check_blocks_pool
+
+            with settings_named("ceph.blocks_pool", "ceph.namespace", "geometry"):
+                pool = opened[0].open_pool(ceph.blocks_pool, ceph.namespace)
+                check_blocks_pool(opened[0], pool, geometry)
+            pools["blocks"] = pool
+            return f"pool {ceph.blocks_pool}, {geometry.k}+{geometry.m}, chunks of {geometry.chunk_size} bytes"
+
+        def landing() -> str:
+            from nos_ec.adapters.rados.pool_checks import check_landing_pool
+
+            with settings_named("ceph.landing_pool", "ceph.namespace"):
+                pool = opened[0].open_pool(ceph.landing_pool, ceph.namespace)
+                check_landing_pool(opened[0], pool)
+            pools["landing"] = pool
+            return f"pool {ceph.landing_pool}, replicated"
+
+        def access(name: str, size_bytes: int) -> str:
+            from nos_ec.adapters.rados.trial import try_access
+
+            with settings_named("ceph.user", "ceph.keyring_file", f"ceph.{name}_pool"):
+                return try_access(pools[name], ceph.namespace, size_bytes)
+
+        def space() -> str:
+            from nos_ec.adapters.rados.free_space import pool_room
+
+            with settings_named("ceph.blocks_pool"):
+                return self._room(max(0, pool_room(opened[0], ceph.blocks_pool).size_bytes))
+
+        def clocks() -> str:
+            from nos_ec.adapters.rados.trial import monitors_apart_s
+
+            return f"monitors at most {monitors_apart_s(opened[0]):.3f} s apart; they do not tell the time itself"
+
+        def identity() -> str:
+            from nos_ec.adapters.rados.trial import owner
+
+            said = ""
+            for name, pool in pools.items():
+                where = f"pool {pool.name}" + (f", namespace {ceph.namespace}," if ceph.namespace else "")
+                with settings_named(f"ceph.{name}_pool"):
+                    said = self._compare_owner(where, owner(pool))
+            return said
+
+        command_ms = ceph.connect_timeout_ms + MARGIN_MS
+        object_ms = 3 * ceph.op_timeout_ms + MARGIN_MS
+        needs, both = ("Ceph",), ("Ceph blocks pool", "Ceph landing pool")
+        yield Check("Ceph", 2 * command_ms, connect)
+        yield Check("Ceph blocks pool", 3 * command_ms, blocks, needs)
+        yield Check("Ceph landing pool", 2 * command_ms, landing, needs)
+        yield Check("Ceph blocks access", object_ms, lambda: access("blocks", geometry.stripe_size), both[:1])
+        yield Check("Ceph landing access", object_ms, lambda: access("landing", _PROBE_BYTES), both[1:])
+        yield Check("free space", command_ms, space, both[:1])
+        yield Check("Ceph clocks", command_ms, clocks, needs)
+        yield Check("store identity", object_ms, identity, both)
+
+    # --- Kafka ------------------------------------------------------------------------------------
+    def _kafka(self) -> Iterator[Check]:
+        settings = self._settings
+        group = settings.consumer.group
+
+        def topics() -> str:
+            with settings_named(*OF_LOG):
+                from nos_ec.adapters.kafka.trial import try_topics
+
+                found = try_topics(kafka_topic(settings))
+                if found is None and self.initialised is False:
+                    raise NotTried(f"topic {settings.kafka.topic} does not exist: {NOT_INITIALISED}")
+                if found is None:
+                    missing = f"topic {settings.kafka.topic} does not exist"
+                    raise ConfigError(f"message log: {missing}; run `nos-ec init`, or correct its name")
+            return found
+
+        def rights() -> str:
+            from nos_ec.adapters.kafka.trial import rights as rights_of
+
+            with settings_named(*OF_LOG, "consumer.group"):
+                return rights_of(kafka_topic(settings), group)
+
+        def lag() -> str:
+            from nos_ec.adapters.kafka.message_log import KafkaMessageLog
+
+            with settings_named(*OF_LOG, "consumer.group"):
+                log = KafkaMessageLog(kafka_topic(settings))
+                with closing(log.consumer(group=group, member="config-check")) as consumer:
+                    return f"group {group}: {consumer.lag()} messages to go"
+
+        limit_ms = 2 * settings.kafka.request_timeout_ms + MARGIN_MS
+        yield Check("Kafka topics", limit_ms, topics)
+        yield Check("Kafka rights", limit_ms, rights, ("Kafka topics",))
+        yield Check("Kafka group", 2 * limit_ms, lag, ("Kafka topics",))
