@@ -22,7 +22,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.message_log import GroupProgress, MessageConsumer, MessagePublisher
+from nos_ec.ports.message_log import DeadLetter, GroupProgress, MessageConsumer, MessagePublisher
 from nos_ec.ports.placement import Placement
 from nos_ec.ports.placement_groups import PlacementGroups
 from nos_ec.settings import Settings
@@ -269,6 +269,18 @@ def open_log(settings: Settings, clock: Clock) -> Log:
         ),
         lambda name: kafka.progress(group=group, name=name),
     )
+
+
+def read_dead_letters(settings: Settings, count_max: int) -> list[DeadLetter]:
+    """The newest messages that no consumer could process, in order of arrival. Changes nothing. Raises ConfigError,
+    Corrupt, Transient."""
+    if settings.log.backend == "local":
+        with settings_named("store.root"):
+            return LocalMessageLog(settings.store.root / "log.db").dead_letters(count_max)
+    from nos_ec.adapters.kafka import dead_letter_reader
+
+    with settings_named(*OF_LOG, "kafka.dead_letter_topic"):
+        return dead_letter_reader.read_dead_letters(kafka_topic(settings), count_max)
 
 
 def remove_log(settings: Settings) -> None:

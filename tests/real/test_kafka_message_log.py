@@ -30,6 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
+from nos_ec.adapters.kafka.dead_letter_reader import read_dead_letters
 from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 from nos_ec.adapters.kafka.progress import KafkaGroupProgress
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
@@ -106,6 +107,10 @@ class KafkaHarness:
     def dead_letters(self) -> list[DeadLetter]:
         return [as_dead_letter(letter) for letter in self.raw_dead_letters()]
 
+    def dead_letters_of_ours(self) -> list[DeadLetter]:
+        """Those with headers."""
+        return [as_dead_letter(letter) for letter in self.raw_dead_letters() if letter.key() is not None]
+
     def raw_dead_letters(self) -> list[DriverMessage]:
         """Read as an operator's tool would, without a group."""
         reader = Consumer({"bootstrap.servers": self.topic.servers, "group.id": "nobody", "enable.auto.commit": False})
@@ -142,6 +147,23 @@ class KafkaHarness:
 
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.topic.servers})
+
+
+def test_dead_letters_are_read_without_a_group(log: KafkaHarness) -> None:
+    """The newest ones, and also those that a foreign program wrote without headers."""
+    assert read_dead_letters(log.topic, 5) == []
+    for number in range(4):
+        log.member("g").set_aside(Message(1, number, b"k", b"v%d" % number), f"reason {number}")
+    foreign = Producer({"bootstrap.servers": log.topic.servers})
+    foreign.produce(log.topic.dead_letters, b"foreign", headers=[("offset", b"x"), ("reason", None)])
+    assert foreign.flush(30) == 0
+    found = read_dead_letters(log.topic, 5)
+    assert found[:4] == log.dead_letters_of_ours()
+    assert found[4] == DeadLetter(Message(0, 4, b"", b"foreign"), "no reason given")
+    assert read_dead_letters(log.topic, 2) == found[3:]
+    log.delete_topics()
+    with pytest.raises(Transient, match="does not exist at present"):
+        read_dead_letters(log.topic, 5)
 
 
 def as_dead_letter(message: DriverMessage) -> DeadLetter:

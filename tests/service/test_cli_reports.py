@@ -167,6 +167,30 @@ def test_a_listing_is_continued_as_pasted(
     assert f"nos-ec --config {bench.config} ls --after=-b --limit=1" in capfd.readouterr().err
 
 
+def test_dead_letters_are_listed(cli: Cli, bench: Bench, system: System) -> None:
+    assert cli("dead-letters") == {"dead_letters": []}
+    assert cli.text("dead-letters") == "0 dead letters\n"
+    with closing(system.publisher()) as publisher:
+        publisher.publish([(b"k\xff\x1b[31m", b"no pack request %d " % number + b"x" * 5000) for number in range(3)])
+    with consumer_service(system) as consumer:
+        consumer.drain(make_room=lambda: False)
+    assert consumer.counters.poison == 3
+    letters = cli("dead-letters")["dead_letters"]
+    assert [(one["offset"], one["key"], one["key_bytes"]) for one in letters] == [
+        (number, "k\\xff\x1b[31m", 7) for number in range(3)
+    ]
+    assert [one["value"][:17] for one in letters] == [f"no pack request {number}" for number in range(3)]
+    assert {(len(one["value"]), one["value_bytes"]) for one in letters} == {(2000, 5018)}
+    assert all(one["reason"] for one in letters)
+    assert cli("dead-letters", "--limit", "1")["dead_letters"] == letters[-1:]
+    text = cli.text("dead-letters")
+    assert text.endswith("\n3 dead letters\n")
+    assert "\x1b" not in text, "nothing that controls a terminal"
+    for path in (bench.folder / "store").glob("log.db*"):
+        path.unlink()
+    assert "run `nos-ec init`" in cli("dead-letters", exits=3)["message"]
+
+
 # --- config check --connect ------------------------------------------------------------------------------------------
 EMBEDDED = [
     *("database", "database session", "database clock", "database schema", "database rights", "database store"),
