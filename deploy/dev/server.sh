@@ -27,12 +27,26 @@ start() {
     need_data
     local arguments=()
     mapfile -t arguments < <(server_command)
+    trap stop_early EXIT
+    trap 'exit 143' INT TERM
     # setsid becomes nohup, and nohup becomes the server, so the recorded pid is the server's own.
     setsid nohup "${arguments[@]}" >>"$log" 2>&1 </dev/null 9>&- &
     echo $! >"$pid_file"
     await_start $!
+    trap - EXIT INT TERM
     echo "$name is running as process $(running_pid)"
     url
+}
+
+# A start that is interrupted leaves nothing running. The pid may not be recorded yet.
+stop_early() {
+    local status=$?
+    trap - EXIT INT TERM
+    if [ "$status" = 143 ]; then
+        [ -z "${!:-}" ] || echo $! >"$pid_file"
+        end >&2
+    fi
+    exit "$status"
 }
 
 install() {

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -136,3 +139,31 @@ def test_a_fresh_machine_takes_one_command(scripts: Path, arguments: list[str]) 
     ran = run([str(scripts / "fresh.sh"), *arguments], os.environ["PATH"])
     assert ran.returncode == 1
     assert "usage: " in ran.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_start_leaves_no_server(scripts: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """The server is started, but does not answer yet."""
+    lines = [
+        "name=fake; port=$1; shift; argument=4321.5",
+        '. "$(dirname "$0")/base.sh"',
+        "data=$base/data; need_program() { :; }; prepare() { :; }; make_data() { mkdir -p $data; }; url() { :; }",
+        "server_command() { printf '%s\\n' sleep $argument; }",
+        '. "$here/server.sh"',
+    ]
+    add(scripts, "fake.sh", *lines)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    environment = {"PATH": os.environ["PATH"], "NOS_EC_DEV_DIR": str(tmp_path)}
+    recorded = tmp_path / "fake" / "server.pid"
+    starting = subprocess.Popen([str(scripts / "fake.sh"), str(port), "start"], env=environment, stderr=subprocess.PIPE)
+    deadline_s = time.monotonic() + 60
+    while not (recorded.exists() and recorded.read_text().strip()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    pid = int(recorded.read_text())
+    starting.send_signal(number)
+    _, said = starting.communicate(timeout=60)
+    assert (starting.returncode, recorded.exists()) == (143, False), said
+    assert not Path(f"/proc/{pid}/cmdline").exists() or b"4321.5" not in Path(f"/proc/{pid}/cmdline").read_bytes()
