@@ -164,6 +164,7 @@ def test_recursive_put(cli: Cli, tmp_path: Path, bench: Bench, system: System) -
 
 COMMANDS = [
     (),
+    ("dead-letters",),
     *(
         (name,)
         for name in ("init", "put", "get", "rm", "ls", "stat", "producer", "consumer", "status", "simulate", "demo")
