@@ -26,6 +26,11 @@ EXIT_BAR_MISSED = 10
 EXIT_READER_GONE = 141
 """What a shell reports for a command that a closed pipe has ended. It is not a failure of ours."""
 
+
+class Incomplete(NosError):
+    """A command on many objects did everything but what it named."""
+
+
 _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
     (InvalidInput, EXIT_USAGE),
     (ConfigError, 3),
@@ -36,6 +41,7 @@ _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
     (NoSpace, 8),
     (Blocklisted, 11),
     (Transient, 7),
+    (Incomplete, 12),
 )
 """Order matters: each class comes before its base class."""
 

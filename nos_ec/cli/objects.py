@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.context import AsJson, Context, context, parse_object
-from nos_ec.cli.output import count_text, emit, err, facts, out, printable, progress, size_text, stdout, time_text
+from nos_ec.cli.output import count_text, emit, err, facts, out, printable, size_text, stdout, time_text
 from nos_ec.cli.streams import Source, is_folder
+from nos_ec.cli.trees import get_tree, pages, put_tree, remove_tree
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
-from nos_ec.engine.tree import load_tree
 from nos_ec.ports.metadata import ObjectRow
 
 Object = Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="The name may contain slashes.")]
@@ -38,10 +38,12 @@ def put(
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Store every file below a folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Store a file (or stdin) as an object. Overwrites an existing object. The data is durable when the command
-    returns."""
+    """Store a file, or stdin. Overwrites an existing object. The data is durable when the command returns.
+
+    With -r: store every file below a folder. What cannot be stored is named, the others are stored.
+    """
     if recursive:
-        _put_tree(ctx, target, source, as_json)
+        put_tree(ctx, target, source, as_json)
         return
     key = parse_object(target)
     with context(ctx).system() as system, Source(source) as stream:
@@ -49,40 +51,35 @@ def put(
     emit(_row_data(row), as_json, lambda: out.print(f"{printable(str(row.key))}  {size_text(row.size)}", markup=False))
 
 
-def _put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> None:
-    bucket, _, prefix = target.partition("/")
-    prefix = prefix.rstrip("/") + "/" if prefix else ""
-    if not is_folder(folder):
-        raise InvalidInput(f"{folder} is not a folder; to store a single file, leave out -r")
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    pairs = [(_key_of_file(bucket, prefix, folder, path), path) for path in files]
-    with context(ctx).system() as system, progress() as bar:
-        task = bar.add_task("put", total=len(files))
-        loaded = load_tree(system.store(), pairs, system.pool, on_file=lambda: bar.advance(task))
-    data = {"objects": loaded.objects, "bytes": loaded.bytes}
-    where = f"{bucket}/{prefix}"
-    summary = f"{count_text(loaded.objects, 'object')}, {size_text(loaded.bytes)}, under {where}"
-    emit(data, as_json, lambda: out.print(summary, markup=False))
-
-
-def _key_of_file(bucket: str, prefix: str, folder: Path, path: Path) -> ObjectKey:
-    try:
-        return ObjectKey(bucket, prefix + path.relative_to(folder).as_posix())
-    except InvalidInput as error:
-        raise InvalidInput(f"{printable(str(path))} cannot be stored: {error}") from error
-
-
 def get(
     ctx: typer.Context,
-    name: Object,
+    name: Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="With -r: BUCKET or BUCKET/PREFIX.")],
+    folder: Annotated[Path | None, typer.Argument(metavar="[FOLDER]", help="With -r: where to write to.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write; '-' for stdout.")] = Path("-"),
     byte_range: Annotated[
         str | None, typer.Option("--range", help="FIRST-LAST (inclusive), FIRST- or -COUNT, as in HTTP.")
     ] = None,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Write every object below a prefix to a file below FOLDER.")
+    ] = False,
+    skip_existing: Annotated[
+        bool,
+        typer.Option("--skip-existing", help="With -r: leave files alone that have the size and MD5 of the object."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read an object, or a range of it. The CRC of a whole read is checked before the output file appears. --json needs
-    --output, because stdout cannot carry both the object and the report."""
+    --output, because stdout cannot carry both the object and the report.
+
+    With -r: write every object below a prefix to a file. What cannot be a file is named, the others are written.
+    """
+    if recursive:
+        if folder is None or output != Path("-") or byte_range is not None:
+            raise InvalidInput("get -r takes BUCKET[/PREFIX] and FOLDER, and neither --output nor --range")
+        get_tree(ctx, name, folder, skip_existing, as_json)
+        return
+    if folder is not None or skip_existing:
+        raise InvalidInput("FOLDER and --skip-existing need -r; to write one object to a file, use --output FILE")
     if as_json and output == Path("-"):
         raise InvalidInput("--json needs --output FILE: stdout cannot carry both the object and the report")
     key = parse_object(name)
@@ -98,10 +95,22 @@ def get(
 
 def rm(
     ctx: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="BUCKET/NAME", help="One or more objects.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="BUCKET/NAME", help="One or more objects. With -r: BUCKET or BUCKET/PREFIX.")
+    ],
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Delete every object below a prefix.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With -r: do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete objects. Missing objects are listed; the others are still deleted."""
+    """Delete objects. Missing objects are listed; the others are still deleted.
+
+    With -r: delete every object below a prefix: photos/2026 is what begins with 2026/, not 2026x or 2026 itself.
+    """
+    if recursive:
+        if len(names) > 1:
+            raise InvalidInput("rm -r takes one BUCKET or BUCKET/PREFIX")
+        remove_tree(ctx, names[0], yes, as_json)
+        return
     keys = list(dict.fromkeys(parse_object(name) for name in names))
     with context(ctx).system() as system:
         found = {row.key for row in system.store().delete_many(keys)}
@@ -119,28 +128,60 @@ def ls(
         str, typer.Option(help="Start after this entry: a bucket, or NAME or BUCKET/NAME as listed.")
     ] = "",
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of lines.")] = _PAGE,
+    summarize: Annotated[
+        bool, typer.Option("--summarize", help="Also count all objects there, and sum their sizes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List buckets, or the objects of a bucket, in byte order of their names."""
+    """List buckets, or the objects of a bucket. In byte order of their names, with size and state."""
     bucket, _, prefix = where.partition("/")
     with context(ctx).system() as system:
-        store = system.store()
-        if not bucket:
-            buckets = store.list_buckets(after, limit + 1)
-            next_bucket = buckets[limit - 1] if len(buckets) > limit else None
-            shown = buckets[:limit]
-            emit({"buckets": shown, "next_after": next_bucket}, as_json, lambda: _lines(map(printable, shown)))
-            if not as_json:
-                _print_more_hint(context(ctx), where, next_bucket, limit)
+        if bucket:
+            after = after.removeprefix(f"{bucket}/")
+            next_after = _list_objects(system.store(), bucket, prefix, after, limit, summarize, as_json)
+            _print_more_hint(context(ctx), where, None if as_json else next_after, limit)
             return
-        rows = _paged(store, bucket, prefix, after.removeprefix(f"{bucket}/"), limit + 1)
-    next_after = rows[limit - 1].key.name if len(rows) > limit else None
-    rows = rows[:limit]
-    data = {"objects": [_row_data(row) for row in rows], "next_after": next_after}
-    lines = (f"{row.size:>12}  {row.state.value:<7} {printable(str(row.key))}" for row in rows)
-    emit(data, as_json, lambda: _lines(lines))
-    if not as_json:
-        _print_more_hint(context(ctx), where, next_after, limit)
+        if summarize:
+            raise InvalidInput("--summarize needs BUCKET or BUCKET/PREFIX; `nos-ec status` has the sums of all buckets")
+        buckets = system.store().list_buckets(after, limit + 1)
+    next_after = buckets[limit - 1] if len(buckets) > limit else None
+    shown = buckets[:limit]
+    emit({"buckets": shown, "next_after": next_after}, as_json, lambda: _lines(map(printable, shown)))
+    _print_more_hint(context(ctx), where, None if as_json else next_after, limit)
+
+
+def _list_objects(
+    store: Store, bucket: str, prefix: str, after: str, limit: int, summarize: bool, as_json: bool
+) -> str | None:
+    """Print page by page for people; JSON is one line and needs all rows that it shows. Returns the name after which
+    the listing continues; None when it is complete."""
+    shown: list[ObjectRow] = []
+    count = size = listed = 0
+    last = after
+    next_after: str | None = None
+    page_max = _PAGE if summarize or limit > _PAGE else limit + 1
+    for page in pages(store, bucket, prefix, after, page_max):
+        count += len(page)
+        size += sum(row.size for row in page)
+        lines = page[: limit - listed]
+        if as_json:
+            shown += lines
+        else:
+            _lines(f"{row.size:>12}  {row.state.value:<7} {printable(str(row.key))}" for row in lines)
+        if next_after is None and len(lines) < len(page):
+            next_after = lines[-1].key.name if lines else last
+        listed += len(lines)
+        last = page[-1].key.name
+        if next_after is not None and not summarize:
+            break
+    if not count and not store.list_objects(bucket, "", "", 1):
+        raise NotFound(f"bucket {printable(bucket)} has no objects")
+    data: dict[str, Any] = {"objects": [_row_data(row) for row in shown], "next_after": next_after}
+    if summarize:
+        data |= {"total_objects": count, "total_bytes": size}
+    total = f"total: {count_text(count, 'object')}, {size:,} bytes ({size_text(size)})"
+    emit(data, as_json, lambda: _lines([total] if summarize else []))
+    return next_after
 
 
 def _print_more_hint(found: Context, where: str, next_after: str | None, limit: int) -> None:
@@ -152,7 +193,7 @@ def _print_more_hint(found: Context, where: str, next_after: str | None, limit: 
 
 
 def stat(ctx: typer.Context, name: Object, as_json: AsJson = False) -> None:
-    """Show an object's metadata and where its bytes are."""
+    """Show an object's metadata, and where its bytes are."""
     with context(ctx).system() as system:
         row = system.metadata.get(parse_object(name))
         data = {**_row_data(row), "location": _location(system, row)}
@@ -195,17 +236,6 @@ def _row_data(row: ObjectRow) -> dict[str, Any]:
         "state": row.state.value,
         "created_ms": row.created_ms,
     }
-
-
-def _paged(store: Store, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
-    rows: list[ObjectRow] = []
-    while len(rows) < limit:
-        page = store.list_objects(bucket, prefix, after, min(_PAGE, limit - len(rows)))
-        if not page:
-            break
-        rows += page
-        after = page[-1].key.name
-    return rows
 
 
 def _open_object(store: Store, key: ObjectKey, byte_range: str | None) -> tuple[ObjectRow, Iterator[bytes]]:

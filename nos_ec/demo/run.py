@@ -213,7 +213,7 @@ class Demo:
     def _put(self, system: System, store: Store, files: Sequence[SourceFile]) -> None:
         done = 0
 
-        def on_file() -> None:
+        def on_file(_size: int) -> None:
             nonlocal done
             done += 1
             self._tick("put", done, len(files))

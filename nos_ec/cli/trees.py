@@ -1,0 +1,148 @@
+"""put -r, get -r and rm -r: all objects below a prefix.
+
+A prefix ends at a '/': `photos/2026` is `2026/...` in the bucket `photos`, neither `2026x` nor `2026` itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from nos_ec.cli.context import context
+from nos_ec.cli.local_files import CannotBeFile, TargetFolder, files_below
+from nos_ec.cli.output import count_text, err, printable, progress, size_text
+from nos_ec.cli.streams import is_folder
+from nos_ec.cli.tally import Tally, counting
+from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound
+from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.store import Store
+from nos_ec.engine.tree import load_tree
+from nos_ec.ports.metadata import ObjectRow
+
+PAGE_OBJECTS = 1000
+COUNTED_MAX = 10 * PAGE_OBJECTS
+"""How many objects are counted before a question about them."""
+_READ_TRIES = 3
+
+
+def put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> None:
+    """Store every file below a folder."""
+    bucket, prefix = parse_prefix(target)
+    if not is_folder(folder):
+        raise InvalidInput(f"{folder} is not a folder; to store a single file, leave out -r")
+    tally = Tally("stored", as_json)
+
+    def pairs() -> Iterator[tuple[ObjectKey, Path]]:
+        for path in files_below(folder, tally.problem, tally.leave_out):
+            try:
+                yield ObjectKey(bucket, prefix + path.relative_to(folder).as_posix()), path
+            except InvalidInput as error:
+                tally.problem(str(path), str(error))
+
+    with context(ctx).system() as system, tally.told(f"under {bucket}/{prefix}"), progress() as bar:
+        load_tree(
+            system.store(),
+            pairs(),
+            system.pool,
+            counting(bar, "put", tally),
+            lambda path, reason: tally.problem(str(path), reason),
+            lambda path: tally.has_changed(str(path)),
+        )
+
+
+def get_tree(ctx: typer.Context, source: str, folder: Path, skip_existing: bool, as_json: bool) -> None:
+    """Write every object below a prefix to a file below a folder."""
+    bucket, prefix = parse_prefix(source)
+    tally = Tally("written", as_json, more={"unchanged": 0})
+    with context(ctx).system() as system:
+        store = system.store()
+        _require_some(store, bucket, prefix)
+        with TargetFolder(folder) as target, tally.told(f"below {folder}"), progress() as bar:
+            count = counting(bar, "get", tally)
+            for row in _below(store, bucket, prefix):
+                name = row.key.name.removeprefix(prefix)
+                try:
+                    if skip_existing and target.has(name, row.size, row.md5):
+                        tally.more["unchanged"] += 1
+                        continue
+                    count(_write(store, row.key, target, name))
+                except (CannotBeFile, NotFound, Conflict) as error:
+                    tally.problem(str(row.key), str(error))
+                except Corrupt as error:
+                    tally.damaged(str(row.key), error)
+
+
+def remove_tree(ctx: typer.Context, target: str, yes: bool, as_json: bool) -> None:
+    """Delete every object below a prefix."""
+    bucket, prefix = parse_prefix(target)
+    if not yes and not (sys.stdin is not None and sys.stdin.isatty() and err.is_terminal):
+        raise InvalidInput(f"rm -r deletes everything below {bucket}/{prefix}: add --yes where nobody can be asked")
+    tally = Tally("deleted", as_json)
+    with context(ctx).system() as system:
+        store = system.store()
+        _require_some(store, bucket, prefix)
+        if not yes:
+            _ask(f"Delete {_counted(store, bucket, prefix)} below {printable(bucket)}/{printable(prefix)}? [y/N] ")
+        with tally.told(f"below {bucket}/{prefix}"), progress() as bar:
+            count = counting(bar, "rm", tally)
+            for page in pages(store, bucket, prefix):
+                for row in store.delete_many([row.key for row in page]):
+                    count(row.size)
+
+
+def _ask(question: str) -> None:
+    err.print(question, end="", markup=False)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InvalidInput("not confirmed: nothing was deleted")
+
+
+def parse_prefix(text: str) -> tuple[str, str]:
+    """Bucket and prefix of 'BUCKET' or 'BUCKET/PREFIX'; the prefix is empty or ends with '/'. Raises InvalidInput."""
+    bucket, _, prefix = text.partition("/")
+    prefix = prefix.removesuffix("/") + "/" if prefix else ""
+    ObjectKey(bucket, prefix + "x")
+    return bucket, prefix
+
+
+def _write(store: Store, key: ObjectKey, target: TargetFolder, name: str) -> int:
+    """Write the current version; when it is overwritten meanwhile, the new one."""
+    for _ in range(_READ_TRIES):
+        try:
+            return target.write(name, store.open(key)[1])
+        except Conflict as error:
+            last = error
+    raise last
+
+
+def pages(
+    store: Store, bucket: str, prefix: str, after: str = "", page_max: int = PAGE_OBJECTS
+) -> Iterator[list[ObjectRow]]:
+    """The objects whose names begin with `prefix` and come after `after`, at most `page_max` at a time."""
+    while page := store.list_objects(bucket, prefix, after, page_max):
+        yield page
+        if len(page) < page_max:
+            return
+        after = page[-1].key.name
+
+
+def _below(store: Store, bucket: str, prefix: str) -> Iterator[ObjectRow]:
+    for page in pages(store, bucket, prefix):
+        yield from page
+
+
+def _require_some(store: Store, bucket: str, prefix: str) -> None:
+    if not store.list_objects(bucket, prefix, "", 1):
+        raise NotFound(f"there is no object below {printable(bucket)}/{printable(prefix)}")
+
+
+def _counted(store: Store, bucket: str, prefix: str) -> str:
+    count = size = 0
+    for page in pages(store, bucket, prefix):
+        count += len(page)
+        size += sum(row.size for row in page)
+        if count > COUNTED_MAX:
+            return f"more than {COUNTED_MAX:,} objects"
+    return f"{count_text(count, 'object')} ({size_text(size)})"
