@@ -117,9 +117,14 @@ def read_sizes(path: Path) -> list[int]:
     except (OSError, UnicodeDecodeError) as error:
         reason = "it is not a text file" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise InvalidInput(f"{path}: {reason}; give a text file with one size in bytes per line") from error
-    found = [_parse_size(path, number, line) for number, line in enumerate(text.splitlines(), 1) if _is_data(line)]
+    return parse_sizes(text.splitlines(), str(path))
+
+
+def parse_sizes(lines: Iterable[str], name: str) -> list[int]:
+    """Sizes in bytes from the lines of a text, as `read_sizes`. name: of the text, for errors. Raises InvalidInput."""
+    found = [_parse_size(name, number, line) for number, line in enumerate(lines, 1) if _is_data(line)]
     if not found:
-        raise InvalidInput(f"{path}: contains no sizes; give one size in bytes per line")
+        raise InvalidInput(f"{name}: contains no sizes; give one size in bytes per line")
     return found
 
 
@@ -127,10 +132,10 @@ def _is_data(line: str) -> bool:
     return bool(line.strip()) and not line.lstrip().startswith("#")
 
 
-def _parse_size(path: Path, number: int, line: str) -> int:
+def _parse_size(name: str, number: int, line: str) -> int:
     digits = line.strip()
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
-        raise InvalidInput(f"{path}, line {number}: {digits[:40]!r} is not a size; write bytes as digits, such as 4096")
+        raise InvalidInput(f"{name}, line {number}: {digits[:40]!r} is not a size; write bytes as digits, such as 4096")
     return int(digits)
 
 

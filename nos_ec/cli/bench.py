@@ -22,7 +22,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.workloads import WORKLOADS
 
 bench_app = typer.Typer(
-    help="Measure a separate, temporary store on the configured Ceph, Kafka and MySQL.",
+    help="Measure a temporary store on the configured servers. They are Ceph, Kafka and MySQL.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -61,7 +61,7 @@ def pipeline(
     check: Check = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure packing against the same bare reads and appends (floor), and against one write per object (naive)."""
+    """Measure packing. Against the same bare reads and appends (floor), and against one write per object (naive)."""
     if workload not in WORKLOADS:
         raise InvalidInput(f"unknown workload {workload!r}; choose one of: {', '.join(WORKLOADS)}")
     settings = context(ctx).settings()
@@ -85,7 +85,7 @@ def read(
     check: Check = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure GETs of small packed objects against bare reads of the same bytes plus one row look-up."""
+    """Measure GETs of small packed objects. Against bare reads of the same bytes plus one row look-up."""
     with bench_stack(context(ctx).settings(), AdminKey(admin_user, admin_keyring)) as bench:
         figures = ReadBench(bench.system, bench.instruments, ReadOptions(objects, reads, sample, seed)).run()
     _finish(figures, READ if check else (), as_json, lambda: _print_read(figures))
@@ -102,7 +102,7 @@ def scan_command(
     check: Check = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how many rows per second a producer publishes, with few and with many rows waiting."""
+    """Measure how many rows per second a producer publishes. With few and with many rows waiting."""
     with bench_stack(context(ctx).settings(), AdminKey(admin_user, admin_keyring)) as bench:
         figures = scan(bench.system, ScanOptions(few_rows, many_rows, batches, seed), bench.instruments.timer)
     _finish(figures, SCAN if check else (), as_json, lambda: _print_scan(figures))

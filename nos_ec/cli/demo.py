@@ -49,7 +49,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the store afterwards.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take a real folder through the whole pipeline and show how much space it saves. Exits with 6 if a single byte
+    """Take a real folder through the whole pipeline. Shows how much space it saves. Exits with 6 if a single byte
     differs, and with 7 if a read was not answered."""
     settings = context(ctx).settings()
     with ticking() as tick:

@@ -48,7 +48,7 @@ def init(
         typer.Option("--new-shard", min=0, help="Recreate this shard, empty, after it was lost for good."),
     ] = None,
 ) -> None:
-    """Create the store that the configuration describes, or bring its schema up to date. Safe to repeat."""
+    """Create the configured store, or bring its schema up to date. Safe to repeat."""
     settings = context(ctx).settings()
     initialise(settings, new_shard or ())
     geometry = settings.geometry.value()
@@ -117,6 +117,7 @@ def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
             with progress() as bar:
                 task = bar.add_task("pack", total=system.metadata.totals().queued_objects)
                 counters = asdict(drain(system, lambda counters: bar.update(task, completed=counters.packed)))
+            counters["unpublished"] = system.metadata.totals().landed_objects
     if once or as_json:
         emit(counters, as_json, lambda: _print_packed(counters))
 
@@ -134,6 +135,8 @@ def _print_packed(counters: dict[str, Any]) -> None:
     ):
         if counters[name]:
             out.print(f"{counters[name]:,} {meaning}")
+    if unpublished := counters.get("unpublished"):
+        out.print(f"{count_text(unpublished, 'landed object')} not published yet: run `nos-ec producer --once` first")
 
 
 def _consume(system: System, stop: Event) -> ConsumerCounters:

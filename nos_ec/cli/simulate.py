@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -11,12 +11,18 @@ from typing import Annotated
 
 import typer
 
-from nos_ec.bench.simulate import SimulationResult, read_sizes, simulate
+from nos_ec.bench.simulate import SimulationResult, parse_sizes, read_sizes, simulate
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import count_text, emit, facts
+from nos_ec.cli.streams import Source
 from nos_ec.core.errors import InvalidInput
+from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.workloads import WORKLOADS, sizes
+
+REPLICAS = 3
+"""The bytes that each byte of an object takes in a replicated pool."""
+_READ_BYTES = 1 << 20
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +36,7 @@ def simulate_command(
         str | None, typer.Option(help=f"One of {', '.join(WORKLOADS)}; docs/PACKING.md describes them.")
     ] = None,
     sizes_file: Annotated[
-        Path | None, typer.Option("--sizes", help="File with one object size in bytes per line.")
+        Path | None, typer.Option("--sizes", help="File with one object size in bytes per line; '-' for stdin.")
     ] = None,
     policy: Annotated[str, typer.Option(help="best, or nos (the published policy).")] = "best",
     window: Annotated[int, typer.Option(min=1, help="Number of waiting objects that the packer chooses from.")] = 1000,
@@ -38,7 +44,9 @@ def simulate_command(
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Pack object sizes without storing anything, and show the utilisation next to the proven upper bound."""
+    """Pack object sizes without storing anything. Shows the utilisation next to the proven upper bound, and the raw
+    bytes per user byte next to those of three replicas. Empty objects, and those that are too large to be packed, do
+    not count."""
     if workload is None and sizes_file is None:
         raise InvalidInput("give --workload or --sizes")
     if workload is not None and sizes_file is not None:
@@ -48,16 +56,38 @@ def simulate_command(
         drawn: Iterable[int] = sizes(workload, objects, random.Random(seed), size_max(geometry))
     else:
         assert sizes_file is not None
-        drawn = read_sizes(sizes_file)
+        drawn = _sizes_of_stdin() if sizes_file == Path("-") else read_sizes(sizes_file)
     result = simulate(drawn, policy, window, geometry, timer=perf_counter, seed=seed)
     data = {"workload": workload, "sizes": str(sizes_file) if sizes_file else None, "seed": seed, **asdict(result)}
-    emit(data, as_json, lambda: _print(f"{workload or sizes_file}, policy {policy}, window {window}", result))
+    raw = {
+        "raw_bytes_per_user_byte": _raw(geometry, result.utilisation),
+        "raw_bytes_per_user_byte_with_names": _raw(geometry, result.utilisation_with_names),
+    }
+    title = f"{workload or sizes_file}, policy {policy}, window {window}"
+    emit(data | raw, as_json, lambda: _print(title, result, raw))
 
 
-def _print(title: str, result: SimulationResult) -> None:
+def _sizes_of_stdin() -> list[int]:
+    name = "standard input"
+    with Source(Path("-")) as source:
+        data = b"".join(iter(lambda: source.read(_READ_BYTES), b""))
+    try:
+        return parse_sizes(data.decode().splitlines(), name)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{name}: it is not text; give one size in bytes per line") from error
+
+
+def _raw(geometry: Geometry, utilisation: float | None) -> float | None:
+    """Bytes on all shards, coding chunks included, for each byte of an object."""
+    return None if utilisation is None else (geometry.k + geometry.m) / geometry.k / utilisation
+
+
+def _print(title: str, result: SimulationResult, raw: Mapping[str, float | None]) -> None:
+    bare, with_names = (f"{value:.3f}" if value is not None else "-" for value in raw.values())
     named = "-" if result.utilisation_with_names is None else f"{result.utilisation_with_names:.2%}"
     rows = {
         "utilisation": f"{result.utilisation:.2%}  of {result.bound:.2%} possible ({named} with room for names)",
+        "raw bytes per user byte": f"{bare}  ({with_names} with room for names; {REPLICAS:.3f} with three replicas)",
         "packed": f"{count_text(result.objects, 'object')} into {count_text(result.stripes, 'stripe')}"
         f" in {count_text(result.groups, 'group')}",
         "small objects in one chunk": f"{result.single_chunk_ratio:.2%}",

@@ -29,7 +29,7 @@ def status(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show utilisation and its parts, blocks by state, and what still waits in the landing store.
+    """Show utilisation, blocks and backlog. Also what makes up the waste, and what waits in the landing store.
 
     In a large store the sums are those that a daemon computed last, and their age is shown.
     """
