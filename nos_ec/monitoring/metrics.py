@@ -104,6 +104,12 @@ DEGRADED_READS = _counter(
     " their clients: see `nos_ec_store_placement_groups` there.",
     "If more than 0 per minute, find the lost or failing disk before m more fail.",
 )
+TIMED_OUT_READS = _counter(
+    "timed_out_reads",
+    _ALL,
+    "Reads of blocks that got no answer within ceph.op_timeout_ms. Only on Ceph.",
+    "An OSD hangs without being down yet, or too many of a placement group are down: see `ceph health detail`.",
+)
 
 PARKED_ITEMS = _gauge(
     "parked_items",

@@ -87,6 +87,7 @@ def read_samples(counters: ReadCounters) -> Iterator[Sample]:
     yield Sample(m.SHARD_READS, counters.shard_reads)
     yield Sample(m.SHARD_READ_BYTES, counters.shard_bytes)
     yield Sample(m.DEGRADED_READS, counters.degraded_reads)
+    yield Sample(m.TIMED_OUT_READS, counters.timed_out_reads)
 
 
 def request_samples(requests: Requests) -> Iterator[Sample]:

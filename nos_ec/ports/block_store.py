@@ -22,12 +22,14 @@ class ReadCounters:
 
     shard_reads: reads issued to shards (OSDs). Each call counts one per shard that it had to touch.
     shard_bytes: bytes of data that those reads returned, without checksums and framing.
-    degraded_reads: reads that had to decode because a shard was lost or corrupted.
+    degraded_reads: reads that had to decode because a shard was lost or corrupted; 0 where clients are not told.
+    timed_out_reads: calls that got no answer in time; 0 where reads have no time limit.
     """
 
     shard_reads: int
     shard_bytes: int
     degraded_reads: int
+    timed_out_reads: int = 0
 
 
 class BlockStore(Protocol):

@@ -271,6 +271,21 @@ def test_an_append_that_timed_out_never_lands_after_the_seal(
             patiently(partial(handle.append, block_id, sealed, stripes(3)))
 
 
+def test_reads_that_time_out_are_counted(
+    ceph: CephCluster, namespace: str, blocks: OwnBlockStore, impatient: OwnBlockStore
+) -> None:
+    if not ceph.owned():
+        pytest.skip("the cluster is not this test run's to break")
+    block_id = patiently(lambda: new_block(impatient, stripes(1)))
+    before = impatient.counters().timed_out_reads
+    primary = ceph.osds_of(POOL_BLOCKS, namespace, block_id.hex())[0]
+    with ceph.osd_stopped(primary), pytest.raises(Transient, match="ceph health"):
+        impatient.read(block_id, 0, STRIPE)
+    assert impatient.counters().timed_out_reads == before + 1
+    assert blocks.read(block_id, 0, STRIPE) == stripes(1)
+    assert blocks.counters().timed_out_reads == 0
+
+
 def test_a_writer_makes_no_look_ups_between_appends(
     monkeypatch: pytest.MonkeyPatch, namespace: str, ceph: CephCluster, blocks: OwnBlockStore
 ) -> None:

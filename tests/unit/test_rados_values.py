@@ -71,6 +71,14 @@ def test_costs_add_up() -> None:
     counter.count(CHUNK - 1, 2)
     value = counter.value()
     assert (value.shard_reads, value.shard_bytes, value.degraded_reads) == (4, 4 * PAGE, 0)
+    for error, count in (
+        (OSError(errno.ETIMEDOUT, ""), 1),
+        (OSError(errno.EIO, ""), 1),
+        (OSError(errno.ETIMEDOUT, ""), 2),
+    ):
+        with pytest.raises(OSError, match=str(error.errno)), counter.noticing_time_outs():
+            raise error
+        assert counter.value().timed_out_reads == count
 
 
 @pytest.mark.parametrize(

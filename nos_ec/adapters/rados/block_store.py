@@ -173,7 +173,7 @@ class RadosBlockStore:
 
     def read(self, block_id: BlockId, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes."""
-        with self._blocks.translated(block_id):
+        with self._blocks.translated(block_id), self._counter.noticing_time_outs():
             found = self._pool.read(block_id.hex(), offset, length)
         return self._counted(block_id, offset, length, found)
 
@@ -182,7 +182,7 @@ class RadosBlockStore:
         verify what they read against BlueStore's checksums, and decode what is damaged."""
         if not extents:
             return []
-        with self._blocks.translated(block_id):
+        with self._blocks.translated(block_id), self._counter.noticing_time_outs():
             found = self._pool.read_many(block_id.hex(), extents)
         return [self._counted(block_id, *extent, part) for part, extent in zip(found, extents, strict=True)]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from nos_ec.core.geometry import Geometry
@@ -35,6 +37,7 @@ class ReadCounter:
         self._lock = threading.Lock()
         self._reads = 0
         self._bytes = 0
+        self._timed_out = 0
 
     def count(self, offset: int, length: int) -> None:
         """Count the read of a range."""
@@ -43,7 +46,17 @@ class ReadCounter:
             self._reads += shards
             self._bytes += size_bytes
 
+    @contextmanager
+    def noticing_time_outs(self) -> Iterator[None]:
+        """Count an OSError by which an operation says that it got no answer in time."""
+        try:
+            yield
+        except TimeoutError:
+            with self._lock:
+                self._timed_out += 1
+            raise
+
     def value(self) -> ReadCounters:
         """The sums so far. Ceph's OSDs decode without reporting it to clients, so degraded_reads is always 0."""
         with self._lock:
-            return ReadCounters(self._reads, self._bytes, 0)
+            return ReadCounters(self._reads, self._bytes, 0, self._timed_out)
