@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 from tests.rig.unit_files import Service, UnitFile  # noqa: E402
 
 README = ROOT / "deploy" / "README.md"
+CRONTAB = ROOT / "deploy" / "cron" / "nos-ec.crontab"
 ETC = Path("/etc/nos-ec")
 AS = "/opt/nos-ec/bin/nos-ec-as"
 FILES = Path("/usr/share/doc")
@@ -53,6 +54,8 @@ def main() -> None:
     stack = dict(re.findall(r"^(NOS_EC_\w+)=(.*)$", sys.stdin.read(), re.M))
     replaced = prepare(stack)
     run_readme("The program", replaced)
+    run_readme("One machine: the embedded store", replaced)
+    check_embedded()
     run_readme("Users and configuration", replaced)
     configure(stack)
     run_readme("Keys and the store", replaced)
@@ -132,6 +135,18 @@ def free_port() -> int:
 
 
 # --- checks -------------------------------------------------------------------------------------------------------
+
+
+def check_embedded() -> None:
+    """An object goes through the embedded store, which belongs to one user, and GC runs from cron."""
+    shell(f"{AS} front put bucket/readme - <{README}; {AS} producer producer --once; {AS} consumer consumer --once")
+    run_crontab()
+    shell(f"{AS} reader get bucket/readme | cmp - {README}")
+    strangers = [path for path in Path("/var/lib/nos-ec").rglob("*") if path.owner() != "nos-ec"]
+    require(not strangers, f"{strangers} are of another user")
+    as_nobody = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "ls", "/var/lib/nos-ec"]
+    others = subprocess.run(as_nobody, capture_output=True)
+    require(others.returncode != 0, "every user can read /var/lib/nos-ec")
 
 
 def check_files() -> None:
@@ -228,16 +243,15 @@ def collect(names: list[str]) -> None:
     with LOG.open("a") as log:
         code = UnitFile("nos-ec-gc.service").start(log).wait()
     require(code == 0, f"nos-ec-gc.service ended with {code}")
-    shell(f"install -m 0644 {ROOT}/deploy/cron/nos-ec.crontab /etc/cron.d/nos-ec")
-    run_crontab(Path("/etc/cron.d/nos-ec"))
+    run_crontab()
     after = json.loads(run_as("reader", "status --json"))["stripes"]
     require(after < before, f"GC left {after} of {before} stripes")
     compare(names[:1])
 
 
-def run_crontab(file: Path) -> None:
+def run_crontab() -> None:
     """Each line as cron runs it: with its variables and little else, by its user, through its shell."""
-    lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
+    lines = [line for line in CRONTAB.read_text().splitlines() if line and not line.startswith("#")]
     variables = dict(line.split("=", 1) for line in lines if re.match(r"\w+=", line))
     jobs = [line.split(None, 6) for line in lines if not re.match(r"\w+=", line)]
     assert jobs
