@@ -15,14 +15,14 @@ CHAOS_ARGS ?=
 export FRESH_COMMAND ?= tests/fresh_machine.sh
 DATABASE ?=
 BIN := .venv/bin
-SCRIPTS := .ci/run $(shell grep -l "^\#!" deploy/nos-ec-as deploy/*/*.sh tests/*.sh)
+SCRIPTS := .ci/run $(shell grep -l "^\#!" deploy/nos-ec-as deploy/*/*.sh deploy/debian/* tests/*.sh | sort -u)
 PACKAGES := nos_ec producer/nos_producer consumer/nos_consumer gc/nos_gc
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(UPGRADE)
 
 STACK = $(if $(DATABASE),NOS_EC_DEV_DATABASE=$(DATABASE)) deploy/dev/stack.sh
 
-.PHONY: help venv demo up down down-clean stack-status test test-fast fresh memory cost chaos check lint types format requirements reference man clean
+.PHONY: help venv demo up down down-clean stack-status test test-fast fresh memory cost chaos check lint types format requirements reference man deb clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +109,9 @@ reference: venv ## write docs/CONFIG.md, docs/METRICS.md and the Grafana dashboa
 man: venv ## write the man page dist/nos-ec.1 from the commands (SOURCE_DATE_EPOCH sets its date)
 	@mkdir -p dist
 	$(BIN)/python -m nos_ec.cli.manual docs/CLI.md $$(date -u -d @$${SOURCE_DATE_EPOCH:-$$(date +%s)} +%F) >dist/nos-ec.1
+
+deb: venv ## build a Debian package in dist/, with all Python packages in /opt/nos-ec
+	@deploy/debian/build.sh dist
 
 clean: ## remove .venv and caches; your stores are left alone
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

@@ -56,6 +56,7 @@ use() { # DATABASE
 deploy() { python3 tests/deploy_machine.py <"$data/stack/nos-ec.env"; }
 
 step "make venv" make venv
+step "the Debian package" tests/fresh_package.sh
 step "make demo" make demo DEMO_ARGS="--limit-objects 2000 --limit-bytes 50000000"
 for database in mariadb mysql; do
     step "make up DATABASE=$database" make up DATABASE=$database
