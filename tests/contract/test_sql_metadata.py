@@ -14,6 +14,7 @@ from nos_ec.ports.metadata import Metadata
 from nos_ec.testing.metadata_contract import MetadataContract
 from nos_ec.testing.metadata_races import MetadataRaces
 from tests.rig.sql_damage import SqlDamage
+from tests.rig.sql_figures import SqlFigures
 from tests.rig.sql_plans import SqlPlans
 
 
@@ -43,6 +44,10 @@ class TestSqliteDamage(SqlDamage):
 
 class TestSqlitePlans(SqlPlans):
     """See tests/rig/sql_plans.py."""
+
+
+class TestSqliteFigures(SqlFigures):
+    """See tests/rig/sql_figures.py."""
 
 
 class TestSqliteMetadata(MetadataContract):

@@ -10,6 +10,7 @@ from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.testing.metadata_contract import MetadataContract
 from nos_ec.testing.metadata_races import MetadataRaces
 from tests.rig.sql_damage import SqlDamage
+from tests.rig.sql_figures import SqlFigures
 from tests.rig.sql_look_ups import SqlLookUps
 from tests.rig.sql_migrations import SqlMigrations, drop_all
 from tests.rig.sql_plans import SqlPlans
@@ -56,4 +57,17 @@ class TestMariaDBMigrations(SqlMigrations):
     def url(self, mariadb_url: str) -> Iterator[str]:
         drop_all(mariadb_url)
         yield mariadb_url
+        drop_all(mariadb_url)
+
+
+class TestMariaDBFigures(SqlFigures):
+    """See tests/rig/sql_figures.py."""
+
+    MANY = 1_000_000
+
+    @pytest.fixture
+    def metadata(self, mariadb_url: str) -> Iterator[SqlMetadata]:
+        drop_all(mariadb_url)
+        with empty_metadata(mariadb_url) as metadata:
+            yield metadata
         drop_all(mariadb_url)

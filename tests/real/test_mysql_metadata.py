@@ -10,6 +10,7 @@ from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.testing.metadata_contract import MetadataContract
 from nos_ec.testing.metadata_races import MetadataRaces
 from tests.rig.sql_damage import SqlDamage
+from tests.rig.sql_figures import SqlFigures
 from tests.rig.sql_look_ups import SqlLookUps
 from tests.rig.sql_migrations import SqlMigrations, drop_all
 from tests.rig.sql_plans import SqlPlans
@@ -56,4 +57,15 @@ class TestMySQLMigrations(SqlMigrations):
     def url(self, mysql_url: str) -> Iterator[str]:
         drop_all(mysql_url)
         yield mysql_url
+        drop_all(mysql_url)
+
+
+class TestMySQLFigures(SqlFigures):
+    """See tests/rig/sql_figures.py."""
+
+    @pytest.fixture
+    def metadata(self, mysql_url: str) -> Iterator[SqlMetadata]:
+        drop_all(mysql_url)
+        with empty_metadata(mysql_url) as metadata:
+            yield metadata
         drop_all(mysql_url)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 
 from nos_ec.adapters.sql.engine import WRITES
 from nos_ec.core.slots import SLOTS
@@ -44,25 +44,31 @@ class Shape:
 
 def fill(engine: Engine, shape: Shape) -> None:
     """Add the rows to metadata without objects. On the servers, indexes are dropped meanwhile: building them at the end
-    is many times as fast."""
-    with engine.execution_options(**{WRITES: True}).connect() as connection:
-        if engine.dialect.name in _SERVERS:
+    is many times as fast. There it uses a connection of its own, without a limit to the time of a statement."""
+    if engine.dialect.name in _SERVERS:
+        patient = create_engine(engine.url, isolation_level="READ COMMITTED")
+        with patient.connect() as connection:
             connection.execute(text(f"ALTER TABLE objects {', '.join(f'DROP INDEX {name}' for name in _INDEXES)}"))
-        _make_numbers(connection)
-        words = _Words(connection)
-        _packed(connection, words, shape)
-        _waiting(connection, words, shape)
-        _large(connection, words, shape)
-        _deletions(connection, words, shape)
-        connection.execute(text("DROP TABLE numbers"))
-        connection.commit()
-        if engine.dialect.name in _SERVERS:
-            added = ", ".join(f"ADD {index}" for index in _INDEXES.values())
-            connection.execute(text(f"ALTER TABLE objects {added}"))
+            _insert_all(connection, shape)
+            connection.execute(text(f"ALTER TABLE objects {', '.join(f'ADD {index}' for index in _INDEXES.values())}"))
             connection.execute(text("ANALYZE TABLE objects, segments, blocks, landing_deletions")).all()
-        else:
-            connection.execute(text("ANALYZE"))
+        patient.dispose()
+        return
+    with engine.execution_options(**{WRITES: True}).connect() as connection:
+        _insert_all(connection, shape)
+        connection.execute(text("ANALYZE"))
         connection.commit()
+
+
+def _insert_all(connection: Connection, shape: Shape) -> None:
+    _make_numbers(connection)
+    words = _Words(connection)
+    _packed(connection, words, shape)
+    _waiting(connection, words, shape)
+    _large(connection, words, shape)
+    _deletions(connection, words, shape)
+    connection.execute(text("DROP TABLE numbers"))
+    connection.commit()
 
 
 class _Words:
