@@ -201,7 +201,7 @@ def await_packed() -> None:
         if waiting == 0 and status["packed_objects"]:
             return
         require(time.monotonic() < deadline_s, f"{waiting} objects are not packed: {status}")
-        time.sleep(0.5)
+        time.sleep(1.0)
 
 
 def compare(names: list[str]) -> None:
