@@ -22,6 +22,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
+from tests.rig.at_rest import come_to_rest
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 
@@ -199,6 +200,36 @@ def test_put_ends_early_with_totals(
     assert out == ""
     assert "ended early: 256 objects, 512 B, stored under b/" in err
     assert len(system.store().list_objects("b", "", "", 1000)) == 256
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_put_can_be_ended_at_any_time(bench: Bench, system: System, tmp_path: Path, number: signal.Signals) -> None:
+    """Each object that is there is whole, and nothing else is left for good."""
+    files = {f"{index % 9}/{index:04}": bench.data(200 + index) for index in range(1500)}
+    files |= {f"{digit}/large": bench.data(6 * STRIPE) for digit in range(9)}
+    for name, data in files.items():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_bytes(data)
+    command = [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "put", "-r", "b", str(tmp_path / "tree")]
+    for objects in (1, 400, 900):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + WAIT_S_MAX
+        while len(_stored(system)) < objects and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(number)
+        process.communicate(timeout=WAIT_S_MAX)
+        assert process.returncode == -number
+        stored = _stored(system)
+        assert all(system.store().get(ObjectKey("b", name)) == files[name] for name in stored)
+    assert len(_stored(system)) < len(files), "it was ended in the middle"
+    assert come_to_rest(system) == []
+    assert {name: system.store().get(ObjectKey("b", name)) == files[name] for name in stored} == dict.fromkeys(
+        stored, True
+    )
+
+
+def _stored(system: System) -> list[str]:
+    return [row.key.name for row in system.store().list_objects("b", "", "", 10_000)]
 
 
 # --- get -r ---------------------------------------------------------------------------------------

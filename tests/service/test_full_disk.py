@@ -3,6 +3,7 @@ again."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.errors import NoSpace
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_gc.assemble import gc_service
+from tests.rig.at_rest import come_to_rest
 
 from .conftest import CHUNK, STRIPE, Bench
 
@@ -137,6 +139,32 @@ def test_without_any_space_objects_are_still_read_and_writes_report_it(full_benc
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_at_rest(system)
+
+
+@pytest.mark.parametrize("size", [4 * CHUNK, 6 * STRIPE])
+def test_a_tree_that_does_not_fit(full_bench: Bench, disk: SmallDisk, tmp_path: Path, size: int) -> None:
+    """What the totals count is there, in order; once there is space, the same command stores the rest."""
+    bench = full_bench
+    disk.resize(24)
+    (tree := tmp_path / "tree").mkdir()
+    count = (32 << 20) // size
+    for index in range(count):
+        (tree / f"{index:04}").write_bytes(bench.data(size))
+    done = bench.run("put", "-r", "b", str(tree), "--json")
+    assert done.returncode == 8, done.stderr
+    told = json.loads(done.stdout)
+    assert 0 < told["objects"] < count
+    assert (told["bytes"], told["complete"]) == (told["objects"] * size, False)
+    assert json.loads(done.stderr.splitlines()[-1])["error"] == "NoSpace"
+    with bench.open() as system:
+        listed = [row.key.name for row in system.store().list_objects("b", "", "", count)]
+        assert listed == [f"{index:04}" for index in range(told["objects"])]
+        disk.resize(120)
+        done = bench.run("put", "-r", "b", str(tree), "--json")
+        assert json.loads(done.stdout)["objects"] == count, done.stderr
+        bench.acknowledged = {ObjectKey("b", path.name): path.read_bytes() for path in tree.iterdir()}
+        bench.assert_readable(system)
+        assert come_to_rest(system) == []
 
 
 @pytest.mark.invariant(10)
