@@ -78,9 +78,9 @@ class Request:
         self.size: int | None = None
         """Bytes that it moved, if it moves any."""
         # Added first: so either `close` sees the request, or the request sees that the store is closed.
-        all_.under_way.add(self)
+        all_.under_way.append(None)
         if all_.closed or all_.forks != _forks:
-            all_.end(self)
+            all_.end()
             all_.refuse()
         self._started_s: float | None = all_.timer()
 
@@ -90,12 +90,17 @@ class Request:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Written out, because each call here, with cold caches, adds to the time of every request.
+        every, tally, started_s = self._all, self._tally, self._started_s
         if error is None:
-            started_s = self._started_s
-            self._tally.add(None if started_s is None else self._all.timer() - started_s, self.size)
+            tally.notes.append((None if started_s is None else every.timer() - started_s, self.size))
+            if len(tally.notes) >= NOTES_MAX:
+                tally.add_up()
         else:
-            self._tally.fail(error)
-        self._all.end(self)
+            tally.fail(error)
+        every.under_way.pop()
+        if every.closed:
+            every.wake()
 
     def leave_out(self, seconds: float) -> None:
         """Do not count this time, which the user's side took."""
@@ -114,10 +119,11 @@ class Tally:
     one up right after a request, with cold caches, takes three times as long.
     """
 
-    __slots__ = ("_failures", "_lock", "_notes", "_seconds", "_sizes")
+    __slots__ = ("_failures", "_lock", "_seconds", "_sizes", "notes")
 
     def __init__(self) -> None:
-        self._notes: deque[tuple[float | None, int | None]] = deque()
+        self.notes: deque[tuple[float | None, int | None]] = deque()
+        """Time and size of each request that is not added up yet; None is not counted."""
         # Reentrant, because a reader that is garbage-collected while this thread holds the lock counts its bytes.
         self._lock = threading.RLock()
         self._seconds = Histogram(SECONDS_BOUNDS)
@@ -126,9 +132,9 @@ class Tally:
 
     def add(self, seconds: float | None, size: int | None) -> None:
         """Count a success: the time it took, and the bytes it moved; None is not counted."""
-        self._notes.append((seconds, size))
-        if len(self._notes) >= NOTES_MAX:
-            self._add_up()
+        self.notes.append((seconds, size))
+        if len(self.notes) >= NOTES_MAX:
+            self.add_up()
 
     def fail(self, error: BaseException) -> None:
         """Count a failure."""
@@ -138,13 +144,13 @@ class Tally:
     @property
     def seconds(self) -> Histogram:
         """Seconds that the successful requests took."""
-        self._add_up()
+        self.add_up()
         return self._seconds
 
     @property
     def sizes(self) -> Histogram:
         """Bytes that they moved."""
-        self._add_up()
+        self.add_up()
         return self._sizes
 
     @property
@@ -152,10 +158,11 @@ class Tally:
         """Failures by kind of error. Kinds that have not occurred are 0."""
         return self._failures
 
-    def _add_up(self) -> None:
+    def add_up(self) -> None:
+        """Add the notes to the histograms."""
         with self._lock, suppress(IndexError):  # no note is left
             while True:
-                seconds, size = self._notes.popleft()
+                seconds, size = self.notes.popleft()
                 if seconds is not None:
                     self._seconds.add(seconds)
                 if size is not None:
@@ -168,7 +175,8 @@ class Requests:
     def __init__(self, timer: Callable[[], float]) -> None:
         self.timer = timer
         self.puts, self.gets, self.heads, self.lists, self.deletes = (Tally() for _ in range(5))
-        self.under_way: set[Request] = set()
+        self.under_way: list[None] = []
+        """As many entries as requests are under way. Adding and removing one is atomic."""
         self.closed = False
         self.forks = _forks
         """When this was made."""
@@ -196,12 +204,15 @@ class Requests:
             raise InvalidInput("the store was opened before this process was forked; open it again in this process")
         raise InvalidInput("the store is closed")
 
-    def end(self, request: Request) -> None:
+    def end(self) -> None:
         """Take note that a request is over."""
-        self.under_way.discard(request)
-        if self.closed:
-            with self._idle:
-                self._idle.notify_all()
+        self.under_way.pop()
+        self.wake()
+
+    def wake(self) -> None:
+        """Let `close` look again whether requests are under way."""
+        with self._idle:
+            self._idle.notify_all()
 
     def close(self, wait_s: float) -> bool:
         """Refuse new requests, and wait for those under way. Returns False when some are left after `wait_s`."""

@@ -79,8 +79,8 @@ def test_notes_are_added_up_before_there_are_many() -> None:
     counted = requests()
     for _ in range(3 * NOTES_MAX + 7):
         with Request(counted, counted.gets):
-            assert len(counted.gets._notes) < NOTES_MAX
-    assert len(counted.gets._notes) == 7
+            assert len(counted.gets.notes) < NOTES_MAX
+    assert len(counted.gets.notes) == 7
     assert counted.gets.seconds.cumulative()[-1] == 3 * NOTES_MAX + 7
 
 
