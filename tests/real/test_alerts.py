@@ -41,6 +41,9 @@ pytestmark = [
 FACTOR = 60
 HEALTHY_S = 60.0
 """An hour of the rules."""
+RECORD = os.environ.get("NOS_EC_RECORD", "")
+EDGE_S = 3.0
+"""How long a recording goes on after the last alert has begun to fire: it has only one sample a second."""
 REST_S = 15.0
 """How long a recording goes on after the last alert has cleared."""
 RESERVE_BYTES = 64 << 20
@@ -190,6 +193,8 @@ def test_alerts_fire_for_faults_and_for_nothing_else(
         with ceph.osds_killed([7]), nearly_full(ceph):
             fleet.stop("consumer 1", "consumer 2", "gc")
             until(lambda: note() >= FAULTS, "all alerts fire", lambda: f"{note()}, after {took_s}")
+            if RECORD:
+                time.sleep(EDGE_S)
             marks_s.append(time.time())
             fleet.start("consumer 1", "consumer 2", "gc")
         say(f"alerts fired after {took_s} s")
@@ -197,6 +202,6 @@ def test_alerts_fire_for_faults_and_for_nothing_else(
         began_s = time.monotonic()
         until(lambda: not server.firing(), "all alerts clear", lambda: str(server.firing()))
         say(f"all were clear {time.monotonic() - began_s:.1f} s after the faults were gone")
-        if folder := os.environ.get("NOS_EC_RECORD"):
+        if RECORD:
             time.sleep(REST_S)
-            (Path(folder) / "recorded_test.yml").write_text(recorded(server, [*marks_s, time.time()], FACTOR))
+            (Path(RECORD) / "recorded_test.yml").write_text(recorded(server, [*marks_s, time.time()], FACTOR))

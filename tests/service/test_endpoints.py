@@ -103,10 +103,11 @@ def until(condition: Any, what: str) -> None:
         time.sleep(0.05)
 
 
-def expected_names(service: str, *, ceph: bool = False) -> set[str]:
+def expected_names(service: str) -> set[str]:
+    """Those of a store without Ceph."""
     names = set()
     for metric in METRICS:
-        if service in metric.services and (ceph or metric is not STORE_PLACEMENT_GROUPS):
+        if service in metric.services and metric is not STORE_PLACEMENT_GROUPS:
             suffixes = ("_bucket", "_count", "_sum") if metric.kind is Kind.HISTOGRAM else ("",)
             names |= {metric.exposed_name + suffix for suffix in suffixes}
     return names
