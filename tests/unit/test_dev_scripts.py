@@ -14,7 +14,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "deploy" / "dev"
 MISSING = 3
-COPIED = ("base.sh", "fresh.sh", "fresh_machine.sh", "mariadb.sh", "sql_server.sh", "server.sh")
+COPIED = ("base.sh", "fresh.sh", "fresh_machine.sh", "mariadb.sh", "sql_server.sh", "server.sh", "prometheus.sh")
 
 
 @pytest.fixture
@@ -80,6 +80,41 @@ def test_mariadb_is_installed_unless_all_its_programs_are_present(scripts: Path,
     ran = run([str(scripts / "mariadb.sh"), "install"], path)
     assert ran.returncode == MISSING
     assert "could not install mariadb-server-core mariadb-client-core" in ran.stderr
+
+
+def test_prometheus_is_used_where_it_is_installed(scripts: Path, programs: Path) -> None:
+    for program in ("prometheus", "promtool"):
+        add(programs, program)
+    add(programs, "apt-get", "exit 1")
+    ran = run([str(scripts / "prometheus.sh"), "programs"], only(programs, "bash", "env", "dirname", "mkdir"))
+    assert ran.stdout == f"{programs}/prometheus\n{programs}/promtool\n"
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_prometheus_is_unpacked_and_never_installed(scripts: Path, programs: Path, tmp_path: Path) -> None:
+    """Installing Debian's package would start a service."""
+    asked = tmp_path / "asked"
+    add(programs, "id", "echo 0")
+    add(programs, "apt-get", f'echo "$*" >>{asked}', "touch prometheus_1_amd64.deb")
+    add(programs, "dpkg-deb", 'mkdir -p "$3/usr/bin"', 'touch "$3/usr/bin/prometheus" "$3/usr/bin/promtool"')
+    path = only(programs, "bash", "env", "dirname", "mkdir", "flock", "mktemp", "chmod", "touch", "rm", "mv")
+    for _ in range(2):
+        ran = run([str(scripts / "prometheus.sh"), "programs"], path)
+        assert ran.returncode == 0, ran.stderr
+    assert all(Path(line).is_file() for line in ran.stdout.splitlines())
+    assert asked.read_text() == "-o APT::Sandbox::User=root download -q prometheus\n", "once"
+
+
+@pytest.mark.parametrize("apt", [True, False])
+def test_prometheus_that_cannot_be_had_is_reported(scripts: Path, programs: Path, apt: bool) -> None:
+    if apt:
+        add(programs, "id", "echo 0")
+        add(programs, "apt-get", "exit 100")
+        add(programs, "dpkg-deb")
+    path = only(programs, "bash", "env", "dirname", "mkdir", "flock", "mktemp", "chmod", "touch", "rm", "mv")
+    ran = run([str(scripts / "prometheus.sh"), "programs"], path)
+    assert (ran.returncode, ran.stdout) == (MISSING, "")
+    assert ("could not install" if apt else "needs prometheus and promtool") in ran.stderr
 
 
 def test_a_fresh_machine_needs_root(scripts: Path, programs: Path) -> None:
