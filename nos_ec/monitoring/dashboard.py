@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nos_ec.monitoring import metrics as m
-from nos_ec.monitoring.metrics import METRICS, PREFIX, Kind, Metric
+from nos_ec.monitoring.metric import PREFIX, Kind, Metric
+from nos_ec.monitoring.metrics import METRICS
 
 WIDTH, ROW_WIDTH, HEIGHT = 8, 24, 8
 """Of a panel, a row of panels, and a panel, in units of Grafana's grid."""

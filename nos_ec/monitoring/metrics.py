@@ -7,10 +7,7 @@ Prometheus's text format adds). Several processes export the figures of the whol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-
-PREFIX = "nos_ec_"
+from nos_ec.monitoring.metric import PREFIX, Kind, Metric
 
 PRODUCER, CONSUMER, GC, API = "producer", "consumer", "gc", "api"
 LIBRARY = "library"
@@ -22,35 +19,6 @@ _KEEPERS = (CONSUMER, GC)
 """Services that do housekeeping besides their own work."""
 _PARKERS = (PRODUCER, *_KEEPERS)
 """Services that park failed items."""
-
-
-class Kind(StrEnum):
-    """How a metric behaves."""
-
-    COUNTER = "counter"
-    """Only grows, and starts at 0 with the process, so look at its rate."""
-    GAUGE = "gauge"
-    """The current value."""
-    HISTOGRAM = "histogram"
-    """Counts by size; the upper bounds are inclusive."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """`meaning` says what is measured, `advice` what to do about it; `services` lists the processes that export it."""
-
-    name: str
-    kind: Kind
-    services: tuple[str, ...]
-    labels: tuple[str, ...]
-    meaning: str
-    advice: str
-
-    @property
-    def exposed_name(self) -> str:
-        """The name to use in queries."""
-        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
-
 
 METRICS: list[Metric] = []
 """All metrics, in the order of the reference."""

@@ -24,7 +24,8 @@ from nos_ec.adapters.sql.engine import make_engine
 from nos_ec.composition.wiring import System
 from nos_ec.engine.store_totals import CHEAP_ROWS_MAX
 from nos_ec.monitoring.endpoint import Endpoint
-from nos_ec.monitoring.metrics import METRICS, STORE_PLACEMENT_GROUPS, Kind
+from nos_ec.monitoring.metric import Kind
+from nos_ec.monitoring.metrics import METRICS, STORE_PLACEMENT_GROUPS
 from nos_ec.settings import without_settings
 from nos_ec.testing.audit import counted_totals
 from tests.rig.at_rest import LaterClock

@@ -30,7 +30,8 @@ from nos_ec.monitoring import metrics
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.exposition import Exposition, Sample
 from nos_ec.monitoring.health import Answer, Health
-from nos_ec.monitoring.metrics import METRICS, Kind
+from nos_ec.monitoring.metric import Kind
+from nos_ec.monitoring.metrics import METRICS
 from nos_ec.monitoring.monitor import COST_SHARE, Cached, Monitor
 from nos_ec.monitoring.sources import waiting_samples
 from nos_ec.monitoring.systemd import Notifier, Pulse

@@ -1,0 +1,37 @@
+"""What a metric is. `metrics.py` declares each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+PREFIX = "nos_ec_"
+"""Of the names of all metrics."""
+
+
+class Kind(StrEnum):
+    """How a metric behaves."""
+
+    COUNTER = "counter"
+    """Only grows, and starts at 0 with the process, so look at its rate."""
+    GAUGE = "gauge"
+    """The current value."""
+    HISTOGRAM = "histogram"
+    """Counts by size; the upper bounds are inclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`meaning` says what is measured, `advice` what to do about it; `services` lists the processes that export it."""
+
+    name: str
+    kind: Kind
+    services: tuple[str, ...]
+    labels: tuple[str, ...]
+    meaning: str
+    advice: str
+
+    @property
+    def exposed_name(self) -> str:
+        """The name to use in queries."""
+        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
