@@ -30,12 +30,14 @@ front     segments           INSERT, DELETE
 producer  counters           UPDATE (value)
 producer  leases             INSERT, UPDATE (expires_ms), DELETE
 producer  objects            UPDATE (state, due_ms)
+producer  stored_totals      INSERT, UPDATE (value), DELETE
 
 consumer  blocks             INSERT, UPDATE, DELETE
 consumer  counters           UPDATE (value)
 consumer  landing_deletions  INSERT, UPDATE (doomed, not_before_ms), DELETE
 consumer  leases             INSERT, UPDATE (expires_ms), DELETE
 consumer  objects            UPDATE (state, landing_id, block_id, block_offset, due_ms)
+consumer  stored_totals      INSERT, UPDATE (value), DELETE
 
 gc        blocks             INSERT, UPDATE, DELETE
 gc        counters           UPDATE (value)
@@ -43,6 +45,7 @@ gc        landing_deletions  UPDATE (doomed, not_before_ms), DELETE
 gc        leases             INSERT, UPDATE (expires_ms), DELETE
 gc        objects            UPDATE (state, landing_id, block_id, block_offset, due_ms)
 gc        store_info         INSERT, DELETE
+gc        stored_totals      INSERT, UPDATE (value), DELETE
 '
 
 failed() { echo "grants: $*" >&2; exit 1; }

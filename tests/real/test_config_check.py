@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from nos_ec.adapters.rados.cluster import RadosCluster
+from nos_ec.adapters.sql.migrate import schema_head
 from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.errors import ConfigError
@@ -176,7 +177,7 @@ def test_the_schema_of_a_newer_release(store: Store) -> None:
     url = store.database(f"{store.name}_other")
     sql(url, "UPDATE alembic_version SET version_num = '9999'")
     found = check(store, {"STORE__METADATA_URL": url, "CEPH__NAMESPACE": f"{store.name}_other"})
-    sql(url, "UPDATE alembic_version SET version_num = '0003'")
+    sql(url, f"UPDATE alembic_version SET version_num = '{schema_head()}'")
     assert (found.code, found.names("failed")) == (CONFIGURATION, {"database schema"})
     assert "a newer release created it" in found.said["database schema"][1]
 

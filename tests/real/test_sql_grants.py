@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from nos_ec.core.errors import ConfigError
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.slots import member_lease
+from nos_ec.ports.metadata import StoredTotals
 from nos_ec.settings import without_settings
 from nos_ec.testing.audit import problems
 from nos_gc.assemble import gc_collector, gc_service
@@ -80,6 +82,14 @@ def forget_refused(system: System) -> None:
     system.metadata.allocate_block(lease, block_id, BlockKind.FRESH, system.clock.now_ms())
     assert system.metadata.forget_unwritten(lease, block_id)
     system.metadata.release_lease(lease)
+
+
+def keep_totals(system: System) -> None:
+    """What a daemon does with the sums of a large store, and of one that has become small."""
+    stored = StoredTotals(system.metadata.totals(), at_ms=1, cost_ms=1, next_ms=1)
+    claimed = replace(stored, next_ms=2)
+    for new, expected in ((stored, None), (claimed, stored), (None, claimed)):
+        assert system.metadata.store_totals(new, expected)
 
 
 def fill(front: System) -> None:
@@ -171,6 +181,8 @@ def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: 
         consumer.drain(make_room=lambda: False)
     return_one(systems["gc"])
     gc_service(systems["gc"]).run_once()
+    for role in ("producer", "consumer", "gc"):
+        keep_totals(systems[role])
     for role in ("reader", "api"):
         look(systems[role])
     any_system = systems["reader"]

@@ -248,4 +248,12 @@ STORE_INFO = _table(
     Column("value", Text, nullable=False),
 )
 """Facts about the whole store: `geometry` as JSON; `store_id`, which is also recorded in its pools or folders. Also the
-holders of leases: `holder of NAME`, with an epoch and a process; and `totals`, as JSON (totals.py)."""
+holders of leases: `holder of NAME`, with an epoch and a process."""
+
+STORED_TOTALS = _table(
+    "stored_totals",
+    Column("name", String(32), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""At most one row, `totals`, as JSON (totals.py). It is a table of its own so that daemons that may write it have no
+right to change the facts of `store_info`."""

@@ -1,7 +1,7 @@
 """Sums over the whole store: computed from the rows, and stored for other processes to read.
 
-The stored ones are one row of `store_info`, as JSON. They are changed by compare-and-set only, and the row's whole text
-is what is compared.
+The stored ones are one row of `stored_totals`, as JSON. They are changed by compare-and-set only, and the row's whole
+text is what is compared.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from sqlalchemy import BigInteger, Connection, bindparam, cast, delete, func, in
 
 from nos_ec.adapters.sql import leases
 from nos_ec.adapters.sql.rows import by_index
-from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORE_INFO
+from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORED_TOTALS
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.slots import LEASE_PREFIX, SLOTS
 from nos_ec.ports.metadata import StoredTotals, Totals
 
-_B, _O, _I = BLOCKS.c, OBJECTS.c, STORE_INFO.c
-_IS_TOTALS = _I.name == "totals"
+_B, _O, _T = BLOCKS.c, OBJECTS.c, STORED_TOTALS.c
+_IS_TOTALS = _T.name == "totals"
 _SLOTS_AT_ONCE = 4
 """A divisor of SLOTS."""
-STORED = select(_I.value).where(_IS_TOTALS)
+STORED = select(_T.value).where(_IS_TOTALS)
 
 
 def totals(connection: Connection) -> Totals:
@@ -101,10 +101,10 @@ def store(connection: Connection, new: StoredTotals | None, expected: StoredTota
     """See `Metadata.store_totals`."""
     if expected is None:
         return new is not None and _insert(connection, new)
-    same = (_IS_TOTALS, _I.value == _dumped(expected))
+    same = (_IS_TOTALS, _T.value == _dumped(expected))
     if new is None:
-        return connection.execute(delete(STORE_INFO).where(*same)).rowcount == 1
-    return connection.execute(update(STORE_INFO).where(*same).values(value=_dumped(new))).rowcount == 1
+        return connection.execute(delete(STORED_TOTALS).where(*same)).rowcount == 1
+    return connection.execute(update(STORED_TOTALS).where(*same).values(value=_dumped(new))).rowcount == 1
 
 
 def _insert(connection: Connection, new: StoredTotals) -> bool:
@@ -113,8 +113,8 @@ def _insert(connection: Connection, new: StoredTotals) -> bool:
     if text is not None:
         if _loaded(text) is not None:
             return False
-        connection.execute(delete(STORE_INFO).where(_IS_TOTALS, _I.value == text))
-    connection.execute(insert(STORE_INFO).values(name="totals", value=_dumped(new)))
+        connection.execute(delete(STORED_TOTALS).where(_IS_TOTALS, _T.value == text))
+    connection.execute(insert(STORED_TOTALS).values(name="totals", value=_dumped(new)))
     return True
 
 
