@@ -76,6 +76,29 @@ class SqlMigrations:
         assert fail_at > 50
         self._assert_migrated(url, old, before)
 
+    def test_a_statement_may_take_longer_than_in_other_work(
+        self, url: str, old: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = _rows(old)
+        assert make_engine.__kwdefaults__ is not None
+        monkeypatch.setitem(make_engine.__kwdefaults__, "read_s", 1)
+        slow: list[str] = []
+
+        def sleep(_c: Any, cursor: Any, statement: str, *_: Any) -> None:
+            if statement.startswith("CREATE INDEX"):
+                slow.append(statement)
+                if old.dialect.name != "sqlite":  # which has no such limit
+                    cursor.execute("SELECT SLEEP(3)")
+
+        event.listen(Engine, "before_cursor_execute", sleep)
+        try:
+            migrate(url)
+        finally:
+            event.remove(Engine, "before_cursor_execute", sleep)
+        assert slow
+        monkeypatch.undo()
+        self._assert_migrated(url, old, before)
+
     def test_a_writer_of_the_release_before_does_no_harm(self, url: str, old: Engine) -> None:
         migrate(url)
         with _writing(old) as connection:

@@ -68,15 +68,17 @@ def parse_url(url: str) -> URL:
 _EXAMPLES = "use sqlite:////var/lib/nos-ec/meta.db or mysql+pymysql://user:password@host:3306/nos_ec"
 
 
-def make_engine(url: str | URL, *, create: bool = False, sqlite_busy_ms: int = SQLITE_BUSY_MS) -> Engine:
-    """Create an engine for the URL. Does not connect yet.
+def make_engine(
+    url: str | URL, *, create: bool = False, sqlite_busy_ms: int = SQLITE_BUSY_MS, read_s: int = MYSQL_READ_S
+) -> Engine:
+    """Create an engine for the URL. Does not connect yet. `read_s`: how long a statement on a server may take.
 
     Raises ConfigError for an invalid URL, or a missing SQLite file (unless `create`).
     """
     parsed = parse_url(url.render_as_string(hide_password=False) if isinstance(url, URL) else url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed, create=create, busy_ms=sqlite_busy_ms)
-    return _mysql_engine(parsed, isolation_level="READ COMMITTED")
+    return _mysql_engine(parsed, read_s, isolation_level="READ COMMITTED")
 
 
 def reading_engine(engine: Engine) -> Engine | None:
@@ -87,10 +89,10 @@ def reading_engine(engine: Engine) -> Engine | None:
     """
     if engine.dialect.name == "sqlite":
         return None
-    return _mysql_engine(engine.url, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True)
+    return _mysql_engine(engine.url, MYSQL_READ_S, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True)
 
 
-def _mysql_engine(url: URL, **options: Any) -> Engine:
+def _mysql_engine(url: URL, read_s: int, **options: Any) -> Engine:
     return create_engine(
         url,
         pool_size=POOL_SIZE,
@@ -102,7 +104,7 @@ def _mysql_engine(url: URL, **options: Any) -> Engine:
         connect_args={
             "charset": "utf8mb4",
             "connect_timeout": MYSQL_CONNECT_S,
-            "read_timeout": MYSQL_READ_S,
+            "read_timeout": read_s,
             "write_timeout": MYSQL_READ_S,
             "init_command": _MYSQL_SETUP,
         },

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 _LOCK_WAIT_S = 30
+_READ_S = 86_400
+"""A statement that builds an index takes some minutes for every ten million rows."""
 
 
 def migrate(url: str, to: str = "head") -> None:
@@ -32,16 +34,31 @@ def migrate(url: str, to: str = "head") -> None:
     once. Raises ConfigError (bad URL, no such database, a store of a newer release), Transient (server unreachable,
     with host and port).
     """
+    # A server that hangs must be noticed before it is given a day for each statement.
+    with _connected(make_engine(url, create=True)) as connection:
+        if _revision(connection) == (schema_head() if to == "head" else to):
+            return
+        _refuse_unknown(connection)
+    with _connected(make_engine(url, create=True, read_s=_READ_S)) as connection, _alone(connection):
+        _upgrade(connection, to)
+
+
+def _upgrade(connection: Connection, to: str) -> None:
     from alembic import command
 
-    engine = make_engine(url, create=True)
+    _refuse_unknown(connection)
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, to)
+    connection.commit()
+
+
+@contextmanager
+def _connected(engine: Engine) -> Iterator[Connection]:
+    """A connection that may write. Errors of the driver become those of `migrate`."""
     try:
-        with engine.execution_options(**{WRITES: True}).connect() as connection, _alone(connection):
-            _refuse_unknown(connection)
-            config = _config()
-            config.attributes["connection"] = connection
-            command.upgrade(config, to)
-            connection.commit()
+        with engine.execution_options(**{WRITES: True}).connect() as connection:
+            yield connection
     except DBAPIError as error:
         failure = translate(error, engine.url)
         if failure is None:
