@@ -28,7 +28,7 @@ from nos_ec.ports.metadata import ObjectRow, Objects
 from nos_producer.refused import Refused
 from nos_producer.repeats import Repeats
 from nos_producer.slots import HeldSlots
-from nos_producer.spreading import Spreading, SpreadOptions
+from nos_producer.spreading import Destination, Spreading, SpreadOptions
 
 _log = structlog.get_logger(__name__)
 
@@ -126,34 +126,34 @@ class ProducerService:
         return lambda rows_max: self._metadata.due_objects(now_ms, rows_max, slots)
 
     def _publish(self, rows: Sequence[ObjectRow], now_ms: int) -> None:
-        failures = self._failures(rows)
+        destinations = [self.spreading.destination(row) for row in rows]
+        failures = self._failures(rows, destinations)
         kill_point("producer.published")
-        published = [row for index, row in enumerate(rows) if index not in failures]
-        self._mark(published, now_ms)
-        self.spreading.published(published, now_ms)
+        for is_away in (False, True):
+            marked = [
+                row
+                for index, (row, destination) in enumerate(zip(rows, destinations, strict=True))
+                if index not in failures and destination.is_away == is_away
+            ]
+            if marked:
+                self._metadata.mark_published(marked, self._rule.first_due_ms(now_ms, spread=is_away))
+                kill_point("producer.marked")
         self._postpone(self._refused.settle(rows, failures))
+        published = [row for index, row in enumerate(rows) if index not in failures]
+        self.spreading.published(published, now_ms)
         self.counters.objects += len(published)
         self.counters.bytes += sum(row.size for row in published)
         self.counters.refused += len(failures)
 
-    def _mark(self, published: Sequence[ObjectRow], now_ms: int) -> None:
-        """Set the due times of published rows. They say whether the row's event is in another partition than its
-        bucket's own."""
-        by_spread: dict[bool, list[ObjectRow]] = {}
-        for row in published:
-            is_away = self.spreading.partition(row) != self.spreading.home(row.key.bucket)
-            by_spread.setdefault(is_away, []).append(row)
-        for spread, rows in by_spread.items():
-            self._metadata.mark_published(rows, self._rule.first_due_ms(now_ms, spread=spread))
-            kill_point("producer.marked")
-
-    def _failures(self, rows: Sequence[ObjectRow]) -> Mapping[int, Transient]:
-        """Publish rows. Returns {index: error} of the rows that are not known to be in the log.
+    def _failures(self, rows: Sequence[ObjectRow], destinations: Sequence[Destination]) -> Mapping[int, Transient]:
+        """Publish rows, each to its destination. Returns {index: error} of the rows that are not known to be in
+        the log.
 
         Raises Transient when the failure concerns the whole log and not single partitions.
         """
         try:
-            return self._publisher.publish([(self._key(row), _event(row)) for row in rows])
+            keys = [destination.key for destination in destinations]
+            return self._publisher.publish([(key, _event(row)) for key, row in zip(keys, rows, strict=True)])
         except NoSpace:
             raise
         except Transient as error:
@@ -161,9 +161,6 @@ class ProducerService:
             if not partitions.isdisjoint(self._answering()):
                 raise
             return dict.fromkeys(range(len(rows)), error)
-
-    def _key(self, row: ObjectRow) -> bytes:
-        return self.spreading.key(row.key.bucket, self.spreading.partition(row))
 
     def _answering(self) -> Collection[int]:
         """The partitions that answer. Returns all partitions if the whole log does not answer, because then the failure

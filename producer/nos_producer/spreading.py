@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import structlog
 
@@ -48,6 +49,14 @@ class SpreadOptions:
     backlog_min: int = 4000
     default: int | None = 1
     buckets: Mapping[str, int | None] = field(default_factory=dict)
+
+
+class Destination(NamedTuple):
+    """Where an event goes. key: the message key, which decides the partition. is_away: whether that is another
+    partition than the home of the bucket."""
+
+    key: bytes
+    is_away: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +96,18 @@ class Spreading:
         """Number of buckets that this producer has decided to spread."""
         return len(self._until_ms)
 
-    def home(self, bucket: str) -> int:
-        """The partition of the bucket's events while they are not spread."""
-        return home_partition(bucket, self._partitions)
-
     def partition(self, row: ObjectRow) -> int:
         """The partition that the row's event goes to if it is published now."""
         bucket = row.key.bucket
-        return spread_partition(row.key, self.home(bucket), self._spread(bucket), self._partitions)
+        return spread_partition(row.key, self._home(bucket), self._spread(bucket), self._partitions)
 
-    def key(self, bucket: str, partition: int) -> bytes:
-        """The message key that leads to this partition."""
-        return _key(bucket, partition, self._partitions)
+    def destination(self, row: ObjectRow) -> Destination:
+        """Where the row's event goes if it is published now."""
+        bucket = row.key.bucket
+        if self._spread(bucket) == 1:
+            return Destination(bucket.encode(), False)
+        partition = self.partition(row)
+        return Destination(_key(bucket, partition, self._partitions), partition != self._home(bucket))
 
     def published(self, rows: Sequence[ObjectRow], now_ms: int) -> None:
         """Note rows that were published."""
@@ -137,6 +146,9 @@ class Spreading:
             self._spread_if_large(bucket, _new(due), passed, now_ms)
         self._return_home(_new(due), passed, now_ms)
 
+    def _home(self, bucket: str) -> int:
+        return home_partition(bucket, self._partitions)
+
     # --- deciding ---------------------------------------------------------------------------------
     def _spread(self, bucket: str) -> int:
         spread = self._options.buckets.get(bucket, self._options.default)
@@ -155,7 +167,7 @@ class Spreading:
         return bucket if is_most and (more_are_due or count >= self._options.backlog_min) else None
 
     def _spread_if_large(self, bucket: str, new: Counter[str], passed: Mapping[int, int], now_ms: int) -> None:
-        since_ms = passed.get(self.home(bucket), 0)
+        since_ms = passed.get(self._home(bucket), 0)
         waiting = self._waiting(bucket, new, since_ms)
         all_waiting = new.total() + sum(batch.rows for batch in self._recent if batch.published_ms >= since_ms)
         if waiting >= self._options.backlog_min and 2 * waiting > all_waiting:
