@@ -142,7 +142,9 @@ def _named(wire: _PackRequestV2) -> NamedVersion:
 
 
 def partition_for(bucket: str, partitions: int) -> int:
-    """The partition, 0 to partitions - 1, of all events of one bucket. Raises ValueError without partitions."""
+    """The home of a bucket: the partition, 0 to partitions - 1, of all its events unless it is spread (`core.spread`).
+
+    Raises ValueError without partitions."""
     return partition_for_key(bucket.encode(), partitions)
 
 

@@ -2,12 +2,12 @@
 
 The 32-bit hashes of bucket names are divided into SLOTS ranges of equal length; a slot is the number of a range. A slot
 has at most one producer: the one that holds its lease. A bucket has one slot, so its events are published by one
-producer at a time, just as they are consumed by one consumer at a time. `plan_slots` derives how many slots each
+producer at a time, also while several consumers pack them (`core.spread`). `plan_slots` derives how many slots each
 producer should hold from which producers are alive; docs/adr/0013 gives the reasons for this design.
 
-The partition of a bucket is the remainder of the same hash, without its sign bit, divided by the number of partitions.
-A slot is 2^28 consecutive hashes, which the partitions share evenly, except that some get one hash more. So a slot says
-next to nothing about the partition, and every producer publishes to every partition.
+The home partition of a bucket is the remainder of the same hash, without its sign bit, divided by the number of
+partitions. A slot is 2^28 consecutive hashes, which the partitions share evenly, except that some get one hash more. So
+a slot says next to nothing about the partition, and every producer publishes to every partition.
 """
 
 from __future__ import annotations

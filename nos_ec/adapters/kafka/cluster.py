@@ -43,7 +43,7 @@ RESERVED = {
     "group.protocol": "is always classic",
     "max.poll.interval.ms": "has its own setting",
     "partition.assignment.strategy": "is always cooperative-sticky",
-    "partitioner": "is always murmur2_random: a bucket's events stay in order",
+    "partitioner": "is always murmur2_random: the key alone decides the partition",
     "request.required.acks": "is always all: a message is durable when publish returns",
     "session.timeout.ms": "has its own setting",
     "transactional.id": "is not used: delivery is at least once",
