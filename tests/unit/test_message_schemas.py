@@ -92,6 +92,28 @@ def test_the_schema_accepts_what_the_decoder_accepts(document: dict[str, Any]) -
         assert by_schema[document["v"] - 1]
 
 
+EDGES = [-1, 0, 1, 2, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64]
+
+
+@pytest.mark.parametrize("version", PACK_REQUEST_VERSIONS)
+def test_both_draw_the_same_line_at_every_edge(version: int) -> None:
+    text = re.findall(r"```json\n(.*?)```", (DOCS / "MESSAGES.md").read_text(), re.DOTALL)[version - 1]
+    valid = json.loads(text)
+    for field in (field for field, value in valid.items() if isinstance(value, int)):
+        accepted = []
+        for number in EDGES:
+            document = {**valid, field: number}
+            by_schema = any(validator.is_valid(document) for validator in VALIDATORS)
+            try:
+                decode_pack_request(json.dumps(document).encode())
+            except Corrupt:
+                assert not by_schema, (field, number)
+            else:
+                assert by_schema, (field, number)
+                accepted.append(number)
+        assert 1 <= len(accepted) < len(EDGES), field
+
+
 @pytest.mark.parametrize("text", ["5.0", "5e0"])
 def test_the_decoder_wants_integers_without_a_fraction(text: str) -> None:
     """The other thing that JSON Schema cannot say, because 5.0 is an integer to it. MESSAGES.md says it."""
