@@ -156,6 +156,24 @@ make_osds() {
     touch "$base/osds.complete"
 }
 
+# One OSD on an empty disk, in the running cluster.
+make_osd() { # N
+    local osd=$1 id wrapped
+    ! running_pid "osd.$osd" >/dev/null || failed "osd.$osd is running"
+    rm -rf "$base/osd.$osd"
+    mkdir -p "$base/osd.$osd"
+    id=$(cat /proc/sys/kernel/random/uuid)
+    (umask 077 && keyring_entry "osd.$osd" mon 'allow profile osd' mgr 'allow profile osd' osd 'allow *' >"$base/osd.$osd/keyring")
+    cp "$base/osd.$osd/keyring" "$base/tmp/osds.keyring"
+    {
+        ceph osd new "$id" "$osd" && ceph auth import -i "$base/tmp/osds.keyring" &&
+            run ceph-osd --mkfs -f -c "$own_conf" -i "$osd" --osd-uuid "$id"
+    } >"$base/log/osd.$osd.make" 2>&1 || failed "osd.$osd cannot be created" "$base/log/osd.$osd.make"
+    [ "$osd" -lt "$osd_count" ] || { osd_count=$((osd + 1)); echo "$osd_count" >"$base/osd_count"; }
+    launch "osd.$osd" ceph-osd -f -i "$osd"
+    await "osd.$osd to be up" "$wait_s_max" osd_is_up "$osd"
+}
+
 # Settings differ from Ceph's defaults so that 12 OSDs fit on one small machine, and so that tests need not wait for
 # grace periods. None of them weakens durability: BlueStore syncs as always.
 write_conf() {
@@ -243,6 +261,8 @@ await() { # WHAT SECONDS COMMAND...
 answers() { ceph --connect-timeout 5 fsid >/dev/null; }
 
 osds_are_up() { ceph osd stat -f json | grep -q "\"num_up_osds\":[ ]*${osd_count}[,}]"; }
+
+osd_is_up() { ceph osd dump | grep -q "^osd\.$1 up "; }
 
 groups_are_clean() {
     local report

@@ -85,6 +85,11 @@ run() {
     "${wrapped[@]}"
 }
 
-# Runs `ceph` as the administrator. Each call takes a third of a second, so many commands are sent as one batch through
-# standard input.
-ceph() { run ceph --connect-timeout 30 -c "$conf" --name client.admin --keyring "$admin_keyring" "$@"; }
+as_admin() { # PROGRAM ARGUMENT...
+    local program=$1
+    shift
+    run "$program" -c "$conf" --name client.admin --keyring "$admin_keyring" "$@"
+}
+
+# Each call of `ceph` takes a third of a second, so many commands are sent as one batch through standard input.
+ceph() { as_admin ceph --connect-timeout 30 "$@"; }

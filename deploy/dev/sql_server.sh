@@ -4,6 +4,7 @@
 #
 # Environment, besides that of base.sh and server.sh:
 #   NOS_EC_DEV_FAST  1: commits do not wait for the disk. For test runs only: a crash of the machine loses data
+#   NOS_EC_DEV_DATABASE_OPTIONS  more options of the server, separated by spaces, such as: --log-bin --server-id=1
 
 port=${NOS_EC_DEV_PORT:-13306}
 data=$base/data
@@ -25,6 +26,9 @@ server_command() {
         --innodb-io-capacity=2000
     [ "$(id -u)" != 0 ] || echo --user=root
     [ "${NOS_EC_DEV_FAST:-0}" = 0 ] || printf '%s\n' --innodb-flush-log-at-trx-commit=0 --innodb-doublewrite=0
+    local options=()
+    read -ra options <<<"${NOS_EC_DEV_DATABASE_OPTIONS:-}"
+    [ ${#options[@]} = 0 ] || printf '%s\n' "${options[@]}"
 }
 
 port_of_running() { tr '\0' '\n' <"/proc/$(running_pid)/cmdline" | sed -n 's/^--port=//p'; }
