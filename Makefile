@@ -15,7 +15,7 @@ CHAOS_ARGS ?=
 export FRESH_COMMAND ?= tests/fresh_machine.sh
 DATABASE ?=
 BIN := .venv/bin
-SCRIPTS := .ci/run $(shell grep -l "^\#!" deploy/nos-ec-as deploy/*/*.sh deploy/debian/* tests/*.sh | sort -u)
+SCRIPTS := .ci/run $(shell grep -l "^\#!" deploy/nos-ec-as deploy/*/*.sh deploy/debian/* tests/*.sh tests/rig/bin/* | sort -u)
 PACKAGES := nos_ec producer/nos_producer consumer/nos_consumer gc/nos_gc
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(UPGRADE)

@@ -37,7 +37,7 @@ GROUPS = {
         "test_lost_connections",
         "test_late_commits",
     ),
-    "stack": ("test_stack",),
+    "stack": ("test_stack", "test_runbooks"),
     "prometheus": ("test_prometheus_rules",),
 }
 """Modules of tests/real whose tests share servers, and therefore a process. A module that is in no group needs Ceph,

@@ -56,9 +56,9 @@ class Stack:
             command, env=self._environment | environment, capture_output=True, text=True, timeout=START_S_MAX
         )
 
-    def up(self) -> str:
+    def up(self, **environment: str) -> str:
         """Start it, or skip (fail, with REQUIRE_REAL=1) when it is not available. Returns its output."""
-        started = self.script("up")
+        started = self.script("up", **environment)
         if started.returncode == MISSING and os.environ.get("REQUIRE_REAL") != "1":
             pytest.skip(started.stderr.strip())
         assert started.returncode == 0, started.stderr
