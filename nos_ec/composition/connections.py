@@ -60,7 +60,10 @@ class Connections:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        if error is None:
+            self._stack.close()
+        else:
+            self.abandon()
 
     def abandon(self) -> None:
         """Close nothing, because a check that was left behind still uses something. It ends with the process."""
@@ -195,6 +198,8 @@ class Connections:
 
         def look() -> str:
             with settings_named("store.root"):
+                if self._settings.store.backend != "local":
+                    try_folder(path.parent)
                 found = look_at_log(path, self._settings.log.partitions)
             if found is None and self.initialised:
                 return f"{path} does not exist; it is created when it is needed, and what waits is published again"

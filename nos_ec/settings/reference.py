@@ -61,7 +61,8 @@ def reference() -> str:
         "One TOML file (`nos-ec --config FILE`), overridden by environment variables: the key `lanes` of the section",
         "`[consumer]` is `NOS_EC_CONSUMER__LANES`. Every setting has a default. `nos-ec config check` reports every",
         "wrong key and value at once, each with its place. Times are in milliseconds; sizes are bytes, or strings",
-        'such as `"512MiB"` (units B, KiB, MiB, GiB, TiB).',
+        'such as `"512MiB"` (units B, KiB, MiB, GiB, TiB). In the file, numbers and true/false are TOML\'s own; `"10"`',
+        "is refused. `nos-ec config check --connect` also tries the servers and folders that the settings name.",
     ]
     for section, info in Settings.model_fields.items():
         assert isinstance(info.annotation, type)

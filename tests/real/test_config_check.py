@@ -280,12 +280,17 @@ def test_a_packet_size_that_is_too_small(store: Store) -> None:
 
 
 def test_a_read_only_server(store: Store) -> None:
+    """A user without administrator's rights, who cannot write there whatever is granted."""
+    user = store.name[:16]
+    sql(store.url, f"CREATE USER '{user}'@'%'", f"GRANT ALL ON `{store.name}`.* TO '{user}'@'%'")
+    changes = {"STORE__METADATA_URL": store.database(store.name).replace("root@", f"{user}@")}
     sql(store.url, "SET GLOBAL read_only = 1")
     try:
-        found = check(store, {})
-        replica = check(store, {"STORE__METADATA_REPLICA": "true"})
+        found = check(store, changes)
+        replica = check(store, changes | {"STORE__METADATA_REPLICA": "true"})
     finally:
-        sql(store.url, "SET GLOBAL read_only = 0")
+        sql(store.url, "SET GLOBAL read_only = 0", f"DROP USER '{user}'@'%'")
     assert (found.code, found.names("failed")) == (TRANSIENT, {"database"})
     assert "this server is read-only" in found.said["database"][1]
     assert (replica.code, replica.names("failed")) == (0, set())
+    assert replica.said["database rights"][1].startswith("the user lacks INSERT on all tables; UPDATE on all tables")

@@ -40,6 +40,7 @@ _VARIABLES = (
     "innodb_flush_log_at_trx_commit",
 )
 _NO_RIGHT = frozenset({1142, 1143})
+_READ_ONLY = frozenset({1290, 1836})
 
 
 class DatabaseTrial:
@@ -192,7 +193,8 @@ class DatabaseTrial:
             try:
                 self._open().execute(statement())  # type: ignore[call-overload]
             except DBAPIError as error:
-                if error.orig is not None and error.orig.args and error.orig.args[0] in _NO_RIGHT:
+                code = error.orig.args[0] if error.orig is not None and error.orig.args else None
+                if code in _NO_RIGHT or (self._replica and code in _READ_ONLY):
                     return False
                 raise
         return True
