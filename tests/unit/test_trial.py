@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from nos_ec.adapters.local import trial as local_trial
 from nos_ec.composition.trial import Check, NotTried, Outcome, Result, try_all, worst
 from nos_ec.core.errors import Blocklisted, ConfigError, Corrupt, NosError, NoSpace, Transient
 
@@ -68,6 +70,18 @@ def test_errors_of_the_operating_system_are_no_bugs(error: OSError, kind: type[N
     (found,) = try_all([Check("folder", 1000, failing(error))])
     assert type(found.error) is kind
     assert found.detail.startswith(says)
+
+
+def test_a_folder_is_named_and_not_the_file_that_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder / "tmp123"))
+
+    monkeypatch.setattr(local_trial, "probe_folder", denied)
+    with pytest.raises(PermissionError) as error:
+        local_trial.try_folder(tmp_path / "not" / "there")
+    assert error.value.filename == str(tmp_path)
 
 
 def test_a_bug_is_reported_and_the_rest_is_tried() -> None:

@@ -26,8 +26,8 @@ def try_folder(folder: Path) -> None:
         existing = existing.parent
     try:
         probe_folder(existing)
-    except PermissionError:
-        raise
+    except PermissionError as error:
+        raise PermissionError(error.errno, error.strerror, str(existing)) from error  # it named a temporary file
     except OSError as error:
         raise as_port_error(f"folder {existing}", error) from error
 
