@@ -36,7 +36,7 @@ def migrate(url: str, to: str = "head") -> None:
     """
     # A server that hangs must be noticed before it is given a day for each statement.
     with _connected(make_engine(url, create=True)) as connection:
-        if _revision(connection) == (schema_head() if to == "head" else to):
+        if revision(connection) == (schema_head() if to == "head" else to):
             return
         _refuse_unknown(connection)
     with _connected(make_engine(url, create=True, read_s=_READ_S)) as connection, _alone(connection):
