@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from nos_ec.cli.context import AsJson, Context, context, parse_object
-from nos_ec.cli.output import count_text, emit, err, facts, out, printable, size_text, stdout, time_text
+from nos_ec.cli.context import AsJson, context, parse_object
+from nos_ec.cli.listing import ls, row_data
+from nos_ec.cli.output import count_text, emit, err, facts, out, print_lines, printable, size_text, stdout, time_text
 from nos_ec.cli.streams import Source, is_folder
-from nos_ec.cli.trees import get_tree, pages, put_tree, remove_tree
+from nos_ec.cli.trees import get_tree, put_tree, remove_tree
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
@@ -21,8 +22,6 @@ from nos_ec.engine.store import Store
 from nos_ec.ports.metadata import ObjectRow
 
 Object = Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="The name may contain slashes.")]
-
-_PAGE = 1000
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +47,7 @@ def put(
     key = parse_object(target)
     with context(ctx).system() as system, Source(source) as stream:
         row = system.store().put(key, stream)
-    emit(_row_data(row), as_json, lambda: out.print(f"{printable(str(row.key))}  {size_text(row.size)}", markup=False))
+    emit(row_data(row), as_json, lambda: out.print(f"{printable(str(row.key))}  {size_text(row.size)}", markup=False))
 
 
 def get(
@@ -89,7 +88,7 @@ def get(
         row, segments = _open_object(system.store(), key, byte_range)
         written = _write_out(output, segments)
     if output != Path("-"):
-        data = {**_row_data(row), "bytes_written": written, "output": str(output)}
+        data = {**row_data(row), "bytes_written": written, "output": str(output)}
         emit(data, as_json, lambda: err.print(f"{size_text(written)} written to {output}", markup=False))
 
 
@@ -116,87 +115,16 @@ def rm(
         found = {row.key for row in system.store().delete_many(keys)}
     deleted = [str(key) for key in keys if key in found]
     missing = [str(key) for key in keys if key not in found]
-    emit({"deleted": deleted, "missing": missing}, as_json, lambda: _lines(map(printable, deleted)))
+    emit({"deleted": deleted, "missing": missing}, as_json, lambda: print_lines(map(printable, deleted)))
     if missing:
         raise NotFound(f"no such object: {', '.join(missing)}")
-
-
-def ls(
-    ctx: typer.Context,
-    where: Annotated[str, typer.Argument(metavar="BUCKET[/PREFIX]", help="If left out, the buckets are listed.")] = "",
-    after: Annotated[
-        str, typer.Option(help="Start after this entry: a bucket, or NAME or BUCKET/NAME as listed.")
-    ] = "",
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of lines.")] = _PAGE,
-    summarize: Annotated[
-        bool, typer.Option("--summarize", help="Also count all objects there, and sum their sizes.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """List buckets, or the objects of a bucket. In byte order of their names, with size and state."""
-    bucket, _, prefix = where.partition("/")
-    with context(ctx).system() as system:
-        if bucket:
-            after = after.removeprefix(f"{bucket}/")
-            next_after = _list_objects(system.store(), bucket, prefix, after, limit, summarize, as_json)
-            _print_more_hint(context(ctx), where, None if as_json else next_after, limit)
-            return
-        if summarize:
-            raise InvalidInput("--summarize needs BUCKET or BUCKET/PREFIX; `nos-ec status` has the sums of all buckets")
-        buckets = system.store().list_buckets(after, limit + 1)
-    next_after = buckets[limit - 1] if len(buckets) > limit else None
-    shown = buckets[:limit]
-    emit({"buckets": shown, "next_after": next_after}, as_json, lambda: _lines(map(printable, shown)))
-    _print_more_hint(context(ctx), where, None if as_json else next_after, limit)
-
-
-def _list_objects(
-    store: Store, bucket: str, prefix: str, after: str, limit: int, summarize: bool, as_json: bool
-) -> str | None:
-    """Print page by page for people; JSON is one line and needs all rows that it shows. Returns the name after which
-    the listing continues; None when it is complete."""
-    shown: list[ObjectRow] = []
-    count = size = listed = 0
-    last = after
-    next_after: str | None = None
-    page_max = _PAGE if summarize or limit > _PAGE else limit + 1
-    for page in pages(store, bucket, prefix, after, page_max):
-        count += len(page)
-        size += sum(row.size for row in page)
-        lines = page[: limit - listed]
-        if as_json:
-            shown += lines
-        else:
-            _lines(f"{row.size:>12}  {row.state.value:<7} {printable(str(row.key))}" for row in lines)
-        if next_after is None and len(lines) < len(page):
-            next_after = lines[-1].key.name if lines else last
-        listed += len(lines)
-        last = page[-1].key.name
-        if next_after is not None and not summarize:
-            break
-    if not count and not store.list_objects(bucket, "", "", 1):
-        raise NotFound(f"bucket {printable(bucket)} has no objects")
-    data: dict[str, Any] = {"objects": [_row_data(row) for row in shown], "next_after": next_after}
-    if summarize:
-        data |= {"total_objects": count, "total_bytes": size}
-    total = f"total: {count_text(count, 'object')}, {size:,} bytes ({size_text(size)})"
-    emit(data, as_json, lambda: _lines([total] if summarize else []))
-    return next_after
-
-
-def _print_more_hint(found: Context, where: str, next_after: str | None, limit: int) -> None:
-    """Print on stderr that the listing continues, and the command that continues it."""
-    if next_after is not None:
-        options = [f"--after={next_after}", *([f"--limit={limit}"] if limit != _PAGE else [])]
-        words = found.command("ls", *options, *(["--"] if where.startswith("-") else []), *([where] if where else []))
-        err.print(f"there are more; continue with: {words}", markup=False)
 
 
 def stat(ctx: typer.Context, name: Object, as_json: AsJson = False) -> None:
     """Show an object's metadata, and where its bytes are."""
     with context(ctx).system() as system:
         row = system.metadata.get(parse_object(name))
-        data = {**_row_data(row), "location": _location(system, row)}
+        data = {**row_data(row), "location": _location(system, row)}
     human = {**data, "size": f"{row.size} ({size_text(row.size)})", "created": time_text(row.created_ms)}
     del human["created_ms"], human["location"]
     emit(data, as_json, lambda: facts(printable(str(row.key)), human | _location_facts(data["location"])))
@@ -223,19 +151,6 @@ def _location(system: System, row: ObjectRow) -> dict[str, Any]:
         return {"landing": row.landing_id.hex()}
     segments = system.metadata.segments(row.object_id, row.version)
     return {"segments": [{"block": s.extent.block_id.hex(), "length": s.extent.length} for s in segments]}
-
-
-def _row_data(row: ObjectRow) -> dict[str, Any]:
-    return {
-        "bucket": row.key.bucket,
-        "name": row.key.name,
-        "version": row.version,
-        "size": row.size,
-        "crc32c": f"{row.crc32c:08x}",
-        "md5": row.md5.hex(),
-        "state": row.state.value,
-        "created_ms": row.created_ms,
-    }
 
 
 def _open_object(store: Store, key: ObjectKey, byte_range: str | None) -> tuple[ObjectRow, Iterator[bytes]]:
@@ -288,8 +203,3 @@ def _write_file(output: Path, segments: Iterable[bytes]) -> int:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
     return written
-
-
-def _lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        out.print(line, markup=False)

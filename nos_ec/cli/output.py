@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
@@ -84,3 +84,9 @@ def size_text(size_bytes: float) -> str:
             return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.1f} PiB"
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print each line on stdout as it is."""
+    for line in lines:
+        out.print(line, markup=False)

@@ -158,7 +158,9 @@ def test_recursive_put(cli: Cli, tmp_path: Path, bench: Bench, system: System) -
     (tree / "link").symlink_to("a")
     told = cli("put", "-r", "docs/in", str(tree))
     assert (told["objects"], told["bytes"]) == (4, sum(sizes.values()))
-    assert {o["name"]: o["size"] for o in cli("ls", "docs")["objects"]} == {f"in/{k}": v for k, v in sizes.items()}
+    assert {o["name"]: o["size"] for o in cli("ls", "-l", "docs")["objects"]} == {
+        f"in/{k}": v for k, v in sizes.items()
+    }
     for row in system.store().list_objects("docs", "", "", 10):
         assert system.store().get(row.key) == (tree / row.key.name.removeprefix("in/")).read_bytes()
 

@@ -400,11 +400,40 @@ def test_ls_sums_up(cli: Cli, bench: Bench, system: System) -> None:
     assert "BUCKET" in cli("ls", "--summarize", exits=2)["message"]
 
 
+def test_ls_shows_sizes_where_asked(cli: Cli, bench: Bench, system: System) -> None:
+    _put(bench, system, ["a/1", "a/22"])
+    assert cli("ls", "b")["objects"] == [{"bucket": "b", "name": "a/1"}, {"bucket": "b", "name": "a/22"}]
+    assert cli.run("ls", "b")[0] == "b/a/1\nb/a/22\n"
+    assert [(row["name"], row["size"]) for row in cli("ls", "b", "-l")["objects"]] == [("a/1", 3), ("a/22", 4)]
+    out, err = cli.run("ls", "b", "--long", "--limit", "1")
+    assert out == "           3  landed  b/a/1\n"
+    assert "ls -l --after=a/1 --limit=1 b" in err
+    assert "BUCKET" in cli("ls", "-l", exits=2)["message"]
+
+
+def test_ls_looks_up_rows_only_where_they_are_shown(
+    bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _put(bench, system, ["a"])
+    reads = []
+    list_objects = Store.list_objects
+
+    def counted(*asked: Any) -> Any:
+        reads.append(asked)
+        return list_objects(*asked)
+
+    monkeypatch.setattr(Store, "list_objects", counted)
+    assert run(["--config", str(bench.config), "ls", "b"]) == 0
+    assert reads == []
+    assert run(["--config", str(bench.config), "ls", "b", "-l"]) == 0
+    assert len(reads) == 1
+
+
 @pytest.mark.parametrize("limit", [1, 999, 1000, 1001, 2000, 2001, 5000])
 def test_ls_across_pages(cli: Cli, system: System, limit: int) -> None:
     names = [f"{index:04}" for index in range(2001)]
     system.store().put_many([(ObjectKey("b", name), b"") for name in names])
-    for more in ((), ("--summarize",)):
+    for more in ((), ("-l",), ("--summarize",)):
         told = cli("ls", "b", "--limit", str(limit), *more)
         assert [row["name"] for row in told["objects"]] == names[:limit]
         assert told["next_after"] == (names[limit - 1] if limit < 2001 else None)
@@ -439,5 +468,5 @@ def test_options_that_do_not_go_together(cli: Cli, tmp_path: Path) -> None:
 def test_the_bytes_that_come_back_are_those_that_were_put(cli: Cli, tree: Path, tmp_path: Path) -> None:
     """For the record of `md5` in `ls`, by which --skip-existing decides."""
     cli("put", "-r", "docs", str(tree))
-    md5 = {row["name"]: row["md5"] for row in cli("ls", "docs")["objects"]}
+    md5 = {row["name"]: row["md5"] for row in cli("ls", "docs", "-l")["objects"]}
     assert md5 == {name: hashlib.md5(data).hexdigest() for name, data in _files(tree).items()}

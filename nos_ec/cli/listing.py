@@ -1,0 +1,148 @@
+"""ls: the buckets of a store, or the objects of a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import typer
+
+from nos_ec.cli.context import AsJson, Context, context
+from nos_ec.cli.output import count_text, emit, err, print_lines, printable, size_text
+from nos_ec.cli.trees import pages
+from nos_ec.core.errors import InvalidInput, NotFound
+from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.store import Store
+from nos_ec.ports.metadata import ObjectRow
+
+_PAGE = 1000
+
+_Listed = ObjectRow | str
+"""An object with its row, or its name alone."""
+
+
+def ls(
+    ctx: typer.Context,
+    where: Annotated[str, typer.Argument(metavar="BUCKET[/PREFIX]", help="If left out, the buckets are listed.")] = "",
+    after: Annotated[
+        str, typer.Option(help="Start after this entry: a bucket, or NAME or BUCKET/NAME as listed.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of lines.")] = _PAGE,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Also show the size and state of each object.")] = False,
+    summarize: Annotated[
+        bool, typer.Option("--summarize", help="Also count all objects there, and sum their sizes.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List buckets, or the objects of a bucket. In byte order of their names; with -l, their sizes and states."""
+    bucket, _, prefix = where.partition("/")
+    with context(ctx).system() as system:
+        if bucket:
+            after = after.removeprefix(f"{bucket}/")
+            found = _found(system.store(), bucket, prefix, after, limit, rows=long or summarize, to_end=summarize)
+            next_after = _print_objects(found, bucket, limit, long, summarize, as_json)
+        elif long or summarize:
+            raise InvalidInput("-l and --summarize need BUCKET or BUCKET/PREFIX; `nos-ec status` has the sums of all")
+        else:
+            buckets = system.store().list_buckets(after, limit + 1)
+            next_after = buckets[limit - 1] if len(buckets) > limit else None
+            shown = buckets[:limit]
+            emit({"buckets": shown, "next_after": next_after}, as_json, lambda: print_lines(map(printable, shown)))
+    _print_more_hint(context(ctx), where, None if as_json else next_after, limit, long)
+
+
+def _found(
+    store: Store, bucket: str, prefix: str, after: str, limit: int, *, rows: bool, to_end: bool
+) -> Iterator[list[_Listed]]:
+    """Pages of what is listed, and enough more to tell whether it ends there. The names alone are in an index; a row
+    costs a look-up. Raises NotFound for a bucket without objects."""
+    page_max = _PAGE + 1 if to_end else min(limit, _PAGE) + 1
+    if rows:
+        found: Iterator[list[Any]] = pages(store, bucket, prefix, after, page_max)
+    else:
+        found = _name_pages(store, bucket, prefix, after, page_max)
+    first = next(found, [])
+    if not first and not store.list_names(bucket, "", "", 1):
+        raise NotFound(f"bucket {printable(bucket)} has no objects")
+    yield first
+    yield from found
+
+
+def _name_pages(store: Store, bucket: str, prefix: str, after: str, page_max: int) -> Iterator[list[str]]:
+    while page := store.list_names(bucket, prefix, after, page_max):
+        yield page
+        if len(page) < page_max:
+            return
+        after = page[-1]
+
+
+def _print_objects(
+    found: Iterable[list[_Listed]], bucket: str, limit: int, long: bool, summarize: bool, as_json: bool
+) -> str | None:
+    """Print page by page for people; JSON is one line and needs all that it shows. Returns the name after which the
+    listing continues; None when it is complete."""
+    shown: list[_Listed] = []
+    count = size = listed = 0
+    last = ""
+    next_after: str | None = None
+    for page in found:
+        count += len(page)
+        size += sum(one.size for one in page if isinstance(one, ObjectRow))
+        lines = page[: limit - listed]
+        if as_json:
+            shown += lines
+        else:
+            print_lines(_line(bucket, one, long) for one in lines)
+        if next_after is None and len(lines) < len(page):
+            next_after = _name(lines[-1]) if lines else last
+        listed += len(lines)
+        last = _name(page[-1]) if page else last
+        if next_after is not None and not summarize:
+            break
+    data: dict[str, Any] = {"objects": [_data(bucket, one, long) for one in shown], "next_after": next_after}
+    if summarize:
+        data |= {"total_objects": count, "total_bytes": size}
+    total = f"total: {count_text(count, 'object')}, {size:,} bytes ({size_text(size)})"
+    emit(data, as_json, lambda: print_lines([total] if summarize else []))
+    return next_after
+
+
+def _name(listed: _Listed) -> str:
+    return listed.key.name if isinstance(listed, ObjectRow) else listed
+
+
+def _line(bucket: str, listed: _Listed, long: bool) -> str:
+    key = printable(str(ObjectKey(bucket, _name(listed))))
+    return f"{listed.size:>12}  {listed.state.value:<7} {key}" if long and isinstance(listed, ObjectRow) else key
+
+
+def _data(bucket: str, listed: _Listed, long: bool) -> dict[str, Any]:
+    if long and isinstance(listed, ObjectRow):
+        return row_data(listed)
+    return {"bucket": bucket, "name": _name(listed)}
+
+
+def row_data(row: ObjectRow) -> dict[str, Any]:
+    """The data of an object that `ls -l` and `stat` print."""
+    return {
+        "bucket": row.key.bucket,
+        "name": row.key.name,
+        "version": row.version,
+        "size": row.size,
+        "crc32c": f"{row.crc32c:08x}",
+        "md5": row.md5.hex(),
+        "state": row.state.value,
+        "created_ms": row.created_ms,
+    }
+
+
+def _print_more_hint(found: Context, where: str, next_after: str | None, limit: int, long: bool) -> None:
+    """Print on stderr that the listing continues, and the command that continues it."""
+    if next_after is not None:
+        options = [
+            *(["-l"] if long else []),
+            f"--after={next_after}",
+            *([f"--limit={limit}"] if limit != _PAGE else []),
+        ]
+        words = found.command("ls", *options, *(["--"] if where.startswith("-") else []), *([where] if where else []))
+        err.print(f"there are more; continue with: {words}", markup=False)
