@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from io import BytesIO, StringIO
 from itertools import count
@@ -86,6 +87,20 @@ def test_a_source_that_would_have_to_wait_is_no_end() -> None:
 
     with pytest.raises(InvalidInput, match="no bytes at present"):
         source(NotYet()).read(5)
+
+
+def test_a_stream_that_does_not_wait_is_refused_and_not_cut_short() -> None:
+    """A pipe with O_NONBLOCK: None where there is nothing yet."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with os.fdopen(reading, "rb", buffering=0) as stream:
+        os.write(writing, b"begin")
+        with pytest.raises(InvalidInput, match="no bytes at present; it must be blocking"):
+            read_up_to(stream, 100)
+        os.write(writing, b"rest")
+        os.close(writing)
+        assert read_up_to(stream, 100) == b"rest"
+        assert read_up_to(stream, 100) == b""
 
 
 def test_a_source_that_gives_too_much_is_refused() -> None:
