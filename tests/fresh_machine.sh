@@ -9,11 +9,15 @@ data=${NOS_EC_DEV_DIR:-var/dev}
 times=()
 
 step() { # NAME COMMAND...
-    local what=$1 began=$SECONDS stamp status=0
+    local what=$1 began=$SECONDS stamp status
     shift
     echo "--- $what"
     stamp=$(mktemp)
-    "$@" || status=$?
+    # Not `"$@" || status=$?`: a function that is called so goes on after a command that fails.
+    set +e
+    (set -e && "$@")
+    status=$?
+    set -e
     times+=("$(printf '%4d s  %s' $((SECONDS - began)) "$what")")
     [ "$status" = 0 ] || fail "$what" "$status" "$stamp"
     rm "$stamp"
