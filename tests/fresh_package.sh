@@ -10,7 +10,7 @@ store=/var/lib/nos-ec
 
 apt() { DEBIAN_FRONTEND=noninteractive apt-get -y -qq --no-install-recommends "$@" >/dev/null; }
 
-as_user() { (cd / && setpriv --reuid nos-ec --regid nos-ec --init-groups nos-ec --config /etc/nos-ec/nos-ec.toml "$@"); }
+run_as() { (cd / && /opt/nos-ec/bin/nos-ec-as "$@"); } # ROLE COMMAND...: all roles are the user nos-ec here
 
 failed() { echo "$*" >&2; exit 1; }
 
@@ -22,21 +22,21 @@ version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' nos_ec/__init__.py)
 man nos-ec | grep "EXIT STATUS" >/dev/null || failed "it has no man page"
 
 sed -i 's/1GiB/100MiB/' /etc/nos-ec/nos-ec.toml
-as_user init
-as_user put fresh/README.md - <"$sample"
-as_user producer --once
-as_user consumer --once
-as_user get fresh/README.md | cmp - "$sample"
+run_as admin init
+run_as front put fresh/README.md - <"$sample"
+run_as producer producer --once
+run_as consumer consumer --once
+run_as reader get fresh/README.md | cmp - "$sample"
 
 echo "installing it over itself"
 apt reinstall "$built"
 grep -q 100MiB /etc/nos-ec/nos-ec.toml || failed "the configuration was replaced"
-as_user get fresh/README.md | cmp - "$sample"
+run_as reader get fresh/README.md | cmp - "$sample"
 
 echo "removing it"
 apt purge nos-ec
 for gone in /opt/nos-ec /etc/nos-ec /usr/bin/nos-ec /lib/systemd/system/nos-ec.target; do
     [ ! -e "$gone" ] || failed "$gone is left"
 done
-[ -e "$store/metadata.db" ] && [ -e "$store/blocks" ] || failed "data was removed"
+[ "$(stat -c %U "$store/metadata.db")" = nos-ec ] && [ -e "$store/blocks" ] || failed "data was removed"
 echo "its data stays in $store"

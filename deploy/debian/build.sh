@@ -44,15 +44,10 @@ install_files() {
     install -D -m 0644 "$repository/deploy/logrotate/nos-ec" "$tree/etc/logrotate.d/nos-ec"
     install -D -m 0644 -t "$tree/usr/share/doc/nos-ec" "$repository"/README.md "$repository"/CHANGELOG.md "$repository"/docs/*.md
     install -D -m 0644 "$repository/LICENSE" "$tree/usr/share/doc/nos-ec/copyright"
-    local users folder
-    for folder in cluster cron grafana prometheus sql; do # what an administrator copies and adapts
-        [ ! -d "$repository/deploy/$folder" ] || (mkdir -p "$tree/usr/share/nos-ec" && cp -r "$repository/deploy/$folder" "$tree/usr/share/nos-ec/")
-    done
-    [ ! -e "$repository/deploy/nos-ec-as" ] || install -D -m 0755 -t "$program/bin" "$repository/deploy/nos-ec-as"
-    for users in "$repository"/deploy/sysusers.d/*.conf; do
-        [ ! -e "$users" ] || install -D -m 0644 -t "$tree/usr/lib/sysusers.d" "$users"
-    done
-    mkdir -p "$tree/usr/share/man/man1" "$tree/usr/bin"
+    install -D -m 0755 -t "$program/bin" "$repository/deploy/nos-ec-as"
+    mkdir -p "$tree/usr/share/nos-ec" "$tree/usr/share/man/man1" "$tree/usr/bin"
+    # What an administrator copies and adapts.
+    cp -r "$repository"/deploy/{cluster,cron,grafana,prometheus,sql} "$tree/usr/share/nos-ec/"
     "$tools/python" -m nos_ec.cli.manual "$repository/docs/CLI.md" "$(date -u -d "@$SOURCE_DATE_EPOCH" +%F)" |
         gzip -9n >"$tree/usr/share/man/man1/nos-ec.1.gz"
     ln -s /opt/nos-ec/bin/nos-ec "$tree/usr/bin/nos-ec"
