@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +22,7 @@ import pytest
 
 from nos_consumer.assemble import consumer_service, drain
 from nos_ec.adapters.sql.schema import METADATA
+from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.api.readings import Readings
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError
@@ -199,6 +202,22 @@ def unequal(granted: TableRights, used: TableRights) -> Iterator[tuple[str, str,
                 yield table, verb, "not used" if verb in may else "not granted"
             elif verb in may and may[verb] and may[verb] != did[verb]:
                 yield table, verb, f"used for {sorted(did[verb])}"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_check_of_the_configuration_tells_the_rights_of_each_role(store: RoleStore, role: str) -> None:
+    """`nos-ec config check --connect` names what the script grants, with its columns, and fails no role."""
+    with closing(DatabaseTrial(store.settings(role).store.url(), replica=False)) as trial:
+        trial.connect()
+        assert trial.schema() is not None
+        said = trial.rights()
+    told: TableRights = {name: {} for name in TABLES}
+    for part in said.removeprefix("allowed: ").removesuffix("; nothing else").split("; ")[1:]:
+        verb, _, names = part.partition(" on ")
+        for table, columns in re.findall(r"(\w+)(?: \(([^)]*)\))?", names):
+            told[table][verb] = frozenset(columns.split(", ")) if columns else frozenset()
+    assert said.startswith("allowed: SELECT on all tables; ")
+    assert told == {name: store.rights[role][name] for name in TABLES}
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, delete, false, insert, select, text, update
+from sqlalchemy import Column, Connection, Engine, Executable, Table, delete, false, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from nos_ec.adapters.sql.engine import make_engine
@@ -39,6 +40,15 @@ _VARIABLES = (
     "sync_binlog",
     "innodb_flush_log_at_trx_commit",
 )
+_RIGHTS: dict[str, Callable[[Table, Sequence[Column[Any]]], Executable]] = {
+    "SELECT": lambda _, columns: select(*columns).where(false()),
+    "INSERT": lambda table, columns: insert(table).from_select(
+        [column.name for column in columns], select(*columns).where(false()), include_defaults=False
+    ),
+    "UPDATE": lambda table, columns: update(table).values({column.name: column for column in columns}).where(false()),
+    "DELETE": lambda table, _: delete(table).where(false()),
+}
+"""Statements that need each right, on these columns, and that concern no row."""
 _NO_RIGHT = frozenset({1142, 1143})
 _READ_ONLY = frozenset({1290, 1836})
 
@@ -102,20 +112,28 @@ class DatabaseTrial:
 
     def rights(self) -> str:
         """What the user may do with the rows of the tables."""
-        lacking: dict[str, list[str]] = {}
         tables = METADATA.sorted_tables
+        may: dict[str, list[str]] = {right: [] for right in _RIGHTS}
+        whole = 0
         for table in tables:
-            for right, statement in _statements(table).items():
-                if not self._allows(statement):
-                    lacking.setdefault(right, []).append(table.name)
-        if len(lacking.get("SELECT", ())) == len(tables):
+            columns = [column for column in table.columns if column.computed is None]
+            for right, statement in _RIGHTS.items():
+                if self._allows(statement(table, columns)):
+                    may[right].append(table.name)
+                    whole += 1
+                elif right == "UPDATE" and (some := [one for one in columns if self._allows(statement(table, [one]))]):
+                    may[right].append(f"{table.name} ({', '.join(column.name for column in some)})")
+        if not may["SELECT"]:
             raise ConfigError(f"metadata at {self.where}: the user may read no table; grant it SELECT")
-        if not lacking:
+        if whole == len(tables) * len(_RIGHTS):
             return "SELECT, INSERT, UPDATE and DELETE on all tables"
-        return "the user lacks " + "; ".join(
-            f"{right} on {'all tables' if len(names) == len(tables) else ', '.join(names)}"
-            for right, names in lacking.items()
+        everything = [table.name for table in tables]
+        said = (
+            f"{right} on {'all tables' if names == everything else ', '.join(names)}"
+            for right, names in may.items()
+            if names
         )
+        return f"allowed: {'; '.join(said)}; nothing else"
 
     def session(self) -> str:
         """Check packet size, character set, isolation and binary log of the connection."""
@@ -188,10 +206,10 @@ class DatabaseTrial:
     def _wrong(self, said: str) -> ConfigError:
         return ConfigError(f"metadata at {self.where}: {said}")
 
-    def _allows(self, statement: Callable[[], object]) -> bool:
+    def _allows(self, statement: Executable) -> bool:
         with self._translated():
             try:
-                self._open().execute(statement())  # type: ignore[call-overload]
+                self._open().execute(statement)
             except DBAPIError as error:
                 code = error.orig.args[0] if error.orig is not None and error.orig.args else None
                 if code in _NO_RIGHT or (self._replica and code in _READ_ONLY):
@@ -214,19 +232,6 @@ class DatabaseTrial:
         finally:
             if self._connection is not None and not self._connection.invalidated:
                 self._connection.rollback()
-
-
-def _statements(table: Table) -> dict[str, Callable[[], object]]:
-    """Statements that need each right, and that concern no row."""
-    columns = [column for column in table.columns if column.computed is None]
-    names = [column.name for column in columns]
-    first = columns[-1]
-    return {
-        "SELECT": lambda: select(*columns).where(false()),
-        "INSERT": lambda: insert(table).from_select(names, select(*columns).where(false()), include_defaults=False),
-        "UPDATE": lambda: update(table).values({first.name: first}).where(false()),
-        "DELETE": lambda: delete(table).where(false()),
-    }
 
 
 def _version(said: str) -> tuple[str, tuple[int, ...]]:
