@@ -252,6 +252,36 @@ def test_the_readme_has_the_rights_that_the_scripts_give() -> None:
         assert of_loop.split() == [role for role in ROLES if said[role][0] == caps]
 
 
+def rights_on_kafka(rows: list[tuple[str, str]]) -> set[tuple[str, str]]:
+    """{(resource, operation)} of pairs such as ("both topics and group", "Describe, Read")."""
+    rights = set()
+    for resources, operations in rows:
+        for resource in resources.replace("both topics", "topic and dead-letter topic").split(" and "):
+            assert resource in ("topic", "dead-letter topic", "group")
+            rights |= {(resource, operation) for operation in operations.split(", ")}
+    return rights
+
+
+def test_the_readme_has_the_rights_on_kafka_that_its_page_has() -> None:
+    """tests/real/test_kafka_tools.py lets users work with the rights of that page."""
+    rows: dict[str, list[tuple[str, str]]] = {role: [] for role in ROLES}
+    page = (DEPLOY.parent / "docs" / "KAFKA.md").read_text()
+    of_page = page.partition("| who | resource | operations |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    who: list[str] = []
+    for line in of_page.splitlines():
+        _, names, resource, operations, _ = (cell.strip() for cell in line.split("|"))
+        if names:
+            who = ["admin" if name == "`nos-ec init`" else name.lower() for name in names.split(", ")]
+        for role in set(who) & set(ROLES):
+            rows[role].append((re.split(r",| \(", resource)[0], re.sub(r" \(.*?\)", "", operations)))
+    lines = [[cell.strip() for cell in line.split("|")] for line in README.splitlines() if line[:1] == "|"]
+    cells = {line[1]: line[4] for line in lines if line[1] in ROLES}
+    assert set(cells) == set(ROLES)
+    for role in ROLES:
+        said = [part.partition(": ") for part in cells[role].split("; ") if part != "none"]
+        assert rights_on_kafka([(one, more) for one, _, more in said]) == rights_on_kafka(rows[role]), role
+
+
 def test_a_command_can_be_run_as_each_role(tmp_path: Path) -> None:
     """The script with its folders elsewhere, and with a setpriv that shows what it would run."""
     script = (DEPLOY / "nos-ec-as").read_text()
