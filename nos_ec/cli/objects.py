@@ -21,6 +21,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
 from nos_ec.ports.metadata import ObjectRow
 
+_RANGE_CHARS_MAX = 100
 Object = Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="The name may contain slashes.")]
 
 
@@ -161,6 +162,7 @@ def _open_object(store: Store, key: ObjectKey, byte_range: str | None) -> tuple[
         not dash
         or not (first or last)
         or not all(part == "" or (part.isascii() and part.isdigit()) for part in (first, last))
+        or len(byte_range) > _RANGE_CHARS_MAX  # Python refuses to read numbers of thousands of digits
     ):
         raise InvalidInput(f"--range {byte_range!r}: use FIRST-LAST, FIRST- or -COUNT with whole numbers")
     if last and first and int(last) < int(first):

@@ -264,6 +264,8 @@ def test_errors_say_what_to_do(cli: Cli, tmp_path: Path, file: Path) -> None:
     assert "--output" in cli("get", "b/a", exits=2)["message"]
     cli("put", "b/a", str(file))
     assert "FIRST-LAST" in cli("get", "b/a", "-o", str(tmp_path / "x"), "--range", "a-b", exits=2)["message"]
+    endless = f"0-{'9' * 5000}"
+    assert "FIRST-LAST" in cli("get", "b/a", "-o", str(tmp_path / "x"), "--range", endless, exits=2)["message"]
     assert "before FIRST" in cli("get", "b/a", "-o", str(tmp_path / "x"), "--range", "5-4", exits=2)["message"]
     past = cli("get", "b/a", "-o", str(tmp_path / "x"), "--range", f"{10 * CHUNK}-", exits=2)
     assert "within" in past["message"]
