@@ -154,6 +154,14 @@ def test_an_unreachable_server_is_transient_and_named_without_its_password() -> 
         assert "hush" not in str(caught.value)
 
 
+def test_no_part_of_a_password_with_an_unescaped_at_is_taken_for_the_host() -> None:
+    for password in ("hu@sh", "@sh", "a@b@sh", "/@sh"):
+        with pytest.raises(ConfigError, match="%40") as caught:
+            open_metadata(f"mysql+pymysql://user:{password}@127.0.0.1:1/nos_ec")
+        assert "sh" not in str(caught.value)
+    assert parse_url("mysql+pymysql://user:hu%40sh@127.0.0.1:1/nos_ec").password == "hu@sh"
+
+
 def test_a_file_that_is_not_a_database_is_corrupt(url: str, tmp_path: Path) -> None:
     (tmp_path / "meta.db").write_bytes(b"no database" * 1000)
     with pytest.raises(Corrupt, match="restore"):

@@ -61,6 +61,9 @@ def parse_url(url: str) -> URL:
     if parsed.get_backend_name() in ("mysql", "mariadb"):
         if not parsed.database:
             raise ConfigError(f"the metadata URL names no database; {_EXAMPLES}")
+        if "@" in (parsed.host or ""):
+            # The host would be shown, and its beginning is the end of the password.
+            raise ConfigError(f"the metadata URL has an @ in its password: write %40 for it; {_EXAMPLES}")
         return mysql_options.checked(parsed.set(drivername="mysql+pymysql"))
     raise ConfigError(f"metadata cannot be kept in {parsed.drivername!r}; {_EXAMPLES}")
 
