@@ -58,8 +58,8 @@ def size_of(value: object) -> object:
 
 
 def _path(value: object) -> object:
-    """Refuse an empty path, which would mean the current folder. That is never intended."""
-    if value == "":
+    """Refuse an empty path, which would mean the current folder. That is never intended. No path contains a NUL."""
+    if value == "" or "\0" in str(value):
         raise ValueError("not a path")
     return value
 

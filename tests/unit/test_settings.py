@@ -291,6 +291,14 @@ def test_every_problem_is_named_with_its_place(file: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("setting", ["store.root", "ceph.conf_file", "api.token_file"])
+def test_a_path_that_no_file_can_have_is_refused(file: Path, setting: str) -> None:
+    file.write_text(f'{setting} = "a\\u0000b"\n')
+    (problem,) = check_settings(file, {})
+    assert problem.setting == setting
+    assert problem.text.endswith("is not allowed; use a path")
+
+
 @pytest.mark.parametrize(("text", "found"), [("true", True), ("false", False), ("1", None), ("yes", None), ("", None)])
 def test_truth_values_in_the_environment(text: str, found: bool | None) -> None:
     env = {"NOS_EC_API__ANONYMOUS": text}
