@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from structlog.testing import capture_logs
 
 from nos_ec.adapters.sql.failures import RefusedCheck
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.adapters.sql.schema import BLOCKS
+from nos_ec.adapters.sql.schema import BLOCKS, STORED_TOTALS
+from nos_ec.adapters.sql.totals import STORED
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.ports.metadata import StoredTotals
 from nos_ec.testing.metadata_bench import MetadataBench
 
 
@@ -37,6 +40,36 @@ class SqlDamage:
         with pytest.raises(RefusedCheck):
             bench.put("n", 2000)
         assert bench.get("n") == row
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda _: "",
+            lambda _: "[]",
+            lambda _: "{}",
+            lambda _: "[" * 20_000,
+            lambda text: text[:-1],
+            lambda text: text + " ",
+            lambda text: text.replace('"at_ms": 5', '"at_ms": "5"'),
+            lambda text: text.replace('"large_objects": 0', '"large_objects": null'),
+            lambda text: text.replace('[["', '[["other '),
+            lambda text: text.replace('"at_ms"', '"of_ms"'),
+        ],
+    )
+    def test_stored_totals_that_cannot_be_read_count_as_none_and_are_replaced(
+        self, metadata: SqlMetadata, bench: MetadataBench, damage: Callable[[str], str]
+    ) -> None:
+        bench.packed("n")
+        whole = StoredTotals(metadata.totals(), at_ms=5, cost_ms=6, next_ms=7)
+        assert metadata.store_totals(whole, None)
+        text = metadata._transactions.read(lambda connection: connection.execute(STORED).scalar_one())
+        assert damage(text) != text
+        metadata._transactions.write(
+            lambda connection: connection.execute(update(STORED_TOTALS).values(value=damage(text)))
+        )
+        assert metadata.stored_totals() is None
+        assert metadata.store_totals(whole, None)
+        assert metadata.stored_totals() == whole
 
     def test_an_object_in_a_block_without_a_row_can_be_deleted_and_the_block_is_named(
         self, metadata: SqlMetadata, bench: MetadataBench

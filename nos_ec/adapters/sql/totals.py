@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import BigInteger, Connection, bindparam, cast, delete, func, insert, select, update
@@ -125,14 +125,14 @@ def _dumped(stored: StoredTotals) -> str:
 
 
 def _loaded(text: str) -> StoredTotals | None:
-    """None for totals of another release, which may have other fields."""
-    whole: dict[str, Any] = json.loads(text)
-    sums: dict[str, Any] = whole.pop("totals", {})
-    if whole.keys() | {"totals"} != _names(StoredTotals) or sums.keys() != _names(Totals):
+    """None for totals of another release, which may have other fields, and for all that `_dumped` has not written:
+    compare-and-set could never replace it."""
+    try:
+        whole: dict[str, Any] = json.loads(text)
+        sums: dict[str, Any] = whole.pop("totals")
+        blocks = {(BlockKind(kind), BlockState(state)): count for kind, state, count in sums.pop("blocks")}
+        found = StoredTotals(totals=Totals(blocks=blocks, **sums), **whole)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
-    blocks = {(BlockKind(kind), BlockState(state)): count for kind, state, count in sums.pop("blocks")}
-    return StoredTotals(totals=Totals(blocks=blocks, **sums), **whole)
-
-
-def _names(record: type[Any]) -> set[str]:
-    return {field.name for field in fields(record)}
+    numbers = [*blocks.values(), *sums.values(), *whole.values()]
+    return found if all(type(number) is int for number in numbers) and _dumped(found) == text else None
