@@ -17,7 +17,6 @@ from threading import Event
 
 import structlog
 
-from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import NosError
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import Metadata, StoredTotals, Totals
@@ -33,6 +32,9 @@ CLAIM_MS_MIN = 60_000
 CLAIM_SHARE = 10
 """How long a claim lasts: this many times the cost of the last computation, at least CLAIM_MS_MIN."""
 KEEP_WAIT_MS_MIN = 1_000
+NEXT_MS_MAX = 3_600_000
+"""Stored sums are computed again after this time at the latest, an hour, which is also the most that the settings
+allow. A next time further ahead was set by a clock that is, or was, ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,9 @@ class StoreTotals:
     def read(self) -> DatedTotals:
         """The stored sums, or exact ones if none are stored or nobody has kept them up to date. Raises Transient."""
         stored, now_ms = self._metadata.stored_totals(), self._clock.now_ms()
-        if stored is not None and waits(stored.next_ms + 2 * self._keep_wait_ms, now_ms, WAIT_MS_MAX):
+        if stored is not None and waits(
+            stored.next_ms + 2 * self._keep_wait_ms, now_ms, NEXT_MS_MAX + 2 * self._keep_wait_ms
+        ):
             return DatedTotals(stored.totals, stored.at_ms)
         return DatedTotals(self._metadata.totals(), now_ms)
 
@@ -66,9 +70,9 @@ class StoreTotals:
         """Compute and store the sums if that is due and no other process does it. Raises Transient."""
         stored, now_ms = self._metadata.stored_totals(), self._clock.now_ms()
         if stored is not None:
-            if waits(stored.next_ms, now_ms, WAIT_MS_MAX):
+            if waits(stored.next_ms, now_ms, NEXT_MS_MAX):
                 return
-            claim = replace(stored, next_ms=now_ms + max(CLAIM_MS_MIN, CLAIM_SHARE * stored.cost_ms))
+            claim = replace(stored, next_ms=now_ms + min(max(CLAIM_MS_MIN, CLAIM_SHARE * stored.cost_ms), NEXT_MS_MAX))
             if not self._metadata.store_totals(claim, stored):
                 return
             stored = claim
@@ -79,7 +83,7 @@ class StoreTotals:
                 self._metadata.store_totals(None, stored)
             return
         cost_ms = max(0, ended_ms - now_ms)
-        next_ms = ended_ms + max(self._wait_ms, COST_SHARE * cost_ms)
+        next_ms = ended_ms + min(max(self._wait_ms, COST_SHARE * cost_ms), NEXT_MS_MAX)
         self._metadata.store_totals(StoredTotals(totals, now_ms, cost_ms, next_ms), stored)
 
     def run(self, stop: Event) -> None:

@@ -9,7 +9,14 @@ from typing import cast
 import pytest
 
 from nos_ec.core.errors import Transient
-from nos_ec.engine.store_totals import CHEAP_ROWS_MAX, CLAIM_MS_MIN, COST_SHARE, KEEP_WAIT_MS_MIN, StoreTotals
+from nos_ec.engine.store_totals import (
+    CHEAP_ROWS_MAX,
+    CLAIM_MS_MIN,
+    COST_SHARE,
+    KEEP_WAIT_MS_MIN,
+    NEXT_MS_MAX,
+    StoreTotals,
+)
 from nos_ec.ports.metadata import Metadata, StoredTotals, Totals
 from nos_ec.testing.clock import FakeClock
 
@@ -139,8 +146,10 @@ def test_sums_that_nobody_keeps_are_computed_by_their_readers() -> None:
     assert process.read().totals.queued_objects == LARGE + 1
 
 
-def test_sums_from_a_clock_far_ahead_are_not_believed_for_ever() -> None:
+@pytest.mark.parametrize("ahead_ms", [2 * NEXT_MS_MAX, 20 * 24 * 3_600_000, 10**12])
+def test_sums_from_a_clock_far_ahead_are_not_believed_for_ever(ahead_ms: int) -> None:
     rows = Rows(LARGE)
+    rows.clock = FakeClock(5 + ahead_ms)
     process = rows.process()
     process.keep()
     rows.waiting += 1
@@ -150,6 +159,18 @@ def test_sums_from_a_clock_far_ahead_are_not_believed_for_ever() -> None:
     process.keep()
     assert rows.stored is not None
     assert rows.stored.at_ms < WAIT_MS
+
+
+def test_a_clock_that_jumps_while_sums_are_computed_does_not_make_them_last_for_days() -> None:
+    rows = Rows(LARGE, cost_ms=24 * 3_600_000)
+    process = rows.process()
+    process.keep()
+    rows.cost_ms = 100
+    for _ in range(2):  # the second time it claims them, by what they cost
+        rows.waiting += 1
+        rows.clock.advance(NEXT_MS_MAX)
+        process.keep()
+        assert process.read().totals.queued_objects == rows.waiting
 
 
 def test_nothing_is_stored_any_more_when_a_store_became_small() -> None:
