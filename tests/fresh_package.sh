@@ -40,3 +40,6 @@ for gone in /opt/nos-ec /etc/nos-ec /usr/bin/nos-ec /lib/systemd/system/nos-ec.t
 done
 [ "$(stat -c %U "$store/metadata.db")" = nos-ec ] && [ -e "$store/blocks" ] || failed "data was removed"
 echo "its data stays in $store"
+# What comes next begins without that user and its store, as an empty machine does.
+userdel nos-ec
+rm -r "$store"
