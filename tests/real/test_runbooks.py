@@ -47,8 +47,8 @@ def environment_of(stack: Path, folder: Path) -> dict[str, str]:
     url = addresses["NOS_EC_STORE__METADATA_URL"]
     address, _, database = url.partition("@")[2].partition("/")
     host, _, port = address.partition(":")
-    for name in ("backup", "units", "state"):
-        (folder / name).mkdir()
+    for name in ("backup", "state", "roles/consumer", "roles/front"):
+        (folder / name).mkdir(parents=True)
     (folder / "nos-ec.toml").write_text(CONFIG)
     (folder / ".my.cnf").write_text(f"[client]\nhost={host}\nport={port}\nuser=root\nprotocol=tcp\n")
     tools = REPOSITORY / "var" / "dev" / "kafka-tools-4.0.0" / "bin"
@@ -67,8 +67,7 @@ def environment_of(stack: Path, folder: Path) -> dict[str, str]:
             "TOPIC": "nos-ec",
             "DATABASE": database,
             "DATABASE_ADDRESS": address,
-            "CEPH_KEYS": str(stack / "ceph"),
-            "UNITS": str(folder / "units"),
+            "ROLES": str(folder / "roles"),
             "RUNBOOK_UNITS": str(folder / "state"),
         }
     )
