@@ -80,6 +80,7 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
             for (kind, state), count in sorted(totals.blocks.items())
         ],
         "free_bytes": _free_bytes(system),
+        "landing_free_bytes": system.landing.free_bytes(),
         "computed_at_ms": dated.at_ms,
     }
     return data, max(0, now_ms - dated.at_ms)
@@ -121,7 +122,8 @@ def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
         "landing copies to delete": data["landing_deletions"],
         "leases held": data["leases"],
         "blocks": ", ".join(f"{b['count']} {b['kind']} {b['state']}" for b in data["blocks"]) or "-",
-        "free": "-" if data["free_bytes"] is None else size_text(data["free_bytes"]),
+        "free": f"{'-' if data['free_bytes'] is None else size_text(data['free_bytes'])} in the block store,"
+        f" {size_text(data['landing_free_bytes'])} in the landing store",
     }
     if age_ms >= SHOWN_AGE_MS:
         rows["sums computed"] = f"{age_ms / 1000:.0f} s ago; --exact computes them now"

@@ -111,6 +111,16 @@ def test_status_counts_this_store_whatever_else_its_pool_holds(
     assert shown["stored_raw_bytes"] == 10**15, "what the pool says is shown beside it"
 
 
+def test_status_shows_where_a_quota_on_the_landing_store_refuses_puts(
+    bench: Bench, system: System, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(system.landing), "free_bytes", lambda _store: 5 << 20)
+    monkeypatch.setattr(type(system.blocks), "free_bytes", lambda _store: 7 << 30)
+    shown, _ = status_data(system, exact=False)
+    assert (shown["free_bytes"], shown["landing_free_bytes"]) == (7 << 30, 5 << 20)
+    assert "7.0 GiB in the block store, 5.0 MiB in the landing store" in " ".join(cli.text("status").split())
+
+
 def test_status_says_how_old_the_sums_of_a_large_store_are(
     bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
