@@ -61,7 +61,7 @@ def _report_problems(file: Path | None, problems: list[Problem], connect: bool, 
         data |= {"initialised": None, "checks": []}
         lines = [*lines, "no connection was tried; correct the settings first"]
     emit(data, as_json, lambda: out.print("\n".join(lines), markup=False))
-    raise refusal(f"{len(problems)} problem(s) in the configuration", problems)
+    raise refusal(f"{count_text(len(problems), 'problem')} in the configuration", problems)
 
 
 def _try_connections(file: Path | None, settings: Settings, as_json: bool) -> None:

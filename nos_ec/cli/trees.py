@@ -32,7 +32,9 @@ def put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> No
     """Store every file below a folder."""
     bucket, prefix = parse_prefix(target)
     if not is_folder(folder):
-        raise InvalidInput(f"{folder} is not a folder; to store a single file, leave out -r")
+        if folder.exists():
+            raise InvalidInput(f"{folder} is not a folder; to store a single file, leave out -r")
+        raise InvalidInput(f"{folder}: no such folder")
     tally = Tally("stored", as_json)
 
     def pairs() -> Iterator[tuple[ObjectKey, Path]]:

@@ -354,7 +354,9 @@ def test_every_wrong_key_and_value_is_named(cli: Cli, bench: Bench) -> None:
 def test_config_check_lists_problems(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     bench.config.write_text("[consumer]\nlanes = 0\n[nope]\n")
     assert run(["--config", str(bench.config), "config", "check", "--json"]) == 3
-    problems = json.loads(capfd.readouterr().out)["problems"]
+    told = capfd.readouterr()
+    problems = json.loads(told.out)["problems"]
+    assert "2 problems in the configuration" in told.err
     assert len(problems) == 2
 
 

@@ -78,6 +78,15 @@ def _put(bench: Bench, system: System, names: Sequence[str], bucket: str = "b") 
 
 
 # --- put -r ---------------------------------------------------------------------------------------
+def test_put_refuses_what_is_no_folder(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    assert (
+        "is not a folder; to store a single file, leave out -r"
+        in cli.run("put", "-r", "b", str(tmp_path / "file"), exits=2)[1]
+    )
+    assert "no such folder" in cli.run("put", "-r", "b", str(tmp_path / "none"), exits=2)[1]
+
+
 def test_put_names_what_it_cannot_store_and_stores_the_rest(cli: Cli, tree: Path, system: System) -> None:
     good = _files(tree)
     bad = tree / os.fsdecode(b"bad\xff")
