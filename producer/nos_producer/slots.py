@@ -91,7 +91,7 @@ class HeldSlots:
         lost = self._leases.keys() - {lease.name for lease in renewed}
         self._leases = {lease.name: lease for lease in renewed}
         if lost:
-            _log.warning("leases lost: this process stalled for longer than they last", leases=sorted(lost))
+            _log.warning("leases lost: a server was away, or this process stalled, for too long", leases=sorted(lost))
 
     def _rebalance(self, found: Collection[Lease], now_ms: int) -> None:
         expired = {lease.name: lease for lease in found if not waits(lease.expires_ms, now_ms, LEASE_MS_MAX)}
