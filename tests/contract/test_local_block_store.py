@@ -219,6 +219,8 @@ def test_a_replaced_shard_takes_new_blocks_but_no_appends_to_old_ones(root: Path
     assert blocks.blocks_short() == 1
     with pytest.raises(ConfigError, match=r"shard 5 .* is not missing"):
         LocalBlockStore.initialise(root, SMALL, [5])
+    with pytest.raises(ConfigError, match=r"no shard 99: .* has shards 0 to \d+$"):
+        LocalBlockStore.initialise(root, SMALL, [99])
     LocalBlockStore.initialise(root, SMALL)
 
 

@@ -43,6 +43,8 @@ def initialise(root: Path, geometry: Geometry, new_shards: Collection[int]) -> N
 def _initialise(root: Path, geometry: Geometry, new_shards: Collection[int]) -> None:
     """As `initialise`, with the folder locked. Also raises OSError."""
     shards = range(geometry.k + geometry.m)
+    if unknown := sorted(set(new_shards) - set(shards)):
+        raise ConfigError(f"there is no shard {unknown[0]}: {root} has shards 0 to {shards[-1]}")
     to_make: Collection[int] = shards
     store_id = None
     if existing := (root / _STORE_FILE).exists():
