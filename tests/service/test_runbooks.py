@@ -22,7 +22,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     store, backup = tmp_path / "store", tmp_path / "backup"
     backup.mkdir()
     config = tmp_path / "nos-ec.toml"
-    config.write_text(f'[store]\nroot = "{store}"\n[gc]\nreserve_bytes = "1MiB"\n[log]\nsession_ms = 1000\n')
+    config.write_text(f'[store]\nroot = "{store}"\n[gc]\nreserve_bytes = "32MiB"\n[log]\nsession_ms = 1000\n')
     given = {name: value for name, value in os.environ.items() if not name.startswith("NOS_EC_")}
     environment = given | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
