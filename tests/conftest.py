@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
@@ -90,8 +91,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 @pytest.fixture(autouse=True)
 def default_logging() -> Iterator[None]:
     """A test of the command line configures logging for the whole process; this must not affect the next test."""
+    handlers = list(logging.getLogger().handlers)
     yield
     structlog.reset_defaults()
+    logging.captureWarnings(False)
+    for handler in set(logging.getLogger().handlers) - set(handlers):
+        logging.getLogger().removeHandler(handler)
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ def dead_letters(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of letters.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List the newest messages that no consumer could process, with the reason. Their objects, if there are any, are
-    published again by themselves."""
+    """List messages that no consumer could process. The newest ones, with the reason. Their objects, if there are any,
+    are published again by themselves."""
     letters = read_dead_letters(context(ctx).settings(), limit)
     data = {"dead_letters": [_data(letter) for letter in letters]}
 

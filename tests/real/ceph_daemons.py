@@ -126,7 +126,7 @@ class Daemon:
 
     def complaints(self) -> list[str]:
         """Warnings and errors in its log, without their fields."""
-        return [line["event"] for line in self.said() if line["level"] in ("warning", "error")]
+        return [line["event"] for line in self.said() if line.get("level") in ("warning", "error")]
 
     def stop(self) -> None:
         """Ask it to end, and check that it ends with exit code 0."""

@@ -131,7 +131,7 @@ def test_a_process_on_the_blocklist_is_not_ready_and_ends(tmp_path: Path, ceph: 
     store = CephStore(tmp_path, ceph, uuid.uuid4().hex)
     store.initialise()
     with store.daemon(service) as daemon:
-        (connected,) = (line for line in daemon.said() if line["event"] == "connected to Ceph")
+        (connected,) = (line for line in daemon.said() if line.get("event") == "connected to Ceph")
         addresses = re.findall(r"[\d.]+:\d+/\d+", connected["addresses"])
         assert addresses
         for address in addresses:

@@ -3,6 +3,7 @@ changes and daemons are killed."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -158,12 +159,12 @@ def test_each_consumer_gets_a_fair_part_of_one_bucket(store: OneBucket, how: str
 
 def test_the_spread_changes_while_daemons_are_killed(store: OneBucket) -> None:
     """Up, down and by itself, each time with a producer killed; and each consumer is killed once."""
-    spreads = ("1", "12", "5", "auto", "12", "1")
+    spreads = (1, 12, 5, "auto", 12, 1)
     kills = 0
     with open_system(store.settings) as system:
         consumers = store.start_consumers()
         for number, spread in enumerate(spreads):
-            producer = store.start("producer", NOS_EC_LOG__SPREAD_BUCKETS=f'{{"{BIG}": "{spread}"}}')
+            producer = store.start("producer", NOS_EC_LOG__SPREAD_BUCKETS=json.dumps({BIG: spread}))
             before = producer_objects(producer)
             store.put(system, 300)
             until(lambda: producer_objects(producer) > before, "it publishes")  # noqa: B023

@@ -163,7 +163,7 @@ class Fleet:
     def sum_said(self, kind: str, event: str, figure: str) -> int:
         """The sum of a figure over all events with this name that daemons of this kind logged."""
         lines = (line for name in self.names(kind) for line in self.said(name))
-        return sum(int(str(line[figure])) for line in lines if line["event"] == event)
+        return sum(int(str(line[figure])) for line in lines if line.get("event") == event)
 
     def misbehaviour(self, codes: set[int]) -> list[str]:
         """Exit codes that are not among `codes`, daemons that hung, logged bugs, and data found damaged."""
