@@ -111,6 +111,8 @@ class Spreading:
 
     def published(self, rows: Sequence[ObjectRow], now_ms: int) -> None:
         """Note rows that were published."""
+        if not rows:
+            return
         few = len(rows) // 8
         counts = Counter(row.key.bucket for row in rows)
         batch = _Batch(now_ms, len(rows), {bucket: count for bucket, count in counts.items() if count > few})

@@ -50,6 +50,33 @@ def _killed_put(root: Path, landing_id: LandingId, kill_at: str) -> None:
     assert done.returncode == -signal.SIGKILL, "the kill point did not fire"
 
 
+INITIALISE = """
+import sys
+from pathlib import Path
+from nos_ec.adapters.local.landing_store import LocalLandingStore
+for number in range(60):
+    print("ready", flush=True)
+    sys.stdin.readline()
+    root = Path(sys.argv[1], str(number))
+    LocalLandingStore.initialise(root)
+    LocalLandingStore(root)
+"""
+
+
+def test_processes_that_create_a_store_at_once_all_succeed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INITIALISE, str(tmp_path)]
+    creators = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    while all(one.stdout is not None and one.stdout.readline() == "ready\n" for one in creators):
+        for one in creators:
+            assert one.stdin is not None
+            one.stdin.write("go\n")
+            one.stdin.flush()
+    assert [(one.communicate()[1], one.returncode) for one in creators] == [("", 0)] * len(creators)
+
+
 def test_a_put_killed_before_its_rename_leaves_nothing(root: Path) -> None:
     landing_id, landing = new_landing_id(), LocalLandingStore(root)
     _killed_put(root, landing_id, "landing_store.written")

@@ -111,6 +111,15 @@ def test_an_event_that_is_refused_waits_in_its_own_partition(team: Team, system:
     assert [parking.figures().items for parking in one.service.parkings] == [0, 0]
 
 
+def test_turns_that_publish_nothing_are_not_remembered(team: Team, system: System) -> None:
+    """Such as those in which every event is refused, for days."""
+    put(team, system, 1, "kept")
+    one = team.hire(spread=automatic())
+    for _ in range(100):
+        one.service.spreading.published([], team.clock.now_ms())
+    assert len(one.service.spreading._recent) == 0
+
+
 # --- spread by itself ---------------------------------------------------------------------------------
 def test_a_bucket_with_most_of_the_backlog_is_spread_and_others_stay(team: Team, system: System) -> None:
     began_ms = team.clock.now_ms()

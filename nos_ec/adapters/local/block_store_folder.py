@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Collection, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from nos_ec.adapters.local import block_locks
 from nos_ec.adapters.local.block_locks import BlockLocks
-from nos_ec.adapters.local.durable import as_port_error, make_folder, make_folders, replace_file, translated
+from nos_ec.adapters.local.durable import as_port_error, locked, make_folder, make_folders, replace_file, translated
 from nos_ec.adapters.local.shard_folders import FAN_OUT, folder_name
 from nos_ec.adapters.local.shard_identity import complete, make_shard, refuse_foreign, refuse_missing
 from nos_ec.core.errors import ConfigError
@@ -31,13 +30,8 @@ def initialise(root: Path, geometry: Geometry, new_shards: Collection[int]) -> N
     """
     with translated(f"block store {root}"):
         make_folder(root)
-        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with translated(f"block store {root}"):
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with locked(root):
             _initialise(root, geometry, new_shards)
-    finally:
-        os.close(fd)
 
 
 def _initialise(root: Path, geometry: Geometry, new_shards: Collection[int]) -> None:

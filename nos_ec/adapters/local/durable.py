@@ -6,6 +6,7 @@ A file is durable when both its bytes and the folder entry that names it were fs
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,18 @@ def make_folders(parent: Path, names: Sequence[str]) -> None:
     for name in names:
         (parent / name).mkdir(exist_ok=True)
     sync_folder(parent)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep out other processes that lock this folder; waits for them. The lock ends with the process, too. Raises
+    OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -19,7 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from nos_ec.adapters.local.durable import as_port_error, make_folders, replace_file, sync_folder, translated, write_at
+from nos_ec.adapters.local.durable import (
+    as_port_error,
+    locked,
+    make_folder,
+    make_folders,
+    replace_file,
+    sync_folder,
+    translated,
+    write_at,
+)
 from nos_ec.adapters.local.probe import probe_folder
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NotFound, Transient
 from nos_ec.core.ids import LandingId
@@ -46,13 +55,16 @@ class LocalLandingStore:
 
     @classmethod
     def initialise(cls, root: Path) -> None:
-        """Create the folders of a store, durably. Idempotent. Raises ConfigError, NoSpace, Transient."""
+        """Create the folders of a store, durably. Idempotent. If several processes call this, one creates the store and
+        the others wait for it. Raises ConfigError, NoSpace, Transient."""
         with translated(f"landing store {root}"):
-            if (root / _STORE_FILE).exists():
-                _check_store(root)
-            make_folders(root, _FAN_OUT)
-            if not (root / _STORE_FILE).exists():
-                replace_file(root / _STORE_FILE, json.dumps(_FORMAT, indent=2).encode() + b"\n")
+            make_folder(root)
+            with locked(root):
+                if (root / _STORE_FILE).exists():
+                    _check_store(root)
+                make_folders(root, _FAN_OUT)
+                if not (root / _STORE_FILE).exists():
+                    replace_file(root / _STORE_FILE, json.dumps(_FORMAT, indent=2).encode() + b"\n")
 
     def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview) -> None:
         """Store one copy: write and sync it under its temporary name, rename it, then sync the folder.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nos_ec.adapters.local.durable import as_port_error, replace_file, translated
+from nos_ec.adapters.local.durable import as_port_error, locked, replace_file, translated
 from nos_ec.core.errors import ConfigError
 
 OWNER_FILE = "store-id"
@@ -13,8 +13,8 @@ OWNER_FILE = "store-id"
 def claim_root(root: Path, store_id: str, *, replace: bool) -> None:
     """Record, durably, that the data in `root` belongs to the metadata with this id. `replace` replaces any
     earlier record. Raises ConfigError when the data belongs to another store, NoSpace, Transient."""
-    if replace or _owner(root) is None:
-        with translated(f"marking {root} as a store"):
+    with translated(f"marking {root} as a store"), locked(root):
+        if replace or _owner(root) is None:
             replace_file(root / OWNER_FILE, store_id.encode())
     require_root_of(root, store_id)
 
