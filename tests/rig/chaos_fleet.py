@@ -25,8 +25,8 @@ HUNG_WORDS_MAX = 8000
 KILLED = -signal.SIGKILL
 UNREACHED = 7
 """The exit code of a daemon that could not reach a server when it started."""
-CODES = {0, 9, KILLED}
-"""How a daemon may end: on request, after its lease was lost, or killed by the run."""
+CODES = {0, 9, KILLED, -signal.SIGTERM}
+"""How a daemon may end: on request, after its lease was lost, killed by the run, or asked to end before it was up."""
 
 _DAMAGE = re.compile(r".*(?:damaged|no readable header|lost stripes|reads back differently).*")
 
@@ -130,7 +130,7 @@ class Fleet:
         return found
 
     def stop(self) -> None:
-        """End all daemons as an operator does, each once it is up. Before that, SIGTERM would just kill the process."""
+        """End all daemons as an operator does, each once it catches SIGTERM. One that is still starting dies of it."""
         self.wake()
         for process in self._processes.values():
             _await_handler(process)
