@@ -83,7 +83,7 @@ def prepare(stack: Mapping[str, str]) -> dict[str, str]:
     found = re.search(r"@([^/]+)/", stack["NOS_EC_STORE__METADATA_URL"])
     assert found
     host, port = found[1].split(":")
-    Path("/root/.my.cnf").write_text(f"[client]\nhost={host}\nport={port}\nuser=root\n")
+    (Path.home() / ".my.cnf").write_text(f"[client]\nhost={host}\nport={port}\nuser=root\n")
     shell("mariadb -e 'DROP DATABASE IF EXISTS nos_ec'")  # of the steps before
     cluster = Path(stack["NOS_EC_CEPH__CONF_FILE"]).parent
     shell("mkdir -p /etc/ceph")

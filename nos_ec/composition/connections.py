@@ -6,7 +6,7 @@ each has a name. They also work before `nos-ec init`. Then those of an initialis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
@@ -108,14 +108,8 @@ class Connections:
                 raise NotTried(NOT_INITIALISED)
             return f"store {self._store_id}"
 
-        def named(ask: Callable[[], str]) -> Callable[[], str]:
-            def run() -> str:
-                with settings_named("store.metadata_url"):
-                    return ask()
-
-            return run
-
         limit_ms, needs = DATABASE_LIMIT_MS, ("database",)
+        named = settings_named("store.metadata_url")
         yield Check("database", limit_ms, connect)
         yield Check("database session", limit_ms, named(lambda: opened[0].session()), needs)
         yield Check("database clock", limit_ms, lambda: opened[0].clock(self._clock), needs)

@@ -21,10 +21,9 @@ from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 from nos_ec.adapters.kafka.trial import rights, try_topics
 from nos_ec.core.errors import ConfigError
-from tests.rig.dev_servers import DevServer, free_port
+from tests.rig.dev_servers import DevServer
 
-from .conftest import run
-from .test_kafka_security import PASSWORD, PROPERTIES, make_certificate
+from .test_kafka_security import secure_topic
 
 pytestmark = pytest.mark.real
 
@@ -69,22 +68,7 @@ class Guarded:
 @pytest.fixture(scope="module")
 def guarded(kafka: DevServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     assert kafka.url
-    folder = tmp_path_factory.mktemp("kafka")
-    key_store, properties, address = folder / "broker.p12", folder / "secure.properties", f"127.0.0.1:{free_port()}"
-    certificate = make_certificate(key_store)
-    properties.write_text(PROPERTIES.format(key_store=key_store, password=PASSWORD) + AUTHORIZER)
-    listener = f"SECURE://{address}"
-    started = run("kafka", folder, NOS_EC_DEV_KAFKA_LISTENER=listener, NOS_EC_DEV_KAFKA_PROPERTIES=str(properties))
-    for server in started:
-        options = {
-            "security.protocol": "SASL_SSL",
-            "ssl.ca.location": str(certificate),
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": "nos-ec",
-            "sasl.password": PASSWORD,
-            "log_level": "2",
-        }
-        topic = KafkaTopic(address, "pack-requests", 4, request_timeout_ms=10_000, options=options)
+    for topic, server in secure_topic(tmp_path_factory.mktemp("kafka"), AUTHORIZER):
         KafkaMessageLog.initialise(replace(topic, servers=server.url, options={}), replication=1, in_sync_min=1)
         yield Guarded(topic, AdminClient({"bootstrap.servers": server.url}))
 

@@ -39,12 +39,18 @@ def topic(kafka: DevServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """On a broker with such a listener, as `[kafka.options]` would describe it. After the session's own, which sees to
     it that Java is installed."""
     assert kafka.url
-    folder = tmp_path_factory.mktemp("kafka")
+    for topic, _ in secure_topic(tmp_path_factory.mktemp("kafka")):
+        yield topic
+
+
+def secure_topic(folder: Path, more_properties: str = "") -> Iterator[tuple[KafkaTopic, DevServer]]:
+    """A topic as it is reached through TLS and a login, and its broker."""
     key_store, properties, address = folder / "broker.p12", folder / "secure.properties", f"127.0.0.1:{free_port()}"
     certificate = make_certificate(key_store)
-    properties.write_text(PROPERTIES.format(key_store=key_store, password=PASSWORD))
+    properties.write_text(PROPERTIES.format(key_store=key_store, password=PASSWORD) + more_properties)
     listener = f"SECURE://{address}"
-    for _ in run("kafka", folder, NOS_EC_DEV_KAFKA_LISTENER=listener, NOS_EC_DEV_KAFKA_PROPERTIES=str(properties)):
+    started = run("kafka", folder, NOS_EC_DEV_KAFKA_LISTENER=listener, NOS_EC_DEV_KAFKA_PROPERTIES=str(properties))
+    for server in started:
         options = {
             "security.protocol": "SASL_SSL",
             "ssl.ca.location": str(certificate),
@@ -53,7 +59,7 @@ def topic(kafka: DevServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             "sasl.password": PASSWORD,
             "log_level": "2",
         }
-        yield KafkaTopic(address, "pack-requests", 4, request_timeout_ms=10_000, options=options)
+        yield KafkaTopic(address, "pack-requests", 4, request_timeout_ms=10_000, options=options), server
 
 
 def make_certificate(key_store: Path) -> Path:

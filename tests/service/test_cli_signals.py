@@ -82,8 +82,10 @@ def test_a_get_leaves_no_unfinished_file(bench: Bench, system: System, tmp_path:
     assert list(folder.iterdir()) == []
 
 
-def test_sigterm_during_a_large_put(bench: Bench, system: System) -> None:
-    """The lease is released, so that the next consumer cleans up without waiting."""
+@pytest.mark.parametrize("number", ENDED)
+def test_a_signal_during_a_large_put(bench: Bench, system: System, number: signal.Signals) -> None:
+    """The old version stays, and nothing is left behind. The lease is released, so that the next consumer cleans up
+    without waiting."""
     key = bench.put(system, "o", bench.data(100))
     process = _start(bench, COMMAND, "put", str(key), "-", stdin=subprocess.PIPE)
     assert process.stdin is not None
@@ -92,9 +94,9 @@ def test_sigterm_during_a_large_put(bench: Bench, system: System) -> None:
     deadline = time.monotonic() + WAIT_S_MAX
     while not system.metadata.totals().leases and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, err = process.communicate(timeout=WAIT_S_MAX)
-    assert (process.returncode, err) == (-signal.SIGTERM, b"")
+    assert (process.returncode, err) == (ENDED[number], b"")
     assert system.metadata.totals().leases == 0
     bench.settle(system)
     bench.assert_readable(system)

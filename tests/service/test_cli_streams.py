@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import IO
 
@@ -97,24 +95,6 @@ def test_an_unreadable_source(bench: Bench, system: System) -> None:
     assert done.returncode == 2
     assert json.loads(done.stderr)["message"] == "/proc/self/mem: Input/output error"
     assert list(system.landing.list_ids()) == []
-
-
-def test_ctrl_c_during_a_large_put(bench: Bench, system: System) -> None:
-    """Exit 130 without a traceback; the old version stays, and nothing is left behind."""
-    key = bench.put(system, "o", bench.data(100))
-    process = _start(bench, "put", str(key), "-", stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    process.stdin.write(bench.data(20 * STRIPE))
-    process.stdin.flush()
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not system.metadata.totals().leases and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=WAIT_S_MAX)
-    assert (process.returncode, err) == (130, b"")
-    bench.settle(system)
-    bench.assert_readable(system)
-    bench.assert_at_rest(system)
 
 
 def test_a_file_that_grows_while_it_is_read(bench: Bench, system: System, tmp_path: Path) -> None:
