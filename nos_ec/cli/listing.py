@@ -9,7 +9,7 @@ import typer
 
 from nos_ec.cli.context import AsJson, Context, context
 from nos_ec.cli.output import count_text, emit, err, print_lines, printable, size_text
-from nos_ec.cli.trees import pages
+from nos_ec.cli.trees import name_pages, pages
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
@@ -60,20 +60,12 @@ def _found(
     if rows:
         found: Iterator[list[Any]] = pages(store, bucket, prefix, after, page_max)
     else:
-        found = _name_pages(store, bucket, prefix, after, page_max)
+        found = name_pages(store, bucket, prefix, after, page_max)
     first = next(found, [])
     if not first and not store.list_names(bucket, "", "", 1):
         raise NotFound(f"bucket {printable(bucket)} has no objects")
     yield first
     yield from found
-
-
-def _name_pages(store: Store, bucket: str, prefix: str, after: str, page_max: int) -> Iterator[list[str]]:
-    while page := store.list_names(bucket, prefix, after, page_max):
-        yield page
-        if len(page) < page_max:
-            return
-        after = page[-1]
 
 
 def _print_objects(

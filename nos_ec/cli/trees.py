@@ -6,8 +6,9 @@ A prefix ends at a '/': `photos/2026` is `2026/...` in the bucket `photos`, neit
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import typer
 
@@ -26,6 +27,7 @@ PAGE_OBJECTS = 1000
 COUNTED_MAX = 10 * PAGE_OBJECTS
 """How many objects are counted before a question about them."""
 _READ_TRIES = 3
+_Listed = TypeVar("_Listed")
 
 
 def put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> None:
@@ -123,11 +125,27 @@ def pages(
     store: Store, bucket: str, prefix: str, after: str = "", page_max: int = PAGE_OBJECTS
 ) -> Iterator[list[ObjectRow]]:
     """The objects whose names begin with `prefix` and come after `after`, at most `page_max` at a time."""
-    while page := store.list_objects(bucket, prefix, after, page_max):
+    return _paged(lambda name: store.list_objects(bucket, prefix, name, page_max), _name, after, page_max)
+
+
+def name_pages(store: Store, bucket: str, prefix: str, after: str, page_max: int) -> Iterator[list[str]]:
+    """As `pages`, the names alone, which costs no look-up of rows."""
+    return _paged(lambda name: store.list_names(bucket, prefix, name, page_max), str, after, page_max)
+
+
+def _name(row: ObjectRow) -> str:
+    return row.key.name
+
+
+def _paged(
+    look: Callable[[str], list[_Listed]], name: Callable[[_Listed], str], after: str, page_max: int
+) -> Iterator[list[_Listed]]:
+    """look: returns at most `page_max` that come after a name. name: that of one of them."""
+    while page := look(after):
         yield page
         if len(page) < page_max:
             return
-        after = page[-1].key.name
+        after = name(page[-1])
 
 
 def _below(store: Store, bucket: str, prefix: str) -> Iterator[ObjectRow]:
