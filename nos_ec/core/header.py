@@ -335,7 +335,7 @@ def encode_names(records: Sequence[NameRecord]) -> bytes:
 
     Raises ValueError for a record that `decode_names` would refuse.
     """
-    return zlib.compress(b"".join([_encode_name(record) for record in records]))
+    return zlib.compress(b"".join([encode_name(record) for record in records]))
 
 
 def decode_names(data: bytes, crc32c: int, entry_count: int) -> list[NameRecord]:
@@ -351,14 +351,15 @@ def decode_names(data: bytes, crc32c: int, entry_count: int) -> list[NameRecord]
     raw = _decompress(data, entry_count * (SEGMENT_RECORD_FIXED + BUCKET_BYTES_MAX + NAME_BYTES_MAX))
     position = 0
     for _ in range(entry_count):
-        record, position = _decode_name(raw, position)
+        record, position = decode_name(raw, position)
         records.append(record)
     if position != len(raw):
         raise Corrupt(f"names: {len(raw) - position} bytes after the last of {entry_count} records")
     return records
 
 
-def _encode_name(record: NameRecord) -> bytes:
+def encode_name(record: NameRecord) -> bytes:
+    """One record, not compressed. Raises ValueError for a record that `decode_name` would refuse."""
     bucket, name = record.bucket.encode(), record.name.encode()
     if not (1 <= len(bucket) <= BUCKET_BYTES_MAX and 1 <= len(name) <= NAME_BYTES_MAX):
         raise ValueError(f"name record: bucket of {len(bucket)} bytes or name of {len(name)} bytes is out of bounds")
@@ -370,8 +371,8 @@ def _encode_name(record: NameRecord) -> bytes:
     return _NAME.pack(len(bucket), len(name), _KIND_SEGMENT) + _SEGMENT.pack(offset, object_size) + bucket + name
 
 
-def _decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
-    """The record at `position`, and the position after it."""
+def decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
+    """The record at `position`, and the position after it. Raises Corrupt."""
     try:
         bucket_length, name_length, kind = _NAME.unpack_from(raw, position)
         position += _NAME.size

@@ -16,11 +16,21 @@ BlockId = NewType("BlockId", bytes)
 """16 bytes, unique forever; blocks are never renamed and ids never reused."""
 
 LandingId = NewType("LandingId", bytes)
-"""16 bytes, unique forever; names one landing copy."""
+"""16 bytes, unique forever; names one landing copy. The top bit is set if the copy is a record of the landing log."""
 
+SegmentId = NewType("SegmentId", bytes)
+"""8 bytes, unique forever; names one segment of the landing log. The landing ids of its records begin with it."""
 
 _TIME_BYTES = 6
 _ID_BYTES = 16
+SEGMENT_ID_BYTES = 8
+_OF_LOG = 1 << (8 * _TIME_BYTES - 1)
+LOGS_MAX = 1 << 10
+"""Logs that a store may have at a time: one or two for each process that PUTs."""
+EPOCHS = 1 << 6
+"""Epochs that the id of a segment distinguishes."""
+RECORD_ALIGN = 8
+"""Records of the landing log begin at multiples of this many bytes."""
 
 
 def timed_id(now_ms: int, rest: bytes) -> bytes:
@@ -32,14 +42,67 @@ def timed_id(now_ms: int, rest: bytes) -> bytes:
 
 
 def time_of(timed: bytes) -> int:
-    """The time that an id of `timed_id` begins with, in Unix milliseconds."""
-    return int.from_bytes(timed[:_TIME_BYTES], "big")
+    """The time that an id of `timed_id` begins with; for a record, when its segment was opened. Unix milliseconds."""
+    return int.from_bytes(timed[:_TIME_BYTES], "big") & ~_OF_LOG
 
 
 def timed_ids_between(first_ms: int, last_ms: int) -> tuple[bytes, bytes]:
     """The first and the last id that `timed_id` makes from `first_ms` to `last_ms`, both included."""
     rest = _ID_BYTES - _TIME_BYTES
     return timed_id(max(0, first_ms), bytes(rest)), timed_id(last_ms, b"\xff" * rest)
+
+
+def new_segment_id(opened_ms: int, log: int, epoch: int = 0) -> SegmentId:
+    """The id of a segment: 1 bit that is set, 47 bits for the time, 6 for the epoch, 10 for the log, big-endian.
+
+    opened_ms: Unix milliseconds; must rise from segment to segment of a lease. log: the number of the log, below
+    LOGS_MAX. epoch: that of the lease of the log, of which the lowest 6 bits count. They tell segments apart that were
+    opened in the same millisecond under another lease of that log, say after the clock was set back.
+    """
+    assert 0 <= log < LOGS_MAX, f"log {log}"
+    lease = epoch % EPOCHS * LOGS_MAX + log
+    return SegmentId((opened_ms | _OF_LOG).to_bytes(_TIME_BYTES, "big") + lease.to_bytes(2, "big"))
+
+
+def log_of(segment: SegmentId) -> int:
+    """The number of the log that a segment belongs to."""
+    return int.from_bytes(segment[_TIME_BYTES:], "big") % LOGS_MAX
+
+
+def record_id(segment: SegmentId, offset: int, nonce: bytes) -> LandingId:
+    """The id of a record. offset: where it begins in its segment, a multiple of RECORD_ALIGN. nonce: 4 random bytes, so
+    that an id never names another record, even where a place is used again."""
+    place, rest = divmod(offset, RECORD_ALIGN)
+    assert not rest, f"a record at {offset}"
+    return LandingId(segment + place.to_bytes(4, "big") + nonce)
+
+
+def record_ids_between(first_ms: int, last_ms: int) -> tuple[LandingId, LandingId]:
+    """The first and the last id that a record can have whose segment was opened from `first_ms` to `last_ms`, both
+    included."""
+    first, last = new_segment_id(max(0, first_ms), 0), new_segment_id(last_ms, LOGS_MAX - 1, EPOCHS - 1)
+    return ids_in_segment(first)[0], ids_in_segment(last)[1]
+
+
+def in_log(landing_id: LandingId) -> bool:
+    """Whether the copy is a record of the landing log; otherwise the landing store keeps it."""
+    return landing_id[0] >= 0x80
+
+
+def segment_of(landing_id: LandingId) -> SegmentId:
+    """The segment that the record lies in."""
+    return SegmentId(landing_id[:SEGMENT_ID_BYTES])
+
+
+def record_offset(landing_id: LandingId) -> int:
+    """Where the record begins in its segment, in bytes."""
+    return int.from_bytes(landing_id[SEGMENT_ID_BYTES : SEGMENT_ID_BYTES + 4], "big") * RECORD_ALIGN
+
+
+def ids_in_segment(segment: SegmentId) -> tuple[LandingId, LandingId]:
+    """The first and the last id that a record of the segment can have."""
+    rest = _ID_BYTES - SEGMENT_ID_BYTES
+    return LandingId(segment + bytes(rest)), LandingId(segment + b"\xff" * rest)
 
 
 @dataclass(frozen=True, slots=True, order=True)
