@@ -1,0 +1,197 @@
+"""The open devices of a landing log: what is read and written there, and which of them are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from nos_ec.adapters.local.device_file import DeviceFile, gather, page_buffer
+from nos_ec.adapters.local.device_format import PROBE_AT, Superblock, owner_of_slot
+from nos_ec.adapters.local.devices import device_count, device_count_now, open_device, open_devices, write_superblock
+from nos_ec.adapters.local.slot_table import Place
+from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.geometry import PAGE
+from nos_ec.core.ids import SegmentId
+from nos_ec.ports.segment_medium import Buffer
+
+_THREADS = 8
+"""For the other copies of a batch: its first one is written by the thread that appends."""
+
+_PROBE = b"nos_ec probe".ljust(PAGE, b"\0")
+
+
+class DeviceSet:
+    """Safe to call from several threads. Offsets are in bytes from the start of a slot.
+
+    A device is lost from its first failed write until `revive` succeeds with it, or from the start when it is not
+    there. Raises ConfigError, Transient when they cannot be opened.
+    """
+
+    def __init__(self, paths: Sequence[Path], store_id: bytes) -> None:
+        self._paths = tuple(paths)
+        self._store_id = store_id
+        self._devices = open_devices(paths, store_id)
+        self._lost: dict[int, str] = {}
+        self._replaced: list[DeviceFile] = []
+        self.count = device_count(self._devices)
+        self.layout: Superblock = next(iter(self._devices.values())).superblock
+        """Of one of them: sizes of slots and of the window are the same on all."""
+        self.clean = all(device.superblock.clean for device in self._devices.values())
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="landing-log") if self.count > 1 else None
+
+    def close(self) -> None:
+        """Close all devices."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        for file in (*(device.file for device in self._devices.values()), *self._replaced):
+            file.close()
+
+    # --- which there are ----------------------------------------------------------------------------
+    @property
+    def opened(self) -> list[int]:
+        """The numbers of the devices that were there once."""
+        return list(self._devices)
+
+    @property
+    def working(self) -> list[int]:
+        """The numbers of the devices that are not lost."""
+        return [number for number in self._devices if number not in self._lost]
+
+    def is_lost(self, number: int) -> bool:
+        """Whether writes to the device fail."""
+        return number in self._lost
+
+    def slots(self, number: int) -> int:
+        """How many slots a device has."""
+        return self._devices[number].superblock.slots
+
+    def owners(self, number: int) -> list[SegmentId | None]:
+        """Of each slot of a device the segment that owns it, from its header. Raises OSError."""
+        file, block = self._devices[number].file, self._devices[number].superblock
+        pages = (file.read(block.slot_at(slot), PAGE) for slot in range(block.slots))
+        return [owner_of_slot(page, self._store_id, slot) for slot, page in enumerate(pages)]
+
+    def losses(self) -> str:
+        """Which devices are lost and why, for people."""
+        there = {device.file.path for device in self._devices.values()}
+        absent = [f"{path} is not there" for path in self._paths if path not in there]
+        return ", ".join([*self._lost.values(), *absent]) or "the others are not configured"
+
+    def require(self, copies: int) -> None:
+        """Raise Transient when fewer devices work than a segment has copies."""
+        if len(self.working) < copies:
+            raise Transient(
+                f"landing log: {len(self.working)} of {self.count} devices work, and each segment needs {copies}:"
+                f" {self.losses()}; connect them again, or replace them"
+            )
+
+    def recount(self) -> None:
+        """Learn of devices that were added since the log was opened. They are not opened: this process does not know
+        their paths."""
+        for number in self.working:
+            with suppress(ConfigError, OSError):
+                self.count = max(self.count, device_count_now(self._devices[number]))
+                return
+
+    def revive(self) -> None:
+        """Open lost devices again, and use those that take a write."""
+        for number in list(self._lost):
+            self._reopen(self._devices[number].file.path)
+        there = {device.file.path for device in self._devices.values()}
+        for path in self._paths:
+            if path not in there and len(self._devices) < self.count:
+                self._reopen(path)
+
+    def _reopen(self, path: Path) -> None:
+        with suppress(ConfigError, Transient):
+            device = open_device(path, self._store_id)
+            if device is None:
+                return
+            number = device.superblock.device
+            before = self._devices.get(number)
+            if before is not None:
+                if not _takes_writes(device.file):
+                    device.file.close()
+                    return
+                self._replaced.append(before.file)  # somebody may be reading it
+            self._devices[number] = device
+            self._lost.pop(number, None)
+            self.probe(number)
+
+    def probe(self, number: int) -> None:
+        """Write and read a page that serves for nothing else."""
+        file = self._devices[number].file
+        with suppress(OSError), self._noticed(number):
+            file.write_page(PROBE_AT, _PROBE)
+            file.read(PROBE_AT, PAGE)
+
+    def mark(self, *, clean: bool) -> None:
+        """Write to all superblocks whether all segments are sealed; the table of slots is locked. Raises ConfigError
+        when a device lost its superblocks."""
+        for number in self.working:
+            with suppress(OSError), self._noticed(number):
+                self._devices[number] = write_superblock(self._devices[number], clean=clean)
+
+    # --- input and output ---------------------------------------------------------------------------
+    def read(self, place: Place, offset: int, length: int) -> bytes:
+        """The bytes of a range that need not be aligned. Raises OSError."""
+        number, slot = place
+        device = self._devices[number]
+        return device.file.read(device.superblock.slot_at(slot) + offset, length)
+
+    def write_page(self, place: Place, offset: int, page: bytes) -> None:
+        """Write one page, durably. Raises OSError."""
+        number, slot = place
+        device = self._devices[number]
+        at = device.superblock.slot_at(slot) + offset
+        with self._noticed(number):
+            device.file.write_page(at, page)
+
+    def write(self, places: Sequence[Place], offset: int, batch: Sequence[Buffer], size: int) -> None:
+        """Write a batch of whole pages to several places at once, durably. Raises OSError when one of them fails."""
+        with page_buffer(size) as buffer:
+            gather(buffer, batch)
+            if len(places) == 1 or self._pool is None:
+                for place in places:
+                    self._write(place, offset, buffer)
+                return
+            others = [self._pool.submit(self._write, place, offset, buffer) for place in places[1:]]
+            try:
+                self._write(places[0], offset, buffer)
+            finally:
+                errors = [other.exception() for other in others]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def _write(self, place: Place, offset: int, buffer: memoryview) -> None:
+        number, slot = place
+        device = self._devices[number]
+        at = device.superblock.slot_at(slot) + offset
+        try:
+            device.file.write(at, buffer)
+        except OSError as error:
+            self._lose(number, error)
+            raise
+
+    @contextmanager
+    def _noticed(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._lose(number, error)
+            raise
+
+    def _lose(self, number: int, error: OSError) -> None:
+        self._lost[number] = f"{self._devices[number].file.path}: {error.strerror or error}"
+
+
+def _takes_writes(file: DeviceFile) -> bool:
+    """Whether a lost device is one no longer."""
+    try:
+        file.write_page(PROBE_AT, _PROBE)
+    except OSError:
+        return False
+    return True

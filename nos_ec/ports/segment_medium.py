@@ -1,0 +1,111 @@
+"""The medium of the landing log: RADOS objects of the landing pool, or slots of raw devices and preallocated files.
+
+It stores segments: byte ranges that are written from the front, in batches, by one writer, and given back as a whole.
+What lies in a segment is the business of `nos_ec.engine.landing_log` and `nos_ec.core.landing_format`; a medium only
+adds what it needs to find a segment again. NotFound carries no landing id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nos_ec.core.errors import Transient
+from nos_ec.core.ids import SegmentId
+from nos_ec.ports.clock import Beat, unwatched
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class MediumLimits:
+    """segment_bytes: size of a segment; its log leaves room in it for a footer. start: offset of its first batch; a
+    medium keeps what it needs before it. align: batches begin at multiples of this many bytes, and their sizes are
+    multiples of it (the caller pads). batch_bytes_max, batch_records_max: what one write should hold at most.
+    writes_max: how many appends to one segment may be under way at once. copies: how many copies of a segment `read`
+    can choose from."""
+
+    segment_bytes: int
+    start: int
+    align: int
+    batch_bytes_max: int
+    batch_records_max: int
+    writes_max: int
+    copies: int = 1
+
+
+class SegmentWriter(Protocol):
+    """Appends to one segment."""
+
+    def append(self, offset: int, batch: Sequence[Buffer]) -> None:
+        """Write a batch at `offset`. Durable on return.
+
+        The batches of a segment follow each other without gaps: `offset` is where the batch before this one ends, of
+        which at most `writes_max` - 1 may still be under way in other threads. Raises Conflict when another process has
+        sealed the segment, NoSpace, Transient. After any error the end of the segment is unknown: it must not be
+        appended to again, and the batch may or may not be there.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the writer's resources. Does not seal. Idempotent."""
+        ...
+
+
+class SegmentMedium(Protocol):
+    """All segments of one store, whichever process writes them. Safe to call from several threads."""
+
+    @property
+    def limits(self) -> MediumLimits:
+        """Sizes that are fixed while the medium is open."""
+        ...
+
+    def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> SegmentWriter:
+        """Create an empty segment, durably. Raises Conflict when it exists, NoSpace when no room for a segment is left,
+        Transient. epoch: that of the lease of the log; first_lsn: none of its records has a smaller number."""
+        ...
+
+    def read(self, segment: SegmentId, ranges: Sequence[tuple[int, int]], copy: int = 0) -> list[bytes]:
+        """Return the bytes of (offset, length) ranges, cut off at the segment's end. Raises NotFound when the segment
+        is not there (or no longer), Transient.
+
+        The caller checks what it gets: a segment may be released, and its place used again, while it is read, and
+        behind the last batch there may be anything, or nothing. When the check fails, it reads again with the next
+        `copy`, below `limits.copies`. A copy that cannot be read is replaced by another one.
+        """
+        ...
+
+    def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
+        """End a segment. After that no writer, of any process, can append to it. Idempotent; returns the end of its
+        last batch, before the footer.
+
+        `footer` is what its own writer appends with the seal, so that a scan need not read the records; None for a
+        segment whose writer is gone. Raises NotFound when it was never created, Transient.
+        """
+        ...
+
+    def release(self, segments: Sequence[SegmentId], beat: Beat = unwatched) -> Mapping[SegmentId, Transient]:
+        """Give back the space of segments. Returns those that may still exist, each with the reason. Idempotent: an
+        absent segment is no error. `beat` is called as the work progresses."""
+        ...
+
+    def segments(self) -> Iterator[SegmentId]:
+        """Yield every segment that exists, in no particular order. Raises Transient rather than end early."""
+        ...
+
+    def free_bytes(self) -> int:
+        """An estimate of the bytes of further segments that fit. Cheap, because every PUT asks."""
+        ...
+
+    def raw_bytes(self) -> int:
+        """The bytes allocated for all segments, with all copies."""
+        ...
+
+    def probe(self) -> None:
+        """Do a small piece of real work, like `BlockStore.probe`. Raises Transient, ConfigError."""
+        ...
+
+    def close(self) -> None:
+        """Release all open resources. The medium must not be used afterwards."""
+        ...

@@ -1,0 +1,178 @@
+"""A medium of the landing log in memory, which can lose power."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from nos_ec.core.errors import Conflict, NoSpace, NotFound, Transient
+from nos_ec.core.ids import SegmentId
+from nos_ec.ports.clock import Beat, unwatched
+from nos_ec.ports.segment_medium import Buffer, MediumLimits
+
+SMALL = MediumLimits(
+    segment_bytes=16 << 10, start=512, align=512, batch_bytes_max=4 << 10, batch_records_max=16, writes_max=2
+)
+"""Segments that are soon full."""
+
+
+class _Kept:
+    """What a segment keeps: batches whose append was done, and where it was sealed."""
+
+    def __init__(self, limits: MediumLimits) -> None:
+        self.content = bytearray(limits.start)
+        self.end = limits.start
+        self.sealed: int | None = None
+        self.records = 0
+
+
+class MemoryMedium:
+    """A `SegmentMedium`. Processes that share `disk` share the segments.
+
+    A batch counts from the moment its append is done. `tear` decides how many bytes of a batch are kept when its append
+    fails: the outcome of a failed append is unknown.
+    """
+
+    def __init__(
+        self, disk: dict[SegmentId, _Kept] | None = None, limits: MediumLimits = SMALL, segments_max: int = 1000
+    ) -> None:
+        self._disk: dict[SegmentId, _Kept] = {} if disk is None else disk
+        self._limits = limits
+        self._segments_max = segments_max
+        self._lock = threading.Lock()
+        self.on_append: Callable[[SegmentId], None] = lambda segment: None
+        """Called before an append; what it raises is the append's failure."""
+        self.tear: Callable[[int], int] = lambda size: 0
+        """The bytes that a failed append leaves, of so many."""
+        self.appends = 0
+        self.refused = 0
+        """Appends that were done, and those that came after one that had failed, which a log must not make."""
+
+    def reopened(self) -> MemoryMedium:
+        """The same medium, as another process sees it."""
+        return MemoryMedium(self._disk, self._limits, self._segments_max)
+
+    @property
+    def limits(self) -> MediumLimits:
+        """See the port."""
+        return self._limits
+
+    def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> MemoryWriter:
+        """See the port."""
+        with self._lock:
+            if segment in self._disk:
+                raise Conflict(f"segment {segment.hex()} exists")
+            if len(self._disk) >= self._segments_max:
+                raise NoSpace(f"{self._segments_max} segments")
+            kept = self._disk[segment] = _Kept(self._limits)
+        return MemoryWriter(self, segment, kept)
+
+    def append(self, segment: SegmentId, kept: _Kept, offset: int, batch: Sequence[Buffer]) -> None:
+        """One append of a writer."""
+        data = b"".join(batch)
+        limits = self._limits
+        assert offset % limits.align == len(data) % limits.align == 0 < len(data)
+        assert offset + len(data) <= limits.segment_bytes
+        try:
+            self.on_append(segment)
+        except BaseException:
+            self._put(segment, kept, offset, data[: self.tear(len(data))])
+            raise
+        if not self._put(segment, kept, offset, data):
+            raise Conflict(f"segment {segment.hex()} was sealed or released")
+        self.appends += 1
+
+    def _put(self, segment: SegmentId, kept: _Kept, offset: int, data: bytes) -> bool:
+        with self._lock:
+            if kept.sealed is not None or self._disk.get(segment) is not kept:
+                return False
+            kept.content.extend(bytes(max(0, offset + len(data) - len(kept.content))))
+            kept.content[offset : offset + len(data)] = data
+            if data:
+                kept.end = max(kept.end, offset + len(data))
+            return True
+
+    def read(self, segment: SegmentId, ranges: Sequence[tuple[int, int]], copy: int = 0) -> list[bytes]:
+        """See the port."""
+        with self._lock:
+            kept = self._kept(segment)
+            return [bytes(kept.content[offset : offset + length]) for offset, length in ranges]
+
+    def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
+        """See the port."""
+        with self._lock:
+            kept = self._kept(segment)
+            if kept.sealed is None:
+                kept.sealed, kept.records = -(-kept.end // self._limits.align) * self._limits.align, records
+                kept.content.extend(bytes(kept.sealed - len(kept.content)))
+                kept.content.extend(b"".join(footer or ()))
+            return kept.sealed
+
+    def release(self, segments: Sequence[SegmentId], beat: Beat = unwatched) -> Mapping[SegmentId, Transient]:
+        """See the port."""
+        with self._lock:
+            for segment in segments:
+                beat(0)
+                self._disk.pop(segment, None)
+        return {}
+
+    def segments(self) -> Iterator[SegmentId]:
+        """See the port."""
+        return iter(list(self._disk))
+
+    def free_bytes(self) -> int:
+        """See the port."""
+        return (self._segments_max - len(self._disk)) * self._limits.segment_bytes
+
+    def raw_bytes(self) -> int:
+        """See the port."""
+        return sum(len(kept.content) for kept in list(self._disk.values()))
+
+    def probe(self) -> None:
+        """See the port."""
+
+    def close(self) -> None:
+        """See the port."""
+
+    def _kept(self, segment: SegmentId) -> _Kept:
+        try:
+            return self._disk[segment]
+        except KeyError:
+            raise NotFound(f"segment {segment.hex()} is not there") from None
+
+
+class MemoryWriter:
+    """A `SegmentWriter` of it."""
+
+    def __init__(self, medium: MemoryMedium, segment: SegmentId, kept: _Kept) -> None:
+        self._medium = medium
+        self._segment = segment
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._next = medium.limits.start
+        self._failed = False
+        self.closed = False
+
+    def append(self, offset: int, batch: Sequence[Buffer]) -> None:
+        """See the port."""
+        with self._lock:
+            assert not self.closed
+            if self._failed:
+                self._medium.refused += 1
+                raise Conflict(f"segment {self._segment.hex()}: an append has failed")
+            self._under_way += 1
+            assert self._under_way <= self._medium.limits.writes_max
+        try:
+            self._medium.append(self._segment, self._kept, offset, batch)
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def close(self) -> None:
+        """See the port."""
+        assert not self._under_way
+        self.closed = True

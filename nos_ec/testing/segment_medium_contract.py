@@ -1,0 +1,357 @@
+"""What every medium of the landing log must do. Subclass the contract and define `open_medium`."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import google_crc32c
+import pytest
+
+from nos_ec.core.errors import Conflict, NotFound
+from nos_ec.core.ids import RECORD_ALIGN, ObjectKey, SegmentId, new_segment_id
+from nos_ec.core.landing_format import NONCE_SIZE, lay_out, new_record
+from nos_ec.ports.segment_medium import SegmentMedium, SegmentWriter
+
+KEY = ObjectKey("bucket", "name")
+_opened_ms = itertools.count(Random().randrange(1 << 40))
+
+
+def new_segment() -> SegmentId:
+    """Return the id of a segment that was never created."""
+    return new_segment_id(next(_opened_ms), log=7)
+
+
+def _one_record(segment: SegmentId, offset: int, size: int, align: int) -> bytes:
+    """A batch of one record, of `size` bytes if it fits."""
+    random = Random(f"{segment.hex()} {offset}")
+    names = new_record(KEY, b"-", 0)
+    data = random.randbytes(max(1, size - names.size + RECORD_ALIGN))
+    record = new_record(KEY, data, google_crc32c.value(data))
+    laid = lay_out(segment, offset, offset, 1, [record], random.randbytes(NONCE_SIZE), align)
+    return b"".join(laid.buffers)
+
+
+class SegmentMediumContract:
+    """The promises of nos_ec.ports.segment_medium, as tests."""
+
+    @pytest.fixture
+    def open_medium(self) -> Callable[[], SegmentMedium]:
+        """Return a function that opens the same medium at each call, as another process would. It must have room for 8
+        segments. The tests close it."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def medium(self, open_medium: Callable[[], SegmentMedium]) -> Iterator[SegmentMedium]:
+        medium = open_medium()
+        yield medium
+        medium.close()
+
+    @pytest.fixture
+    def other(self, open_medium: Callable[[], SegmentMedium]) -> Iterator[SegmentMedium]:
+        """A second handle on the medium, as another process would have."""
+        medium = open_medium()
+        yield medium
+        medium.close()
+
+    def batch(self, medium: SegmentMedium, segment: SegmentId, offset: int, size_min: int) -> bytes:
+        """A batch of one record for this place, of at least this size, padded as the medium wants it."""
+        align = medium.limits.align
+        size = -(-size_min // align) * align
+        while len(laid := _one_record(segment, offset, size, align)) < size_min:
+            size += align
+        return laid
+
+    def append(
+        self, medium: SegmentMedium, writer: SegmentWriter, segment: SegmentId, offset: int, size_min: int = 1
+    ) -> bytes:
+        """Append one batch at `offset`, and return it."""
+        batch = self.batch(medium, segment, offset, size_min)
+        writer.append(offset, [batch])
+        return batch
+
+    # --- writing and reading --------------------------------------------------------------------------
+    def test_the_limits_fit_together(self, medium: SegmentMedium) -> None:
+        limits = medium.limits
+        assert limits.align % RECORD_ALIGN == 0
+        assert limits.start % limits.align == limits.batch_bytes_max % limits.align == 0
+        assert limits.segment_bytes % limits.align == 0
+        assert limits.start + limits.batch_bytes_max <= limits.segment_bytes <= RECORD_ALIGN << 32
+        assert min(limits.batch_records_max, limits.writes_max, limits.copies) >= 1
+
+    def test_what_was_appended_reads_back(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        segment, limits = new_segment(), medium.limits
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        offset, written = limits.start, b""
+        for size in (1, limits.align, 3 * limits.align, limits.batch_bytes_max // 2):
+            written += self.append(medium, writer, segment, offset + len(written), size)
+            for handle in (medium, other):
+                assert handle.read(segment, [(offset, len(written))]) == [written]
+                assert list(handle.segments()) == [segment]
+        writer.close()
+        writer.close()
+        for copy in range(limits.copies):
+            assert other.read(segment, [(offset, len(written))], copy) == [written]
+
+    def test_a_full_batch_and_a_full_segment(self, medium: SegmentMedium) -> None:
+        segment, limits = new_segment(), medium.limits
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        offset, batches = limits.start, []
+        while offset < limits.segment_bytes:
+            size = min(limits.batch_bytes_max, limits.segment_bytes - offset)
+            batches.append((offset, self.append(medium, writer, segment, offset, size)))
+            offset += size
+        writer.close()
+        assert medium.seal(segment, None, 0) == limits.segment_bytes
+        for at, batch in batches:
+            assert medium.read(segment, [(at, len(batch))]) == [batch]
+
+    def test_a_batch_larger_than_it_should_be_is_written(self, medium: SegmentMedium) -> None:
+        """One record can be larger than `batch_bytes_max`."""
+        segment, limits = new_segment(), medium.limits
+        size = min(limits.batch_bytes_max + 5 * limits.align, limits.segment_bytes - limits.start)
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        batch = self.append(medium, writer, segment, limits.start, size)
+        writer.close()
+        assert medium.read(segment, [(limits.start, len(batch))]) == [batch]
+
+    def test_a_batch_of_any_buffers(self, medium: SegmentMedium) -> None:
+        segment, start = new_segment(), medium.limits.start
+        batch = self.batch(medium, segment, start, 3 * medium.limits.align)
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        writer.append(start, [batch[:1], b"", bytearray(batch[1:100]), memoryview(b"_" + batch[100:])[1:]])
+        writer.close()
+        assert medium.read(segment, [(start, len(batch))]) == [batch]
+
+    def test_ranges(self, medium: SegmentMedium) -> None:
+        segment, limits = new_segment(), medium.limits
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        data = self.append(medium, writer, segment, limits.start, 4 * limits.align)
+        writer.close()
+        ranges = [(0, len(data)), (0, 0), (1, 1), (limits.align - 1, 2), (len(data) - 1, 1), (8, 4321), (8, 4321)]
+        wanted = [data[at : at + length] for at, length in ranges]
+        assert medium.read(segment, [(limits.start + at, length) for at, length in ranges]) == wanted
+        assert medium.read(segment, []) == []
+
+    def test_ranges_are_cut_off_at_the_end_of_the_segment(self, medium: SegmentMedium) -> None:
+        segment, limits = new_segment(), medium.limits
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        data = self.append(medium, writer, segment, limits.start, limits.align)
+        writer.close()
+        end = limits.segment_bytes
+        for asked, most in (((end - 10, 100), 10), ((end, 100), 0), ((end + 4096, 100), 0)):
+            (found,) = medium.read(segment, [asked])
+            assert len(found) <= most
+        (found,) = medium.read(segment, [(limits.start, end)])
+        assert len(found) <= end - limits.start
+        assert found[: len(data)] == data
+
+    def test_a_segment_can_be_created_only_once(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        segment, start = new_segment(), medium.limits.start
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        batch = self.append(medium, writer, segment, start)
+        writer.close()
+        for handle in (medium, other):
+            with pytest.raises(Conflict):
+                handle.create(segment, epoch=2, first_lsn=0)
+        assert medium.read(segment, [(start, len(batch))]) == [batch]
+
+    def test_one_of_two_creators_wins(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        for _ in range(6):
+            segment, start = new_segment(), threading.Barrier(2)
+
+            def create(handle: SegmentMedium, segment: SegmentId, start: threading.Barrier) -> int:
+                start.wait(30)
+                try:
+                    handle.create(segment, epoch=1, first_lsn=0).close()
+                except Conflict:
+                    return 0
+                return 1
+
+            with ThreadPoolExecutor(2) as pool:
+                created = [pool.submit(create, handle, segment, start) for handle in (medium, other)]
+                assert sum(each.result() for each in created) == 1
+            assert list(medium.segments()) == [segment]
+            assert medium.release([segment]) == {}
+
+    def test_what_is_not_there(self, medium: SegmentMedium) -> None:
+        segment = new_segment()
+        with pytest.raises(NotFound):
+            medium.read(segment, [(medium.limits.start, 10)])
+        with pytest.raises(NotFound):
+            medium.seal(segment, None, 0)
+        assert medium.release([segment]) == {}
+        assert list(medium.segments()) == []
+
+    def test_as_many_appends_as_allowed_are_under_way_at_once(self, medium: SegmentMedium) -> None:
+        segment, limits = new_segment(), medium.limits
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        size = limits.align
+        offsets = [limits.start + number * size for number in range(min(40, limits.batch_bytes_max // size))]
+        with ThreadPoolExecutor(limits.writes_max) as pool:
+            batches = list(pool.map(lambda at: self.append(medium, writer, segment, at, size), offsets))
+        writer.close()
+        assert medium.read(segment, [(at, size) for at in offsets]) == batches
+        assert medium.seal(segment, None, len(offsets)) == offsets[-1] + size
+
+    def test_threads_write_segments_of_their_own(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        def work(handle: SegmentMedium) -> None:
+            for number in range(3):
+                segment, at = new_segment(), handle.limits.start
+                writer = handle.create(segment, epoch=1, first_lsn=0)
+                for _ in range(5):
+                    batch = self.append(handle, writer, segment, at)
+                    assert handle.read(segment, [(at, len(batch))]) == [batch]
+                    at += len(batch)
+                writer.close()
+                assert handle.seal(segment, None, number) == at
+                assert handle.release([segment]) == {}
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, [medium, other, medium, other]))
+        assert list(medium.segments()) == list(other.segments()) == []
+
+    # --- sealing ----------------------------------------------------------------------------------------
+    def test_a_writer_seals_with_a_footer(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        segment, limits = new_segment(), medium.limits
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        end = limits.start + len(self.append(medium, writer, segment, limits.start))
+        footer = self.batch(medium, segment, end, 1)
+        assert medium.seal(segment, [footer[:10], footer[10:]], 3) == end
+        for handle in (medium, other):
+            assert handle.seal(segment, None, 0) == end
+            assert handle.read(segment, [(end, len(footer))]) == [footer]
+        with pytest.raises(Conflict):
+            writer.append(end, [footer])
+        writer.close()
+        assert medium.seal(segment, [footer], 3) == end
+
+    def test_a_seal_fences_the_writer_of_another_process(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        segment, limits = new_segment(), medium.limits
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        first = self.append(medium, writer, segment, limits.start)
+        end = limits.start + len(first)
+        assert other.seal(segment, None, 0) == end
+        for offset in (end, end):
+            with pytest.raises(Conflict):
+                self.append(medium, writer, segment, offset)
+        writer.close()
+        assert medium.seal(segment, None, 0) == other.seal(segment, None, 0) == end
+        assert medium.read(segment, [(limits.start, len(first))]) == [first]
+
+    def test_every_acknowledged_batch_lies_before_the_end(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        for _ in range(3):
+            segment, start = new_segment(), medium.limits.start
+            writer = medium.create(segment, epoch=1, first_lsn=0)
+            acknowledged: list[int] = []
+            under_way = threading.Event()
+
+            def write(
+                segment: SegmentId, writer: SegmentWriter, acknowledged: list[int], under_way: threading.Event
+            ) -> bool:
+                at = medium.limits.start
+                while at < medium.limits.segment_bytes:
+                    try:
+                        at += len(self.append(medium, writer, segment, at))
+                    except Conflict:
+                        return True
+                    acknowledged.append(at)
+                    under_way.set()
+                return False
+
+            with ThreadPoolExecutor(1) as pool:
+                fenced = pool.submit(write, segment, writer, acknowledged, under_way)
+                assert under_way.wait(30)
+                end = other.seal(segment, None, 0)
+                full = not fenced.result()
+            writer.close()
+            assert full or end == acknowledged[-1]
+            assert start < acknowledged[-1] <= end
+            assert medium.release([segment]) == {}
+
+    def test_an_empty_segment_is_sealed(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        segment = new_segment()
+        medium.create(segment, epoch=1, first_lsn=0).close()
+        assert other.seal(segment, None, 0) == medium.seal(segment, None, 0) == medium.limits.start
+
+    def test_seals_at_once_agree_on_the_end(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        """A writer that ends its segment, while another process fences it."""
+        for number in range(6):
+            segment, limits = new_segment(), medium.limits
+            writer = medium.create(segment, epoch=1, first_lsn=0)
+            end = limits.start + len(self.append(medium, writer, segment, limits.start))
+            writer.close()
+            footer = self.batch(medium, segment, end, 1)
+            with ThreadPoolExecutor(3) as pool:
+                seals = [pool.submit(other.seal, segment, None, 0) for _ in range(number % 3)]
+                seals.append(pool.submit(medium.seal, segment, [footer], 1))
+                assert {each.result() for each in seals} == {end}
+            assert other.seal(segment, None, 0) == end
+            assert other.release([segment]) == {}
+
+    # --- giving space back --------------------------------------------------------------------------------
+    def test_release(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        gone, kept, start = [new_segment(), new_segment()], new_segment(), medium.limits.start
+        batches = {}
+        for segment in (*gone, kept):
+            writer = medium.create(segment, epoch=1, first_lsn=0)
+            batches[segment] = self.append(medium, writer, segment, start)
+            writer.close()
+            medium.seal(segment, None, 1)
+        assert sorted(other.segments()) == sorted([*gone, kept])
+        beats: list[int] = []
+        for _ in range(2):
+            assert other.release([*gone, new_segment()], beats.append) == {}
+            for handle in (medium, other):
+                assert list(handle.segments()) == [kept]
+                for segment in gone:
+                    with pytest.raises(NotFound):
+                        handle.read(segment, [(start, 1)])
+                    with pytest.raises(NotFound):
+                        handle.seal(segment, None, 0)
+                assert handle.read(kept, [(start, len(batches[kept]))]) == [batches[kept]]
+        assert beats
+        assert set(beats) == {0}
+        assert medium.release([]) == {}
+
+    def test_a_released_segment_takes_no_append(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        segment, start = new_segment(), medium.limits.start
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        end = start + len(self.append(medium, writer, segment, start))
+        assert other.seal(segment, None, 0) == end
+        assert other.release([segment]) == {}
+        successors = [new_segment() for _ in range(2)]
+        for successor in successors:
+            other.create(successor, epoch=2, first_lsn=0).close()
+        with pytest.raises((Conflict, NotFound)):
+            self.append(medium, writer, segment, end)
+        writer.close()
+        assert sorted(medium.segments()) == successors
+        assert [medium.seal(successor, None, 0) for successor in successors] == [start, start]
+
+    def test_space_is_counted(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        before, free = medium.raw_bytes(), medium.free_bytes()
+        segments, start = [new_segment() for _ in range(3)], medium.limits.start
+        for segment in segments:
+            writer = medium.create(segment, epoch=1, first_lsn=0)
+            batch = self.append(medium, writer, segment, start, medium.limits.batch_bytes_max)
+            writer.close()
+        for handle in (medium, other):
+            assert handle.raw_bytes() >= before + 3 * len(batch)
+            assert handle.free_bytes() <= free
+        assert other.release(segments) == {}
+        assert medium.raw_bytes() == other.raw_bytes() == before
+
+    def test_a_probe_changes_nothing(self, medium: SegmentMedium) -> None:
+        segment, start = new_segment(), medium.limits.start
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        batch = self.append(medium, writer, segment, start)
+        for _ in range(3):
+            medium.probe()
+        assert list(medium.segments()) == [segment]
+        assert medium.read(segment, [(start, len(batch))]) == [batch]
+        self.append(medium, writer, segment, start + len(batch))
+        writer.close()

@@ -1,0 +1,18 @@
+"""The contract of a medium, on the one in memory that tests of the landing log use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nos_ec.ports.segment_medium import SegmentMedium
+from nos_ec.testing.memory_medium import MemoryMedium
+from nos_ec.testing.segment_medium_contract import SegmentMediumContract
+
+
+class TestMemoryMedium(SegmentMediumContract):
+    @pytest.fixture
+    def open_medium(self) -> Callable[[], SegmentMedium]:
+        first = MemoryMedium()
+        return first.reopened
