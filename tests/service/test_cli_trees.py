@@ -214,23 +214,25 @@ def test_put_ends_early_with_totals(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_put_can_be_ended_at_any_time(bench: Bench, system: System, tmp_path: Path, number: signal.Signals) -> None:
     """Each object that is there is whole, and nothing else is left for good."""
-    files = {f"{index % 9}/{index:04}": bench.data(200 + index) for index in range(1500)}
+    files = {f"{index % 9}/{index:04}": bench.data(200 + index) for index in range(3000)}
     files |= {f"{digit}/large": bench.data(6 * STRIPE) for digit in range(9)}
     for name, data in files.items():
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree" / name).write_bytes(data)
     command = [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "put", "-r", "b", str(tmp_path / "tree")]
-    for objects in (1, 400, 900):
+    cut_off = 0
+    for objects in (1, 300, 600):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         deadline = time.monotonic() + WAIT_S_MAX
         while len(_stored(system)) < objects and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         process.send_signal(number)
         process.communicate(timeout=WAIT_S_MAX)
-        assert process.returncode == -number
+        assert process.returncode in (-number, 0)
         stored = _stored(system)
+        cut_off += process.returncode == -number and len(stored) < len(files)
         assert all(system.store().get(ObjectKey("b", name)) == files[name] for name in stored)
-    assert len(_stored(system)) < len(files), "it was ended in the middle"
+    assert cut_off, "no round was ended in the middle"
     assert come_to_rest(system) == []
     assert {name: system.store().get(ObjectKey("b", name)) == files[name] for name in stored} == dict.fromkeys(
         stored, True
