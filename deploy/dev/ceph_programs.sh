@@ -82,7 +82,7 @@ wrap() {
 run() {
     local wrapped
     wrap "$@"
-    "${wrapped[@]}"
+    command "${wrapped[@]}"
 }
 
 as_admin() { # PROGRAM ARGUMENT...

@@ -23,29 +23,36 @@ rights='
 front     blocks             INSERT, UPDATE, DELETE
 front     counters           UPDATE (value)
 front     landing_deletions  INSERT, DELETE
+front     landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records)
 front     leases             INSERT, UPDATE (expires_ms), DELETE
 front     objects            INSERT, UPDATE, DELETE
 front     segments           INSERT, DELETE
+front     waiting            INSERT, DELETE
 
 producer  counters           UPDATE (value)
 producer  leases             INSERT, UPDATE (expires_ms), DELETE
-producer  objects            UPDATE (state, due_ms)
+producer  objects            UPDATE (state)
 producer  stored_totals      INSERT, UPDATE (value), DELETE
+producer  waiting            UPDATE (state, due_ms)
 
 consumer  blocks             INSERT, UPDATE, DELETE
 consumer  counters           UPDATE (value)
-consumer  landing_deletions  INSERT, UPDATE (doomed, not_before_ms), DELETE
+consumer  landing_deletions  INSERT, UPDATE (landing_id, doomed, not_before_ms), DELETE
+consumer  landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records), DELETE
 consumer  leases             INSERT, UPDATE (expires_ms), DELETE
-consumer  objects            UPDATE (state, landing_id, block_id, block_offset, due_ms)
+consumer  objects            UPDATE (state, landing_id, block_id, block_offset)
 consumer  stored_totals      INSERT, UPDATE (value), DELETE
+consumer  waiting            INSERT, UPDATE (landing_id), DELETE
 
 gc        blocks             INSERT, UPDATE, DELETE
 gc        counters           UPDATE (value)
-gc        landing_deletions  UPDATE (doomed, not_before_ms), DELETE
+gc        landing_deletions  UPDATE (landing_id, doomed, not_before_ms), DELETE
+gc        landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records), DELETE
 gc        leases             INSERT, UPDATE (expires_ms), DELETE
-gc        objects            UPDATE (state, landing_id, block_id, block_offset, due_ms)
+gc        objects            UPDATE (state, landing_id, block_id, block_offset)
 gc        store_info         INSERT, DELETE
 gc        stored_totals      INSERT, UPDATE (value), DELETE
+gc        waiting            INSERT, UPDATE (landing_id)
 '
 
 failed() { echo "grants: $*" >&2; exit 1; }

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX
-from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
 from nos_ec.monitoring.health import HIDDEN
 from nos_ec.ports.metadata import WaitReason
 
@@ -70,6 +70,21 @@ class BlockCount(_Answer):
     count: Count
 
 
+class SegmentCount(_Answer):
+    """The landing segments in one state."""
+
+    state: SegmentState
+    count: Count
+    bytes: Bytes = Field(description="Bytes of the batches in them; 0 for open ones.")
+
+
+class LandingLogModel(_Answer):
+    """What the landing log holds."""
+
+    segments: list[SegmentCount] = Field(max_length=16)
+    free_bytes: Bytes | None = Field(description="Bytes of further landing segments that fit; null while not known.")
+
+
 class Status(_Answer):
     """The whole store. live + dead + overhead = stripes x stripe size; utilisation = live / that sum."""
 
@@ -81,6 +96,10 @@ class Status(_Answer):
         packed_objects=46317, large_objects=2, large_bytes=38800000, landing_deletions=1000, leases=1,
         blocks=[{"kind": "fresh", "state": "sealed", "count": 14}],
         free_bytes=91268055040, computed_at_ms=1763700000000,
+        landing_log={
+            "segments": [{"state": "sealed", "count": 9, "bytes": 600000000}],
+            "free_bytes": 1543503872,
+        },
     )  # fmt: skip
     geometry: GeometryModel
     utilisation: Ratio | None
@@ -101,6 +120,7 @@ class Status(_Answer):
     blocks: list[BlockCount] = Field(max_length=16)
     free_bytes: Bytes | None = Field(description="User bytes that still fit; null while a shard is missing.")
     computed_at_ms: UnixMs
+    landing_log: LandingLogModel | None = Field(description="Null for a store without a landing log.")
 
 
 class Backlog(_Answer):

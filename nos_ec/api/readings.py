@@ -19,6 +19,7 @@ from nos_ec.core.ratios import DIGITS, rounded
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.plan_data import plan_data
 from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.log_figures import LogFigures
 from nos_ec.monitoring.monitor import Cached
 from nos_ec.monitoring.sources import StoreFigures
 from nos_ec.ports.metadata import BlockRow, ObjectRow, Placed
@@ -67,6 +68,7 @@ class Readings:
             blocks=_block_counts(figures),
             free_bytes=figures.free_bytes,
             computed_at_ms=figures.at_ms,
+            landing_log=_landing_log(figures.landing_log),
         )
 
     def backlog(self) -> models.Backlog:
@@ -279,6 +281,13 @@ def _entry(identity: _Identity, crc32c: int, placed: Placed | None, *, in_header
         bucket=placed.key.bucket if placed is not None else None,
         name=placed.key.name if placed is not None else None,
     )
+
+
+def _landing_log(log: LogFigures | None) -> models.LandingLogModel | None:
+    if log is None:
+        return None
+    segments = [models.SegmentCount(state=state, **asdict(one)) for state, one in log.segments.items()]
+    return models.LandingLogModel(segments=segments, free_bytes=log.free_bytes)
 
 
 def _block_counts(figures: StoreFigures) -> list[models.BlockCount]:

@@ -125,6 +125,11 @@ class BenchCluster:
                 " cluster where mon_allow_pool_delete is not set"
             ) from error
 
+    def pool_size(self, name: str) -> int:
+        """The number of copies, or chunks, that a pool keeps of each object."""
+        details = self._cluster.command("osd pool ls", detail="detail")
+        return next(int(pool["size"]) for pool in details if pool["pool_name"] == name)
+
     # --- counters -------------------------------------------------------------------------------------
     def osd_ports(self) -> list[int]:
         """TCP ports of the running OSDs."""

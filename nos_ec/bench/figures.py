@@ -47,7 +47,7 @@ def summary(runs: Sequence[Run]) -> dict[str, object]:
         "raw_bytes_per_user_byte": sum(run.allocated_bytes for run in runs) / size,
         "client_write_ops_per_object": sum(run.client_writes for run in runs) / objects,
         "osd_write_ops_per_object": sum(run.store_writes for run in runs) / objects,
-        "cpu_ms_per_object": _cpu(runs, objects),
+        "cpu_ms_per_object": cpu_ms(runs),
         "rounds_objects_per_s": [run.objects_per_s for run in runs],
     }
 
@@ -57,8 +57,9 @@ def ratio(runs: Sequence[Run], others: Sequence[Run]) -> float:
     return median(run.objects_per_s / other.objects_per_s for run, other in zip(runs, others, strict=True))
 
 
-def _cpu(runs: Sequence[Run], objects: int) -> dict[str, float | None]:
-    """CPU milliseconds per object by group of processes, with a `total` of the known ones."""
+def cpu_ms(runs: Sequence[Run]) -> dict[str, float | None]:
+    """CPU milliseconds per object over all runs, by group of processes, with a `total` of the known ones."""
+    objects = sum(run.objects for run in runs)
     found: dict[str, float | None] = {}
     for name in runs[0].cpu_s:
         seconds = [run.cpu_s[name] for run in runs]

@@ -10,14 +10,23 @@ from nos_ec.bench.cluster import BenchCluster, OsdCounters
 from nos_ec.bench.figures import Run
 from nos_ec.bench.processes import Processes
 
+NO_COUNTERS = OsdCounters(0, 0, 0, {}, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """The available instruments. timer: seconds since any fixed point."""
+    """The available instruments. timer: seconds since any fixed point. osds: None when the store is not on Ceph; what
+    OSDs count is then 0."""
 
     timer: Timer
     processes: Processes
-    cluster: BenchCluster
+    osds: BenchCluster | None
+
+    @property
+    def cluster(self) -> BenchCluster:
+        """The cluster, for benches of Ceph."""
+        assert self.osds is not None
+        return self.osds
 
 
 class Meter:
@@ -46,7 +55,8 @@ class Meter:
 
     def prepare(self) -> None:
         """Wait until the OSDs are at rest, then record their counters."""
-        self._before = self._instruments.cluster.settled_counters()
+        osds = self._instruments.osds
+        self._before = NO_COUNTERS if osds is None else osds.settled_counters()
 
     def start(self) -> None:
         """Start or restart the measurement."""
@@ -58,7 +68,8 @@ class Meter:
         self._seconds = self._instruments.timer() - self._started_s
         after = self._instruments.processes.cpu_s()
         self._cpu_s = {name: _less(after[name], before) for name, before in self._cpu_s.items()}
-        self._after = self._instruments.cluster.counters()
+        osds = self._instruments.osds
+        self._after = NO_COUNTERS if osds is None else osds.counters()
 
     @property
     def run(self) -> Run:

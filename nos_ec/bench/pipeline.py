@@ -14,27 +14,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from nos_consumer.assemble import consumer_service
-from nos_consumer.service import ConsumerService
 from nos_ec.bench.bare import BareGroup, Floor, put_all, remove_all
 from nos_ec.bench.figures import Run, ratio, summary
 from nos_ec.bench.groups import group_latencies
 from nos_ec.bench.landing import Objects, key_of
 from nos_ec.bench.meter import Instruments, Meter
+from nos_ec.bench.offline import measured_pack, publish, reap
 from nos_ec.composition.packing import BACKLOG_WINDOWS, new_merge_list
 from nos_ec.composition.wiring import System
-from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import name_record_size
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.plan import Candidate, MergeList
 from nos_ec.core.workloads import sizes
 from nos_ec.settings.sections import ConsumerSettings
-from nos_producer.assemble import producer_service
 
-IDLE_TURNS_S_MAX = 60.0
 CLEANUP_IN_FLIGHT = 32
 
 
@@ -53,6 +49,7 @@ class PipelineOptions:
 
 Tick = Callable[[str, int, int], None]
 """Progress: (what, done, total)."""
+T = TypeVar("T")
 
 
 class PipelineBench:
@@ -67,11 +64,11 @@ class PipelineBench:
     ) -> None:
         self._system = system
         self._instruments = instruments
-        self._timer = instruments.timer
         self._options = options
         self._tick = tick
         self._rng = random.Random(options.seed)
         self._objects = Objects(system, self._rng)
+        self._housekeeping = system.housekeeping()
         self._runs: Mapping[str, Sequence[Run]] = {}
 
     def run(self) -> dict[str, Any]:
@@ -82,12 +79,12 @@ class PipelineBench:
             pools.append(self._options.naive_pool)
         with self._instruments.cluster.bare_pools(ceph.namespace, *pools) as handles:
             self._runs = warmed_up(lambda: self._round(handles), self._options.rounds, self._tick)
-        self._reap()
+        reap(self._system, self._housekeeping)
         self._tick("groups", 0, 1)
         latencies = group_latencies(
             self._system, self._objects, self._options.groups, self._rng, self._instruments.timer
         )
-        self._reap()
+        reap(self._system, self._housekeeping)
         return self._report() | {"group_write_ms": latencies}
 
     def _report(self) -> dict[str, Any]:
@@ -132,16 +129,10 @@ class PipelineBench:
 
     def _ours(self, drawn: Sequence[int]) -> Run:
         self._objects.land(drawn)
-        with producer_service(self._system) as producer:
-            producer.drain()
-        meter = Meter(self._instruments, drawn)
-        with consumer_service(self._system) as service:
-            meter.prepare()
-            self._await_messages(service, meter)
-            self._pack(service, len(drawn))
-            meter.stop()
-        self._reap()
-        return meter.run
+        publish(self._system)
+        run = measured_pack(self._system, self._instruments, drawn)
+        reap(self._system, self._housekeeping)
+        return run
 
     def _naive(self, pool: Any, drawn: Sequence[int]) -> Run:
         names = [f"naive-{self._objects.number()}" for _ in drawn]
@@ -151,40 +142,9 @@ class PipelineBench:
         remove_all(pool, names, CLEANUP_IN_FLIGHT)
         return meter.run
 
-    # --- parts of ours --------------------------------------------------------------------------------
-    def _await_messages(self, service: ConsumerService, meter: Meter) -> None:
-        """Run turns of the consumer until it has its partitions; the meter starts with the turn that receives
-        messages."""
-        deadline_s = self._timer() + IDLE_TURNS_S_MAX
-        while not service.counters.messages:
-            meter.start()
-            service.turn(flush=False)
-            if self._timer() > deadline_s:
-                raise Transient(f"bench: the consumer received no message within {IDLE_TURNS_S_MAX:.0f} s")
 
-    def _pack(self, service: ConsumerService, objects: int) -> None:
-        """Pack all objects of a round and commit their offsets."""
-        counters = service.counters
-        moved_s = self._timer()
-        while counters.offsets_committed < objects:
-            if service.turn(flush=True):
-                moved_s = self._timer()
-            if self._timer() - moved_s > IDLE_TURNS_S_MAX:
-                raise Transient(
-                    f"bench: the consumer stopped at {counters.offsets_committed} of {objects} messages; see its log"
-                )
-        if counters.packed != objects:
-            raise Transient(f"bench: {counters.packed} of {objects} objects were packed; see the log")
-
-    def _reap(self) -> None:
-        """Delete the landing copies of the packed objects, after the usual verification."""
-        housekeeping = self._system.housekeeping()
-        while housekeeping.run_once().reaper.deleted:
-            pass
-
-
-def warmed_up(one_round: Callable[[], Mapping[str, Run]], rounds: int, tick: Tick) -> dict[str, list[Run]]:
-    """Return the runs of each way in `rounds` rounds. The figures of an additional first round are discarded."""
+def warmed_up(one_round: Callable[[], Mapping[str, T]], rounds: int, tick: Tick) -> dict[str, list[T]]:
+    """Return what was measured of each way in `rounds` rounds. An additional first round is discarded."""
     measured = []
     for number in range(1 + rounds):
         tick("rounds", number, 1 + rounds)

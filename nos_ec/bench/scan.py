@@ -12,13 +12,14 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Engine, LargeBinary, bindparam, func, insert, select, text
 
+from nos_ec.adapters.sql import waiting
 from nos_ec.adapters.sql.engine import make_engine
-from nos_ec.adapters.sql.schema import OBJECTS
+from nos_ec.adapters.sql.rows import OBJECT_COLUMNS, object_row
+from nos_ec.adapters.sql.schema import OBJECTS, WAITING
 from nos_ec.bench.bare import Timer
 from nos_ec.bench.landing import key_of
 from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import ObjectEvent, advance_object
-from nos_ec.core.slots import bucket_slot
 from nos_producer.assemble import producer_service
 
 SEED_ROWS = 10_000
@@ -28,7 +29,7 @@ WRITE_OUT_S_MAX = 120.0
 DIRTY_MAX = 0.01
 """Share of the server's buffer pool that may still be dirty when the measurement starts."""
 _PAGES = text("SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_pages_%'")
-_O = OBJECTS.c
+_O, _W = OBJECTS.c, WAITING.c
 _COPIED = [name for name in OBJECTS.c.keys() if name not in ("object_id", "name", "landing_id")]  # noqa: SIM118
 _SUFFIX = bindparam("suffix", type_=LargeBinary)
 
@@ -41,6 +42,15 @@ COPY = insert(OBJECTS).from_select(
     ).where(_O.object_id <= bindparam("last_id", type_=BigInteger)),
 )
 """One copy of the rows created here."""
+_COPIES = OBJECTS.alias("copies")
+COPY_WAITING = insert(WAITING).from_select(
+    _W.keys(),
+    select(_COPIES.c.landing_id, _COPIES.c.object_id, _W.slot, _W.due_ms, _COPIES.c.state, _COPIES.c.size)
+    .join_from(OBJECTS, WAITING, _W.landing_id == _O.landing_id)
+    .join(_COPIES, (_COPIES.c.bucket == _O.bucket) & (_COPIES.c.name == func.concat(_O.name, _SUFFIX)))
+    .where(_O.object_id <= bindparam("last_id", type_=BigInteger)),
+)
+"""What waits, for the rows that COPY has made with the same parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,9 @@ def scan(system: System, options: ScanOptions, timer: Timer) -> dict[str, Any]:
             wanted = -(-rows // SEED_ROWS)
             for copy in range(made, wanted):
                 with engine.begin() as connection:
-                    connection.execute(COPY, {"suffix": b"-%d" % copy, "last_id": last_id})
+                    asked = {"suffix": b"-%d" % copy, "last_id": last_id}
+                    connection.execute(COPY, asked)
+                    connection.execute(COPY_WAITING, asked)
             made = wanted
             _await_written(engine)
             rates.append(_rate(system, options.batches, timer))
@@ -96,7 +108,9 @@ def _await_written(engine: Engine) -> None:
 def _make_rows(connection: Connection, now_ms: int, rng: random.Random) -> int:
     """Create SEED_ROWS landed objects that are due. Returns their highest id."""
     connection.execute(insert(OBJECTS), [_row(number, now_ms, rng) for number in range(SEED_ROWS)])
-    return int(connection.execute(select(func.max(_O.object_id))).scalar_one())
+    rows = [object_row(row) for row in connection.execute(select(*OBJECT_COLUMNS))]
+    waiting.enter(connection, [(row, now_ms) for row in rows])
+    return max(row.object_id for row in rows)
 
 
 def _row(number: int, now_ms: int, rng: random.Random) -> dict[str, Any]:
@@ -104,7 +118,6 @@ def _row(number: int, now_ms: int, rng: random.Random) -> dict[str, Any]:
     return {
         "bucket": key.bucket,
         "name": key.name,
-        "slot": bucket_slot(key.bucket),
         "version": now_ms * 1000,
         "size": OBJECT_BYTES,
         "crc32c": 0,
@@ -113,7 +126,6 @@ def _row(number: int, now_ms: int, rng: random.Random) -> dict[str, Any]:
         "landing_id": rng.randbytes(16),
         "block_id": None,
         "block_offset": None,
-        "due_ms": now_ms,
         "created_ms": now_ms,
     }
 

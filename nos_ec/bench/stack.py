@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,22 +44,43 @@ class BenchStack:
     instruments: Instruments
 
 
+@dataclass(frozen=True, slots=True)
+class BenchStores:
+    """Several empty stores on the same servers, by name, and their instruments."""
+
+    systems: Mapping[str, System]
+    instruments: Instruments
+
+
 @contextmanager
 def bench_stack(settings: Settings, admin: AdminKey) -> Iterator[BenchStack]:
     """Yield a scratch store next to the configured one. Its namespace, topic and database are removed at the end.
 
-    Landing copies have no grace period, and an idle consumer polls again soon; all else is as configured. Raises
-    Transient, or ConfigError unless the settings use Ceph, Kafka and MySQL or MariaDB, and the key is an
-    administrator's.
+    Landing copies and emptied blocks have no grace period, and an idle consumer polls again soon; all else is as
+    configured. Raises Transient, or ConfigError unless the settings use Ceph, Kafka and MySQL or MariaDB, and the key
+    is an administrator's.
     """
     _require_servers(settings)
-    with (
-        TemporaryDirectory(prefix="nos-ec-bench-") as folder,
-        BenchCluster(admin_options(settings, admin)) as cluster,
-        scratch_store(_bench_settings(settings), Path(folder) / "store", "bench") as scratch,
-        open_system(scratch) as system,
-    ):
-        yield BenchStack(system, Instruments(time.perf_counter, _processes(settings, cluster), cluster))
+    with bench_stores({"bench": settings}, admin) as stores:
+        yield BenchStack(stores.systems["bench"], stores.instruments)
+
+
+@contextmanager
+def bench_stores(settings: Mapping[str, Settings], admin: AdminKey) -> Iterator[BenchStores]:
+    """Like `bench_stack`, with a scratch store for each of these settings, of which at least one must be given. They
+    name the same servers. They may also name embedded parts: those are on the disk of the first one's `store.root`.
+    """
+    first = next(iter(settings.values()))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(_folder(first.store.root)))
+        osds = None
+        if first.store.backend == "ceph":
+            osds = stack.enter_context(BenchCluster(admin_options(first, admin)))
+        systems = {}
+        for name, one in settings.items():
+            scratch = stack.enter_context(scratch_store(_bench_settings(one), folder / name, "bench"))
+            systems[name] = stack.enter_context(open_system(scratch))
+        yield BenchStores(systems, Instruments(time.perf_counter, _processes(first, osds), osds))
 
 
 def _require_servers(settings: Settings) -> None:
@@ -81,12 +102,23 @@ def _require_servers(settings: Settings) -> None:
         )
 
 
+def _folder(root: Path) -> TemporaryDirectory[str]:
+    """A temporary folder on the disk of `root`, which need not exist. Raises ConfigError."""
+    place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
+    try:
+        return TemporaryDirectory(prefix="nos-ec-bench-", dir=place)
+    except OSError as error:
+        said = f"the bench cannot create a folder in {place} ({error.strerror}): set another store.root for it"
+        raise ConfigError(said, settings=("store.root",)) from error
+
+
 def _bench_settings(settings: Settings) -> Settings:
     return settings.model_copy(
         update={
             "put": settings.put.model_copy(update={"min_age_ms": 0}),
             "consumer": settings.consumer.model_copy(update={"idle_wait_ms": IDLE_WAIT_MS}),
             "reaper": settings.reaper.model_copy(update={"landing_grace_ms": 0}),
+            "gc": settings.gc.model_copy(update={"block_grace_ms": 0, "block_grace_ms_min": 0}),
         }
     )
 
@@ -104,14 +136,15 @@ def admin_options(settings: Settings, admin: AdminKey) -> RadosOptions:
     return RadosOptions(ceph.conf_file, admin.user, keyring, ceph.op_timeout_ms, ceph.connect_timeout_ms)
 
 
-def _processes(settings: Settings, cluster: BenchCluster) -> Processes:
-    kafka_ports = [int(server.rpartition(":")[2]) for server in (settings.kafka.servers or "").split(",")]
-    sql_port = urlsplit(settings.store.url()).port or 3306
-    return Processes(
-        {
-            "client": [os.getpid()],
-            "osds": listeners(cluster.osd_ports()),
-            "kafka": listeners(kafka_ports),
-            "sql": listeners([sql_port]),
-        }
-    )
+def _processes(settings: Settings, osds: BenchCluster | None) -> Processes:
+    """This process, and the servers that the settings name."""
+    groups: dict[str, list[int]] = {"client": [os.getpid()]}
+    if osds is not None:
+        groups["osds"] = listeners(osds.osd_ports())
+    if settings.log.backend == "kafka":
+        ports = [int(server.rpartition(":")[2]) for server in (settings.kafka.servers or "").split(",")]
+        groups["kafka"] = listeners(ports)
+    url = settings.store.url()
+    if not url.startswith("sqlite"):
+        groups["sql"] = listeners([urlsplit(url).port or 3306])
+    return Processes(groups)

@@ -1,20 +1,26 @@
-"""bench pipeline, bench read, bench scan."""
+"""The commands of `nos-ec bench`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from nos_ec.bench.bars import PIPELINE, READ, SCAN, Bar, missed
+from nos_ec.bench.bars import PIPELINE, READ, SCAN, Bar, landing_bars, life_bars, missed
+from nos_ec.bench.landing_only import LandingBench, LandingOptions
+from nos_ec.bench.landing_ways import LandingWay, OneByOne, bare_writer
+from nos_ec.bench.life import LifeBench, LifeOptions
+from nos_ec.bench.life_ways import landing_settings, life_stores
+from nos_ec.bench.log_way import log_way
 from nos_ec.bench.pipeline import PipelineBench, PipelineOptions
 from nos_ec.bench.reads import ReadBench, ReadOptions
 from nos_ec.bench.scan import ScanOptions, scan
-from nos_ec.bench.stack import AdminKey, bench_stack
+from nos_ec.bench.stack import AdminKey, bench_stack, bench_stores
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.errors import EXIT_BAR_MISSED
 from nos_ec.cli.output import emit, err, facts, out, ticking
@@ -22,7 +28,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.workloads import WORKLOADS
 
 bench_app = typer.Typer(
-    help="Measure a temporary store on the configured servers. They are Ceph, Kafka and MySQL.",
+    help="Measure a temporary store. It uses the configured servers: Ceph, Kafka and MySQL.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -42,6 +48,8 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     bench_app.command("pipeline")(pipeline)
     bench_app.command("read")(read)
+    bench_app.command("landing")(landing)
+    bench_app.command("life")(life)
     bench_app.command("scan")(scan_command)
     app.add_typer(bench_app, name="bench")
 
@@ -62,8 +70,7 @@ def pipeline(
     as_json: AsJson = False,
 ) -> None:
     """Measure packing. Against the same bare reads and appends (floor), and against one write per object (naive)."""
-    if workload not in WORKLOADS:
-        raise InvalidInput(f"unknown workload {workload!r}; choose one of: {', '.join(WORKLOADS)}")
+    _known(workload)
     settings = context(ctx).settings()
     with ExitStack() as stack:
         tick = stack.enter_context(ticking())
@@ -91,6 +98,71 @@ def read(
     _finish(figures, READ if check else (), as_json, lambda: _print_read(figures))
 
 
+def life(
+    ctx: typer.Context,
+    workload: Annotated[str | None, typer.Option(help="W1 to W7 (docs/PACKING.md). Default: W1.")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Objects of this many bytes, instead of a workload.")] = None,
+    objects: Annotated[int, typer.Option(min=100, help="Objects of each round.")] = 3000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, after a warm-up round that does not count.")] = 3,
+    callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that PUT, GET and DELETE.")] = 16,
+    landing: Annotated[
+        Literal["store", "log", "both"],
+        typer.Option(help="Where PUTs land. both: in each, and also without the queue of PUTs."),
+    ] = "both",
+    reads: Annotated[int, typer.Option(min=1, help="GETs of landed and of packed objects in each round.")] = 500,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what a whole life of objects costs, step by step. Also on an embedded store."""
+    if workload is not None and size is not None:
+        raise InvalidInput("--workload and --size cannot be given together; choose one")
+    drawn: str | int = _known(workload or "W1") if size is None else size
+    options = LifeOptions(drawn, objects, rounds, callers, reads, seed)
+    settings = context(ctx).settings()
+    with ExitStack() as stack:
+        tick = stack.enter_context(ticking())
+        stores = stack.enter_context(life_stores(settings, landing, AdminKey(admin_user, admin_keyring)))
+        figures = LifeBench(stores, options, tick).run()
+    bars = life_bars(figures["ways"], drawn, callers, on_ceph=settings.store.backend == "ceph")
+    _finish(figures, bars if check else (), as_json, lambda: _print_life(figures))
+
+
+def landing(
+    ctx: typer.Context,
+    of: Annotated[str, typer.Option(help="Sizes in bytes or workloads, separated by commas.")] = "4096,65536,W1",
+    callers: Annotated[str, typer.Option(help="Numbers of threads that PUT, separated by commas.")] = "1,16,64",
+    objects: Annotated[
+        int, typer.Option(min=64, help="Objects of each round; a fourth of them for a lone caller.")
+    ] = 1000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, after a warm-up round that does not count.")] = 3,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure landing alone, without rows. Against bare writes of the same bytes; also on an embedded store."""
+    drawn = [_number(word, "size") if word.isdigit() else _known(word) for word in of.split(",")]
+    options = LandingOptions(
+        drawn, [_number(word, "number of callers") for word in callers.split(",")], objects, rounds, seed
+    )
+    settings = context(ctx).settings()
+    with ExitStack() as stack:
+        tick = stack.enter_context(ticking())
+        of_store = {"store": landing_settings(settings, "store")}
+        stores = stack.enter_context(bench_stores(of_store, AdminKey(admin_user, admin_keyring)))
+        system, instruments = stores.systems["store"], stores.instruments
+        bare = stack.enter_context(bare_writer(system, instruments))
+        ways: dict[str, LandingWay] = {"store": OneByOne(system, instruments)}
+        ways["log"] = stack.enter_context(log_way(system, instruments))
+        figures = LandingBench(system, instruments, ways, bare, options, tick).run()
+    bars = landing_bars(drawn, options.callers, on_ceph=settings.store.backend == "ceph")
+    _finish(figures, bars if check else (), as_json, lambda: _print_landing(figures))
+
+
 def scan_command(
     ctx: typer.Context,
     few_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting in the first measurement.")] = 100_000,
@@ -106,6 +178,20 @@ def scan_command(
     with bench_stack(context(ctx).settings(), AdminKey(admin_user, admin_keyring)) as bench:
         figures = scan(bench.system, ScanOptions(few_rows, many_rows, batches, seed), bench.instruments.timer)
     _finish(figures, SCAN if check else (), as_json, lambda: _print_scan(figures))
+
+
+def _known(workload: str) -> str:
+    """The name of a workload. Raises InvalidInput."""
+    if workload not in WORKLOADS:
+        raise InvalidInput(f"unknown workload {workload!r}; choose one of: {', '.join(WORKLOADS)}")
+    return workload
+
+
+def _number(word: str, what: str) -> int:
+    """A number from 1 up. Raises InvalidInput."""
+    if not (word.isdigit() and int(word)):
+        raise InvalidInput(f"{word!r} is no {what}; give numbers from 1 up, separated by commas")
+    return int(word)
 
 
 def _finish(figures: Mapping[str, Any], bars: Sequence[Bar], as_json: bool, human: Any) -> None:
@@ -150,6 +236,56 @@ def _print_pipeline(figures: Mapping[str, Any]) -> None:
     for stripes, one in figures["group_write_ms"].items():
         latencies.add_row(stripes, f"{one['groups']:.0f}", *(f"{one[p]:.1f}" for p in ("p50", "p90", "p99")))
     out.print(latencies)
+
+
+def _print_landing(figures: Mapping[str, Any]) -> None:
+    table = Table(title=f"{figures['objects']:,} objects, {figures['rounds']} rounds", title_justify="left")
+    columns = ("objects", "callers", "", "PUTs/s", "p50 ms", "p99 ms", "batch", "over bare", "CPU ms")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number > 2 else "left")
+    for drawn, cells in figures["cells"].items():
+        for callers, cell in cells.items():
+            for way in figures["ways"]:
+                found = cell[way]
+                latencies = (f"{found['put_ms'][name]:.1f}" for name in ("p50", "p99"))
+                rate, batch, bare = f"{found['puts_per_s']:,.0f}", f"{found['batch']:.1f}", f"{found['over_bare']:.2f}"
+                cpu = f"{found['cpu_ms_per_object']['put']['total']:.3f}"
+                table.add_row(drawn, callers, way, rate, *latencies, batch, bare, cpu)
+    out.print(table)
+
+
+def _print_life(figures: Mapping[str, Any]) -> None:
+    drawn = figures["workload"] or f"{figures['size']:,} bytes"
+    out.print(
+        f"{drawn}: {figures['objects']:,} objects, {figures['rounds']} rounds, {figures['callers']} callers",
+        markup=False,
+    )
+    for way in figures["ways"]:
+        found = figures[way]
+        groups = list(found["cpu_ms_per_object"]["put"])
+        table = Table(title=f"{way}: CPU ms per object", title_justify="left")
+        for column in ("", "objects/s", *groups):
+            table.add_column(column, justify="right" if column else "left")
+        for step, cpu_ms in found["cpu_ms_per_object"].items():
+            rate = f"{found['objects_per_s'][step]:,.0f}"
+            table.add_row(step, rate, *(_optional(cpu_ms[name], ".3f") for name in groups))
+        table.add_section()
+        table.add_row(
+            "put, publish, pack, reap", "", *[""] * (len(groups) - 1), f"{found['whole_life_cpu_ms_per_object']:.3f}"
+        )
+        out.print(table)
+        out.print(
+            f"PUT, ms: {', '.join(f'{name} {value:.1f}' for name, value in found['put_ms'].items())};"
+            f" objects in a batch: {found['put_batch']:.1f}"
+        )
+    idle = (f"{name} {_optional(value, '.1f')}" for name, value in figures["idle_cpu_ms_per_s"].items())
+    out.print(f"idle, CPU ms per second: {', '.join(idle)}", markup=False)
+    for base, name in combinations(figures["ways"], 2):
+        over = figures[f"{name}_over_{base}"]
+        out.print(
+            f"{name} over {base}: [bold]{over['objects_per_s']['put']:.2f}[/] PUTs/s,"
+            f" [bold]{over['whole_life_cpu_ms_per_object']:.2f}[/] CPU of a life"
+        )
 
 
 def _print_read(figures: Mapping[str, Any]) -> None:

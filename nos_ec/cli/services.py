@@ -47,10 +47,14 @@ def init(
         list[int] | None,
         typer.Option("--new-shard", min=0, help="Recreate this shard, empty, after it was lost for good."),
     ] = None,
+    new_device: Annotated[
+        list[int] | None,
+        typer.Option("--new-device", min=0, help="Replace this device of the landing log, which was lost for good."),
+    ] = None,
 ) -> None:
     """Create the configured store, or bring its schema up to date. Safe to repeat."""
     settings = context(ctx).settings()
-    initialise(settings, new_shard or ())
+    initialise(settings, new_shard or (), new_device or ())
     geometry = settings.geometry.value()
     data = {"root": str(settings.store.root), "geometry": asdict(geometry), "partitions": settings.log.partitions}
     emit(data, as_json, lambda: out.print(f"store ready in {_place(settings)}", markup=False))

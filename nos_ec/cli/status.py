@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from nos_ec.cli.output import count_text, emit, err, facts, size_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ratios import ratio, rounded
+from nos_ec.engine.log_figures import LogFigures
 from nos_ec.engine.store_totals import DatedTotals
 
 SHOWN_AGE_MS = 1000
@@ -47,7 +49,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
     dead), as everywhere. raw_bytes is the size of this store's blocks on all shards according to the metadata.
     stored_raw_bytes and landing_raw_bytes are what the shards and the landing store report; a Ceph pool reports only
     the sum over all stores in it. blocks_short is the number of blocks that lack a shard; null on Ceph, which repairs
-    them itself. computed_at_ms is when the sums over rows were computed.
+    them itself. computed_at_ms is when the sums over rows were computed. landing_log is null for a store without one;
+    the bytes of its segments are those of the batches in them, 0 for open ones.
     """
     now_ms, geometry = system.clock.now_ms(), system.geometry
     dated = DatedTotals(system.metadata.totals(), now_ms) if exact else system.store_totals().read()
@@ -82,8 +85,16 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
         "free_bytes": _free_bytes(system),
         "landing_free_bytes": system.landing.free_bytes(),
         "computed_at_ms": dated.at_ms,
+        "landing_log": _log_data(system.log_figures()),
     }
     return data, max(0, now_ms - dated.at_ms)
+
+
+def _log_data(log: LogFigures | None) -> dict[str, Any] | None:
+    if log is None:
+        return None
+    segments = [{"state": state.value, **asdict(one)} for state, one in log.segments.items()]
+    return {"segments": segments, "free_bytes": log.free_bytes}
 
 
 def _free_bytes(system: System) -> int | None:
@@ -99,6 +110,18 @@ def _percent(part: int, whole: int) -> str:
     """A share in percent, from the bytes themselves: the ratios in the data are rounded already."""
     share = ratio(part, whole)
     return "-" if share is None else f"{share:.2%}"
+
+
+def _log_rows(log: dict[str, Any] | None) -> dict[str, str]:
+    if log is None:
+        return {}
+    segments = ", ".join(
+        f"{one['count']} {one['state']}" + (f" with {size_text(one['bytes'])}" if one["bytes"] else "")
+        for one in log["segments"]
+        if one["count"]
+    )
+    free = "-" if log["free_bytes"] is None else size_text(log["free_bytes"])
+    return {"landing segments": f"{segments or 'none'}; {free} free for further ones"}
 
 
 def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
@@ -119,6 +142,7 @@ def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
         "block store": f"{size_text(data['stored_raw_bytes'])} on disk{whose}",
         "blocks short of a shard": "-" if data["blocks_short"] is None else data["blocks_short"],
         "landing store": f"{size_text(data['landing_raw_bytes'])} on disk{whose}",
+        **_log_rows(data["landing_log"]),
         "landing copies to delete": data["landing_deletions"],
         "leases held": data["leases"],
         "blocks": ", ".join(f"{b['count']} {b['kind']} {b['state']}" for b in data["blocks"]) or "-",

@@ -50,7 +50,6 @@ def put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> No
         load_tree(
             system.store(),
             pairs(),
-            system.pool,
             counting(bar, "put", tally),
             lambda path, reason: tally.problem(str(path), reason),
             lambda path: tally.has_changed(str(path)),

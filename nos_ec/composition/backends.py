@@ -17,6 +17,7 @@ from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.adapters.local.placement import AnyPlace, NoGroups
 from nos_ec.adapters.local.store_mark import claim_root, require_root_of
+from nos_ec.composition.landing import open_devices
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
@@ -25,6 +26,7 @@ from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.message_log import DeadLetter, GroupProgress, MessageConsumer, MessagePublisher
 from nos_ec.ports.placement import Placement
 from nos_ec.ports.placement_groups import PlacementGroups
+from nos_ec.ports.segment_medium import SegmentMedium
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from nos_ec.adapters.rados.pool import Pool
 
 
+_ANY_STORE = bytes(16)
 OF_CONNECTION = ("ceph.conf_file", "ceph.user", "ceph.keyring_file")
 OF_METADATA = ("ceph.namespace", "store.metadata_url")
 OF_LOG = ("kafka.servers", "kafka.topic", "log.partitions", "kafka.options")
@@ -67,10 +70,12 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The open stores of blocks and of landing copies, the placement of blocks, and the placement groups of both."""
+    """The open stores of blocks and of landing copies, the medium of the landing log if there is one, the placement of
+    blocks, and the placement groups of all."""
 
     blocks: BlockStore
     landing: LandingStore
+    medium: SegmentMedium | None
     placement: Placement
     groups: PlacementGroups
 
@@ -169,6 +174,7 @@ def open_objects(
         return Objects(
             stack.enter_context(closing(LocalBlockStore(root / "blocks", geometry))),
             stack.enter_context(closing(LocalLandingStore(root / "landing"))),
+            None if store_id is None else open_devices(settings, stack, store_id),
             AnyPlace(new_block_id),
             NoGroups(),
         )
@@ -177,6 +183,7 @@ def open_objects(
     from nos_ec.adapters.rados.group_states import GroupStates
     from nos_ec.adapters.rados.landing_store import RadosLandingStore
     from nos_ec.adapters.rados.placement import RadosPlacement
+    from nos_ec.adapters.rados.segment_log import RadosSegmentLog
 
     ceph = settings.ceph
     with settings_named(*OF_CONNECTION):
@@ -185,12 +192,17 @@ def open_objects(
         blocks = stack.enter_context(closing(RadosBlockStore(cluster, ceph.blocks_pool, geometry, ceph.namespace)))
     with settings_named("ceph.landing_pool", "ceph.namespace"):
         landing = stack.enter_context(closing(RadosLandingStore(cluster, ceph.landing_pool, ceph.namespace)))
+        raw_id = _ANY_STORE if store_id is None else bytes.fromhex(store_id)
+        medium = stack.enter_context(closing(RadosSegmentLog(cluster, ceph.landing_pool, raw_id, ceph.namespace)))
+    if settings.landing.mode == "log":
+        with settings_named("landing.mode"):
+            medium.check_write_limits(cluster)
     if store_id is not None:
         _require_owner(settings, cluster, store_id)
     placement = stack.enter_context(closing(RadosPlacement(cluster, ceph.blocks_pool, ceph.namespace, new_block_id)))
     pools = {"blocks": ceph.blocks_pool, "landing": ceph.landing_pool}
     groups = stack.enter_context(closing(GroupStates(cluster, pools)))
-    return Objects(blocks, landing, placement, groups)
+    return Objects(blocks, landing, medium, placement, groups)
 
 
 def remove_objects(settings: Settings) -> None:

@@ -25,6 +25,7 @@ from nos_ec.composition.backends import (
     rados_options,
     settings_named,
 )
+from nos_ec.composition.landing import open_devices
 from nos_ec.composition.trial import Check, NotTried
 from nos_ec.core.errors import ConfigError, NoSpace
 from nos_ec.engine.room import PUT_RESERVES
@@ -168,10 +169,26 @@ class Connections:
         yield Check("folder", FOLDER_LIMIT_MS, folder)
         yield Check("block store", FOLDER_LIMIT_MS, blocks, ("folder",))
         yield Check("landing store", FOLDER_LIMIT_MS, landing, ("folder",))
+        if settings.landing.mode == "log" or settings.landing.devices:
+            yield Check("landing log", FOLDER_LIMIT_MS, self._devices, ("folder", "database store"))
         yield Check("free space", FOLDER_LIMIT_MS, space, ("block store",))
         yield Check(
             "store identity", FOLDER_LIMIT_MS, lambda: self._compare_owner(str(root), owner_of(root)), ("folder",)
         )
+
+    def _devices(self) -> str:
+        """Open the devices of the landing log as a process does, and write a page that serves for nothing else."""
+        settings = self._settings
+        if self._store_id is None:
+            raise NotTried(NOT_INITIALISED)
+        with settings_named("landing.devices"), ExitStack() as stack:
+            medium = open_devices(settings, stack, self._store_id)
+            if medium is None:
+                raise NotTried(NOT_INITIALISED)
+            medium.probe()
+            copies = settings.landing.copies
+            paths = settings.landing.paths(settings.store.root)
+            return f"devices: {len(paths)}, copies: {copies}, {medium.free_bytes()} bytes free"
 
     def _require_initialised(self, folder: Path) -> None:
         if not self.initialised and not folder.exists():
@@ -236,6 +253,12 @@ class Connections:
             pools["landing"] = pool
             return f"pool {ceph.landing_pool}, replicated"
 
+        def landing_log() -> str:
+            from nos_ec.adapters.rados.segment_log import LIMITS, RadosSegmentLog
+
+            RadosSegmentLog.check_write_limits(opened[0])
+            return f"OSDs accept objects and writes of {LIMITS.segment_bytes} bytes"
+
         def access(name: str, size_bytes: int) -> str:
             from nos_ec.adapters.rados.trial import try_access
 
@@ -271,6 +294,8 @@ class Connections:
         yield Check("Ceph landing pool", 2 * command_ms, landing, needs)
         yield Check("Ceph blocks access", object_ms, lambda: access("blocks", geometry.stripe_size), both[:1])
         yield Check("Ceph landing access", object_ms, lambda: access("landing", _PROBE_BYTES), both[1:])
+        if self._settings.landing.mode == "log":
+            yield Check("Ceph landing log", 2 * command_ms, landing_log, needs)
         yield Check("free space", command_ms, space, both[:1])
         yield Check("Ceph clocks", command_ms, clocks, needs)
         yield Check("store identity", object_ms, identity, both)

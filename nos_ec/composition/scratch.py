@@ -2,6 +2,7 @@
 
 the configured store has    the scratch store has
 local blocks, log, SQLite   a folder
+landing devices             a file for each, in that folder
 Ceph                        a RADOS namespace in both pools
 Kafka                       a topic
 MySQL, MariaDB              a database
@@ -47,11 +48,15 @@ def scratch_store(settings: Settings, root: Path, purpose: str, *, keep: bool = 
 
 
 def _settings(settings: Settings, root: Path, tag: str) -> Settings:
+    devices = len(settings.landing.paths(root)) if settings.landing.devices else 0
     given = settings.store.url()
     url = None if given.startswith("sqlite") else SecretStr(scratch_url(given, tag))
     return settings.model_copy(
         update={
             "store": settings.store.model_copy(update={"root": root, "metadata_url": url, "metadata_url_file": None}),
+            "landing": settings.landing.model_copy(
+                update={"devices": ",".join(f"landing_log/device{number}" for number in range(devices))}
+            ),
             "ceph": settings.ceph.model_copy(update={"namespace": f"{settings.ceph.namespace}{SCRATCH}{tag}"}),
             "kafka": settings.kafka.model_copy(
                 update={"topic": f"{settings.kafka.topic}{SCRATCH}{tag}", "dead_letter_topic": None}

@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -29,15 +28,23 @@ from nos_ec.composition.backends import (
     require_marks,
     settings_named,
 )
+from nos_ec.composition.landing import Landers, initialise_devices, lanes_of, layered
 from nos_ec.core.errors import Blocklisted, ConfigError, NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, timed_id
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.packer import size_max
+from nos_ec.engine.copy_forward import CopyForward, ForwardOptions
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.large import LargeObjects
+from nos_ec.engine.layered_landing import LayeredLanding
 from nos_ec.engine.leases import HeldLease, HeldLeases
 from nos_ec.engine.location_cache import LocationCache
+from nos_ec.engine.log_figures import LogFigures, log_figures
+from nos_ec.engine.log_reader import LogReader
+from nos_ec.engine.log_recovery import LogRecovery
+from nos_ec.engine.put_batches import PutBatches
+from nos_ec.engine.put_queue import PutQueue
 from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.reaper import Reaper
 from nos_ec.engine.recovery import Recovery
@@ -46,6 +53,8 @@ from nos_ec.engine.source_reader import SourceReader
 from nos_ec.engine.store import PutOptions, Store
 from nos_ec.engine.store_totals import StoreTotals
 from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
+from nos_ec.engine.trimmer import Trimmer
+from nos_ec.engine.verifier import CALM_S, READS_MAX, WARY_S
 from nos_ec.monitoring.monitor import Cached, Monitor
 from nos_ec.monitoring.sources import (
     StoreFigures,
@@ -62,16 +71,18 @@ from nos_ec.ports.message_log import GroupProgress, MessageConsumer, MessagePubl
 from nos_ec.ports.metadata import Lease, Metadata
 from nos_ec.ports.placement import Placement
 from nos_ec.ports.placement_groups import PlacementGroups
+from nos_ec.ports.segment_medium import SegmentMedium
 from nos_ec.settings import Settings
 
 _LAG_WAIT_S_MAX = 1.0
 """Longer than a look-up takes while brokers answer."""
 
 
-def initialise(settings: Settings, new_shards: Collection[int] = ()) -> None:
+def initialise(settings: Settings, new_shards: Collection[int] = (), new_devices: Collection[int] = ()) -> None:
     """Create (or complete) the store that the settings describe: schema, folders or pools, message log. Idempotent.
 
-    new_shards: shards of the embedded block store that are lost for good and are to be recreated empty.
+    new_shards: shards of the embedded block store that are lost for good and are to be recreated empty. new_devices:
+    devices of its landing log that are lost for good and are to be replaced by blank ones.
     Raises ConfigError when there already is a store of another geometry, partition count or schema, data without its
     metadata, or the data of one store next to the metadata of another. Raises Transient when one of its servers cannot
     be reached.
@@ -87,6 +98,9 @@ def initialise(settings: Settings, new_shards: Collection[int] = ()) -> None:
         else:
             _complete(settings, metadata, new_shards)
         metadata.bind_geometry(geometry)
+        store_id = metadata.find_store_id()
+        assert store_id is not None
+        initialise_devices(settings, metadata, store_id, new_devices)
     initialise_log(settings)
 
 
@@ -115,9 +129,10 @@ def _refuse_data_without_metadata(settings: Settings) -> None:
         objects = open_objects(settings, stack, lambda: _new_block_id(SystemClock()), None)
         block_id = next(objects.blocks.list_blocks(), None)
         landing_id = next(objects.landing.list_ids(), None)
-    found = block_id or landing_id
+        segment = None if objects.medium is None else next(objects.medium.segments(), None)
+    found = block_id or landing_id or segment
     if found is not None:
-        what = "landing copy" if block_id is None else "block"
+        what = "block" if block_id else "landing copy" if landing_id else "landing segment"
         raise ConfigError(
             f"{what} {found.hex()} exists, but the metadata is new and empty: restore the metadata from a backup, or"
             " set the right store.metadata_url; to start from scratch, set another store.root (with Ceph: another"
@@ -191,6 +206,7 @@ class System:
     store_id: str
     metadata: Metadata
     landing: LandingStore
+    medium: SegmentMedium | None
     blocks: BlockStore
     placement: Placement
     groups: PlacementGroups
@@ -198,9 +214,13 @@ class System:
     _locations: LocationCache
     _messages: LogOnDemand
     _lag: LagProbe
-    _pool: ThreadPoolExecutor
     _stack: ExitStack
     _held: HeldLeases = field(default_factory=HeldLeases)
+    _puts: tuple[tuple[object, ...], PutQueue] = field(init=False)
+    """The queue, behind the parts that it works with."""
+
+    def __post_init__(self) -> None:
+        self._puts = self._put_parts(), self._put_queue()
 
     def __enter__(self) -> Self:
         return self
@@ -214,11 +234,6 @@ class System:
     def geometry(self) -> Geometry:
         """Geometry of the store."""
         return self.blocks.geometry
-
-    @property
-    def pool(self) -> ThreadPoolExecutor:
-        """Threads for writing landing copies."""
-        return self._pool
 
     def check_for_daemon(self, *, writes: bool) -> None:
         """A daemon calls this once before its loop, so that a wrong configuration ends it instead of being retried
@@ -241,14 +256,43 @@ class System:
     def store(self) -> Store:
         """PUT, GET, DELETE, LIST."""
         put = self.settings.put
-        reserve = PUT_RESERVES * self.settings.gc.reserve_bytes
-        options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry), reserve)
+        options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry))
         large = LargeObjects(
-            self.metadata, self.blocks, self.clock, self.placement, put.lease_ttl_ms, reserve, self._held
+            self.metadata, self.blocks, self.clock, self.placement, put.lease_ttl_ms, self._put_reserve, self._held
         )
-        return Store(
-            self.metadata, self.landing, self.blocks, large, self.clock, self.new_landing_id, options, self._locations
+        return Store(self.metadata, self.landing, self.blocks, large, self.clock, self.puts, options, self._locations)
+
+    @property
+    def puts(self) -> PutQueue:
+        """The PUTs under way in this process, from all its stores. (A test that has exchanged a part of the system gets
+        another queue.)"""
+        if any(part is not now for part, now in zip(self._puts[0], self._put_parts(), strict=True)):
+            self._puts = self._put_parts(), self._put_queue()
+        return self._puts[1]
+
+    def _put_parts(self) -> tuple[object, ...]:
+        return self.metadata, self.landing, self.medium, self.clock
+
+    def _put_queue(self) -> PutQueue:
+        lander = self._landers().for_puts(self.landing, self.medium)
+        return PutQueue(PutBatches(lander, self.metadata, self.clock, self._locations), perf_counter)
+
+    def _landers(self) -> Landers:
+        return Landers(
+            self.settings,
+            self.metadata,
+            self.clock,
+            self._held,
+            self.new_landing_id,
+            os.urandom,
+            self._put_reserve,
+            self._stack,
         )
+
+    @property
+    def _put_reserve(self) -> int:
+        """Bytes that PUTs leave free."""
+        return PUT_RESERVES * self.settings.gc.reserve_bytes
 
     # --- writers ----------------------------------------------------------------------------------
     def lease(self, name: str, ttl_ms: int) -> HeldLease:
@@ -276,14 +320,32 @@ class System:
 
     def source_reader(self) -> SourceReader:
         """A reader of the objects to pack."""
-        return SourceReader(self.landing, self.blocks, self.read_threads)
+        records = self.landing.records if isinstance(self.landing, LayeredLanding) else None
+        return SourceReader(self.landing, self.blocks, self.read_threads, records)
 
     def housekeeping(self) -> Housekeeping:
         """Recovery and the reaper. What the reaper still has to log, it logs when the store is closed."""
-        reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, self.settings.reaper.batch_objects)
+        threads = self._stack.enter_context(closing(ReadThreads(READS_MAX, perf_counter, CALM_S, WARY_S)))
+        batch_objects = self.settings.reaper.batch_objects
+        reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, batch_objects, threads)
         self._stack.callback(reaper.close)
-        recovery = Recovery(self.metadata, self.blocks, self.clock, self._held)
-        return Housekeeping(recovery, reaper, self.clock, self.settings.reaper.wait_ms)
+        wait_ms = self.settings.reaper.wait_ms
+        if self.medium is None:
+            recovery = Recovery(self.metadata, self.blocks, self.clock, self._held)
+            return Housekeeping(recovery, reaper, self.clock, wait_ms)
+        logs = LogRecovery(self.metadata, self.medium, self.clock)
+        recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, logs)
+        trimmer = Trimmer(self.metadata, self.medium, self.clock)
+        forward = self._copy_forward(self.medium) if self.settings.landing.mode == "log" else None
+        return Housekeeping(recovery, reaper, self.clock, wait_ms, trimmer, forward)
+
+    def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
+        """Writes stragglers again, into a log of their own with one lane."""
+        landing = self.settings.landing
+        open_segments = lanes_of(self.settings, medium) + 1
+        options = ForwardOptions(landing.segment_age_ms, open_segments * medium.limits.segment_bytes)
+        log = self._landers().log(medium, lanes=1)
+        return CopyForward(self.metadata, LogReader(medium), log, self.clock, options)
 
     # --- the message log --------------------------------------------------------------------------
     def publisher(self) -> MessagePublisher:
@@ -338,7 +400,13 @@ class System:
         """Figures of the whole store, whose sums may be older than the rest. Raises Transient."""
         free_bytes, lag = _unless_away(self.blocks.free_bytes), _unless_away(self.lag)
         dated = self.store_totals().read()
-        return StoreFigures(dated.totals, dated.at_ms, self.geometry, free_bytes, lag)
+        return StoreFigures(dated.totals, dated.at_ms, self.geometry, free_bytes, lag, self.log_figures())
+
+    def log_figures(self) -> LogFigures | None:
+        """Figures of the landing log; None for a store without one. Raises Transient."""
+        if self.medium is None:
+            return None
+        return log_figures(self.metadata, self.medium, in_use=self.settings.landing.mode == "log")
 
     def shut_out(self) -> Blocklisted | None:
         """The error if the storage cluster refuses this process, else None. Asks the cluster, within the time limit of
@@ -397,11 +465,10 @@ def open_system(settings: Settings) -> System:
             if store_id is None:
                 raise ConfigError("the metadata of the store has no id yet; run `nos-ec init`")
         objects = open_objects(settings, stack, lambda: _new_block_id(clock), store_id)
+        landing = layered(settings, objects.landing, objects.medium, metadata)
         log = LogOnDemand(settings, clock)
         lag = stack.enter_context(closing(LagProbe(log)))
         read_threads = stack.enter_context(closing(ReadThreads(settings.consumer.read_threads, perf_counter)))
-        pool = ThreadPoolExecutor(settings.consumer.read_threads, thread_name_prefix="write")
-        stack.callback(pool.shutdown)
         get = settings.get
         locations = LocationCache(clock, get.location_cache_objects, get.location_cache_ms)
         return System(
@@ -409,7 +476,8 @@ def open_system(settings: Settings) -> System:
             clock,
             store_id,
             metadata,
-            objects.landing,
+            landing,
+            objects.medium,
             objects.blocks,
             objects.placement,
             objects.groups,
@@ -417,6 +485,5 @@ def open_system(settings: Settings) -> System:
             locations,
             log,
             lag,
-            pool,
             stack.pop_all(),
         )

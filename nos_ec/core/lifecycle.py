@@ -16,6 +16,10 @@ Blocks:
                           |\\-FENCE--> FENCED --SEAL--> SEALED
                           |\\-APPEND--> OPEN (not full yet)
                           \\--(the store refused to create it, row gone)
+
+Segments of the landing log:
+
+    (new) --OPEN--> OPEN --SEAL--> SEALED --DOOM--> DOOMED --(released, row gone)
 """
 
 from __future__ import annotations
@@ -87,6 +91,26 @@ class BlockKind(StrEnum):
     LARGE = "large"
 
 
+class SegmentState(StrEnum):
+    """Life of a segment of the landing log."""
+
+    OPEN = "open"
+    """Its log may append to it and record PUTs that lie in it. The log seals the row only after every PUT in it is
+    recorded or given up."""
+    SEALED = "sealed"
+    """Nothing is appended, and no PUT in it can be recorded any more."""
+    DOOMED = "doomed"
+    """No row and no queue entry refers to a record of it; its space is about to be released."""
+
+
+class SegmentEvent(StrEnum):
+    """What can happen to a segment."""
+
+    OPEN = "open"
+    SEAL = "seal"
+    DOOM = "doom"
+
+
 _OBJECT_TABLE: dict[tuple[ObjectState | None, ObjectEvent], ObjectState] = {
     (None, ObjectEvent.LAND): ObjectState.LANDED,
     (None, ObjectEvent.STORE): ObjectState.LARGE,
@@ -109,6 +133,12 @@ _BLOCK_TABLE: dict[tuple[BlockState | None, BlockEvent], BlockState] = {
     (BlockState.SEALED, BlockEvent.CONDEMN): BlockState.CONDEMNED,
 }
 
+_SEGMENT_TABLE: dict[tuple[SegmentState | None, SegmentEvent], SegmentState] = {
+    (None, SegmentEvent.OPEN): SegmentState.OPEN,
+    (SegmentState.OPEN, SegmentEvent.SEAL): SegmentState.SEALED,
+    (SegmentState.SEALED, SegmentEvent.DOOM): SegmentState.DOOMED,
+}
+
 
 def advance_object(state: ObjectState | None, event: ObjectEvent) -> ObjectState:
     """The state after `event`; before it, a new version has none. Raises Conflict when the table has no such
@@ -128,7 +158,16 @@ def advance_block(state: BlockState | None, event: BlockEvent) -> BlockState:
         raise Conflict(f"a block that is {_said(state)} cannot {event.value}") from None
 
 
-def _said(state: ObjectState | BlockState | None) -> str:
+def advance_segment(state: SegmentState | None, event: SegmentEvent) -> SegmentState:
+    """The state after `event`; before it, a new segment has none. Raises Conflict when the table has no such
+    transition."""
+    try:
+        return _SEGMENT_TABLE[state, event]
+    except KeyError:
+        raise Conflict(f"a segment that is {_said(state)} cannot {event.value}") from None
+
+
+def _said(state: ObjectState | BlockState | SegmentState | None) -> str:
     return "new" if state is None else state.value
 
 

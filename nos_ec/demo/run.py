@@ -153,7 +153,7 @@ class Demo:
         store = system.store()
         self._raw_before = self._raw_bytes(system)
         with self._step("put"):
-            self._put(system, store, files)
+            self._put(store, files)
         with self._step("pack"):
             self._pack(system)
         rows = {row.key: row for row in _listed(store)}
@@ -210,7 +210,7 @@ class Demo:
                 " --root"
             )
 
-    def _put(self, system: System, store: Store, files: Sequence[SourceFile]) -> None:
+    def _put(self, store: Store, files: Sequence[SourceFile]) -> None:
         done = 0
 
         def on_file(_size: int) -> None:
@@ -218,7 +218,7 @@ class Demo:
             done += 1
             self._tick("put", done, len(files))
 
-        loaded = load_tree(store, [(file.key, file.path) for file in files], system.pool, on_file)
+        loaded = load_tree(store, [(file.key, file.path) for file in files], on_file)
         self.report.objects = loaded.objects
         self.report.bytes = loaded.bytes
 

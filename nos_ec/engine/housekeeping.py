@@ -1,7 +1,7 @@
-"""Regular work that a daemon does besides its own job: recovery, then the reaper.
+"""Regular work that a daemon does besides its own job: recovery, then the reaper, then the trimmer of the landing log.
 
-The reaper may have a backlog of hours, so recovery runs again between its batches. Neither of the two waits for the
-other to succeed.
+The reaper may have a backlog of hours, so the others run again between its batches. Recovery and reaper do not wait for
+each other to succeed.
 """
 
 from __future__ import annotations
@@ -13,26 +13,37 @@ from typing import Any
 import structlog
 
 from nos_ec.core.errors import NosError
+from nos_ec.engine.copy_forward import CopyForward, ForwardResult
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.reaper import Reaper, ReapResult
 from nos_ec.engine.recovery import Recovery, RecoveryResult
+from nos_ec.engine.trimmer import Trimmer, TrimResult
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 
 _log = structlog.get_logger(__name__)
 
 RECOVERY_WAIT_MS = 1_000
 """After this time recovery runs again before the reaper's next batch. Without work it costs two queries."""
+TRIM_WAIT_MS = 10_000
+"""After this time the trimmer runs before the reaper's next batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class HousekeepingResult:
-    """What recovery and the reaper did."""
+    """What recovery, the reaper, and on a landing log the trimmer and the copying of stragglers did."""
 
     recovery: RecoveryResult = field(default_factory=RecoveryResult)
     reaper: ReapResult = field(default_factory=ReapResult)
+    trimmer: TrimResult = field(default_factory=TrimResult)
+    forward: ForwardResult = field(default_factory=ForwardResult)
 
     def __add__(self, other: HousekeepingResult) -> HousekeepingResult:
-        return HousekeepingResult(self.recovery + other.recovery, self.reaper + other.reaper)
+        return HousekeepingResult(
+            self.recovery + other.recovery,
+            self.reaper + other.reaper,
+            self.trimmer + other.trimmer,
+            self.forward + other.forward,
+        )
 
 
 class _Stopped(Exception):
@@ -45,9 +56,20 @@ class Housekeeping:
     `done` sums up what all rounds did, and `failures` counts those that failed. Any thread may read both.
     """
 
-    def __init__(self, recovery: Recovery, reaper: Reaper, clock: Clock, wait_ms: int) -> None:
+    def __init__(
+        self,
+        recovery: Recovery,
+        reaper: Reaper,
+        clock: Clock,
+        wait_ms: int,
+        trimmer: Trimmer | None = None,
+        forward: CopyForward | None = None,
+    ) -> None:
+        """trimmer: gives back segments of the landing log. forward: writes its stragglers again. None without a log."""
         self._recovery = recovery
         self._reaper = reaper
+        self._trimmer = trimmer
+        self._forward = forward
         self._clock = clock
         self._wait_ms = wait_ms
         self.done = HousekeepingResult()
@@ -56,10 +78,18 @@ class Housekeeping:
     @property
     def parkings(self) -> tuple[Parking[Any], ...]:
         """The items that housekeeping has parked, by kind. Any thread may read the figures."""
-        return (self._recovery.parked, self._reaper.parked)
+        kinds: list[Parking[Any]] = [self._recovery.parked, self._reaper.parked]
+        if self._recovery.logs is not None:
+            kinds.append(self._recovery.logs.parked)
+        if self._trimmer is not None:
+            kinds.append(self._trimmer.parked)
+        if self._forward is not None:
+            kinds.append(self._forward.parked)
+        return tuple(kinds)
 
     def run_once(self, beat: Beat = unwatched) -> HousekeepingResult:
-        """Seal what dead writers left, then delete the landing copies that are due, with recovery between the batches.
+        """Seal what dead writers left, delete the landing copies that are due, and give back the segments of the
+        landing log that nothing refers to.
 
         A failure of recovery does not stop the reaper. The first one is logged, and raised at the end. Raises
         Transient.
@@ -67,6 +97,7 @@ class Housekeeping:
         before, total = self.done, HousekeepingResult()
         failure: Exception | None = None
         recovery_ms = self._clock.now_ms()
+        trim_ms = recovery_ms + TRIM_WAIT_MS
         while True:
             now_ms = self._clock.now_ms()
             if not waits(recovery_ms, now_ms, RECOVERY_WAIT_MS):
@@ -77,12 +108,21 @@ class Housekeeping:
                 else:
                     total += HousekeepingResult(recovered)
                     self.done = before + total
+            if self._trimmer is not None and not waits(trim_ms, now_ms, TRIM_WAIT_MS):
+                trim_ms = now_ms + TRIM_WAIT_MS
+                total += HousekeepingResult(trimmer=self._trimmer.run_once(beat))
             reaped = self._reaper.run_once(beat)
             total += HousekeepingResult(reaper=reaped)
             self.done = before + total
             beat(0)
             if reaped == ReapResult():
                 break
+        if self._trimmer is not None:
+            total += HousekeepingResult(trimmer=self._trimmer.run_once(beat))
+            self.done = before + total
+        if self._forward is not None:
+            total += HousekeepingResult(forward=self._forward.run_once(beat))
+            self.done = before + total
         if failure is not None:
             raise failure
         return total

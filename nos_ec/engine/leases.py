@@ -88,14 +88,18 @@ class HeldLease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop renewing and release the lease; blocks still open are left to recovery."""
-        self._stop.set()
-        self._thread.join()
-        self._among.remove(self)
+        self.abandon()
         try:
             self._metadata.release_lease(self.lease)
         except NosError as failure:
             # The lease expires by itself. Raising here would hide the error that may have ended the `with` block.
             _log.warning("lease not released", lease=self._name, error=str(failure))
+
+    def abandon(self) -> None:
+        """Stop renewing without a release: the lease expires, and whoever fences it puts its work in order."""
+        self._stop.set()
+        self._thread.join()
+        self._among.remove(self)
 
     def left_ms(self) -> int:
         """Milliseconds until the lease expires if it is not renewed again; 0 when it is not held. After the clock was

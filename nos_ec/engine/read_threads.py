@@ -35,11 +35,14 @@ LEFT_BYTES_MAX = 64 << 20
 class ReadThreads:
     """Slots for reading, shared by all lanes of a process. Decides when a read has taken too long.
 
-    timer: returns monotonic seconds, from any start. Safe to share between threads.
+    timer: returns monotonic seconds, from any start. calm_s, wary_s: see CALM_S and WARY_S. Safe to share between
+    threads.
     """
 
-    def __init__(self, slots: int, timer: Callable[[], float]) -> None:
+    def __init__(self, slots: int, timer: Callable[[], float], calm_s: float = CALM_S, wary_s: float = WARY_S) -> None:
         self.slots = slots
+        self._calm_s = calm_s
+        self._wary_s = wary_s
         self.timer = timer
         self._free = slots
         self._queued: deque[Callable[[], object]] = deque()
@@ -58,7 +61,7 @@ class ReadThreads:
         """How long a read may take before it is left behind."""
         with self._lock:
             wary = self._wary_until_s is not None and self.timer() < self._wary_until_s
-            return max(WARY_S if wary else CALM_S, MEAN_FACTOR * self._mean_s)
+            return max(self._wary_s if wary else self._calm_s, MEAN_FACTOR * self._mean_s)
 
     def start(self, work: Callable[[], object]) -> None:
         """Run `work` in a slot, once one is free. `work` gives the slot back with `end`."""

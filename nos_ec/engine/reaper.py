@@ -5,6 +5,9 @@
 
 Order of one deletion: verify -> doom (compare-and-set, so a row that moved in the meantime keeps its copy) -> delete
 the copy -> forget the entry. After a crash anywhere in between, the next run completes the deletion.
+
+A record of the landing log is not deleted by itself: its entry is forgotten, and the trimmer gives back whole segments
+to which no entry belongs. An entry of a segment that is still OPEN stays, doomed, until its log has sealed the segment.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from nos_ec.core.errors import Corrupt, NosError, NotFound, Transient
-from nos_ec.core.ids import BlockId, Extent, LandingId
+from nos_ec.core.ids import BlockId, LandingId, in_log
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.limited_log import LimitedLog
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.parking import BackOff, Parking
+from nos_ec.engine.read_threads import ReadThreads
+from nos_ec.engine.verifier import PackedObject, Verifier
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.landing_store import LandingStore
@@ -29,8 +34,6 @@ BACK_OFF = BackOff(first_ms=60_000, max_ms=600_000)
 """Waits of an entry that could not be settled. An entry that only had its row changed in the meantime always waits
 `first_ms`."""
 PARKED_MAX = 10_000
-
-_EXTENTS_PER_READ_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,14 @@ class _Copy:
 @dataclass(frozen=True, slots=True)
 class ReapResult:
     """Counts of one run. verified_bytes: read back from packed stripes and intact. reverted: objects that were not
-    intact and will be packed again from their landing copies. postponed: entries that could not be settled now."""
+    intact and will be packed again from their landing copies. postponed: entries that could not be settled now.
+    held: doomed entries that stay, because their segments of the landing log are still open."""
 
     deleted: int = 0
     verified_bytes: int = 0
     reverted: int = 0
     postponed: int = 0
+    held: int = 0
 
     def __add__(self, other: ReapResult) -> ReapResult:
         return ReapResult(
@@ -55,6 +60,7 @@ class ReapResult:
             self.verified_bytes + other.verified_bytes,
             self.reverted + other.reverted,
             self.postponed + other.postponed,
+            self.held + other.held,
         )
 
 
@@ -67,11 +73,18 @@ class Reaper:
     of each other's work, but do no harm."""
 
     def __init__(
-        self, metadata: ReaperMetadata, landing: LandingStore, blocks: BlockStore, clock: Clock, batch_objects: int
+        self,
+        metadata: ReaperMetadata,
+        landing: LandingStore,
+        blocks: BlockStore,
+        clock: Clock,
+        batch_objects: int,
+        threads: ReadThreads,
     ) -> None:
+        """threads: for reading packed objects back."""
         self._metadata = metadata
         self._landing = landing
-        self._blocks = blocks
+        self._verifier = Verifier(blocks, threads, clock)
         self._clock = clock
         self._batch_objects = batch_objects
         self._errors = LimitedLog(__name__, clock)
@@ -93,14 +106,22 @@ class Reaper:
         if not due:
             return ReapResult()
         unneeded = [deletion for deletion in due if deletion.doomed or deletion.row is None]
-        packed = [d for d in due if not d.doomed and d.row is not None and d.row.state is ObjectState.PACKED]
+        packed = [
+            (deletion, PackedObject(row, row.extent))
+            for deletion in due
+            if not deletion.doomed
+            and (row := deletion.row) is not None
+            and row.state is ObjectState.PACKED
+            and row.extent
+        ]
         verified: dict[LandingId, BlockId | None] = {deletion.landing_id: None for deletion in unneeded}
         reverted: set[LandingId] = set()
         failures: dict[LandingId, NosError] = {}
         verified_bytes = 0
-        for deletion, row, outcome in self._verify(packed, beat):
-            if outcome is None and row.extent is not None:
-                verified[deletion.landing_id] = row.extent.block_id
+        outcomes = self._verifier.verify([one for _, one in packed], beat)
+        for (deletion, (row, extent)), outcome in zip(packed, outcomes, strict=True):
+            if outcome is None:
+                verified[deletion.landing_id] = extent.block_id
                 verified_bytes += row.size
             elif isinstance(outcome, Corrupt | NotFound):
                 failure = self._copy_failure(deletion, row, outcome)
@@ -108,17 +129,19 @@ class Reaper:
                     failures[deletion.landing_id] = failure
                 elif self._revert(deletion, row, outcome, now_ms):
                     reverted.add(deletion.landing_id)
-            elif outcome is not None:
+            else:
                 failures[deletion.landing_id] = outcome
         doomed = self._metadata.doom_landing(verified)
-        failures |= self._delete(sorted(doomed), beat)
-        settled = (doomed - failures.keys()) | reverted
+        not_deleted, held = self._delete(sorted(doomed), beat)
+        failures |= not_deleted
+        settled = (doomed - failures.keys() - held) | reverted
         self._postpone([deletion for deletion in due if deletion.landing_id not in settled], failures, now_ms)
         if self.parked:
             for deletion in due:
                 if deletion.landing_id in settled:
                     self.parked.release(_copy(deletion))
-        return ReapResult(len(settled) - len(reverted), verified_bytes, len(reverted), len(due) - len(settled))
+        postponed = len(due) - len(settled) - len(held)
+        return ReapResult(len(settled) - len(reverted), verified_bytes, len(reverted), postponed, len(held))
 
     def drain(self, watch: Callable[[ReapResult], object] = lambda _: None, beat: Beat = unwatched) -> ReapResult:
         """Run until nothing is due. `watch` is called with the counts so far after every batch; `beat` as in
@@ -162,15 +185,16 @@ class Reaper:
                 if copy.landing_id not in known:
                     self.parked.release(copy)
 
-    def _delete(self, doomed: Sequence[LandingId], beat: Beat) -> Mapping[LandingId, NosError]:
-        """Delete doomed copies and forget them. Returns the errors of those that could not be deleted."""
+    def _delete(
+        self, doomed: Sequence[LandingId], beat: Beat
+    ) -> tuple[Mapping[LandingId, NosError], frozenset[LandingId]]:
+        """Delete doomed copies and forget them. Returns the errors of those that could not be deleted, and those that
+        cannot be forgotten yet. There is nothing to delete for a record of the landing log."""
         kill_point("reaper.doomed")
-        failed = self._landing.delete_many(doomed, beat)
+        failed = self._landing.delete_many([landing_id for landing_id in doomed if not in_log(landing_id)], beat)
         kill_point("reaper.deleted")
         deleted = [landing_id for landing_id in doomed if landing_id not in failed]
-        if deleted:
-            self._metadata.forget_landing(deleted)
-        return failed
+        return failed, self._metadata.forget_landing(deleted) if deleted else frozenset()
 
     def _copy_failure(self, deletion: LandingDeletion, row: ObjectRow, damage: NosError) -> NosError | None:
         """The error that keeps the landing copy from replacing lost or damaged packed bytes. None when the copy can
@@ -217,39 +241,6 @@ class Reaper:
             )
         return reverted
 
-    def _verify(
-        self, deletions: Sequence[LandingDeletion], beat: Beat
-    ) -> list[tuple[LandingDeletion, ObjectRow, NosError | None]]:
-        """Read the packed bytes back. Each deletion's outcome is None (they match), Corrupt (they do not), NotFound
-        (their block is gone), or another error."""
-        by_block: dict[BlockId, list[tuple[LandingDeletion, ObjectRow, Extent]]] = {}
-        for deletion in deletions:
-            row = deletion.row
-            if row is not None and row.extent is not None:
-                by_block.setdefault(row.extent.block_id, []).append((deletion, row, row.extent))
-        outcomes = []
-        for block_id, items in by_block.items():
-            items.sort(key=lambda item: item[2].offset)
-            for first in range(0, len(items), _EXTENTS_PER_READ_MAX):
-                batch = items[first : first + _EXTENTS_PER_READ_MAX]
-                errors = self._verify_batch(block_id, [(row, extent) for _, row, extent in batch], beat)
-                outcomes += [(d, row, error) for (d, row, _), error in zip(batch, errors, strict=True)]
-        return outcomes
-
-    def _verify_batch(
-        self, block_id: BlockId, items: Sequence[tuple[ObjectRow, Extent]], beat: Beat
-    ) -> list[NosError | None]:
-        beat(0)
-        try:
-            found = self._blocks.read_many(block_id, [(extent.offset, extent.length) for _, extent in items])
-        except (NotFound, Transient) as error:
-            return [error] * len(items)
-        except Corrupt as error:
-            if len(items) == 1:
-                return [error]
-            return [self._verify_batch(block_id, [item], beat)[0] for item in items]
-        return [_mismatch(row, data) for (row, _), data in zip(items, found, strict=True)]
-
 
 def _copy(deletion: LandingDeletion) -> _Copy:
     row = deletion.row
@@ -258,11 +249,3 @@ def _copy(deletion: LandingDeletion) -> _Copy:
 
 def _name(copy: _Copy) -> str:
     return f"{copy.landing_id.hex()} of {copy.object}"
-
-
-def _mismatch(row: ObjectRow, data: bytes) -> Corrupt | None:
-    try:
-        crc_checked(data, row.size, row.crc32c, row.key, f"packed bytes of {row.key} v{row.version}")
-    except Corrupt as error:
-        return error
-    return None

@@ -22,6 +22,7 @@ from nos_ec.core.reclaim import BlockAccount, LiveEntry, account_block
 from nos_ec.core.slots import is_producer_lease
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.leases import RETRY_WAIT_MS, HeldLeases
+from nos_ec.engine.log_recovery import LogRecovery
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
@@ -44,13 +45,19 @@ RECONCILE_TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class RecoveryResult:
-    """Leases of writers fenced and blocks sealed by one run. Leases of producers guard no blocks and do not count."""
+    """Leases of writers fenced, and blocks and segments of the landing log sealed by one run. Leases of producers guard
+    no blocks and do not count."""
 
     leases_fenced: int = 0
     blocks_sealed: int = 0
+    segments_sealed: int = 0
 
     def __add__(self, other: RecoveryResult) -> RecoveryResult:
-        return RecoveryResult(self.leases_fenced + other.leases_fenced, self.blocks_sealed + other.blocks_sealed)
+        return RecoveryResult(
+            self.leases_fenced + other.leases_fenced,
+            self.blocks_sealed + other.blocks_sealed,
+            self.segments_sealed + other.segments_sealed,
+        )
 
 
 class RecoveryMetadata(Leases, Blocks, Protocol):
@@ -61,13 +68,19 @@ class Recovery:
     """To be run at the start of every service and periodically. Several may run at once."""
 
     def __init__(
-        self, metadata: RecoveryMetadata, blocks: BlockStore, clock: Clock, held: HeldLeases | None = None
+        self,
+        metadata: RecoveryMetadata,
+        blocks: BlockStore,
+        clock: Clock,
+        held: HeldLeases | None = None,
+        logs: LogRecovery | None = None,
     ) -> None:
-        """`held`: the leases of this process."""
+        """held: the leases of this process. logs: seals segments of the landing log; None without one."""
         self._metadata = metadata
         self._blocks = blocks
         self._clock = clock
         self._held = held or HeldLeases()
+        self.logs = logs
         self._away = False
         self._others_ms = 0
         """When leases of other processes may be fenced again, after the metadata store was away."""
@@ -75,11 +88,13 @@ class Recovery:
         """Blocks that could not be sealed, until their next try. Each has its own wait and holds up no other block."""
 
     def run_once(self, beat: Beat = unwatched) -> RecoveryResult:
-        """Fence expired leases, then seal every fenced block. Raises Transient; the next run continues from there.
+        """Fence expired leases, then seal the segments of dead logs and every fenced block. Raises Transient; the next
+        run continues from there.
 
-        `beat` is called for every block: each may take as long as the block store's time limit.
+        `beat` is called for every segment and block: each may take as long as the store's time limit.
         """
         fenced = self._fence_expired()
+        segments = 0 if self.logs is None else self.logs.run_once(beat, fenced=fenced > 0)
         fence_ms = self._clock.now_ms() + FENCE_WAIT_MS
         sealed = 0
         while blocks := self._fenced_blocks():
@@ -92,7 +107,7 @@ class Recovery:
             sealed += done
             if not done and not any(self.parked.waits(block.block_id) for block in blocks):
                 break  # the query would return the same page again
-        return RecoveryResult(fenced, sealed)
+        return RecoveryResult(fenced, sealed, segments)
 
     def _fence_expired(self) -> int:
         """Fence the expired leases of other processes, and renew those of this one. Returns how many leases of writers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nos_ec.core.errors import Corrupt, NotFound
-from nos_ec.core.ids import LandingId, timed_ids_between
+from nos_ec.core.ids import LandingId, record_ids_between, timed_ids_between
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import LandingQueue, ObjectRow
@@ -14,21 +14,28 @@ _PUT_MS_USUAL = 2_000
 
 class SecondCopies:
     """Finds and reads these copies. A row does not name the copy that it came from. But a landing id begins with the
-    time when it was made, which is the row's time less the duration of the PUT. put_ms_max: longest duration of a
-    PUT."""
+    time when it was made, which is the row's time less the duration of the PUT, or with the time when the segment of
+    the landing log was opened that the copy lies in. That may be long before: a segment made ahead of need waits OPEN
+    until a PUT comes. So all segments are asked about that were opened before the PUT and not sealed then; there are
+    few. A record that was copied to a later segment is not found: it is read again once the reaper goes back to it.
+    put_ms_max: longest duration of a PUT."""
 
     def __init__(self, metadata: LandingQueue, landing: LandingStore, put_ms_max: int) -> None:
         self._metadata = metadata
         self._landing = landing
-        self._spans_ms = (_PUT_MS_USUAL, max(_PUT_MS_USUAL, put_ms_max))
+        self._put_ms_max = max(_PUT_MS_USUAL, put_ms_max)
 
     def read(self, row: ObjectRow) -> bytes | None:
         """The checked bytes of this version. None when its copy is gone or damaged.
 
-        Takes one look-up in the metadata, rarely two. Raises Transient.
+        Takes one or two look-ups in the metadata, rarely three. Raises Transient.
         """
-        for span_ms in self._spans_ms:
-            first, last = timed_ids_between(row.created_ms - span_ms, row.created_ms + _PUT_MS_USUAL)
+        last_ms = row.created_ms + _PUT_MS_USUAL
+        for first, last in (
+            timed_ids_between(row.created_ms - _PUT_MS_USUAL, last_ms),
+            record_ids_between(0, last_ms),
+            timed_ids_between(row.created_ms - self._put_ms_max, last_ms),
+        ):
             landing_id = self._metadata.queued_copy(row, LandingId(first), LandingId(last))
             if landing_id is not None:
                 return self._read(row, landing_id)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
+from typing import Protocol
 
 from nos_ec.core.errors import Corrupt, NosError, Transient
-from nos_ec.core.ids import BlockId, Extent
+from nos_ec.core.ids import BlockId, Extent, LandingId, SegmentId, in_log, segment_of
 from nos_ec.engine.packable import Packable, crc_checked
 from nos_ec.engine.read_threads import ReadThreads, Unit, read_all
 from nos_ec.ports.block_store import BlockStore
@@ -24,13 +25,27 @@ _Outcomes = list[tuple[int, _Outcome]]
 """Outcomes of reads, each with the index of its packable."""
 
 
-class SourceReader:
-    """Reads the bytes of packables concurrently and checks size and CRC of each. Safe to share between threads."""
+class Records(Protocol):
+    """What `SourceReader` needs of the landing log."""
 
-    def __init__(self, landing: LandingStore, blocks: BlockStore, threads: ReadThreads) -> None:
+    def read_many(self, wanted: Sequence[tuple[LandingId, int]]) -> Sequence[bytes | NosError]:
+        """For each (id, size) the data of the record, or the error of reading it."""
+        ...
+
+
+class SourceReader:
+    """Reads the bytes of packables concurrently and checks size and CRC of each. Safe to share between threads.
+
+    records: reads what lies in the landing log; without it, records are read like copies, each on its own.
+    """
+
+    def __init__(
+        self, landing: LandingStore, blocks: BlockStore, threads: ReadThreads, records: Records | None = None
+    ) -> None:
         self._landing = landing
         self._blocks = blocks
         self._threads = threads
+        self._records = records
 
     def read(self, packables: Sequence[Packable]) -> list[bytes | NosError]:
         """For each packable its bytes, or the error of reading them. Never raises a NosError itself."""
@@ -54,16 +69,24 @@ class SourceReader:
         return _checked(packable, data)
 
     def _units(self, packables: Sequence[Packable]) -> list[Unit[_Outcomes]]:
-        """One unit per landing copy; extents of one block are read together."""
+        """One unit per landing copy; extents of one block, and records of one segment of the log, are read together. A
+        segment that does not answer holds up no other one, and only its records count as unread."""
         by_block: dict[BlockId, list[int]] = {}
+        by_segment: dict[SegmentId, list[int]] = {}
         units: list[Unit[_Outcomes]] = []
         for index, packable in enumerate(packables):
-            block_id = packable.from_block
-            if block_id is None:
-                late = None if packable.patient else partial(_late, index)
-                units.append(Unit(partial(self._read_landed, packable, index), packable.size, late))
+            source = packable.source
+            if isinstance(source, Extent):
+                by_block.setdefault(source.block_id, []).append(index)
+            elif self._records is not None and in_log(source):
+                by_segment.setdefault(segment_of(source), []).append(index)
             else:
-                by_block.setdefault(block_id, []).append(index)
+                late = None if packable.patient else partial(_late, [index])
+                units.append(Unit(partial(self._read_landed, packable, index), packable.size, late))
+        for indexes in by_segment.values():
+            size = sum([packables[i].size for i in indexes])
+            late = None if any(packables[i].patient for i in indexes) else partial(_late, indexes)
+            units.append(Unit(partial(self._read_records, packables, indexes), size, late))
         for block_id, indexes in by_block.items():
             slices = _sliced(indexes, _EXTENTS_PER_READ_MAX)
             units.extend(Unit(partial(self._read_extents, packables, block_id, some), 0, None) for some in slices)
@@ -72,6 +95,15 @@ class SourceReader:
     def _read_landed(self, packable: Packable, index: int) -> tuple[_Outcomes, bool]:
         outcome = self.read_one(packable)
         return [(index, outcome)], isinstance(outcome, Transient)
+
+    def _read_records(self, packables: Sequence[Packable], indexes: list[int]) -> tuple[_Outcomes, bool]:
+        assert self._records is not None
+        wanted = [(p.source, p.size) for p in (packables[i] for i in indexes) if not isinstance(p.source, Extent)]
+        outcomes = [
+            (i, found if isinstance(found, NosError) else _checked(packables[i], found))
+            for i, found in zip(indexes, self._records.read_many(wanted), strict=True)
+        ]
+        return outcomes, any(isinstance(outcome, Transient) for _, outcome in outcomes)
 
     def _read_extents(
         self, packables: Sequence[Packable], block_id: BlockId, indexes: list[int]
@@ -89,8 +121,8 @@ class SourceReader:
         return [(i, self.read_one(packables[i])) for i in indexes], True
 
 
-def _late(index: int, seconds: float) -> _Outcomes:
-    return [(index, Transient(f"landing copy: no answer within {seconds:.2g} s"))]
+def _late(indexes: Sequence[int], seconds: float) -> _Outcomes:
+    return [(index, Transient(f"landing copy: no answer within {seconds:.2g} s")) for index in indexes]
 
 
 def _checked(packable: Packable, data: bytes) -> bytes | NosError:

@@ -8,32 +8,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import google_crc32c
-import structlog
 
-from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NosError, NoSpace, NotFound, Transient
-from nos_ec.core.ids import LandingId, ObjectKey
+from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound, Transient
+from nos_ec.core.ids import ObjectKey, in_log
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.large import LargeObjects
 from nos_ec.engine.location_cache import LocationCache
 from nos_ec.engine.packable import crc_checked
+from nos_ec.engine.put_batches import NewPut
+from nos_ec.engine.put_queue import PutQueue
 from nos_ec.engine.second_copy import SecondCopies
 from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import LandingQueue, NewObject, ObjectRow, Objects
+from nos_ec.ports.metadata import LandingQueue, ObjectRow, Objects
 
 DELETE_BATCH_OBJECTS = 1000
 """Objects deleted by one transaction: many objects for one sync, but no transaction that others wait long for."""
-
-_log = structlog.get_logger(__name__)
 
 _TO_THE_END = 2**63 - 1
 """A length beyond the end of any object."""
@@ -44,13 +42,11 @@ READ_TRIES = 10
 @dataclass(frozen=True, slots=True)
 class PutOptions:
     """min_age_ms: how old an object must be before the producer publishes it. reservation_ms: how long a PUT may
-    take before its landing copy counts as abandoned. packed_size_max: larger objects go to blocks of their own.
-    reserve_bytes: free space that PUTs leave to packing and GC, so that they can still free space in a full store."""
+    take before its landing copy counts as abandoned. packed_size_max: larger objects go to blocks of their own."""
 
     min_age_ms: int
     reservation_ms: int
     packed_size_max: int
-    reserve_bytes: int
 
 
 class StoreMetadata(Objects, LandingQueue, Protocol):
@@ -67,7 +63,7 @@ class Store:
         blocks: BlockStore,
         large: LargeObjects,
         clock: Clock,
-        new_landing_id: Callable[[], LandingId],
+        puts: PutQueue,
         options: PutOptions,
         locations: LocationCache,
     ) -> None:
@@ -76,7 +72,7 @@ class Store:
         self._blocks = blocks
         self._large = large
         self._clock = clock
-        self._new_landing_id = new_landing_id
+        self._puts = puts
         self._options = options
         self._locations = locations
         self._second_copies = SecondCopies(metadata, landing, options.reservation_ms)
@@ -90,48 +86,31 @@ class Store:
     def put(self, key: ObjectKey, stream: ByteStream) -> ObjectRow:
         """Store an object; durable on return. Overwrites. Holds at most one block in memory.
 
-        Raises NoSpace, Transient. After an error the old version, if any, is still current.
+        Small objects that several threads store at the same time share transactions (nos_ec.engine.put_queue). Raises
+        NoSpace, Transient. After an error the old version, if any, is still current.
         """
+        self._puts.wait_for_room()
         head = read_up_to(stream, self._options.packed_size_max + 1)
         if len(head) > self._options.packed_size_max:
             try:
                 return self._large.put(key, head, stream)
             finally:
                 self._locations.forget([key])
-        return self.put_many([(key, head)])[0]
+        return self._puts.put(self._new_put(key, head))
 
-    def put_many(
-        self, objects: Sequence[tuple[ObjectKey, bytes]], pool: ThreadPoolExecutor | None = None
-    ) -> list[ObjectRow]:
-        """Store several small objects with two metadata transactions in all, for bulk loads.
+    def put_many(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> list[ObjectRow]:
+        """Store several small objects as one batch, for bulk loads: all of them or none.
 
-        All of them are acknowledged together. `pool` writes the landing copies concurrently. Raises InvalidInput
-        when one is over `packed_size_max` (use `put`), NoSpace, Transient.
+        Raises InvalidInput when one is over `packed_size_max` (use `put`), NoSpace, Transient.
         """
         for key, data in objects:
             if len(data) > self._options.packed_size_max:
                 raise InvalidInput(
                     f"{key}: {len(data)} bytes; put_many takes {self._options.packed_size_max} at most", key=key
                 )
-        now_ms = self._clock.now_ms()
-        new = [self._new_object(key, data, now_ms) for key, data in objects]
-        copies = [(o.landing_id, data) for o, (_, data) in zip(new, objects, strict=True) if o.landing_id is not None]
-        if not copies:
-            return self._record(new)
-        self._refuse_when_full(sum(len(data) for _, data in copies))
-        landing_ids = [landing_id for landing_id, _ in copies]
-        self._metadata.reserve_landing(landing_ids, now_ms + self._options.reservation_ms)
-        kill_point("put.reserved")
-        try:
-            run = map if pool is None else pool.map
-            for _ in run(lambda copy: self._landing.put(*copy), copies):
-                kill_point("put.landed")
-            rows = self._record(new)
-        except NosError:
-            self._remove_late_copies(landing_ids)
-            raise
-        kill_point("put.recorded")
-        return rows
+        puts = [self._new_put(key, data) for key, data in objects]
+        rows = self._puts.batches.store(puts, together=True)
+        return [row for row in rows if isinstance(row, ObjectRow)]
 
     def delete(self, key: ObjectKey) -> ObjectRow:
         """Delete an object, durably. Returns the row it had. Raises NotFound."""
@@ -236,44 +215,9 @@ class Store:
         return self._metadata.list_buckets(after, limit)
 
     # --- parts ------------------------------------------------------------------------------------
-    def _new_object(self, key: ObjectKey, data: bytes, now_ms: int) -> NewObject:
-        return NewObject(
-            key=key,
-            size=len(data),
-            crc32c=google_crc32c.value(data),
-            md5=hashlib.md5(data, usedforsecurity=False).digest(),
-            landing_id=self._new_landing_id() if data else None,
-            due_ms=now_ms + self._options.min_age_ms,
-        )
-
-    def _record(self, new: Sequence[NewObject]) -> list[ObjectRow]:
-        try:
-            return self._metadata.record_puts(new, self._clock.now_ms())
-        finally:
-            self._locations.forget(one.key for one in new)
-
-    def _remove_late_copies(self, landing_ids: Sequence[LandingId]) -> None:
-        """Delete copies that were written after their reservation had expired and been reaped. Nothing else refers to
-        them, or nothing will soon.
-
-        An id whose reservation is gone or doomed can never be recorded, so this is safe even when the outcome of
-        recording is unknown. Never raises, so that the original failure is reported.
-        """
-        try:
-            needed = self._metadata.landing_needed(landing_ids)
-            for landing_id in landing_ids:
-                if landing_id not in needed:
-                    self._landing.delete(landing_id)
-        except NosError as error:
-            _log.warning("landing copies of a failed PUT not deleted", error=str(error))
-
-    def _refuse_when_full(self, size: int) -> None:
-        free = self._landing.free_bytes()
-        if free - size < self._options.reserve_bytes:
-            raise NoSpace(
-                f"landing store: {free} bytes free, {size} needed and {self._options.reserve_bytes} kept for packing"
-                " and GC; delete objects and run GC, or add space"
-            )
+    def _new_put(self, key: ObjectKey, data: bytes) -> NewPut:
+        md5 = hashlib.md5(data, usedforsecurity=False).digest()
+        return NewPut(key, data, google_crc32c.value(data), md5, self._clock.now_ms() + self._options.min_age_ms)
 
     def _read(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
         """Read from where the row says. When the bytes are gone or damaged there, look the row up again: the object may
@@ -335,7 +279,9 @@ class Store:
         elif row.landing_id is None:
             raise Corrupt(f"{row.key} v{row.version}: its row says {row.state.value} but has no location", key=row.key)
         elif whole:
-            data = self._landing.read(row.landing_id)
+            # A record is read with one operation if its size is known.
+            record = in_log(row.landing_id)
+            data = self._landing.read_range(row.landing_id, 0, count) if record else self._landing.read(row.landing_id)
         else:
             copy = self._landing.read_range(row.landing_id, 0, row.size)
             return _checked(row, copy)[offset : offset + count]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -29,7 +28,6 @@ class Loaded:
 def load_tree(
     store: Store,
     files: Iterable[tuple[ObjectKey, Path]],
-    pool: ThreadPoolExecutor,
     on_file: Callable[[int], object],
     on_problem: Callable[[Path, str], object] | None = None,
     on_changed: Callable[[Path], object] = lambda _: None,
@@ -42,7 +40,7 @@ def load_tree(
 
     Memory: one batch of at most BATCH_BYTES_MAX plus one small object, or one block of a large one.
     """
-    return _Load(store, pool, on_file, on_problem, on_changed).run(files)
+    return _Load(store, on_file, on_problem, on_changed).run(files)
 
 
 class _SourceFailed(InvalidInput):
@@ -100,13 +98,11 @@ class _Load:
     def __init__(
         self,
         store: Store,
-        pool: ThreadPoolExecutor,
         on_file: Callable[[int], object],
         on_problem: Callable[[Path, str], object] | None,
         on_changed: Callable[[Path], object],
     ) -> None:
         self._store = store
-        self._pool = pool
         self._on_file = on_file
         self._on_problem = on_problem
         self._on_changed = on_changed
@@ -143,7 +139,7 @@ class _Load:
 
     def _flush(self) -> None:
         if self._batch:
-            self._store.put_many(self._batch, self._pool)
+            self._store.put_many(self._batch)
         for _, data in self._batch:
             self._note(len(data))
         self._batch.clear()

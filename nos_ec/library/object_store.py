@@ -22,7 +22,8 @@ from nos_ec.library.object_reader import ObjectReader
 from nos_ec.library.put_source import Buffer, PutSource, Readable
 from nos_ec.monitoring import metrics
 from nos_ec.monitoring.exposition import Exposition, Sample
-from nos_ec.monitoring.sources import read_samples, request_samples
+from nos_ec.monitoring.library_metrics import LIBRARY
+from nos_ec.monitoring.sources import batch_samples, read_samples, request_samples
 
 CLOSE_WAIT_S_MAX = 60.0
 """How long `close` waits for calls under way: longer than the time-outs of a storage cluster that does not answer."""
@@ -102,7 +103,7 @@ class ObjectStore:
         """Store several small objects, all of them or none; much faster than one by one. Raises InvalidInput when one
         has more than `small_bytes_max` bytes, NoSpace, Transient."""
         with Request(self._requests, self._requests.puts):
-            rows = self._store.put_many([(key_of(key), data) for key, data in objects], self._system.pool)
+            rows = self._store.put_many([(key_of(key), data) for key, data in objects])
         for row in rows:
             self._requests.puts.add(None, row.size)
         return [info_of(row) for row in rows]
@@ -193,9 +194,10 @@ class ObjectStore:
         if any(known is registry for known, _ in self._registered):
             raise ValueError("the metrics of this store are registered already")
         collector = Exposition(CollectorRegistry())
-        collector.add("process", lambda: [Sample(metrics.INFO, 1, (metrics.LIBRARY, __version__))])
+        collector.add("process", lambda: [Sample(metrics.INFO, 1, (LIBRARY, __version__))])
         collector.add("reads", lambda: read_samples(self._system.blocks.counters()))
         collector.add("requests", lambda: request_samples(self._requests))
+        collector.add("batches", lambda: batch_samples(self._system.puts))
         registry.register(collector)
         self._registered.append((registry, collector))
 

@@ -26,7 +26,7 @@ ROWS = {
     "Producers": ("producer_",),
     "Consumers": ("consumer_",),
     "GC": ("gc_",),
-    "Reaper, recovery and leases": ("reaper_", "recovery_", "lease_", "housekeeping_"),
+    "Reaper, recovery and leases": ("reaper_", "recovery_", "lease_", "housekeeping_", "trimmer_", "copy_forward_"),
     "Every process": ("",),
 }
 """Rows after the overview, with the beginnings of the names of their metrics; a metric is in the first that fits."""

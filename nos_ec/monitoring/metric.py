@@ -35,3 +35,30 @@ class Metric:
     def exposed_name(self) -> str:
         """The name to use in queries."""
         return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+
+
+class Declarations:
+    """The metrics that a module declares, in their order."""
+
+    def __init__(self) -> None:
+        self.metrics: list[Metric] = []
+
+    def counter(self, name: str, services: tuple[str, ...], meaning: str, advice: str, *labels: str) -> Metric:
+        """Declare a counter."""
+        return self._declare(Kind.COUNTER, name, services, meaning, advice, labels)
+
+    def gauge(self, name: str, services: tuple[str, ...], meaning: str, advice: str, *labels: str) -> Metric:
+        """Declare a gauge."""
+        return self._declare(Kind.GAUGE, name, services, meaning, advice, labels)
+
+    def histogram(self, name: str, services: tuple[str, ...], meaning: str, advice: str, *labels: str) -> Metric:
+        """Declare a histogram."""
+        return self._declare(Kind.HISTOGRAM, name, services, meaning, advice, labels)
+
+    def _declare(
+        self, kind: Kind, name: str, services: tuple[str, ...], meaning: str, advice: str, labels: tuple[str, ...]
+    ) -> Metric:
+        metric = Metric(PREFIX + name, kind, services, labels, meaning, advice)
+        assert all(metric.name != known.name for known in self.metrics), metric.name
+        self.metrics.append(metric)
+        return metric

@@ -1,4 +1,5 @@
-"""Every metric, declared once: its name, its meaning, and what an operator should do about it.
+"""Every metric, declared once: its name, its meaning, and what an operator should do about it. Those of processes that
+PUT and GET are in library_metrics.py.
 
 docs/METRICS.md is generated from this module by `reference`. Names end in their unit; counters end in `_total` (which
 Prometheus's text format adds). Several processes export the figures of the whole store with the same value: take their
@@ -7,11 +8,10 @@ Prometheus's text format adds). Several processes export the figures of the whol
 
 from __future__ import annotations
 
-from nos_ec.monitoring.metric import PREFIX, Kind, Metric
+from nos_ec.monitoring.library_metrics import LIBRARY, LIBRARY_METRICS
+from nos_ec.monitoring.metric import Declarations, Metric
 
 PRODUCER, CONSUMER, GC, API = "producer", "consumer", "gc", "api"
-LIBRARY = "library"
-"""Programs that use the Python API and register the metrics of their store."""
 _ALL = (PRODUCER, CONSUMER, GC, API, LIBRARY)
 _STORE = (PRODUCER, GC, API)
 """There may be many consumers, so they leave the figures of the whole store to the other services."""
@@ -20,24 +20,8 @@ _KEEPERS = (CONSUMER, GC)
 _PARKERS = (PRODUCER, *_KEEPERS)
 """Services that park failed items."""
 
-METRICS: list[Metric] = []
-"""All metrics, in the order of the reference."""
-
-
-def _metric(kind: Kind, name: str, services: tuple[str, ...], meaning: str, advice: str, *labels: str) -> Metric:
-    metric = Metric(PREFIX + name, kind, services, labels, meaning, advice)
-    assert all(metric.name != known.name for known in METRICS), metric.name
-    METRICS.append(metric)
-    return metric
-
-
-def _counter(name: str, services: tuple[str, ...], meaning: str, advice: str, *labels: str) -> Metric:
-    return _metric(Kind.COUNTER, name, services, meaning, advice, *labels)
-
-
-def _gauge(name: str, services: tuple[str, ...], meaning: str, advice: str, *labels: str) -> Metric:
-    return _metric(Kind.GAUGE, name, services, meaning, advice, *labels)
-
+_declared = Declarations()
+_counter, _gauge, _histogram = _declared.counter, _declared.gauge, _declared.histogram
 
 # --- every process -------------------------------------------------------------------------------------------------
 INFO = _gauge(
@@ -258,8 +242,7 @@ LANE_BUSY_SECONDS = _gauge(
     "How long the slowest lane has been working on its current group.",
     "Over a minute means that a disk or the metadata store hangs.",
 )
-GROUP_WRITE_SECONDS = _metric(
-    Kind.HISTOGRAM,
+GROUP_WRITE_SECONDS = _histogram(
     "consumer_group_write_seconds",
     (CONSUMER,),
     "Seconds from reading a group's sources to its commit, by number of stripes in the group.",
@@ -319,6 +302,31 @@ BLOCKS_RECOVERED = _counter(
     _KEEPERS,
     "Blocks of dead writers that were reconciled with the rows and sealed.",
     'Follows the fenced leases. If `nos_ec_store_blocks{state="fenced"}` stays above 0, see the log.',
+)
+SEGMENTS_RECOVERED = _counter(
+    "recovery_landing_segments_sealed",
+    _KEEPERS,
+    "Landing segments of dead processes that were sealed.",
+    "A few for each killed process that PUTs.",
+)
+TRIMMER_RELEASED = _counter(
+    "trimmer_released_segments",
+    _KEEPERS,
+    "Landing segments given back, because nothing in them is needed any more.",
+    "Over all processes it follows the sealed ones after packing and reaper.landing_grace_ms.",
+)
+TRIMMER_RELEASED_BYTES = _counter(
+    "trimmer_released_bytes", _KEEPERS, "Bytes of the batches in these segments.", "The rate at which space returns."
+)
+FORWARD_OBJECTS = _counter(
+    "copy_forward_objects",
+    _KEEPERS,
+    "Landed objects written again into another landing segment, so that a nearly empty one can go.",
+    "Near 0. If it grows all the time, some objects are packed much later than others: see"
+    " `nos_ec_store_oldest_waiting_seconds`.",
+)
+FORWARD_BYTES = _counter(
+    "copy_forward_bytes", _KEEPERS, "Bytes of these objects.", "Far below the bytes of PUTs, or it costs too much."
 )
 
 # --- GC ------------------------------------------------------------------------------------------------------------
@@ -480,6 +488,28 @@ STORE_OVERDUE_DELETION_SECONDS = _gauge(
     "If more than minutes, the reaper (in consumers and GC) does not run or is too slow. Copies that it cannot verify"
     ' are not overdue but parked: `nos_ec_parked_items{what="landing copy"}`.',
 )
+STORE_LANDING_SEGMENTS = _gauge(
+    "store_landing_segments",
+    _STORE,
+    "Landing segments by state. Only in a store with a landing log.",
+    "`sealed` follows what waits to be packed or to be deleted. `open` is as many as a process that PUTs has"
+    " lanes (landing.lanes), and some spares. `doomed` should return to 0 within a minute.",
+    "state",
+)
+STORE_LANDING_SEGMENT_BYTES = _gauge(
+    "store_landing_segment_bytes",
+    _STORE,
+    "Bytes of the batches in landing segments, by state; 0 for open ones.",
+    "If it grows while little waits to be packed, the reaper or the trimmer (in consumers and GC) does not run: see"
+    " `nos_ec_store_overdue_deletion_seconds` and `nos_ec_parked_items`.",
+    "state",
+)
+STORE_LANDING_LOG_FREE_BYTES = _gauge(
+    "store_landing_log_free_bytes",
+    _STORE,
+    "Bytes of further landing segments that fit; on Ceph, free space of the landing pool.",
+    "At 0, PUTs pass by the landing log and are slower (`nos_ec_landing_log_passed_full_total`).",
+)
 STORE_LEASES = _gauge(
     "store_leases", _STORE, "Writer leases currently held.", "One for each consumer, GC run and large PUT."
 )
@@ -513,41 +543,8 @@ LAG_MESSAGES = _gauge(
 )
 
 
-# --- requests of a store's users -----------------------------------------------------------------------------------
-REQUEST_SECONDS = _metric(
-    Kind.HISTOGRAM,
-    "request_seconds",
-    (LIBRARY,),
-    "Seconds that successful requests took, by operation (put, get, head, list, delete). For a GET, until its first"
-    " bytes came; for a PUT, until it was durable, without the time that its source took; for a LIST, for each page.",
-    "If the tail of `put` grows, look at the landing store and the metadata store; if that of `get` does, at the block"
-    " store (`nos_ec_degraded_reads_total`).",
-    "operation",
-)
-REQUEST_BYTES = _metric(
-    Kind.HISTOGRAM,
-    "request_object_bytes",
-    (LIBRARY,),
-    "Bytes that PUTs stored and GETs returned, by operation. A GET through a reader counts when the reader is closed.",
-    "Its `_sum` is the throughput. The sizes of `put` are what `nos-ec simulate --sizes` wants to know.",
-    "operation",
-)
-REQUEST_FAILURES = _counter(
-    "request_failures",
-    (LIBRARY,),
-    "Requests that failed, by operation and kind of error (PYTHON.md). `other`: an error that is none of ours, such as"
-    " one of the stream that a PUT reads.",
-    "`not_found` and `invalid_input` are the users' own. Alert on `corrupt`, on `no_space`, and on a steady rate of"
-    " `transient`.",
-    "operation",
-    "kind",
-)
-REQUESTS_UNDER_WAY = _gauge(
-    "requests_under_way",
-    (LIBRARY,),
-    "Requests under way.",
-    "At the limit of the program's threads, requests wait for each other.",
-)
+METRICS: list[Metric] = [*_declared.metrics, *LIBRARY_METRICS]
+"""All metrics, in the order of the reference."""
 
 
 def reference() -> str:

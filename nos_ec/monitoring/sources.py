@@ -12,9 +12,14 @@ from nos_ec.core.ids import time_of
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.placement import GroupState
 from nos_ec.engine.housekeeping import Housekeeping
+from nos_ec.engine.landing_log import LandingLog
 from nos_ec.engine.leases import HeldLease
+from nos_ec.engine.log_bypass import LogBypass
+from nos_ec.engine.log_figures import LogFigures
 from nos_ec.engine.parking import Parking
+from nos_ec.engine.put_queue import PutQueue
 from nos_ec.engine.requests import Requests
+from nos_ec.monitoring import library_metrics as of_library
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.ports.block_store import ReadCounters
@@ -25,13 +30,14 @@ from nos_ec.ports.metadata import Metadata, Totals
 class StoreFigures:
     """The state of the whole store. Sizes are in bytes. `totals` is as of `at_ms`, which may be a while ago; the other
     figures are of now. free_bytes is None while it cannot be determined because a shard is missing; lag is None while
-    the message log does not answer."""
+    the message log does not answer; landing_log is None for a store without one."""
 
     totals: Totals
     at_ms: int
     geometry: Geometry
     free_bytes: int | None
     lag: int | None
+    landing_log: LogFigures | None = None
 
 
 def store_samples(figures: StoreFigures, now_ms: int) -> Iterator[Sample]:
@@ -55,6 +61,16 @@ def store_samples(figures: StoreFigures, now_ms: int) -> Iterator[Sample]:
         yield Sample(m.STORE_FREE_BYTES, figures.free_bytes)
     if figures.lag is not None:
         yield Sample(m.LAG_MESSAGES, figures.lag)
+    if figures.landing_log is not None:
+        yield from _log_samples(figures.landing_log)
+
+
+def _log_samples(log: LogFigures) -> Iterator[Sample]:
+    for state, segments in log.segments.items():
+        yield Sample(m.STORE_LANDING_SEGMENTS, segments.count, (state.value,))
+        yield Sample(m.STORE_LANDING_SEGMENT_BYTES, segments.bytes, (state.value,))
+    if log.free_bytes is not None:
+        yield Sample(m.STORE_LANDING_LOG_FREE_BYTES, log.free_bytes)
 
 
 def waiting_samples(metadata: Metadata, now_ms: int) -> Iterator[Sample]:
@@ -90,19 +106,36 @@ def read_samples(counters: ReadCounters) -> Iterator[Sample]:
     yield Sample(m.TIMED_OUT_READS, counters.timed_out_reads)
 
 
+def batch_samples(puts: PutQueue) -> Iterator[Sample]:
+    """The batches of PUTs of this process, and what its landing log did with them."""
+    yield Sample(of_library.PUT_BATCH_OBJECTS, puts.batch_objects)
+    lander = puts.batches.lander
+    if isinstance(lander, LogBypass):
+        yield Sample(of_library.LOG_PASSED_FULL, lander.passed_full)
+        lander = lander.log
+    if isinstance(lander, LandingLog):
+        counters = lander.counters
+        yield Sample(of_library.LOG_BATCHES, counters.batches)
+        yield Sample(of_library.LOG_RECORDS, counters.records)
+        yield Sample(of_library.LOG_BYTES, counters.bytes)
+        yield Sample(of_library.LOG_FAILED_APPENDS, counters.failed)
+        yield Sample(of_library.LOG_OPENED, counters.opened)
+        yield Sample(of_library.LOG_SEALED, counters.sealed)
+
+
 def request_samples(requests: Requests) -> Iterator[Sample]:
     """The requests of a store's users in this process."""
     for operation, tally in requests.tallies.items():
-        yield Sample(m.REQUEST_SECONDS, tally.seconds, (operation,))
+        yield Sample(of_library.REQUEST_SECONDS, tally.seconds, (operation,))
         for kind, count in tally.failures.items():
-            yield Sample(m.REQUEST_FAILURES, count, (operation, kind))
+            yield Sample(of_library.REQUEST_FAILURES, count, (operation, kind))
     for operation in ("put", "get"):
-        yield Sample(m.REQUEST_BYTES, requests.tallies[operation].sizes, (operation,))
-    yield Sample(m.REQUESTS_UNDER_WAY, len(requests.under_way))
+        yield Sample(of_library.REQUEST_BYTES, requests.tallies[operation].sizes, (operation,))
+    yield Sample(of_library.REQUESTS_UNDER_WAY, len(requests.under_way))
 
 
 def housekeeping_samples(housekeeping: Housekeeping, now_ms: int) -> Iterator[Sample]:
-    """Recovery and reaper of this process."""
+    """Recovery, reaper, and on a landing log the trimmer and the copying of stragglers, of this process."""
     done = housekeeping.done
     yield Sample(m.HOUSEKEEPING_FAILURES, housekeeping.failures)
     yield Sample(m.REAPER_DELETED, done.reaper.deleted)
@@ -111,6 +144,11 @@ def housekeeping_samples(housekeeping: Housekeeping, now_ms: int) -> Iterator[Sa
     yield Sample(m.REAPER_POSTPONED, done.reaper.postponed)
     yield Sample(m.LEASES_FENCED, done.recovery.leases_fenced)
     yield Sample(m.BLOCKS_RECOVERED, done.recovery.blocks_sealed)
+    yield Sample(m.SEGMENTS_RECOVERED, done.recovery.segments_sealed)
+    yield Sample(m.TRIMMER_RELEASED, done.trimmer.released)
+    yield Sample(m.TRIMMER_RELEASED_BYTES, done.trimmer.released_bytes)
+    yield Sample(m.FORWARD_OBJECTS, done.forward.objects)
+    yield Sample(m.FORWARD_BYTES, done.forward.bytes)
     yield from parking_samples(housekeeping.parkings, now_ms)
 
 

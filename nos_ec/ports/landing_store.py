@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import LandingId
 from nos_ec.ports.clock import Beat, unwatched
 
@@ -21,6 +21,14 @@ class LandingStore(Protocol):
 
         Ids are never used twice: raises Conflict when the id exists. Raises NoSpace, Transient. After an error the copy
         may or may not exist; the caller's deletion queue already holds the id.
+        """
+        ...
+
+    def put_many(self, copies: Sequence[tuple[LandingId, bytes]]) -> Mapping[LandingId, NosError]:
+        """Store several copies with different ids, several at a time, each as `put` does.
+
+        Returns those that are not stored, or perhaps not, each with what `put` would have raised. All others are
+        durable. A copy that fails does not stop the others.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -9,9 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nos_ec.core.errors import ConfigError, InvalidInput
+from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import ObjectKey
 from nos_ec.settings.sections import LogSettings, Settings
 
+DEVICES_MAX = 64
+SEGMENTS_MIN = 4
+"""A lane has one segment, and the next one is made ahead."""
 UTF8_ADVICE = "rename the file or folder, or use another value"
 
 
@@ -58,6 +63,7 @@ def cross_check(settings: Settings) -> Iterator[Problem]:
         yield _wrong("store.metadata_url_file", "store.metadata_url is also set; remove one of them")
     yield from _backends(settings)
     yield from _metadata_url(settings)
+    yield from _landing(settings)
     reserve_bytes = settings.gc.reserve_bytes
     if 0 < reserve_bytes < geometry.block_size:
         yield _wrong(
@@ -82,6 +88,43 @@ def cross_check(settings: Settings) -> Iterator[Problem]:
 
 def _wrong(setting: str, why: str) -> Problem:
     return Problem(f"{setting}: {why}", setting)
+
+
+def _landing(settings: Settings) -> Iterator[Problem]:
+    landing = settings.landing
+    if settings.store.backend != "local":
+        if landing.devices:
+            yield _wrong("landing.devices", 'only store.backend = "local" has devices; remove it')
+        if landing.copies > 1:
+            yield _wrong("landing.copies", "the landing pool says how many copies there are; remove it")
+        return
+    entries = [entry.strip() for entry in landing.devices.split(",")] if landing.devices else []
+    if "" in entries:
+        yield _wrong("landing.devices", "there is no path before or after one of the commas; remove the comma")
+    if bad := [entry for entry in entries if "\0" in entry or not is_utf8(entry)]:
+        yield _wrong("landing.devices", f"{bad[0]!r} is no path; {UTF8_ADVICE}")
+        return
+    paths = [os.path.normpath(path) for path in landing.paths(settings.store.root)]
+    if twice := [path for index, path in enumerate(paths) if path in paths[:index]]:
+        yield _wrong("landing.devices", f"{twice[0]} is named twice; name each device once")
+    if len(paths) > DEVICES_MAX:
+        yield _wrong("landing.devices", f"{len(paths)} devices are named; use at most {DEVICES_MAX}")
+    if landing.copies > len(set(paths)):
+        yield _wrong(
+            "landing.copies",
+            f"{landing.copies} copies need as many devices, and landing.devices names {len(set(paths))}; name more",
+        )
+    if landing.segment_bytes % PAGE:
+        yield _wrong("landing.segment_bytes", f"{landing.segment_bytes} is not a multiple of {PAGE}; use one")
+    if landing.device_bytes % PAGE:
+        yield _wrong("landing.device_bytes", f"{landing.device_bytes} is not a multiple of {PAGE}; use one")
+    least_bytes = SEGMENTS_MIN * landing.segment_bytes + (1 << 20)
+    if landing.device_bytes < least_bytes and any(not path.startswith("/dev/") for path in paths):
+        yield _wrong(
+            "landing.device_bytes",
+            f"{landing.device_bytes} has no room for {SEGMENTS_MIN} segments of landing.segment_bytes; use at least"
+            f" {least_bytes}",
+        )
 
 
 def _root(root: Path) -> Iterator[Problem]:

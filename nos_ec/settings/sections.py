@@ -6,24 +6,21 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 from pydantic.fields import FieldInfo
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, K_MAX, M_MAX, STRIPES_PER_BLOCK_MAX, Geometry
+from nos_ec.settings.landing import LandingSettings
 from nos_ec.settings.secret_files import read_secret
+from nos_ec.settings.section import DAY, HOUR, MINUTE, SECOND, Section
 from nos_ec.settings.values import Count, Flag, NonEmptyPath, Ratio, Size, Spread, Table
 
 _GEOMETRY = Geometry()
 _URL_FILE = "store.metadata_url_file"
-_SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class StoreSettings(_Section):
+class StoreSettings(Section):
     """Where the store keeps its data."""
 
     backend: Literal["local", "ceph"] = Field(
@@ -78,7 +75,7 @@ class StoreSettings(_Section):
         return f"sqlite:///{quote(str(self.root.absolute() / 'metadata.db'))}"
 
 
-class CephSettings(_Section):
+class CephSettings(Section):
     """The Ceph cluster of `store.backend = "ceph"` (CEPH.md). Each kind of process can have its own user: set user and
     keyring_file in its environment."""
 
@@ -117,22 +114,22 @@ class CephSettings(_Section):
         description="RADOS namespace in both pools. It separates several stores in the same pools.",
     )
     op_timeout_ms: Count = Field(
-        default=10 * _SECOND,
-        ge=_SECOND,
-        le=_HOUR,
+        default=10 * SECOND,
+        ge=SECOND,
+        le=HOUR,
         description="Time limit of one read or write, in milliseconds, rounded up to whole seconds. After that,"
         " the operation counts as failed and is retried.",
     )
     connect_timeout_ms: Count = Field(
-        default=15 * _SECOND,
-        ge=_SECOND,
-        le=_HOUR,
+        default=15 * SECOND,
+        ge=SECOND,
+        le=HOUR,
         description="Time limit for connecting, and for each command to the monitors, in milliseconds; also"
         " rounded up.",
     )
 
 
-class GeometrySettings(_Section):
+class GeometrySettings(Section):
     """Shape of stripes and blocks. Fixed when the store is initialised; a different geometry is refused later."""
 
     k: Count = Field(default=_GEOMETRY.k, ge=1, le=K_MAX, description="Data chunks per stripe.")
@@ -161,34 +158,34 @@ class GeometrySettings(_Section):
         return Geometry(self.k, self.m, self.chunk_size, self.stripes_per_block, self.stripes_per_group_max)
 
 
-class PutSettings(_Section):
+class PutSettings(Section):
     """What happens to an object when it arrives."""
 
     min_age_ms: Count = Field(
         default=0,
         ge=0,
-        le=30 * _DAY,
+        le=30 * DAY,
         description="Minimum time an object stays in the landing store before it is packed, in milliseconds. 0 packs"
         " at once and keeps the landing store smallest. Where many objects are soon deleted or overwritten, an hour"
         " (3600000) avoids packing them at all. Safety does not depend on this setting.",
     )
     reservation_ms: Count = Field(
-        default=_HOUR,
-        ge=_SECOND,
-        le=7 * _DAY,
+        default=HOUR,
+        ge=SECOND,
+        le=7 * DAY,
         description="How long a PUT may take, in milliseconds, before its landing copy counts as abandoned. A PUT that"
         " takes longer fails and can be retried.",
     )
     lease_ttl_ms: Count = Field(
-        default=30 * _SECOND,
-        ge=_SECOND,
+        default=30 * SECOND,
+        ge=SECOND,
         le=LEASE_MS_MAX,
         description="How long the writer lease of a large PUT lasts without renewal, in milliseconds. This sets how"
         " soon the blocks of a killed PUT are recovered.",
     )
 
 
-class GetSettings(_Section):
+class GetSettings(Section):
     """Reading objects."""
 
     location_cache_objects: Count = Field(
@@ -200,32 +197,32 @@ class GetSettings(_Section):
         " is seen up to location_cache_ms late. Meant for a single gateway, or for objects that are never overwritten.",
     )
     location_cache_ms: Count = Field(
-        default=10 * _SECOND,
+        default=10 * SECOND,
         ge=1,
-        le=_DAY,
+        le=DAY,
         description="How long a location is cached, in milliseconds, and how late another process's change may be"
         " seen. Keep it below gc.block_grace_ms; otherwise reads from deleted blocks need a second look-up.",
     )
 
 
-class ProducerSettings(_Section):
+class ProducerSettings(Section):
     """Publishing objects that wait to be packed."""
 
     batch_objects: Count = Field(default=1000, ge=1, le=100_000, description="Rows scanned and published per batch.")
     republish_ms: Count = Field(
-        default=10 * _MINUTE,
-        ge=_SECOND,
-        le=30 * _DAY,
+        default=10 * MINUTE,
+        ge=SECOND,
+        le=30 * DAY,
         description="Time in milliseconds after which an object that was published but is still not packed becomes due"
         " again. It is published again if the consumers have passed its event, or if the log has lost it. Keep it"
         " above consumer.linger_ms, or healthy objects are published twice.",
     )
     idle_wait_ms: Count = Field(
-        default=500, ge=1, le=_HOUR, description="Milliseconds between scans when there was nothing to publish."
+        default=500, ge=1, le=HOUR, description="Milliseconds between scans when there was nothing to publish."
     )
     lease_ttl_ms: Count = Field(
-        default=30 * _SECOND,
-        ge=_SECOND,
+        default=30 * SECOND,
+        ge=SECOND,
         le=LEASE_MS_MAX,
         description="How long a producer's leases last without renewal, in milliseconds. This sets how soon the others"
         " take over from a killed producer, and how soon a new one gets its share. Keep it above the time to publish a"
@@ -233,7 +230,7 @@ class ProducerSettings(_Section):
     )
 
 
-class ConsumerSettings(_Section):
+class ConsumerSettings(Section):
     """Packing published objects into stripes."""
 
     group: str = Field(default="packer", min_length=1, max_length=200, description="Consumer group of the message log.")
@@ -249,16 +246,16 @@ class ConsumerSettings(_Section):
         description="Number of waiting objects that the packer chooses from. 1000 comes near the proven bound.",
     )
     linger_ms: Count = Field(
-        default=_MINUTE,
+        default=MINUTE,
         ge=0,
-        le=_DAY,
+        le=DAY,
         description="Longest time an object waits for others to share its stripe, in milliseconds. After that, the"
         " stripe is written even if it is not full.",
     )
     linger_max_ms: Count = Field(
-        default=_HOUR,
+        default=HOUR,
         ge=0,
-        le=_DAY,
+        le=DAY,
         description="Longest time an object waits, in milliseconds, while too few objects wait to fill their stripe to"
         " linger_fill_min; it then replaces linger_ms. Meanwhile the objects are safe in the landing store. A value"
         " below linger_ms counts as linger_ms.",
@@ -283,23 +280,23 @@ class ConsumerSettings(_Section):
     poll_messages_max: Count = Field(
         default=1000, ge=1, le=100_000, description="Maximum number of messages taken from the log at a time."
     )
-    idle_wait_ms: Count = Field(default=500, ge=1, le=_HOUR, description="Milliseconds to wait for messages when idle.")
+    idle_wait_ms: Count = Field(default=500, ge=1, le=HOUR, description="Milliseconds to wait for messages when idle.")
     lease_ttl_ms: Count = Field(
-        default=30 * _SECOND,
-        ge=_SECOND,
+        default=30 * SECOND,
+        ge=SECOND,
         le=LEASE_MS_MAX,
         description="How long a writer lease lasts without renewal, in milliseconds. This sets how soon the blocks of"
         " a killed consumer (or GC) are recovered, and how long a process may stall before it is fenced.",
     )
 
 
-class ReaperSettings(_Section):
+class ReaperSettings(Section):
     """Deleting landing copies of packed objects, and recovery."""
 
     landing_grace_ms: Count = Field(
-        default=10 * _MINUTE,
+        default=10 * MINUTE,
         ge=0,
-        le=30 * _DAY,
+        le=30 * DAY,
         description="How long a landing copy is kept after its object is packed, in milliseconds. Before the copy is"
         " deleted, the packed bytes are always read back and verified.",
     )
@@ -311,11 +308,11 @@ class ReaperSettings(_Section):
         " them once per batch, so a batch should contain many copies for each folder.",
     )
     wait_ms: Count = Field(
-        default=5 * _SECOND, ge=1, le=_HOUR, description="Milliseconds between rounds of housekeeping in a daemon."
+        default=5 * SECOND, ge=1, le=HOUR, description="Milliseconds between rounds of housekeeping in a daemon."
     )
 
 
-class GcSettings(_Section):
+class GcSettings(Section):
     """Reclaiming the space of deleted and overwritten objects."""
 
     hole_ratio_min: Ratio = Field(
@@ -327,15 +324,15 @@ class GcSettings(_Section):
         " 0.45 for 8+3.",
     )
     block_grace_ms: Count = Field(
-        default=10 * _MINUTE,
+        default=10 * MINUTE,
         ge=0,
-        le=30 * _DAY,
+        le=30 * DAY,
         description="Milliseconds between emptying a block and deleting it. Keep it above the longest read.",
     )
     block_grace_ms_min: Count = Field(
-        default=_MINUTE,
+        default=MINUTE,
         ge=0,
-        le=30 * _DAY,
+        le=30 * DAY,
         description="Grace period in milliseconds that replaces block_grace_ms when space is so short that GC could"
         " not continue, or that PUTs are refused. Keep it above the longest read, too: above the sum of"
         " ceph.op_timeout_ms and get.location_cache_ms. A value above block_grace_ms counts as block_grace_ms.",
@@ -360,22 +357,22 @@ class GcSettings(_Section):
         default=1000, ge=1, le=1_000_000, description="Maximum number of blocks rewritten in one run."
     )
     cool_down_ms_max: Count = Field(
-        default=_DAY,
+        default=DAY,
         ge=0,
-        le=30 * _DAY,
+        le=30 * DAY,
         description="Longest time in milliseconds for which GC skips a block that it could not collect, so that the"
         " other blocks get their turn. The time starts at 10 minutes and doubles with each failure in a row. Lowering"
         " this setting brings such blocks back sooner, for example after a repair; with 0 no block is skipped.",
     )
     wait_ms: Count = Field(
-        default=10 * _MINUTE,
+        default=10 * MINUTE,
         ge=1,
-        le=30 * _DAY,
+        le=30 * DAY,
         description="Milliseconds between runs of `gc run --loop`. Runs started by cron do not use it.",
     )
 
 
-class LogSettings(_Section):
+class LogSettings(Section):
     """The message log between producers and consumers."""
 
     backend: Literal["local", "kafka"] = Field(
@@ -401,15 +398,15 @@ class LogSettings(_Section):
         description="`spread` of single buckets.",
     )
     session_ms: Count = Field(
-        default=10 * _SECOND,
+        default=10 * SECOND,
         ge=100,
-        le=_HOUR,
+        le=HOUR,
         description="Milliseconds after which a consumer whose process died loses its partitions to the others. On the"
         " embedded log, so does one that does not poll; on Kafka, see kafka.poll_interval_ms_max.",
     )
 
 
-class KafkaSettings(_Section):
+class KafkaSettings(Section):
     """The topic of `log.backend = "kafka"` (KAFKA.md)."""
 
     servers: str | None = Field(
@@ -435,19 +432,19 @@ class KafkaSettings(_Section):
         description="Replicas a message needs to count as published, used when `nos-ec init` creates the topics.",
     )
     retention_ms: Count = Field(
-        default=7 * _DAY,
-        ge=_DAY,
-        le=3650 * _DAY,
+        default=7 * DAY,
+        ge=DAY,
+        le=3650 * DAY,
         description="How long a pack request is kept, in milliseconds, used when `nos-ec init` creates the topic. Keep"
         " it above the longest planned outage of all consumers.",
     )
     request_timeout_ms: Count = Field(
-        default=30 * _SECOND, ge=_SECOND, le=_HOUR, description="Time limit of a broker request, in milliseconds."
+        default=30 * SECOND, ge=SECOND, le=HOUR, description="Time limit of a broker request, in milliseconds."
     )
     poll_interval_ms_max: Count = Field(
-        default=5 * _MINUTE,
-        ge=_SECOND,
-        le=_DAY,
+        default=5 * MINUTE,
+        ge=SECOND,
+        le=DAY,
         description="Time in milliseconds after which a consumer that hangs loses its partitions. Keep it well above"
         " the slowest group write, and not below log.session_ms.",
     )
@@ -474,7 +471,7 @@ class KafkaSettings(_Section):
         return self.options | {key: value.get_secret_value() for key, value in self.secrets.items()}
 
 
-class ApiSettings(_Section):
+class ApiSettings(Section):
     """The read-only admin API, `nos-ec api` (API.md)."""
 
     host: str = Field(
@@ -504,7 +501,7 @@ class ApiSettings(_Section):
     )
 
 
-class MonitoringSettings(_Section):
+class MonitoringSettings(Section):
     """Monitoring the daemons: /livez, /readyz and /metrics of each, on its own port. The API has its own section."""
 
     host: str = Field(
@@ -531,22 +528,22 @@ class MonitoringSettings(_Section):
         description="TCP port of the endpoint of gc run --loop. 0: no endpoint. A run from cron never has one.",
     )
     stall_ms_max: Count = Field(
-        default=2 * _MINUTE,
-        ge=_SECOND,
-        le=_DAY,
+        default=2 * MINUTE,
+        ge=SECOND,
+        le=DAY,
         description="Time in milliseconds after which a loop that has made no turn counts as stuck: /livez then fails,"
         " and systemd's watchdog is no longer fed. Keep it above the longest write or query that you would wait for.",
     )
     figures_ms: Count = Field(
-        default=15 * _SECOND,
+        default=15 * SECOND,
         ge=0,
-        le=_HOUR,
+        le=HOUR,
         description="How long the figures of the whole store are cached between scrapes, in milliseconds. In a large"
         " store one of the daemons computes their sums for all processes, this often at most.",
     )
 
 
-class LoggingSettings(_Section):
+class LoggingSettings(Section):
     """What the daemons write to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
@@ -557,12 +554,13 @@ class LoggingSettings(_Section):
     )
 
 
-class Settings(_Section):
+class Settings(Section):
     """All sections. Every field has a default, so an empty file is a valid one."""
 
     store: StoreSettings = StoreSettings()
     ceph: CephSettings = CephSettings()
     geometry: GeometrySettings = GeometrySettings()
+    landing: LandingSettings = LandingSettings()
     put: PutSettings = PutSettings()
     get: GetSettings = GetSettings()
     producer: ProducerSettings = ProducerSettings()

@@ -16,8 +16,8 @@ from nos_ec.ports.landing_store import LandingStore
 
 
 def new_landing_id() -> LandingId:
-    """Return a landing id that was never used."""
-    return LandingId(os.urandom(16))
+    """Return the landing id of a copy that was never used."""
+    return LandingId(b"\x01" + os.urandom(15))
 
 
 class LandingStoreContract:
@@ -81,6 +81,28 @@ class LandingStoreContract:
                 puts = [pool.submit(put, h, d, landing_id, start) for h, d in ((landing, b"a" * 9999), (other, b"b"))]
                 winners = [data for each in puts if (data := each.result()) is not None]
             assert winners == [landing.read(landing_id)]
+
+    def test_put_many(self, landing: LandingStore, other: LandingStore) -> None:
+        copies = {new_landing_id(): Random(number).randbytes(number * 997) for number in range(100)}
+        assert landing.put_many(list(copies.items())) == {}
+        for handle in (landing, other):
+            assert {landing_id: handle.read(landing_id) for landing_id in handle.list_ids()} == copies
+        assert landing.put_many([]) == {}
+
+    def test_a_copy_that_fails_does_not_stop_the_others(self, landing: LandingStore) -> None:
+        taken = [new_landing_id() for _ in range(3)]
+        for landing_id in taken:
+            landing.put(landing_id, b"first")
+        free = [new_landing_id() for _ in range(20)]
+        failed = landing.put_many([(one, b"second") for one in (taken[0], *free[:10], taken[1], *free[10:], taken[2])])
+        assert failed.keys() == set(taken)
+        for landing_id, error in failed.items():
+            assert isinstance(error, Conflict)
+            assert error.landing_id == landing_id
+        assert all(landing.read(landing_id) == b"first" for landing_id in taken)
+        assert all(landing.read(landing_id) == b"second" for landing_id in free)
+        (alone,) = landing.put_many([(taken[0], b"second")]).values()
+        assert isinstance(alone, Conflict)
 
     def test_ranges(self, landing: LandingStore) -> None:
         landing_id, data = new_landing_id(), Random(1).randbytes(10_000)

@@ -11,6 +11,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.messages import PackRequest
+from nos_ec.core.slots import ALL_SLOTS
 from nos_ec.ports.metadata import (
     GroupCommit,
     LandingDeletion,
@@ -22,6 +23,7 @@ from nos_ec.ports.metadata import (
     ObjectRow,
     Segment,
 )
+from nos_ec.testing.audit import all_objects
 
 GEOMETRY = Geometry(k=2, m=1, chunk_size=16384, stripes_per_block=8, stripes_per_group_max=4)
 """Small on purpose: a stripe of 32 KiB."""
@@ -31,8 +33,9 @@ RESERVED_MS = 60_000
 
 
 def new_landing_id() -> LandingId:
-    """An id that was never used."""
-    return LandingId(secrets.token_bytes(16))
+    """The id of a copy in the landing store that was never used."""
+    random = secrets.token_bytes(16)
+    return LandingId(bytes([random[0] & 0x7F]) + random[1:])
 
 
 def pack_request(row: ObjectRow) -> PackRequest:
@@ -65,7 +68,7 @@ class MetadataBench:
 
     def put(self, name: str, size: int = 1000, *, bucket: str = "bucket", due_ms: int = 0) -> ObjectRow:
         """PUT one object."""
-        return self.metadata.record_puts([self.new(name, size, bucket=bucket, due_ms=due_ms)], self.now_ms)[0]
+        return self.record([self.new(name, size, bucket=bucket, due_ms=due_ms)])[0]
 
     def put_all(self, names: Sequence[str], size: int = 1000) -> list[ObjectRow]:
         """PUT several objects at once."""
@@ -75,7 +78,14 @@ class MetadataBench:
             NewObject(ObjectKey("bucket", name), size, size * 7 + 1, bytes(16), landing_id, self.now_ms)
             for name, landing_id in zip(names, ids, strict=True)
         ]
-        return self.metadata.record_puts(new, self.now_ms)
+        return self.record(new)
+
+    def record(self, new: Sequence[NewObject], later_ms: int = 0) -> list[ObjectRow]:
+        """Record PUTs, `later_ms` from now; all of them must succeed."""
+        answers = self.metadata.record_puts(new, self.now_ms + later_ms)
+        rows = [answer for answer in answers if isinstance(answer, ObjectRow)]
+        assert len(rows) == len(answers), answers
+        return rows
 
     def lease(self, name: str = "") -> Lease:
         """Acquire the lease of a writer with this name, or of a new writer."""
@@ -137,7 +147,11 @@ class MetadataBench:
         return {entry.landing_id: entry for entry in self.metadata.due_deletions(2**60, 100_000)}
 
     def check_counters(self) -> None:
-        """Check invariants 3 and 6: the counters of each block match its rows and sum to its size."""
+        """Check invariants 3 and 6: the counters of each block match its rows and sum to its size. Also that what is in
+        the landing store waits to be packed (invariant 5), and nothing else does."""
+        landed = sorted((row.object_id, row) for row in all_objects(self.metadata) if row.state.in_landing)
+        waiting = self.metadata.due_objects(2**60, 100_000, ALL_SLOTS)
+        assert sorted((row.object_id, row) for row in waiting) == landed
         for block in self.metadata.list_blocks(None, 100_000):
             placed = self.metadata.placed_in(block.block_id)
             size = block.stripes * GEOMETRY.stripe_size

@@ -10,12 +10,21 @@ from dataclasses import replace
 
 import pytest
 
-from nos_ec.core.errors import ConfigError, Conflict, InvalidInput, LeaseLost, NotFound, Transient
+from nos_ec.core.errors import ConfigError, Conflict, InvalidInput, LeaseLost, NosError, NotFound, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.slots import ALL_SLOTS, LEASE_PREFIX
-from nos_ec.ports.metadata import GroupCommit, LandingDeletion, Lease, Metadata, Move, NewObject, StoredTotals
+from nos_ec.ports.metadata import (
+    GroupCommit,
+    LandingDeletion,
+    Lease,
+    Metadata,
+    Move,
+    NewObject,
+    ObjectRow,
+    StoredTotals,
+)
 from nos_ec.testing.audit import counted_totals
 from nos_ec.testing.metadata_bench import (
     GEOMETRY,
@@ -27,6 +36,7 @@ from nos_ec.testing.metadata_bench import (
 )
 from nos_ec.testing.metadata_block_contract import BlockContract
 from nos_ec.testing.metadata_producer_contract import ProducerContract
+from nos_ec.testing.metadata_segment_contract import LandingSegmentContract
 
 SIZE = GEOMETRY.stripe_size
 
@@ -66,6 +76,13 @@ class IdentityContract:
         assert metadata.find_store_id() == "first"
 
 
+def assert_too_late(answer: ObjectRow | NosError, new: NewObject) -> None:
+    """The answer to a PUT whose reservation is over."""
+    assert isinstance(answer, Transient), answer
+    assert "longer than its reservation" in str(answer)
+    assert answer.key == new.key
+
+
 class PutContract:
     """reserve_landing, record_puts, next_version."""
 
@@ -79,7 +96,7 @@ class PutContract:
 
     def test_a_put_becomes_current_and_leaves_the_queue(self, bench: MetadataBench) -> None:
         new = bench.new("å/✓ name", 123)
-        (row,) = bench.metadata.record_puts([new], bench.now_ms)
+        (row,) = bench.record([new])
         assert row == bench.metadata.get(new.key)
         assert (row.key, row.size, row.crc32c, row.md5) == (new.key, new.size, new.crc32c, new.md5)
         assert (row.state, row.landing_id, row.extent) == (ObjectState.LANDED, new.landing_id, None)
@@ -139,45 +156,82 @@ class PutContract:
 
     def test_a_later_put_in_a_batch_overwrites_an_earlier_one(self, bench: MetadataBench) -> None:
         first, second = bench.new("n", 10), bench.new("n", 20)
-        rows = bench.metadata.record_puts([first, second], bench.now_ms)
+        rows = bench.record([first, second])
         assert rows[1] == bench.get("n")
         assert (rows[1].size, rows[1].version) == (20, rows[0].version + 1)
         assert list(bench.deletions()) == [first.landing_id]
 
     @pytest.mark.invariant(2)
     def test_a_doomed_reservation_records_nothing(self, bench: MetadataBench) -> None:
-        late, fine = bench.new("late"), bench.new("fine")
+        late = bench.new("late")
+        assert late.landing_id is not None
+        assert bench.metadata.doom_landing({late.landing_id: None}) == {late.landing_id}
+        for _ in range(2):
+            (refused,) = bench.metadata.record_puts([late], bench.now_ms)
+            assert_too_late(refused, late)
+        bench.metadata.forget_landing([late.landing_id])
+        (refused,) = bench.metadata.record_puts([late], bench.now_ms)
+        assert_too_late(refused, late)
+        assert bench.metadata.list_objects("bucket", "", "", 10) == []
+
+    @pytest.mark.invariant(2)
+    def test_puts_that_are_too_late_stop_no_others(self, bench: MetadataBench) -> None:
+        """Neither those of other keys nor those of their own key, before them and after."""
+        old = bench.put("overwritten")
+        new = [bench.new(name, size) for size, name in enumerate(["late", "a", "overwritten", "a", "b", "b", "b"], 1)]
+        too_late = [new[0], new[2], new[3], new[5]]
+        ids = [one.landing_id for one in too_late if one.landing_id is not None]
+        assert bench.metadata.doom_landing(dict.fromkeys(ids)) == set(ids)
+        for later_ms in range(2):
+            answers = bench.metadata.record_puts(new, bench.now_ms + later_ms)
+            for one, answer in zip(new, answers, strict=True):
+                if one in too_late:
+                    assert_too_late(answer, one)
+                else:
+                    assert isinstance(answer, ObjectRow)
+                    assert (answer.key, answer.size, answer.landing_id) == (one.key, one.size, one.landing_id)
+            assert bench.get("overwritten") == old
+            assert [bench.get("a"), bench.get("b")] == [answers[1], answers[6]]
+            assert [row.key.name for row in bench.metadata.list_objects("bucket", "", "", 10)] == [
+                "a",
+                "b",
+                "overwritten",
+            ]
+        assert bench.deletions().keys() == {*ids, new[4].landing_id}
+
+    @pytest.mark.invariant(2)
+    def test_puts_that_are_recorded_together(self, bench: MetadataBench) -> None:
+        """All of them or none, also when one that is too late comes second to its key."""
+        fine, late = [bench.new("a"), bench.new("b")], bench.new("a")
         assert late.landing_id is not None
         assert bench.metadata.doom_landing({late.landing_id: None}) == {late.landing_id}
         for _ in range(2):
             with pytest.raises(Transient, match="longer than its reservation"):
-                bench.metadata.record_puts([fine, late], bench.now_ms)
-        bench.metadata.forget_landing([late.landing_id])
-        with pytest.raises(Transient, match="longer than its reservation"):
-            bench.metadata.record_puts([fine, late], bench.now_ms)
-        assert bench.metadata.list_objects("bucket", "", "", 10) == []
-        assert bench.metadata.record_puts([fine], bench.now_ms)[0].landing_id == fine.landing_id
+                bench.metadata.record_puts([*fine, late], bench.now_ms, together=True)
+            assert bench.metadata.list_objects("bucket", "", "", 10) == []
+        rows = bench.metadata.record_puts(fine, bench.now_ms, together=True)
+        assert rows == [bench.get("a"), bench.get("b")]
 
     @pytest.mark.invariant(5)
     def test_recording_again_changes_nothing(self, bench: MetadataBench) -> None:
         new = bench.new("n")
-        first = bench.metadata.record_puts([new], bench.now_ms)
-        assert bench.metadata.record_puts([new], bench.now_ms + 5) == first
+        first = bench.record([new])
+        assert bench.record([new], later_ms=5) == first
         bench.pack(first)
-        (again,) = bench.metadata.record_puts([new], bench.now_ms + 5)
+        (again,) = bench.record([new], later_ms=5)
         assert again == bench.get("n")
         assert again.state is ObjectState.PACKED
 
     @pytest.mark.invariant(5)
     def test_recording_again_does_not_bring_an_old_version_back(self, bench: MetadataBench) -> None:
         new = bench.new("n")
-        (first,) = bench.metadata.record_puts([new], bench.now_ms)
+        (first,) = bench.record([new])
         newer = bench.put("n")
-        (again,) = bench.metadata.record_puts([new], bench.now_ms + 5)
+        (again,) = bench.record([new], later_ms=5)
         assert (again.object_id, again.version) == (first.object_id, first.version)
         assert bench.get("n") == newer
         bench.delete("n")
-        bench.metadata.record_puts([new], bench.now_ms + 5)
+        bench.record([new], later_ms=5)
         with pytest.raises(NotFound):
             bench.get("n")
 
@@ -878,6 +932,7 @@ class MetadataContract(
     CommitContract,
     BlockContract,
     LandingContract,
+    LandingSegmentContract,
     FiguresContract,
 ):
     """The whole contract."""

@@ -168,7 +168,7 @@ class MetadataRaces(MetadataSuite):
                 partial(bench.metadata.doom_landing, {landing_id: None}),
             )
             if doomed:
-                assert isinstance(recorded, Transient)
+                assert isinstance(recorded[0], Transient)
                 with pytest.raises(NotFound):
                     bench.get(f"n{i}")
             else:

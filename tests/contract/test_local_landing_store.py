@@ -13,7 +13,7 @@ import pytest
 
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.core.errors import ConfigError, Conflict, NoSpace, NotFound, Transient
-from nos_ec.core.ids import LandingId
+from nos_ec.core.ids import LandingId, new_segment_id, record_id
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.testing.landing_store_contract import LandingStoreContract, new_landing_id
 from tests.rig.small_disk import small_disk
@@ -75,6 +75,16 @@ def test_processes_that_create_a_store_at_once_all_succeed(tmp_path: Path) -> No
             one.stdin.write("go\n")
             one.stdin.flush()
     assert [(one.communicate()[1], one.returncode) for one in creators] == [("", 0)] * len(creators)
+
+
+def test_a_record_of_a_log_that_is_not_known_is_not_taken_for_a_lost_copy(root: Path) -> None:
+    """A process that was started before the store had a landing log has the landing store alone."""
+    record = record_id(new_segment_id(1, 0), 4096, bytes(4))
+    landing = LocalLandingStore(root)
+    with pytest.raises(Transient, match="start the process again"):
+        landing.read(record)
+    with pytest.raises(Transient, match="start the process again"):
+        landing.read_range(record, 0, 1)
 
 
 def test_a_put_killed_before_its_rename_leaves_nothing(root: Path) -> None:

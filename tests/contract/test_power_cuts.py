@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -30,7 +30,8 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.ports.message_log import Message
 from nos_ec.testing.clock import FakeClock
-from tests.rig import sqlite_files
+from tests.rig import device_log_work, sqlite_files
+from tests.rig.device_log_work import Step
 from tests.rig.power_cut import FATES, Operation, Recorder, Site, cuts, memory_folder, points
 
 pytestmark = pytest.mark.invariant(1)
@@ -297,6 +298,31 @@ class Marks:
             assert len(owners) == 1
 
 
+class Segments:
+    """Segments of the landing log that are written, sealed and released, two copies of each."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.steps: list[Step] = []
+
+    def work(self, recorder: Recorder, root: Path) -> None:
+        self.history.recorder = recorder
+
+        def did(step: Step, act: Callable[[], Any]) -> Any:
+            answers: list[Any] = []
+            self.history.did(str(step), lambda: answers.append(act()))
+            self.steps.append(step)
+            return answers[0]
+
+        device_log_work.work(root, did)
+
+    def check(self, root: Path, position: int) -> None:
+        history = self.history
+        begun = [step for step in self.steps if history.was_begun(str(step), position)]
+        done = [step for step in self.steps if history.was_done(str(step), position)]
+        device_log_work.check(root, begun, done)
+
+
 # --- cutting --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Recorded:
@@ -339,7 +365,7 @@ def loses(recorded: Recorded, folder: Path, ignoring: Site) -> bool:
     return False
 
 
-CASES: list[Callable[[], Case]] = [Blocks, Copies, Log, Marks]
+CASES: list[Callable[[], Case]] = [Blocks, Copies, Log, Marks, Segments]
 
 
 @pytest.fixture(autouse=True)
@@ -400,5 +426,5 @@ def _syncs_in_code() -> Iterator[tuple[str, int]]:
 NOTHING_TO_KEEP = {"probe.py"}
 """This sync only finds out whether the disk accepts one. The file has no name, and is gone when it is closed."""
 
-SYNCS = {"fsync", "fdatasync", "sync_folder", "_sync", "_sync_folders", "sync"}
+SYNCS = {"fsync", "fdatasync", "sync_folder", "_sync", "_sync_folders", "sync", "O_DSYNC"}
 """The places that sync, and their callers, in nos_ec.adapters.local."""

@@ -224,7 +224,7 @@ def put_some(system: System, blocks: int, prefix: str) -> dict[ObjectKey, bytes]
     acknowledged = {ObjectKey(f"bucket-{i % 4}", f"{prefix}-{i}"): rng.randbytes(size) for i in range(count)}
     pairs = list(acknowledged.items())
     for first in range(0, count, 16):
-        system.store().put_many(pairs[first : first + 16], system.pool)
+        system.store().put_many(pairs[first : first + 16])
     return acknowledged
 
 

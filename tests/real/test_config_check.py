@@ -195,9 +195,9 @@ def test_rights_are_told(store: Store) -> None:
     assert found.said["database rights"][1] == "allowed: SELECT on all tables; nothing else"
     assert found.said["Ceph blocks access"][1] == found.said["Ceph landing access"][1] == "the user may only read"
     sql(store.url, f"GRANT INSERT, UPDATE, DELETE ON `{store.name}`.blocks TO '{user}'@'%'")
-    sql(store.url, f"GRANT UPDATE (state, due_ms) ON `{store.name}`.objects TO '{user}'@'%'")
+    sql(store.url, f"GRANT UPDATE (state, due_ms) ON `{store.name}`.waiting TO '{user}'@'%'")
     assert check(store, changes).said["database rights"][1] == (
-        "allowed: SELECT on all tables; INSERT on blocks; UPDATE on blocks, objects (state, due_ms);"
+        "allowed: SELECT on all tables; INSERT on blocks; UPDATE on blocks, waiting (due_ms, state);"
         " DELETE on blocks; nothing else"
     )
     sql(store.url, f"DROP USER '{user}'@'%'")

@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -104,7 +105,7 @@ class Flow:
     def _put(self, batch: dict[ObjectKey, bytes]) -> None:
         while not self._stop.is_set():
             try:
-                self.system.store().put_many(list(batch.items()), self.system.pool)
+                self.system.store().put_many(list(batch.items()))
             except Transient:
                 self.refused += 1
                 self._stop.wait(0.2)
@@ -166,7 +167,8 @@ class Flow:
 
     def unread(self, keys: list[ObjectKey]) -> list[ObjectKey]:
         """Read each once. Returns those that could not be read now. The bytes that are read must be right."""
-        return [key for key, refused in zip(keys, self.system.pool.map(self._is_refused, keys), strict=True) if refused]
+        with ThreadPoolExecutor(8) as pool:
+            return [key for key, refused in zip(keys, pool.map(self._is_refused, keys), strict=True) if refused]
 
     def await_read(self, keys: list[ObjectKey]) -> float:
         """Read each until it succeeds. Returns the seconds it took. While the remaining OSDs agree about a group, and

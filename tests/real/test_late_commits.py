@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import insert
 
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.adapters.sql.schema import OBJECTS
+from nos_ec.adapters.sql.schema import OBJECTS, WAITING
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.slots import ALL_SLOTS, bucket_slot
@@ -26,22 +26,21 @@ def metadata(request: pytest.FixtureRequest) -> Iterator[SqlMetadata]:
 
 def test_a_late_commit_is_due_like_any_other(metadata: SqlMetadata) -> None:
     bench = MetadataBench(metadata)
-    late = {
+    both = {"size": 1, "state": ObjectState.LANDED, "landing_id": new_landing_id()}
+    late = both | {
         "bucket": "late",
         "name": "n",
-        "slot": bucket_slot("late"),
         "version": 1,
-        "size": 1,
         "crc32c": 1,
         "md5": bytes(16),
-        "state": ObjectState.LANDED,
-        "landing_id": new_landing_id(),
-        "due_ms": bench.now_ms - 1000,
         "created_ms": bench.now_ms - 1000,
     }
+    waits = both | {"slot": bucket_slot("late"), "due_ms": bench.now_ms - 1000}
     newer = [bench.put("newer", bucket=bucket) for bucket in ("a", "late", "b")]
     with metadata._engine.connect() as connection:
-        connection.execute(insert(OBJECTS).values(late))
+        made = connection.execute(insert(OBJECTS).values(late)).inserted_primary_key
+        assert made is not None
+        connection.execute(insert(WAITING).values(waits | {"object_id": made[0]}))
         due = metadata.due_objects(bench.now_ms, 10, ALL_SLOTS)
         assert due == newer, "a transaction in the middle neither shows nor holds anybody up"
         connection.commit()

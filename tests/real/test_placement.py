@@ -233,7 +233,7 @@ def settle_and_check(made: Settings, work: Work) -> None:
         store = system.store()
         for key, data in work.data.items():
             assert store.get(key) == data
-        assert problems(system.metadata, system.blocks, system.landing) == []
+        assert problems(system.metadata, system.blocks, system.landing, system.medium) == []
 
 
 def _patient(made: Settings) -> Settings:

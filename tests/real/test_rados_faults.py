@@ -172,6 +172,26 @@ def test_all_headers_of_a_block_are_read_from_one_osd(ceph: CephCluster, blocks:
     assert osd_reads(ceph, lambda: blocks.read_many(block_id, extents) == headers, cost) == cost
 
 
+@pytest.mark.usefixtures("xfail_unless_pages_are_read")
+def test_extents_that_lie_close_together_are_one_read(ceph: CephCluster, blocks: OwnBlockStore) -> None:
+    data = stripes(4)
+    block_id = new_block(blocks, data)
+    extents = [(PAGE + at, 3000) for at in range(0, 96 << 10, 3 * PAGE)]
+    pieces = [data[at : at + length] for at, length in extents]
+    before = blocks.counters()
+    assert blocks.read_many(block_id, extents) == pieces
+    after = blocks.counters()
+    counted = (after.shard_reads - before.shard_reads, after.shard_bytes - before.shard_bytes)
+    assert counted == (1, PAGE * 22)
+
+    def store_reads() -> int:
+        before_reads = sum(reads for reads, _ in ceph.store_reads().values())
+        assert blocks.read_many(block_id, extents) == pieces
+        return sum(reads for reads, _ in ceph.store_reads().values()) - before_reads
+
+    assert min(store_reads() for _ in range(3)) < len(extents)
+
+
 def test_more_extents_than_one_batch_holds_come_back_in_order(blocks: OwnBlockStore) -> None:
     data = stripes(3, 8)
     block_id = new_block(blocks, data)

@@ -1,4 +1,4 @@
-"""The contracts of block store and landing store on real Ceph pools."""
+"""The contracts of block store, landing store and landing log on real Ceph pools."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import pytest
 from nos_ec.adapters.rados.block_store import RadosBlockStore
 from nos_ec.adapters.rados.cluster import RadosCluster
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
+from nos_ec.adapters.rados.removal import remove_namespace
 from nos_ec.core.geometry import Geometry
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.segment_medium import SegmentMedium
 from nos_ec.testing.block_store_contract import BlockStoreContract
 from nos_ec.testing.landing_store_contract import LandingStoreContract
-from tests.rig.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster, OwnBlockStore, OwnLandingStore
+from nos_ec.testing.segment_medium_contract import SegmentMediumContract
+from tests.rig.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster, OwnBlockStore, OwnLandingStore, OwnSegmentLog
 
 pytestmark = pytest.mark.real
 
@@ -68,3 +71,14 @@ class TestRadosLandingStore(LandingStoreContract):
             landing = RadosLandingStore(cluster, POOL_LANDING, namespace)
             for landing_id in list(landing.list_ids()):
                 landing.delete(landing_id)
+
+
+class TestRadosSegmentLog(SegmentMediumContract):
+    """See nos_ec/testing/segment_medium_contract.py."""
+
+    @pytest.fixture
+    def open_medium(self, ceph: CephCluster, namespace: str) -> Iterator[Callable[[], SegmentMedium]]:
+        with RadosCluster(ceph.options("front")) as cluster:
+            RadosLandingStore.initialise(cluster, POOL_LANDING, namespace)
+            yield lambda: OwnSegmentLog(ceph, namespace)
+            remove_namespace(cluster, POOL_LANDING, namespace)

@@ -186,7 +186,7 @@ def test_the_spread_changes_while_daemons_are_killed(store: OneBucket) -> None:
             assert system.store().get(key) == data, str(key)
         system.housekeeping().run_once()
         until(lambda: system.housekeeping().run_once() is not None and not_recovered(system) == [], "recovery")
-        assert problems(system.metadata, system.blocks, system.landing) == []
+        assert problems(system.metadata, system.blocks, system.landing, system.medium) == []
         live = sum(block.live_bytes for block in all_blocks(system.metadata))
         assert live == sum(map(len, store.objects.values())), "each object is in one place"
     counts = Counter(key for _, key in events(store))

@@ -26,10 +26,10 @@ from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.api.readings import Readings
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError
-from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, new_segment_id, record_id
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.slots import member_lease
-from nos_ec.ports.metadata import StoredTotals
+from nos_ec.ports.metadata import LandedMove, Lease, NewObject, StoredTotals
 from nos_ec.settings import without_settings
 from nos_ec.testing.audit import problems
 from nos_gc.assemble import gc_collector, gc_service
@@ -108,6 +108,45 @@ def fill(front: System) -> None:
     forget_refused(front)
 
 
+def open_segment(system: System, log: int) -> tuple[Lease, SegmentId]:
+    now_ms = system.clock.now_ms()
+    lease = system.metadata.acquire_lease(f"landing-log-{log}", now_ms, 60_000)
+    segment = new_segment_id(now_ms, log)
+    system.metadata.open_segment(segment, lease, now_ms)
+    return lease, segment
+
+
+def trim(front: System, system: System) -> None:
+    """What a gateway with a landing log does, and what housekeeping does with what it left."""
+    now_ms, logged = system.clock.now_ms(), key("logged")
+    finished, sealed = open_segment(front, 1)
+    front.metadata.seal_segments([(sealed, 4096, 0)], now_ms)
+    dead, left = open_segment(front, 2)
+    copy = record_id(left, 4096, b"once")
+    (row,) = front.metadata.record_puts(
+        [NewObject(logged, 5, 5, bytes(16), copy, now_ms + 10**9)], now_ms, together=True
+    )
+    front.metadata.release_leases([finished, dead])
+    metadata = system.metadata
+    ends = [(one.segment, 4096, 1) for one in metadata.segments_of_log(2, dead.epoch)]
+    metadata.seal_segments(ends, now_ms)
+    lease, segment = open_segment(system, 3)
+    assert [one.key for one in metadata.live_in(left, None, 9)] == [logged]
+    moved = record_id(segment, 4096, b"more")
+    assert not isinstance(row, Exception)
+    assert metadata.move_landed([LandedMove(row.object_id, row.version, copy, moved)]) == {moved}
+    front.store().delete(logged)
+    metadata.seal_segments([(segment, 4096, 1)], now_ms)
+    assert metadata.doom_landing({moved: None}) == {LandingId(moved)}
+    assert metadata.forget_landing([moved]) == frozenset()
+    trimmed = [sealed, left, segment]
+    assert metadata.releasable_segments(trimmed) == set(trimmed)
+    assert all(map(metadata.doom_segment, trimmed))
+    metadata.forget_segments(trimmed)
+    assert metadata.list_segments(None, 9) == []
+    metadata.release_lease(lease)
+
+
 def publish(system: System) -> None:
     dead = member_lease("killed")
     system.metadata.acquire_lease(dead, system.clock.now_ms() - 10, 1)
@@ -184,12 +223,14 @@ def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: 
         consumer.drain(make_room=lambda: False)
     return_one(systems["gc"])
     gc_service(systems["gc"]).run_once()
+    for role in ("consumer", "gc"):
+        trim(systems["front"], systems[role])
     for role in ("producer", "consumer", "gc"):
         keep_totals(systems[role])
     for role in ("reader", "api"):
         look(systems[role])
     any_system = systems["reader"]
-    assert problems(any_system.metadata, any_system.blocks, any_system.landing) == []
+    assert problems(any_system.metadata, any_system.blocks, any_system.landing, any_system.medium) == []
     assert [(role, *one) for role in ROLES for one in unequal(store.rights[role], store.changes[role])] == []
 
 

@@ -63,7 +63,7 @@ def test_copies_that_do_not_answer_do_not_delay_others(ceph: CephCluster, system
     """Each read of such a copy takes ten seconds to fail. All other objects are packed, and these eventually."""
     rng = random.Random(5)
     data = {ObjectKey("b", f"{number:04}"): rng.randbytes(rng.randint(1, SIZE_BYTES_MAX)) for number in range(OBJECTS)}
-    system.store().put_many(list(data.items()), system.pool)
+    system.store().put_many(list(data.items()))
     with producer_service(system) as producer:
         producer.drain()
     lost, stuck = _lost_osds(ceph, system, list(data))

@@ -62,8 +62,8 @@ def come_to_rest(system: System) -> list[str]:
 
 def left_over(system: System) -> list[str]:
     """Return all that does not balance, and all that a store at rest does not have: leases, queues, landing copies,
-    blocks that are not sealed. Empty for a store at rest."""
-    found = problems(system.metadata, system.blocks, system.landing)
+    landing segments, blocks that are not sealed. Empty for a store at rest."""
+    found = problems(system.metadata, system.blocks, system.landing, system.medium)
     totals = system.metadata.totals()
     for what, count in (
         ("leases", totals.leases),
@@ -71,8 +71,12 @@ def left_over(system: System) -> list[str]:
         ("objects landed", totals.landed_objects),
         ("objects queued", totals.queued_objects),
         ("landing copies", sum(1 for _ in system.landing.list_ids())),
+        ("rows of landing segments", sum(count for count, _ in system.metadata.segment_totals().values())),
+        ("landing segments", 0 if system.medium is None else sum(1 for _ in system.medium.segments())),
     ):
         if count:
             found.append(f"{count} {what}")
+    segments = system.metadata.segment_totals().items()
+    found += [f"{count} landing segments {state.value}" for state, (count, _) in segments]
     found += [f"{count} blocks {state.value}" for (_, state), count in totals.blocks.items() if state.value != "sealed"]
     return found

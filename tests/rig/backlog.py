@@ -17,7 +17,7 @@ import google_crc32c
 from sqlalchemy import func, insert, select
 
 from nos_ec.adapters.sql.engine import make_engine
-from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS
+from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, WAITING
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
@@ -79,6 +79,7 @@ class Backlog:
             state = ObjectState.LANDED if publisher is None else ObjectState.QUEUED
             with self._engine.begin() as connection:
                 connection.execute(insert(OBJECTS), [self._row(one, state) for one in batch])
+                connection.execute(insert(WAITING), [self._waiting(one, state) for one in batch])
             if publisher is not None:
                 publisher.publish([self._event(one) for one in batch])
         return total
@@ -127,7 +128,16 @@ class Backlog:
             "landing_id": one.landing_id,
             "block_id": None,
             "block_offset": None,
+        }
+
+    def _waiting(self, one: Landed, state: ObjectState) -> dict[str, object]:
+        return {
+            "landing_id": one.landing_id,
+            "object_id": one.object_id,
+            "slot": bucket_slot(one.key.bucket),
             "due_ms": one.created_ms,
+            "state": state,
+            "size": len(one.data),
         }
 
     def _fields(self, object_id: int, created_ms: int, key: ObjectKey, size: int) -> dict[str, object]:
@@ -135,7 +145,6 @@ class Backlog:
             "object_id": object_id,
             "bucket": key.bucket,
             "name": key.name,
-            "slot": bucket_slot(key.bucket),
             "version": created_ms * 1000,
             "size": size,
             "created_ms": created_ms,
@@ -163,7 +172,6 @@ class Backlog:
                 "landing_id": None,
                 "block_id": block_id,
                 "block_offset": _FIRST_OFFSET + number * size,
-                "due_ms": None,
             }
             for number, object_id in enumerate(self._ids(count))
         ]

@@ -14,11 +14,14 @@ from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
 from nos_ec.adapters.rados.cluster_waits import await_down, await_figures, await_state, await_up, osds_up
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.rados.pool_checks import check_blocks_pool
+from nos_ec.adapters.rados.segment_log import RadosSegmentLog
 from nos_ec.core.geometry import PAGE, Geometry
 from tests.rig.dev_servers import kill_process, stop_process
 
 POOL_BLOCKS = "nos-ec-blocks"
 POOL_LANDING = "nos-ec-landing"
+STORE_ID = bytes(range(16))
+"""That of the metadata that segments record."""
 FIGURE_LOOKS = 3
 """The number of readings of a figure that must agree. The OSDs report about once a second."""
 CHANGES_S, CHANGES_S_USUAL = 0.1, 1.0
@@ -215,3 +218,10 @@ class OwnLandingStore(_OwnStore, RadosLandingStore):
 
     def __init__(self, ceph: CephCluster, namespace: str, op_timeout_ms: int = 30_000) -> None:
         super().__init__(ceph, "front", op_timeout_ms, POOL_LANDING, namespace)
+
+
+class OwnSegmentLog(_OwnStore, RadosSegmentLog):
+    """A medium of the landing log with its own connection."""
+
+    def __init__(self, ceph: CephCluster, namespace: str, op_timeout_ms: int = 30_000) -> None:
+        super().__init__(ceph, "front", op_timeout_ms, POOL_LANDING, STORE_ID, namespace)

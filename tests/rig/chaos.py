@@ -194,8 +194,7 @@ def _run_clients(
     """Let clients work and strikes happen for the length of the run. Returns what the clients know."""
     totals = Totals()
     store, other = (system.store() for system in systems)
-    pool = systems[0].pool
-    writers = [Writer(number, report.seed, store, WORKLOAD, totals, pool) for number in range(WRITERS)]
+    writers = [Writer(number, report.seed, store, WORKLOAD, totals) for number in range(WRITERS)]
     histories = {key: history for writer in writers for key, history in writer.histories.items()}
     readers = [Reader(number, report.seed, other, histories, totals, READ_PAUSE_S) for number in range(READERS)]
     clients = Clients([*(writer.run for writer in writers), *(reader.run for reader in readers)], totals)

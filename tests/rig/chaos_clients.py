@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
@@ -91,10 +90,7 @@ class Writer:
         store: Store,
         workload: Workload,
         totals: Totals,
-        pool: ThreadPoolExecutor | None = None,
     ) -> None:
-        """pool: writes the landing copies of a batch concurrently."""
-        self._pool = pool
         self._rng = random.Random(f"{seed}/writer/{number}")
         self._store = store
         self._workload = workload
@@ -123,7 +119,7 @@ class Writer:
             batch = self._rng.sample(keys, self._workload.batch_objects)
             new = [(key, self._rng.randbytes(self._rng.randint(1, self._workload.size_max))) for key in batch]
             values = {key: value_of(data) for key, data in new}
-            self._change("put batch", values, partial(self._store.put_many, new, self._pool), stop)
+            self._change("put batch", values, partial(self._store.put_many, new), stop)
 
     def _small_size(self) -> int:
         if self._rng.random() < 0.3:

@@ -51,7 +51,7 @@ def fill(engine: Engine, shape: Shape) -> None:
             connection.execute(text(f"ALTER TABLE objects {', '.join(f'DROP INDEX {name}' for name in _INDEXES)}"))
             _insert_all(connection, shape)
             connection.execute(text(f"ALTER TABLE objects {', '.join(f'ADD {index}' for index in _INDEXES.values())}"))
-            connection.execute(text("ANALYZE TABLE objects, segments, blocks, landing_deletions")).all()
+            connection.execute(text("ANALYZE TABLE objects, waiting, segments, blocks, landing_deletions")).all()
         patient.dispose()
         return
     with engine.execution_options(**{WRITES: True}).connect() as connection:
@@ -132,9 +132,7 @@ def _object(words: _Words, k: str, **other: str) -> list[tuple[str, str]]:
         "landing_id": "NULL",
         "block_id": "NULL",
         "block_offset": "NULL",
-        "due_ms": "NULL",
         "created_ms": k,
-        "slot": f"{k} % {SLOTS}",
     }
     return list((values | other).items())
 
@@ -169,12 +167,10 @@ def _packed(connection: Connection, words: _Words, shape: Shape) -> None:
 
 def _waiting(connection: Connection, words: _Words, shape: Shape) -> None:
     k = f"(k + {shape.packed})"
-    waits = {
-        "state": "CASE WHEN k % 2 = 0 THEN 'landed' ELSE 'queued' END",
-        "landing_id": words.id16(k),
-        "due_ms": k,
-    }
+    waits = {"state": "CASE WHEN k % 2 = 0 THEN 'landed' ELSE 'queued' END", "landing_id": words.id16(k)}
     _insert(connection, "objects", _object(words, k, **waits), shape.waiting)
+    row = waits | {"object_id": k, "slot": f"{k} % {SLOTS}", "due_ms": k, "size": str(OBJECT_BYTES)}
+    _insert(connection, "waiting", list(row.items()), shape.waiting)
 
 
 def _large(connection: Connection, words: _Words, shape: Shape) -> None:

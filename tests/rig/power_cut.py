@@ -2,13 +2,15 @@
 
 `Recorder` runs the real code of the adapters on a real folder, and records each change that they make there: entries of
 folders (create, rename, link, unlink, mkdir), bytes written, and every fsync with its place in the code. `Disk` replays
-a recording up to any operation. What was fsynced is durable. A `Fate` chooses what survives of the rest: nothing,
-everything, entries without bytes, or any random mixture. POSIX promises no more: a file's fsync makes its bytes durable
-but not the entry that names it, and operations that were not synced reach the disk in any order. `write_image` writes
-the result to a folder, on which a store is opened as after the restart.
+a recording up to any operation. What was fsynced is durable, and so is each write to a file that was opened with
+O_DSYNC. A `Fate` chooses what survives of the rest: nothing, everything, entries without bytes, or any random mixture.
+POSIX promises no more: a file's fsync makes its bytes durable but not the entry that names it, and operations that were
+not synced reach the disk in any order. `write_image` writes the result to a folder, on which a store is opened as after
+the restart.
 
-A site is a place in the code that syncs, named by the calls that lead there. `Disk(ignoring=...)` omits the syncs of
-one site, as if that line were removed. A suite of power cuts that does not notice proves nothing for that line.
+A site is a place in the code that syncs, named by the calls that lead there; for O_DSYNC, the last two calls that open
+the file. `Disk(ignoring=...)` omits the syncs of one site, as if that line were removed. A suite of power cuts that
+does not notice proves nothing for that line.
 
 Kill -9 needs none of this: the operating system survives it, and so does everything that was written.
 """
@@ -22,7 +24,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -73,11 +75,12 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes are written to a file."""
+    """Bytes are written to a file. site: if they are durable at once, the place that opened the file with O_DSYNC."""
 
     node: int
     offset: int
     data: bytes
+    site: Site = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ class _File:
                 continue
             whole = max(whole, change.offset + len(change.data))
             for start, end in _pages(change.offset, len(change.data)):
-                if random.random() < fate.pages:
+                if change.site or random.random() < fate.pages:
                     _resize(found, max(len(found), end))
                     found[start:end] = change.data[start - change.offset : end - change.offset]
         if len(found) < whole and random.random() < fate.sizes:
@@ -194,6 +197,8 @@ class Disk:
                     if isinstance(operation, Enter):
                         self._nodes.setdefault(operation.node, _Folder() if operation.folder else _File())
                     self._folder(operation.parent).pending.append(operation)
+                case Write(site=site) if site and site == self._ignoring:
+                    self._file(operation.node).pending.append(replace(operation, site=()))
                 case Write() | Resize():
                     self._file(operation.node).pending.append(operation)
                 case Sync() if operation.site != self._ignoring:
@@ -242,7 +247,7 @@ def points(operations: Sequence[Operation]) -> list[int]:
     """
     near = {len(operations)}
     for position, operation in enumerate(operations):
-        if isinstance(operation, Sync | Rename | Leave):
+        if isinstance(operation, Sync | Rename | Leave) or (isinstance(operation, Write) and operation.site):
             near |= {position, position + 1}
     return sorted(near)
 
@@ -316,6 +321,7 @@ class Recorder:
         self._lock = threading.RLock()
         self._paths: dict[Path, int] = {self.root: ROOT}
         self._open: dict[int, int] = {}
+        self._syncing: dict[int, Site] = {}
         self._nodes = ROOT
         self._submitted = threading.local()
         self._patches = ExitStack()
@@ -327,7 +333,7 @@ class Recorder:
 
     def sites(self) -> list[Site]:
         """Every place that synced, in the order of the first syncs."""
-        return list(dict.fromkeys(op.site for op in self.operations if isinstance(op, Sync)))
+        return list(dict.fromkeys(op.site for op in self.operations if isinstance(op, Sync | Write) and op.site))
 
     def check(self) -> None:
         """Raise AssertionError if the folder holds anything that the recording does not account for."""
@@ -400,6 +406,8 @@ class Recorder:
                 if flags & os.O_TRUNC and known:
                     self.resized(where, 0)
                 self._open[fd] = self._paths[where]
+                if flags & os.O_DSYNC:
+                    self._syncing[fd] = self._site()[-2:]
             else:
                 self._open.pop(fd, None)
             return int(fd)
@@ -407,6 +415,7 @@ class Recorder:
     def _os_close(self, fd: int) -> None:
         with self._lock:
             self._open.pop(fd, None)
+            self._syncing.pop(fd, None)
             _REAL["close"](fd)
 
     def _os_fsync(self, fd: int) -> None:
@@ -423,7 +432,7 @@ class Recorder:
             written = int(_REAL["pwritev"](fd, buffers, offset, flags))
             if fd in self._open:
                 data = b"".join(bytes(buffer) for buffer in buffers)[:written]
-                self._add(Write(self._open[fd], offset, data))
+                self._add(Write(self._open[fd], offset, data, self._syncing.get(fd, ())))
             return written
 
     def _os_rename(self, source: Any, target: Any, **options: Any) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from sqlalchemy import delete, update
+from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
 from nos_ec.adapters.sql.failures import RefusedCheck
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.adapters.sql.schema import BLOCKS, STORED_TOTALS
+from nos_ec.adapters.sql.schema import BLOCKS, STORED_TOTALS, WAITING
 from nos_ec.adapters.sql.totals import STORED
-from nos_ec.core.errors import NotFound
+from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.ports.metadata import StoredTotals
 from nos_ec.testing.metadata_bench import MetadataBench
@@ -98,6 +99,32 @@ class SqlDamage:
         assert bench.put("n", 50).size == 50
         assert metadata.get(ObjectKey("bucket", "n")).size == 50
         assert metadata.block(placed[1]).live_bytes == 0
+        bench.check_counters()
+
+    @pytest.mark.parametrize("way", ["delete", "overwrite", "commit"])
+    def test_objects_that_were_not_among_those_that_wait_are_not_stuck(
+        self, metadata: SqlMetadata, bench: MetadataBench, way: str
+    ) -> None:
+        rows = [bench.put(f"n{i}") for i in range(5)]
+        lost = WAITING.c.landing_id == rows[2].landing_id
+        metadata._transactions.write(lambda connection: connection.execute(delete(WAITING).where(lost)))
+        with capture_logs() as logs:
+            if way == "delete":
+                assert metadata.delete_many([row.key for row in rows], bench.now_ms) == rows
+            elif way == "overwrite":
+                bench.put_all([row.key.name for row in rows])
+            else:
+                bench.pack(rows)
+        (line,) = (line for line in logs if "damaged" in line["event"])
+        assert line["objects"] == 1
+        assert len(bench.deletions()) == 5
+        bench.check_counters()
+
+    def test_two_objects_cannot_have_one_landing_copy(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
+        first, second = bench.put("n1"), bench.put("n2")
+        same = update(WAITING).where(WAITING.c.object_id == first.object_id).values(landing_id=second.landing_id)
+        with pytest.raises((Transient, IntegrityError), match=r"(?i)duplicate|unique"):
+            metadata._transactions.write(lambda connection: connection.execute(same))
         bench.check_counters()
 
 

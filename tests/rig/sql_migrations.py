@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, column, event, insert, select, table, text
+from sqlalchemy import BigInteger, Engine, SmallInteger, column, delete, event, insert, select, table, text, update
 
 from nos_ec.adapters.sql.engine import WRITES, make_engine
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
-from nos_ec.adapters.sql.migrations.versions import v0002_slots
-from nos_ec.adapters.sql.schema import BLOCKS, METADATA, OBJECTS
+from nos_ec.adapters.sql.migrations.versions import v0002_slots, v0005_waiting
+from nos_ec.adapters.sql.schema import BLOCKS, METADATA, OBJECTS, WAITING
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.slots import ALL_SLOTS, SLOTS, bucket_slot
 
@@ -27,7 +27,9 @@ _SETS_SLOTS = "UPDATE objects SET slot"
 _TABLES = (*METADATA.tables, "alembic_version")
 _NEW_BLOCK_COLUMNS = {"waste_ppm", "gc_not_before_ms", "gc_failures"}
 _OLD_BLOCKS = table("blocks", *(column(one.name, one.type) for one in BLOCKS.c if one.name not in _NEW_BLOCK_COLUMNS))
-_OLD_OBJECTS = table("objects", *(column(one.name, one.type) for one in OBJECTS.columns if one.name != "slot"))
+_OLD_OBJECTS = table("objects", *(column(one.name, one.type) for one in OBJECTS.c), column("due_ms", BigInteger))
+_SLOT_OBJECTS = table("objects", *(column(one.name, one.type) for one in _OLD_OBJECTS.c), column("slot", SmallInteger))
+_WAITED = 200
 
 
 class SqlMigrations:
@@ -99,14 +101,50 @@ class SqlMigrations:
         monkeypatch.undo()
         self._assert_migrated(url, old, before)
 
-    def test_a_writer_of_the_release_before_does_no_harm(self, url: str, old: Engine) -> None:
-        migrate(url)
-        with _writing(old) as connection:
-            connection.execute(insert(_OLD_OBJECTS), [_old_row(OBJECTS_COUNT + 1)])
+    def test_wherever_it_is_cut_off_what_waits_gets_its_rows(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Before each statement of the migration to 0005."""
+        monkeypatch.setattr(v0005_waiting, "BATCH_ROWS", 7)
+        fail_at, ended = 0, False
+        while not ended:
+            fail_at += 1
+            engine = _with_slots(url, _WAITED)
+            before = _rows(engine)
+            try:
+                with _running("", fail_at=fail_at):
+                    migrate(url, "0005")
+                ended = True
+            except _CutOffError:
+                migrate(url, "0005")
+            _assert_waiting(engine, before)
+            engine.dispose()
+            drop_all(url)
+        assert fail_at > 30
+
+    def test_what_a_writer_of_the_release_before_does_meanwhile_is_not_lost(self, url: str) -> None:
+        """Until it cannot work any more, because its columns are gone."""
+        engine = _with_slots(url, _WAITED)
+        if engine.dialect.name == "sqlite":
+            engine.dispose()
+            pytest.skip("it waits until all is done")
+
+        def write(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if "DROP COLUMN" in statement:
+                _write_as_before(engine)
+
+        event.listen(Engine, "before_cursor_execute", write)
+        try:
+            migrate(url)
+        finally:
+            event.remove(Engine, "before_cursor_execute", write)
+        with engine.connect() as connection:
+            waiting = {row.object_id: row for row in connection.execute(select(WAITING))}
+        engine.dispose()
         metadata = open_metadata(url)
-        due = metadata.due_objects(2**60, 2 * OBJECTS_COUNT, ALL_SLOTS)
+        due = {row.object_id: row for row in metadata.due_objects(2**60, 2 * _WAITED, ALL_SLOTS)}
         metadata.close()
-        assert len(due) == OBJECTS_COUNT * LANDED_PERCENT // 100 + 1
+        assert due.keys() == waiting.keys()
+        assert due.keys() ^ {number for number in range(1, _WAITED + 1) if _is_landed(number)} == {1, 2, _WAITED + 1}
+        assert (waiting[3].state, due[3].state) == ("queued", "queued")
 
     def test_blocks_are_kept_and_found_by_their_waste(self, url: str) -> None:
         migrate(url, "0002")
@@ -131,12 +169,9 @@ class SqlMigrations:
         metadata.close()
 
     def _assert_migrated(self, url: str, old: Engine, before: list[dict[str, Any]]) -> None:
-        after = _rows(old)
-        slots = {row["object_id"]: row.pop("slot") for row in after}
-        assert after == before
-        assert slots == {row["object_id"]: bucket_slot(row["bucket"].decode()) for row in before}
-        assert set(slots.values()) == ALL_SLOTS
+        _assert_waiting(old, before)
         with old.connect() as connection:
+            assert set(connection.execute(select(WAITING.c.slot)).scalars()) == ALL_SLOTS
             assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
             assert connection.execute(text("SELECT count(*) FROM store_info")).scalar() == 0
         metadata = open_metadata(url)
@@ -144,6 +179,40 @@ class SqlMigrations:
             row["object_id"] for row in before if row["due_ms"] is not None
         ]
         metadata.close()
+
+
+def _with_slots(url: str, count: int) -> Engine:
+    """Metadata of schema 0004 with some objects."""
+    migrate(url, "0004")
+    engine = make_engine(url)
+    with _writing(engine) as connection:
+        connection.execute(insert(_SLOT_OBJECTS), [_slot_row(number) for number in range(1, count + 1)])
+    return engine
+
+
+def _write_as_before(engine: Engine) -> None:
+    """What a process of the release before does to one object each: packs, deletes, publishes, puts."""
+    o = _SLOT_OBJECTS.c
+    with _writing(engine) as connection:
+        packed = {"state": "packed", "landing_id": None, "due_ms": None, "block_id": bytes(16), "block_offset": 1}
+        connection.execute(update(_SLOT_OBJECTS).where(o.object_id == 1).values(packed))
+        connection.execute(delete(_SLOT_OBJECTS).where(o.object_id == 2))
+        connection.execute(update(_SLOT_OBJECTS).where(o.object_id == 3).values(state="queued", due_ms=7))
+        connection.execute(insert(_SLOT_OBJECTS), [_slot_row(100 * (_WAITED // 100) + 1)])
+
+
+def _assert_waiting(engine: Engine, before: list[dict[str, Any]]) -> None:
+    """The rows are as they were, and what waits is in its own table. `before` may have no slots."""
+    kept = [{name: row[name] for name in row if name not in ("slot", "due_ms")} for row in before]
+    assert _rows(engine) == kept
+    with engine.connect() as connection:
+        found = [dict(row._mapping) for row in connection.execute(select(WAITING).order_by(WAITING.c.object_id))]
+    assert found == [
+        {name: row[name] for name in ("landing_id", "object_id", "due_ms", "state", "size")}
+        | {"slot": bucket_slot(row["bucket"].decode())}
+        for row in before
+        if row["due_ms"] is not None
+    ]
 
 
 class _CutOffError(Exception):
@@ -185,7 +254,7 @@ def _writing(engine: Engine) -> Iterator[Any]:
 
 
 def _old_row(number: int) -> dict[str, Any]:
-    landed = number % 100 < LANDED_PERCENT
+    landed = _is_landed(number)
     return {
         "object_id": number,
         "bucket": f"bucket-{number % 97}-\N{SNOWMAN}",
@@ -201,6 +270,15 @@ def _old_row(number: int) -> dict[str, Any]:
         "due_ms": number if landed else None,
         "created_ms": number,
     }
+
+
+def _slot_row(number: int) -> dict[str, Any]:
+    row = _old_row(number)
+    return row | {"slot": bucket_slot(row["bucket"])}
+
+
+def _is_landed(number: int) -> bool:
+    return number % 100 < LANDED_PERCENT
 
 
 def _old_block(number: int) -> dict[str, Any]:

@@ -11,20 +11,25 @@ ends them as deadlocks.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, select
 
-from nos_ec.adapters.sql import blocks, leases, objects, puts
+from nos_ec.adapters.sql import blocks, landing_segments, leases, objects, puts
 from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.adapters.sql.schema import WAITING
+from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.lifecycle import BlockState, SegmentState
 from nos_ec.core.slots import ALL_SLOTS
+from nos_ec.ports.metadata import LandedMove
 from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
+from nos_ec.testing.metadata_segment_contract import SegmentBench, copy_of
 
 WAITS_S = 0.3
 """Long enough for a statement to reach the locked row."""
@@ -71,13 +76,18 @@ class SqlRaces:
         transaction waits for all others, which also wait for it, and servers end one in five of several concurrent
         PUTs."""
         held, hers = bench.packed("held"), bench.lease("held")
+        landed = bench.put("landed", due_ms=bench.now_ms + 1000)
         assert held.extent is not None
         reserved = new_landing_id()
         metadata.reserve_landing([reserved], bench.now_ms)
+        segment = SegmentBench(bench).segment()
         with ThreadPoolExecutor(1) as pool, metadata._engine.connect() as connection:
+            connection.execute(landing_segments.BY_ID.with_for_update(), {"segment": segment}).one()
             leases.require(connection, hers)
             puts.lock_entries(connection, [reserved, *bench.deletions()])
-            objects.lock(connection, held.key)
+            for one in (held, landed):
+                objects.lock(connection, one.key)
+            connection.execute(select(WAITING).where(WAITING.c.landing_id == landed.landing_id).with_for_update())
             blocks.lock(connection, held.extent.block_id)
             work = pool.submit(_work, metadata, bench)
             waits = bool(wait([work], WORKS_S).not_done)
@@ -148,6 +158,94 @@ class SqlRaces:
         finally:
             event.remove(reading, "before_cursor_execute", step)
 
+    @pytest.mark.invariant(2)
+    def test_sealing_waits_for_puts_that_are_being_recorded(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
+        """And these do not wait for each other."""
+        log = SegmentBench(bench)
+        segment = log.segment()
+        with ThreadPoolExecutor(2) as pool, metadata._engine.connect() as connection:
+            assert landing_segments.lock_open(connection, [log.record(segment)]) == {segment}
+            recording = pool.submit(log.put, segment, "n")
+            waits = bool(wait([recording], WORKS_S).not_done)
+            sealing = pool.submit(log.seal, segment)
+            assert wait([sealing], WAITS_S).not_done, "it does not wait for the row"
+            assert log.states() == {segment: SegmentState.OPEN}
+        sealing.result()
+        assert not waits
+        assert recording.result() == [bench.get("n")]
+        assert log.states() == {segment: SegmentState.SEALED}
+
+    @pytest.mark.invariant(2)
+    def test_a_reference_that_is_passed_on_meanwhile_keeps_its_segment(
+        self, metadata: SqlMetadata, bench: MetadataBench
+    ) -> None:
+        """A revert passes it from the queue to a row, after the statement has looked at the rows, and before it looks
+        at the queue."""
+        log = SegmentBench(bench)
+        segment = log.segment()
+        (row,) = log.put(segment, "n")
+        bench.pack([row])
+        log.seal(segment)
+        deletion = bench.deletions()[copy_of(row)]
+        changed: list[str] = []
+
+        def wait_between(_c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
+            slow = statement.replace(" OR (EXISTS", " OR SLEEP(3) OR (EXISTS")
+            if slow != statement:
+                changed.append(slow)
+                return slow, parameters
+            return statement, parameters
+
+        event.listen(metadata._engine, "before_cursor_execute", wait_between, retval=True)
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                dooming = pool.submit(metadata.doom_segment, segment)
+                assert _comes_true(lambda: bool(changed))
+                assert wait([dooming], WAITS_S).not_done
+                assert metadata.revert_to_landing(deletion, bench.now_ms)
+                assert not dooming.done(), "it was not reverted meanwhile"
+                assert dooming.result() is False
+        finally:
+            event.remove(metadata._engine, "before_cursor_execute", wait_between)
+        assert len(changed) == 1
+        assert log.states() == {segment: SegmentState.SEALED}
+
+    @pytest.mark.parametrize("new_key", [True, False])
+    @pytest.mark.invariant(5)
+    def test_a_put_whose_answer_was_lost_is_not_recorded_twice(
+        self, metadata: SqlMetadata, bench: MetadataBench, new_key: bool
+    ) -> None:
+        """Its first COMMIT is done, and the object deleted or overwritten, while it is recorded again."""
+        log = SegmentBench(bench)
+        segment = log.segment()
+        new = log.new(segment, "n")
+        if not new_key:
+            bench.put("n")
+        steps: Iterator[Callable[[], Any]] = iter([lambda: (bench.record([new]), bench.delete("n"))])
+        begins = "INSERT INTO objects" if new_key else "SELECT"
+
+        def step(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if statement.startswith(begins) and "objects" in statement:
+                next(steps, lambda: None)()
+
+        event.listen(metadata._engine, "before_cursor_execute", step)
+        try:
+            (again,) = bench.record([new])
+        finally:
+            event.remove(metadata._engine, "before_cursor_execute", step)
+        assert next(steps, None) is None
+        entry = bench.deletions()[copy_of(new)]
+        assert (again.object_id, again.version) == (entry.object_id, entry.version)
+        with pytest.raises(NotFound):
+            bench.get("n")
+
+
+def _comes_true(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + WORKS_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
 
 def _work(metadata: SqlMetadata, bench: MetadataBench) -> None:
     """Do some of every kind of work, on separate rows."""
@@ -164,4 +262,19 @@ def _work(metadata: SqlMetadata, bench: MetadataBench) -> None:
     metadata.delete_many([row.key for row in rows], bench.now_ms)
     metadata.record_large(bench.large("l", lease), lease, bench.now_ms)
     metadata.delete_many([ObjectKey("bucket", "l")], bench.now_ms)
+    _work_in_log(SegmentBench(bench, 2))
     metadata.release_leases(metadata.renew_leases(mine, bench.now_ms, 50))
+
+
+def _work_in_log(log: SegmentBench) -> None:
+    old, new = log.segment(), log.segment()
+    rows = log.put(old, "in log", "moved")
+    log.bench.delete("in log")
+    log.seal(old)
+    move = LandedMove(rows[1].object_id, rows[1].version, copy_of(rows[1]), log.record(new))
+    assert log.metadata.move_landed([move]) == {move.target}
+    log.metadata.forget_landing([copy_of(rows[0])])
+    assert log.metadata.releasable_segments([old, new]) == {old}
+    assert log.metadata.doom_segment(old)
+    log.metadata.forget_segments([old])
+    log.bench.delete("moved")

@@ -59,6 +59,13 @@ partitions = 3
 session_ms = 30000
 """
 """With leases, reservations and sessions that last longer than any stall of a busy machine."""
+LANDING_LOG = """
+[landing]
+mode = "log"
+device_bytes = "16MiB"
+segment_bytes = "1MiB"
+"""
+"""What puts a landing log of 15 segments into a store."""
 TTL_OVER_MS = 61_000
 """When leases and reservations of CONFIG that are not renewed have expired."""
 
@@ -78,10 +85,10 @@ SHORT_OVER_MS = SHORT_MS + 100
 class Bench:
     """A store, and a dict of the acknowledged objects."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: str = CONFIG) -> None:
         self.folder = folder
         self.config = folder / "nos-ec.toml"
-        self.config.write_text(CONFIG)
+        self.config.write_text(config)
         self.acknowledged: dict[ObjectKey, bytes] = {}
         self.rng = random.Random(7)
 
@@ -178,7 +185,7 @@ class Bench:
 
     def assert_balanced(self, system: System) -> None:
         """Invariant 6, and no leak of blocks or landing copies."""
-        assert problems(system.metadata, system.blocks, system.landing) == []
+        assert problems(system.metadata, system.blocks, system.landing, system.medium) == []
 
     def assert_at_rest(self, system: System) -> None:
         """Balanced, and nothing is left to do: no lease, no queue, no landing copy, no dead block."""
@@ -203,6 +210,21 @@ def new_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bench(tmp_path: Path, new_store: Path) -> Bench:
     shutil.copytree(new_store, tmp_path, dirs_exist_ok=True)
     return Bench(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def new_log_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `new_store`, with a landing log."""
+    made = Bench(tmp_path_factory.mktemp("new-log"), CONFIG + LANDING_LOG)
+    initialise(made.settings())
+    return made.folder
+
+
+@pytest.fixture
+def log_bench(tmp_path: Path, new_log_store: Path) -> Bench:
+    """A store with a landing log."""
+    shutil.copytree(new_log_store, tmp_path, dirs_exist_ok=True)
+    return Bench(tmp_path, CONFIG + LANDING_LOG)
 
 
 @pytest.fixture

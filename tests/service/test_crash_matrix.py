@@ -17,9 +17,12 @@ import pytest
 from nos_consumer.assemble import consumer_service
 from nos_ec.core.ids import ObjectKey
 from tests.rig.at_rest import LaterClock
+from tests.rig.device_log_work import KILL_POINTS as DEVICE_LOG_POINTS
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
 from .foreign import publish_named
+from .gathered_puts import data_of
+from .test_landing_log_kills import LANDING_LOG_POINTS
 
 pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
 
@@ -74,6 +77,17 @@ PUT_POINTS = [
     "metadata.record_puts.before_commit",
     "put.recorded",
 ]
+GATHERED_POINTS = [
+    "put.recorded",
+    "put.reserved:2",
+    "landing_store.written:2",
+    "landing_store.written:4",
+    "landing_store.renamed:4",
+    "put.landed:2",
+    "metadata.record_puts.before_commit:2",
+    "put.recorded:2",
+]
+"""In the first batch of concurrent PUTs, while the others wait, and in the second, which has all others."""
 LARGE_POINTS = [
     "large.allocated",
     "block_store.shard_written",
@@ -105,6 +119,41 @@ GC_SHORT_POINTS = ["gc.grace_cut", "gc.block_deleted:2", "gc.block_forgotten"]
 """While the grace period of condemned blocks is cut short for lack of space."""
 GC_LEFT_ALONE_POINTS = ["gc.cooled_down"]
 RECOVERY_POINTS = ["recovery.fenced", "recovery.store_sealed", "recovery.sealed"]
+LOG_PUT_POINTS = [
+    "landing_log.segment_opened",
+    "device_log.superblock_written",
+    "device_log.header_written",
+    "landing_log.segment_created",
+    "device_log.appended",
+    "landing_log.appended",
+    "put.landed",
+    "metadata.record_puts.before_commit",
+    "put.recorded",
+    "device_log.footer_written",
+    "device_log.sealed",
+    "landing_log.sealed_in_medium",
+    "landing_log.sealed",
+]
+"""A PUT through the landing log opens a segment, and seals it at the end of the process."""
+LOG_GATHERED_POINTS = [
+    "put.recorded",
+    "device_log.appended:2",
+    "put.landed:2",
+    "metadata.record_puts.before_commit:2",
+    "put.recorded:2",
+]
+TRIMMER_POINTS = [
+    "reaper.doomed",
+    "reaper.deleted",
+    "trimmer.doomed",
+    "device_log.header_zeroed",
+    "device_log.header_zeroed:2",
+    "trimmer.released",
+    "trimmer.forgotten",
+]
+LOG_RECOVERY_POINTS = ["recovery.fenced", "device_log.sealed", "recovery.segment_sealed", "recovery.segment_recorded"]
+FORWARD_POINTS = ["device_log.appended", "copy_forward.landed", "copy_forward.moved", "trimmer.doomed"]
+"""While stragglers are written again."""
 OTHER_POINTS = ["delete.done", "reaper.reverted"]
 INIT_POINTS = ["block_store.shard_made"]
 
@@ -123,12 +172,13 @@ def kill_ailing(bench: Bench, point: str, action: str, stdin: bytes = b"") -> No
 
 
 def assert_recovers(bench: Bench, *, readable_at_once: bool = True) -> None:
-    """The state of the store after a restart of all services."""
+    """The state of the store after a restart of all services, and another one, which seals what they wrote."""
     with bench.open() as system:
         system.clock = LaterClock(TTL_OVER_MS)
         if readable_at_once:
             bench.assert_readable(system)
         bench.settle(system)
+    with bench.open() as system:
         system.clock = LaterClock(2 * TTL_OVER_MS)  # reservations of dead PUTs
         bench.settle(system)
         bench.assert_readable(system)
@@ -220,6 +270,13 @@ def test_put_killed(bench: Bench, point: str, existing: bool) -> None:
             bench.pack(system)
     kill(bench, point, "put", str(key), "-", stdin=new)
     _adopt_unacknowledged(bench, key, new)
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", GATHERED_POINTS)
+def test_gathered_puts_killed(bench: Bench, point: str) -> None:
+    """Each of them happened or not; those that were acknowledged did. Two of them overwrite."""
+    _kill_gathered(bench, point)
     assert_recovers(bench)
 
 
@@ -331,6 +388,62 @@ def test_init_killed_while_it_recreates_a_shard(bench: Bench, point: str) -> Non
     assert_recovers(bench)
 
 
+# --- through the landing log --------------------------------------------------------------------------
+@pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
+@pytest.mark.parametrize("point", LOG_PUT_POINTS)
+def test_put_into_the_log_killed(log_bench: Bench, point: str, existing: bool) -> None:
+    """The overwritten version waits in another segment."""
+    key = ObjectKey("b", "victim")
+    new = log_bench.data(CHUNK)
+    if existing:
+        with log_bench.open() as system:
+            log_bench.put(system, "victim", log_bench.data(2 * CHUNK))
+    kill(log_bench, point, "put", str(key), "-", stdin=new)
+    _adopt_unacknowledged(log_bench, key, new)
+    assert_recovers(log_bench)
+
+
+@pytest.mark.parametrize("point", LOG_GATHERED_POINTS)
+def test_gathered_puts_into_the_log_killed(log_bench: Bench, point: str) -> None:
+    _kill_gathered(log_bench, point)
+    assert_recovers(log_bench)
+
+
+@pytest.mark.parametrize("point", TRIMMER_POINTS)
+def test_killed_while_segments_are_given_back(log_bench: Bench, point: str) -> None:
+    with log_bench.open() as system:
+        keys = log_bench.put_some(system, 220)
+        log_bench.produce(system)
+        for key in keys[::9]:
+            log_bench.delete(system, key)
+    kill(log_bench, point, "consumer", "--once")
+    assert_recovers(log_bench)
+
+
+@pytest.mark.parametrize("point", LOG_RECOVERY_POINTS)
+def test_recovery_of_a_log_killed(log_bench: Bench, point: str) -> None:
+    key = ObjectKey("b", "victim")
+    new = log_bench.data(CHUNK)
+    kill(log_bench, "put.recorded", "put", str(key), "-", stdin=new)
+    log_bench.acknowledged[key] = new
+    log_bench.end_leases()
+    kill(log_bench, point, "consumer", "--once")
+    assert_recovers(log_bench)
+
+
+@pytest.mark.parametrize("point", FORWARD_POINTS)
+def test_killed_while_stragglers_are_written_again(log_bench: Bench, point: str) -> None:
+    """One object in 16 is left of segments that were sealed long ago."""
+    with log_bench.open() as system:
+        system.clock = LaterClock(-TTL_OVER_MS)
+        keys = log_bench.put_some(system, 440)
+        for index, key in enumerate(keys):
+            if index % 16:
+                log_bench.delete(system, key)
+    kill(log_bench, point, "gc", "run", "--apply")
+    assert_recovers(log_bench)
+
+
 def test_every_kill_point_is_in_the_matrix() -> None:
     """A new kill point has to be added here as well."""
     root = Path(__file__).parents[2]
@@ -351,6 +464,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             SPREAD_POINTS,
             TAKEOVER_POINTS,
             PUT_POINTS,
+            GATHERED_POINTS,
             LARGE_POINTS,
             AILING_LARGE_POINTS,
             GC_POINTS,
@@ -358,13 +472,39 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             GC_SHORT_POINTS,
             GC_LEFT_ALONE_POINTS,
             RECOVERY_POINTS,
+            LOG_PUT_POINTS,
+            LOG_GATHERED_POINTS,
+            TRIMMER_POINTS,
+            LOG_RECOVERY_POINTS,
+            FORWARD_POINTS,
             OTHER_POINTS,
             INIT_POINTS,
+            DEVICE_LOG_POINTS,
+            LANDING_LOG_POINTS,
         )
         for point in points
     }
     assert named - matrix == set(), "not in the matrix: add them to the list of a command that passes them"
     assert matrix - named == set(), "not in the code: remove them from the matrix"
+
+
+def _kill_gathered(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        bench.put(system, "1-b", bench.data(CHUNK))
+        bench.pack(system)
+        bench.put(system, "2-c", bench.data(CHUNK))
+    names = ["0-a", "1-b", "2-c", "3-d", "4-e", "5-f"]
+    program = str(Path(__file__).with_name("gathered_puts.py"))
+    done = bench.run_python(program, str(bench.config), str(2 * CHUNK), kill_at=point, stdin="\n".join(names).encode())
+    assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.returncode} {done.stderr.decode()[-2000:]}"
+    acknowledged = done.stdout.decode().split()
+    assert len(acknowledged) <= 1, "the first batch has one object, and the second is not acknowledged"
+    for name in names:
+        key, new = ObjectKey("b", name), data_of(name, 2 * CHUNK)
+        if name in acknowledged:
+            bench.acknowledged[key] = new
+        else:
+            _adopt_unacknowledged(bench, key, new)
 
 
 def _adopt_unacknowledged(bench: Bench, key: ObjectKey, new: bytes) -> None:

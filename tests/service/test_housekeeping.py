@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
+from nos_ec.core.ids import SegmentId
 from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.engine.housekeeping import RECOVERY_WAIT_MS, Housekeeping
+from nos_ec.engine.copy_forward import BACK_OFF, CopyForward, ForwardResult
+from nos_ec.engine.housekeeping import RECOVERY_WAIT_MS, TRIM_WAIT_MS, Housekeeping
 from nos_ec.engine.limited_log import LINES_MAX
+from nos_ec.engine.parking import Parking
 from nos_ec.engine.reaper import Reaper, ReapResult
 from nos_ec.engine.recovery import Recovery, RecoveryResult
+from nos_ec.engine.trimmer import Trimmer, TrimResult
 from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.testing.clock import FakeClock
 
@@ -84,7 +88,7 @@ def test_a_failing_recovery_does_not_stop_the_reaper(bench: Bench, system: Syste
     bench.put_some(system, 20)
     bench.produce(system)
     bench.consume(system)
-    reaper = Reaper(system.metadata, system.landing, system.blocks, system.clock, batch_objects=5)
+    reaper = Reaper(system.metadata, system.landing, system.blocks, system.clock, 5, system.read_threads)
     failing = keep(system, reaper, cast(Recovery, CountedRecovery(error)))
     with pytest.raises(type(error)):
         failing.run_once()
@@ -112,3 +116,37 @@ def test_what_the_reaper_left_out_of_the_log_is_counted_when_the_store_is_closed
         for _ in range(LINES_MAX + 3):
             housekeeping._reaper._errors.error("damaged")
     assert [line.get("count") for line in lines if line["event"].startswith("damaged")] == [None] * LINES_MAX + [3]
+
+
+class Counted:
+    """Stands in for the trimmer, or for what copies stragglers: counts its runs."""
+
+    def __init__(self, result: Any, order: list[str], name: str) -> None:
+        self.parked: Parking[SegmentId] = Parking(name, bytes.hex, FakeClock(), BACK_OFF, 1)
+        self._result = result
+        self._order = order
+        self._name = name
+
+    def run_once(self, _beat: Beat) -> Any:
+        self._order.append(self._name)
+        return self._result
+
+
+def test_segments_are_trimmed_after_the_reaper_and_between_its_batches(system: System, clock: FakeClock) -> None:
+    order: list[str] = []
+
+    def batch() -> None:
+        order.append("reaper")
+        clock.advance(TRIM_WAIT_MS // 2)
+
+    reaper = SlowReaper(batch, batches=4)
+    reaper.parked = Parking("copy", repr, clock, BACK_OFF, 1)
+    trimmer = Counted(TrimResult(released=1), order, "trimmer")
+    forward = Counted(ForwardResult(objects=7), order, "forward")
+    recovery = Recovery(system.metadata, system.blocks, system.clock)
+    keeping = Housekeeping(recovery, reaper, system.clock, 5000, cast(Trimmer, trimmer), cast(CopyForward, forward))
+    result = keeping.run_once()
+    assert order == ["reaper", "reaper", "trimmer", "reaper", "reaper", "trimmer", "forward"]
+    assert (result.trimmer.released, result.forward.objects) == (2, 7)
+    assert keeping.done == result
+    assert {parking.what for parking in keeping.parkings} == {"fenced block", "copy", "trimmer", "forward"}

@@ -35,7 +35,7 @@ from nos_ec import (
     open_store,
 )
 from nos_ec.library.object_reader import WINDOW_BYTES_MAX, WINDOW_BYTES_MIN
-from nos_ec.monitoring.metrics import LIBRARY
+from nos_ec.monitoring.library_metrics import LIBRARY
 from tests.rig.at_rest import LaterClock
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, WAIT_S_MAX, Bench

@@ -117,7 +117,7 @@ def test_an_object_whose_copy_is_damaged_as_well_stays_where_it_is(
 
 
 def _reaper(system: System, blocks: BlockStore | None = None) -> Reaper:
-    return Reaper(system.metadata, system.landing, blocks or system.blocks, system.clock, 1000)
+    return Reaper(system.metadata, system.landing, blocks or system.blocks, system.clock, 1000, system.read_threads)
 
 
 def _files(bench: Bench) -> list[Path]:

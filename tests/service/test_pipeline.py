@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from io import BytesIO
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from nos_ec.core.messages import PackRequest, encode_pack_request
 from nos_ec.core.packing.packer import size_max
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.housekeeping import Housekeeping
+from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.reaper import Reaper
 from nos_ec.engine.recovery import Recovery
 from nos_ec.monitoring.health import Heart
@@ -303,6 +305,11 @@ def test_packed_bytes_that_fail_verification_go_back_to_the_landing_copy(bench: 
     assert len(keys) == len(bench.acknowledged)
 
 
+def one_by_one() -> ReadThreads:
+    """Threads with which a reaper reads one block at a time, so that its calls can be counted."""
+    return ReadThreads(1, time.perf_counter, calm_s=WAIT_S_MAX)
+
+
 @pytest.mark.parametrize("last", ["read_many", "delete_many"])
 def test_housekeeping_stops_before_its_next_call(bench: Bench, system: System, last: str) -> None:
     """A daemon that is asked to stop must not first delete a million landing copies, nor wait for many unresponsive
@@ -313,8 +320,9 @@ def test_housekeeping_stops_before_its_next_call(bench: Bench, system: System, l
     stop, faults = threading.Event(), Faults()
     faults.hook = lambda name: stop.set() if name == last else None
     blocks, landing = faulty(system.blocks, faults), faulty(system.landing, faults)
-    reaper = Reaper(system.metadata, landing, blocks, system.clock, batch_objects=150)
-    Housekeeping(Recovery(system.metadata, blocks, system.clock), reaper, system.clock, wait_ms=1).run(stop)
+    with closing(one_by_one()) as threads:
+        reaper = Reaper(system.metadata, landing, blocks, system.clock, 150, threads)
+        Housekeeping(Recovery(system.metadata, blocks, system.clock), reaper, system.clock, wait_ms=1).run(stop)
     assert faults.calls[last] == 1
     assert len(list(system.landing.list_ids())) >= (200 if last == "read_many" else 50)
     bench.assert_readable(system)
@@ -361,7 +369,8 @@ def test_housekeeping_counts_as_alive_while_every_call_waits(bench: Bench, syste
     clock = FakeClock()
     blocks = cast(BlockStore, SlowStore(system.blocks, clock))
     landing = cast(LandingStore, SlowStore(system.landing, clock))
-    reaper = Reaper(system.metadata, landing, blocks, system.clock, batch_objects=5000)
+    threads = one_by_one()
+    reaper = Reaper(system.metadata, landing, blocks, system.clock, 5000, threads)
     heart = Heart(clock, stall_ms_max=15_000)
     late: list[int] = []
 
@@ -370,7 +379,8 @@ def test_housekeeping_counts_as_alive_while_every_call_waits(bench: Bench, syste
             late.append(clock.now_ms())
         heart(rest_ms)
 
-    Housekeeping(Recovery(system.metadata, blocks, system.clock), reaper, system.clock, wait_ms=1).run_once(beat)
+    with closing(threads):
+        Housekeeping(Recovery(system.metadata, blocks, system.clock), reaper, system.clock, wait_ms=1).run_once(beat)
     assert list(system.landing.list_ids()) == []
     assert late == []
 

@@ -145,7 +145,7 @@ def _check(folder: Path, history: History, image: Path, position: int) -> None:
             system.clock = LaterClock(rounds * TTL_OVER_MS)
             settle(system)
         _check_objects(system, history, position)
-        assert problems(system.metadata, system.blocks, system.landing) == []
+        assert problems(system.metadata, system.blocks, system.landing, system.medium) == []
 
 
 def _check_objects(system: System, history: History, position: int) -> None:

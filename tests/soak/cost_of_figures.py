@@ -3,7 +3,7 @@
 Starts a MariaDB server of its own in a folder, makes the rows of each store on it, and times what `status`, a scrape
 and `ls` ask of the metadata store. Prints JSON, in milliseconds. Cold: once, when the server was just started, so that
 its buffer pool of 128 MiB is empty (the pages are in the cache of the operating system). Warm: the lower
-quartile of more calls, for listings of the same page.
+quartile of more calls, for listings of the same page. Also the bytes of all tables for each object.
 
     python tests/soak/cost_of_figures.py --objects 100000 10000000 --folder /var/tmp
 """
@@ -37,6 +37,9 @@ from tests.rig.full_store import Shape, fill
 PAGE_ROWS = 1000
 WARM_CALLS = 60
 BUCKET = "bucket-3"
+_TABLE_BYTES = text(
+    "SELECT sum(data_length + index_length) FROM information_schema.tables WHERE table_schema = DATABASE()"
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,6 +73,8 @@ def measure(server: DevServer, name: str, shape: Shape) -> dict[str, Any]:
     engine = make_engine(url)
     started_s = time.monotonic()
     fill(engine, shape)
+    with engine.connect() as connection:
+        table_bytes = int(connection.execute(_TABLE_BYTES).scalar_one())
     engine.dispose()
     print(f"{name}: {shape}, made in {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
     _restart(server)
@@ -85,6 +90,7 @@ def measure(server: DevServer, name: str, shape: Shape) -> dict[str, Any]:
         rows = metadata.totals().rows
     return {
         "rows summed up": rows,
+        "bytes an object": round(table_bytes / (shape.packed + shape.waiting + shape.large)),
         "computed sums": {"cold": round(computed[0], 1), "warm": round(computed[1], 1)},
         "cold": {what: round(ms, 2) for what, ms in cold.items()},
         "warm": {what: round(ms, 2) for what, ms in warm.items()},

@@ -14,7 +14,10 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "deploy" / "dev"
 MISSING = 3
-COPIED = ("base.sh", "fresh.sh", "fresh_machine.sh", "mariadb.sh", "sql_server.sh", "server.sh", "prometheus.sh")
+COPIED = (
+    *("base.sh", "fresh.sh", "fresh_machine.sh", "mariadb.sh", "sql_server.sh", "server.sh", "prometheus.sh"),
+    "ceph_programs.sh",
+)
 
 
 @pytest.fixture
@@ -174,6 +177,19 @@ def test_a_fresh_machine_takes_one_command(scripts: Path, arguments: list[str]) 
     ran = run([str(scripts / "fresh.sh"), *arguments], os.environ["PATH"])
     assert ran.returncode == 1
     assert "usage: " in ran.stderr
+
+
+def test_the_systems_own_ceph_is_run(scripts: Path, programs: Path) -> None:
+    """The function that runs `ceph` has the same name as the program."""
+    add(programs, "ceph", 'echo "ran ceph $*"')
+    lines = [
+        "set -eu; ulimit -v 1000000; flavour=system conf=/conf admin_keyring=/keyring",
+        '. "$(dirname "$0")/ceph_programs.sh"',
+        "ceph osd tree",
+    ]
+    add(scripts, "fake.sh", *lines)
+    ran = run([str(scripts / "fake.sh")], before(programs))
+    assert ran.stdout == "ran ceph -c /conf --name client.admin --keyring /keyring --connect-timeout 30 osd tree\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

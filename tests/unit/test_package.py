@@ -29,7 +29,8 @@ SIGNATURES = {
     "open_store": "(where: 'Settings | str | os.PathLike[str]', *, create: 'bool' = False) -> 'ObjectStore'",
     "pack_request_schema": "(version: 'int') -> 'dict[str, Any]'",
     "load_settings": "(path: 'Path | None', env: 'Mapping[str, str]') -> 'Settings'",
-    "initialise": "(settings: 'Settings', new_shards: 'Collection[int]' = ()) -> 'None'",
+    "initialise": "(settings: 'Settings', new_shards: 'Collection[int]' = (), new_devices: 'Collection[int]' = ())"
+    " -> 'None'",
     "open_system": "(settings: 'Settings') -> 'System'",
     "ObjectKey": "(bucket: 'str', name: 'str') -> None",
     "ObjectStore": "(system: 'System') -> 'None'",

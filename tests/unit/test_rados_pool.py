@@ -12,7 +12,15 @@ import pytest
 
 from nos_ec.adapters.rados import binding
 from nos_ec.adapters.rados.binding import Completion, Ioctx, ListedObject, Rados
-from nos_ec.adapters.rados.pool import READ_BYTES_IN_FLIGHT_MAX, READS_IN_FLIGHT_MAX, Pool
+from nos_ec.adapters.rados.pool import (
+    READ_BYTES_IN_FLIGHT_MAX,
+    READS_IN_FLIGHT_MAX,
+    WRITE_BYTES_IN_FLIGHT_MAX,
+    WRITES_IN_FLIGHT_MAX,
+    Pool,
+    Step,
+    write_full,
+)
 
 OP_TIMEOUT_S = 1
 
@@ -55,6 +63,8 @@ class FakeIoctx:
         self.read_code = 0
         self.under_way: list[int] = []
         self.ops_max = self.bytes_max = 0
+        self.write_codes: dict[str, int] = {}
+        self.written: dict[str, bytes] = {}
 
     def get_pool_id(self) -> int:
         return 7
@@ -81,10 +91,38 @@ class FakeIoctx:
         completion = SimpleNamespace(wait_for_complete_and_cb=end, get_return_value=lambda: code)
         return cast(Completion, completion)
 
+    def operate_aio_write_op(self, operation: FakeWriteOp, name: str, *, flags: int) -> Completion:
+        length, code = len(operation.data), self.write_codes.get(name, 0)
+        self.under_way.append(length)
+        self.ops_max = max(self.ops_max, len(self.under_way))
+        self.bytes_max = max(self.bytes_max, sum(self.under_way))
+
+        def end() -> None:
+            self.under_way.remove(length)
+            if not code:
+                self.written[name] = operation.data
+
+        return cast(Completion, SimpleNamespace(wait_for_complete=end, get_return_value=lambda: code))
+
+
+class FakeWriteOp:
+    """A transaction that writes one object."""
+
+    data = b""
+
+    def __enter__(self) -> FakeWriteOp:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def write_full(self, data: bytes) -> None:
+        self.data = data
+
 
 @pytest.fixture
 def ioctx(monkeypatch: pytest.MonkeyPatch) -> FakeIoctx:
-    monkeypatch.setattr(binding, "load", lambda: SimpleNamespace(Error=BindingError))
+    monkeypatch.setattr(binding, "load", lambda: SimpleNamespace(Error=BindingError, WriteOpCtx=FakeWriteOp))
     return FakeIoctx()
 
 
@@ -158,3 +196,31 @@ def test_nothing_is_in_flight_after_a_failed_read(ioctx: FakeIoctx, pool: Pool) 
         pool.read_many("a", [(at, 1) for at in range(10)])
     assert failed.value.errno == errno.EIO
     assert ioctx.under_way == []
+
+
+@pytest.mark.parametrize("size", [0, 100, 1 << 20, WRITE_BYTES_IN_FLIGHT_MAX, WRITE_BYTES_IN_FLIGHT_MAX + 1])
+def test_writes_in_flight_are_bounded(ioctx: FakeIoctx, pool: Pool, size: int) -> None:
+    count = 3 if size > 1 << 20 else 3 * WRITES_IN_FLIGHT_MAX
+    data = bytes(size)
+    assert pool.write_many((f"{number}", [write_full(data)], size) for number in range(count)) == {}
+    assert ioctx.written == {f"{number}": data for number in range(count)}
+    assert ioctx.ops_max == max(1, min(WRITES_IN_FLIGHT_MAX, WRITE_BYTES_IN_FLIGHT_MAX // max(1, size)))
+    assert ioctx.bytes_max <= max(WRITE_BYTES_IN_FLIGHT_MAX, size)
+
+
+def test_a_write_that_fails_does_not_stop_the_others(ioctx: FakeIoctx, pool: Pool) -> None:
+    ioctx.write_codes = {"3": -errno.EEXIST, "99": -errno.ETIMEDOUT}
+    failed = pool.write_many((f"{number}", [write_full(b"x")], 1) for number in range(100))
+    assert {name: error.errno for name, error in failed.items()} == {"3": errno.EEXIST, "99": errno.ETIMEDOUT}
+    assert ioctx.written.keys() == {f"{number}" for number in range(100)} - failed.keys()
+    assert not ioctx.under_way
+
+
+def test_a_failure_to_begin_a_write_leaves_none_in_flight(ioctx: FakeIoctx, pool: Pool) -> None:
+    def broken(_: object) -> None:
+        raise TypeError("no bytes")
+
+    writes: list[tuple[str, list[Step], int]] = [("a", [write_full(b"a")], 1), ("b", [broken], 1)]
+    with pytest.raises(TypeError, match="no bytes"):
+        pool.write_many(writes)
+    assert (ioctx.under_way, ioctx.written) == ([], {"a": b"a"})

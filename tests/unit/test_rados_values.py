@@ -18,11 +18,13 @@ from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
 from nos_ec.adapters.rados.failures import port_error, rados_error
 from nos_ec.adapters.rados.known_ends import BLOCKS_MAX, BlockEnd, KnownEnd, KnownEnds
 from nos_ec.adapters.rados.read_cost import ReadCost, ReadCounter
+from nos_ec.adapters.rados.segment_log import LIMITS, SealState
 from nos_ec.core.errors import Blocklisted, ConfigError, Corrupt, NosError, NoSpace, Transient
 from nos_ec.core.geometry import PAGE, Geometry
-from nos_ec.core.ids import BlockId
+from nos_ec.core.ids import BlockId, SegmentId
 
 GEOMETRY = Geometry()
+SEGMENT = SegmentId(b"\x80segment")
 CHUNK, STRIPE = GEOMETRY.chunk_size, GEOMETRY.stripe_size
 
 
@@ -34,6 +36,27 @@ def test_block_ends_round_trip(stripes: int, sealed: bool) -> None:
 def test_golden_block_ends() -> None:
     assert BlockEnd(0, sealed=False).encode() == b"open 0"
     assert BlockEnd(32, sealed=True).encode() == b"sealed 32"
+
+
+@given(st.integers(0, 2 * LIMITS.segment_bytes), st.integers(0, 1 << 24))
+def test_states_of_segments_round_trip(end: int, records: int) -> None:
+    state = SealState(end, records)
+    assert SealState.decode(SEGMENT, state.encode()) == state
+
+
+def test_golden_states_of_segments() -> None:
+    assert SealState(None).encode() == b"open"
+    assert SealState(16 << 20, 4000).encode() == b"sealed 16777216 4000"
+    assert SealState.decode(SEGMENT, b"open") == SealState(None)
+
+
+@given(st.binary(max_size=40) | st.sampled_from([b"open 1", b"sealed 1", b"sealed 01 2", b"open\n", b"sealed 1 -2"]))
+def test_any_bytes_are_a_state_of_a_segment_or_corrupt(value: bytes) -> None:
+    try:
+        state = SealState.decode(SEGMENT, value)
+    except Corrupt:
+        return
+    assert state.encode() == value
 
 
 @given(st.binary(max_size=40) | st.sampled_from([b"open -1", b"open 007", b"open 99999", b"open 1\n", b"Sealed 1"]))

@@ -1,36 +1,46 @@
-"""Common to block store and landing store: objects named by a 16-byte id in hexadecimal; what failures on them mean."""
+"""Common to block store, landing store and landing log: objects named by an id in hexadecimal, some with a prefix; what
+failures on them mean."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, TypeVar
 
 from nos_ec.adapters.rados import pool as steps
 from nos_ec.adapters.rados.failures import port_error
 from nos_ec.adapters.rados.pool import Pool
-from nos_ec.core.errors import NosError, NotFound
+from nos_ec.core.errors import NosError, NotFound, Transient
 from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.ports.clock import Beat
 
 E = TypeVar("E", bound=NosError)
+Kind = Literal["block", "landing copy", "segment"]
 
-_NAME = re.compile("[0-9a-f]{32}")
+_NAMES = {"block": ("", 16), "landing copy": ("", 16), "segment": ("log.", 8)}
+"""What the names of each kind begin with, and the bytes of the id that follows."""
 
 
 class NamedObjects:
-    """The objects of a store in `pool`. `kind` is the word for one in messages."""
+    """The objects of a store in `pool`. `kind` is also the word for one in messages."""
 
-    def __init__(self, pool: Pool, kind: Literal["block", "landing copy"]) -> None:
+    def __init__(self, pool: Pool, kind: Kind) -> None:
         self._pool = pool
         self._kind = kind
+        self._prefix, id_bytes = _NAMES[kind]
+        self._name = re.compile(f"{re.escape(self._prefix)}([0-9a-f]{{{2 * id_bytes}}})")
+
+    def name_of(self, object_id: bytes) -> str:
+        """The name of the object with this id."""
+        return self._prefix + object_id.hex()
 
     def all_ids(self) -> Iterator[bytes]:
         """Yield the id of every object. Objects with other names are skipped. Raises what `port_error` returns."""
         try:
             for name in self._pool.names():
-                if _NAME.fullmatch(name):
-                    yield bytes.fromhex(name)
+                if match := self._name.fullmatch(name):
+                    yield bytes.fromhex(match[1])
         except OSError as error:
             raise port_error(f"listing Ceph pool {self._pool.name}", error) from error
 
@@ -38,9 +48,21 @@ class NamedObjects:
         """Delete an object, durably. A missing object is not an error. Raises what `port_error` returns."""
         try:
             with self.translated(object_id):
-                self._pool.write(object_id.hex(), steps.remove())
+                self._pool.write(self.name_of(object_id), steps.remove())
         except NotFound:
             return
+
+    def delete_many(self, object_ids: Sequence[bytes], beat: Beat) -> dict[bytes, Transient]:
+        """Delete objects, several at a time. Returns those that may still exist, each with the reason. Raises
+        ConfigError when the user lacks the caps or the pool is gone."""
+        names = {self.name_of(object_id): object_id for object_id in object_ids}
+        failed: dict[bytes, Transient] = {}
+        for name, error in self._pool.remove_many(list(names), beat).items():
+            translated = self.failure(names[name], error)
+            if not isinstance(translated, Transient):
+                raise translated from error
+            failed[names[name]] = translated
+        return failed
 
     def allocated_bytes(self) -> int:
         """The bytes allocated on all OSDs for the whole pool, including other namespaces. Some seconds old."""
@@ -67,6 +89,6 @@ class NamedObjects:
     def _naming(self, object_id: bytes, failure: E) -> E:
         if self._kind == "block":
             failure.block_id = BlockId(object_id)
-        else:
+        elif self._kind == "landing copy":
             failure.landing_id = LandingId(object_id)
         return failure

@@ -13,7 +13,7 @@ import errno
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -27,6 +27,11 @@ READS_IN_FLIGHT_MAX = 32
 READ_BYTES_IN_FLIGHT_MAX = 16 << 20
 """The most that one call for several ranges has in flight at a time, unless a single range is longer. The two limits
 bound the memory of a call and its share of an OSD's queue."""
+
+WRITES_IN_FLIGHT_MAX = 64
+WRITE_BYTES_IN_FLIGHT_MAX = 16 << 20
+"""The same for one call that writes several objects. A write that gets no answer stays in flight, and holds up no other
+before as many are."""
 
 REMOVALS_IN_FLIGHT_MAX = 32
 """The most removals that one call has in flight at a time. They are small, and wait for the OSDs' journals."""
@@ -94,6 +99,46 @@ class Pool:
             ioctx.operate_write_op(operation, name, 0, binding.FULL_TRY)
             return ioctx.get_last_version()
 
+    def write_many(self, writes: Iterable[tuple[str, Sequence[Step], int]]) -> dict[str, OSError]:
+        """Do (name, steps, bytes of data), each in a transaction of its own as `write` does, several at a time. Durable
+        on return. Returns those that failed, each with the reason. Raises ConfigError when the pool itself is gone."""
+        waiting: deque[tuple[str, Completion, int]] = deque()
+        in_flight_bytes = 0
+        failed: dict[str, OSError] = {}
+        try:
+            for name, doing, size_bytes in writes:
+                while waiting and (
+                    len(waiting) == WRITES_IN_FLIGHT_MAX or in_flight_bytes + size_bytes > WRITE_BYTES_IN_FLIGHT_MAX
+                ):
+                    in_flight_bytes -= self._collect_write(*waiting.popleft(), failed)
+                try:
+                    waiting.append((name, self._begin_write(name, doing), size_bytes))
+                    in_flight_bytes += size_bytes
+                except OSError as error:
+                    failed[name] = error
+            while waiting:
+                self._collect_write(*waiting.popleft(), failed)
+        finally:
+            for _, write, _ in waiting:
+                write.wait_for_complete()
+        return failed
+
+    def _begin_write(self, name: str, doing: Sequence[Step]) -> Completion:
+        with self._errors(), binding.load().WriteOpCtx() as operation:
+            for step in doing:
+                step(operation)
+            return self._ioctx.operate_aio_write_op(operation, name, flags=binding.FULL_TRY)
+
+    def _collect_write(self, name: str, write: Completion, size_bytes: int, failed: dict[str, OSError]) -> int:
+        """Wait for its end. Returns its bytes."""
+        write.wait_for_complete()
+        try:
+            with self._errors():
+                _check(write)
+        except OSError as error:
+            failed[name] = error
+        return size_bytes
+
     def remove_many(self, names: Sequence[str], beat: Beat = unwatched) -> dict[str, OSError]:
         """Remove objects, several at a time. Durable on return. Returns those that may still exist, each with the
         reason; a missing object is not a failure. `beat` is called for each object. Raises ConfigError when the pool
@@ -105,7 +150,7 @@ class Pool:
                 beat(0)
                 if len(waiting) == REMOVALS_IN_FLIGHT_MAX:
                     self._collect_removal(*waiting.popleft(), failed)
-                waiting.append((name, self._begin_removal(name)))
+                waiting.append((name, self._begin_write(name, [remove()])))
             while waiting:
                 beat(0)
                 self._collect_removal(*waiting.popleft(), failed)
@@ -113,11 +158,6 @@ class Pool:
             for _, removal in waiting:
                 removal.wait_for_complete()
         return failed
-
-    def _begin_removal(self, name: str) -> Completion:
-        with self._errors(), binding.load().WriteOpCtx() as operation:
-            operation.remove()
-            return self._ioctx.operate_aio_write_op(operation, name, flags=binding.FULL_TRY)
 
     def _collect_removal(self, name: str, removal: Completion, failed: dict[str, OSError]) -> None:
         removal.wait_for_complete()
@@ -145,24 +185,29 @@ class Pool:
     def read_many(self, name: str, extents: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of these (offset, length) ranges, or fewer if the object ends earlier. Raises OSError, and,
         before anything is read, ValueError for an invalid range."""
+        return list(self.each_read(name, extents))
+
+    def each_read(self, name: str, extents: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        """Like `read_many`, but yields one after the other, so that the caller need not keep them. The caller must take
+        all of them."""
         for offset, length in extents:
             _check_range(offset, length)
         if len(extents) == 1 or not any(length for _, length in extents):
-            return [self.read(name, offset, length) for offset, length in extents]
+            for offset, length in extents:
+                yield self.read(name, offset, length)
+            return
         waiting: deque[_Read] = deque()
-        found: list[bytes] = []
         with self._errors():
             try:
                 for offset, length in extents:
                     while waiting and not _has_room(waiting, length):
-                        found.append(waiting.popleft().result())
+                        yield waiting.popleft().result()
                     waiting.append(_Read(self._ioctx, name, offset, length))
                 while waiting:
-                    found.append(waiting.popleft().result())
+                    yield waiting.popleft().result()
             finally:
                 for read in waiting:
                     read.wait()
-        return found
 
     def read_whole(self, name: str, first_read_bytes: int) -> bytes:
         """Return a whole object, which must not change meanwhile. Takes one operation if it is shorter than

@@ -1,6 +1,7 @@
 """Checks once, when a store is opened, that its pool fits. An unsuitable pool would fail later, or silently cost more.
 
-The replies used (`osd pool ls detail`, `osd erasure-code-profile get`, `versions`) need the cap `mon 'allow r'`.
+The replies used (`osd pool ls detail`, `osd erasure-code-profile get`, `versions`, `config get`) need the cap
+`mon 'allow r'`.
 """
 
 from __future__ import annotations
@@ -61,6 +62,21 @@ def check_landing_pool(cluster: RadosCluster, pool: Pool) -> None:
             f"Ceph pool {pool.name} keeps a single copy, so that the loss of one disk loses acknowledged objects: run"
             f" `ceph osd pool set {pool.name} size 3`"
         )
+
+
+def check_write_limits(cluster: RadosCluster, *, object_bytes: int, write_bytes: int) -> None:
+    """Raise ConfigError unless the OSDs accept objects and writes of these sizes, by the limits that the monitors know.
+    An OSD with a stricter limit in its own ceph.conf refuses the write. Raises Transient."""
+    for option, unit, needed in (
+        ("osd_max_object_size", 1, object_bytes),
+        ("osd_max_write_size", 1 << 20, write_bytes),
+    ):
+        allowed = int(cluster.command("config get", who="osd", key=option)) * unit
+        if allowed < needed:
+            raise ConfigError(
+                f"{option} of the Ceph cluster allows {allowed} bytes, but the landing log needs {needed}: run"
+                f" `ceph config set osd {option} {-(-needed // unit)}`, or switch the landing log off"
+            )
 
 
 def _facts(cluster: RadosCluster, name: str) -> Mapping[str, Any]:

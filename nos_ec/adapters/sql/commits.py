@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, null, or_, select, update
 
-from nos_ec.adapters.sql import blocks, leases
+from nos_ec.adapters.sql import blocks, leases, waiting
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import Burial, queueing
 from nos_ec.adapters.sql.rows import by_primary, require_all
@@ -72,7 +72,6 @@ MOVE = (
         block_id=bindparam("to_block", type_=LargeBinary),
         block_offset=_MOVES["block_offset"],
         landing_id=null(),
-        due_ms=null(),
     )
 )
 
@@ -114,7 +113,10 @@ def commit_group(connection: Connection, geometry: Geometry, commit: GroupCommit
     queued = _queue_copies(connection, commit, moves, listed)
     winners = moves if queued == len(moves) else _match(connection, moves, listed)
     require_all(queued, sum(move.from_block is None for move in winners), "landing copies to delete")
-    _move(connection, commit.block_id, winners, listed if len(winners) == len(moves) else _dump(winners))
+    won = listed if len(winners) == len(moves) else _dump(winners)
+    if queued:
+        waiting.leave_moved(connection, _MOVES, won, queued)
+    _move(connection, commit.block_id, winners, won)
     _count_group(connection, geometry, commit)
     _bury(connection, winners)
     _count_losers(connection, commit, winners)

@@ -17,6 +17,7 @@ it. Such a statement would wait for every row that another transaction has locke
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -89,23 +90,26 @@ class JsonRows:
         return {self.parameter: msgspec.json.encode(given).decode()}
 
 
-def looked_up(query: Select[Any], table: Table, index: str = "PRIMARY") -> Select[Any]:
+def looked_up(query: Select[Any], table: Table, index: str = "PRIMARY", *, then: Table | None = None) -> Select[Any]:
     """Make a query FROM a JSON table joined with `table` look up the rows of `table` one by one in this unique
-    index."""
+    index, and the rows of `then`, which is joined with `table`, by their primary key."""
     for dialect in ("mysql", "mariadb"):
         hinted = query.with_hint(table, _by(index), dialect)
+        if then is not None:
+            hinted = hinted.with_hint(then, _by("PRIMARY"), dialect)
         query = hinted.prefix_with("STRAIGHT_JOIN", dialect=dialect)
     return query
 
 
 class UpdateListed(Update):
-    """UPDATE of rows listed in a JSON table by their primary key."""
+    """UPDATE of rows whose primary key is listed in a JSON table, or in rows of another table whose primary key is
+    listed. In the WHERE, the JSON table comes before that other table."""
 
     inherit_cache = True
 
 
 class DeleteListed(Delete):
-    """DELETE of rows listed in a JSON table by their primary key, or its first column."""
+    """DELETE of rows whose primary key, or its first column, is listed as for UpdateListed."""
 
     inherit_cache = True
 
@@ -123,13 +127,17 @@ def _delete_listed(element: DeleteListed, compiler: Any, **options: Any) -> str:
 
 
 def _straight(statement: str, element: Update | Delete, before: str, after: str) -> str:
-    """Return the statement with `table, listed` turned into a join that starts from the listed rows."""
+    """Return the statement with `table, listed, others` turned into a join that starts from the listed rows, goes
+    through the other tables, and ends at `table`."""
     table = str(element.table)
     start, found, rest = statement.partition(f"{before} {table}, ")
     listed, ends, rest = rest.partition(after)
     assert found, f"the statement does not list rows of {table}: {statement}"
     assert ends, f"the statement has no{after.rstrip()}: {statement}"
-    return f"{start}{before} {listed} STRAIGHT_JOIN {table} {_by('PRIMARY')}{ends}{rest}"
+    froms = re.fullmatch(r"(JSON_TABLE.*\) AS \w+)((?:, \w+)*)", listed, re.DOTALL)
+    assert froms, f"the listed rows do not come first: {statement}"
+    joined = "".join(f" STRAIGHT_JOIN {name} {_by('PRIMARY')}" for name in (*froms[2].split(", ")[1:], table))
+    return f"{start}{before} {froms[1]}{joined}{ends}{rest}"
 
 
 def _by(index: str) -> str:

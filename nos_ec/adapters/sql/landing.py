@@ -6,6 +6,7 @@ Every change to the meaning of a queue entry (claimed by a PUT, doomed, reverted
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import (
@@ -25,17 +26,28 @@ from sqlalchemy import (
     update,
 )
 
-from nos_ec.adapters.sql.json_rows import UpdateListed
-from nos_ec.adapters.sql.puts import lock_entries
+from nos_ec.adapters.sql import landing_segments, waiting
+from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed
+from nos_ec.adapters.sql.puts import QUEUED, lock_entries
 from nos_ec.adapters.sql.release import Burial
-from nos_ec.adapters.sql.rows import IDS, OBJECT_COLUMNS, OBJECT_IDS, by_index, delete_listed, id_rows, object_row
-from nos_ec.adapters.sql.schema import LANDING_DELETIONS, OBJECTS
+from nos_ec.adapters.sql.rows import (
+    IDS,
+    OBJECT_COLUMNS,
+    OBJECT_IDS,
+    by_index,
+    delete_listed,
+    id_rows,
+    object_row,
+    require_all,
+)
+from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, WAITING
 from nos_ec.core.deadlines import WAIT_MS_MAX
-from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.errors import Transient
+from nos_ec.core.ids import BlockId, LandingId, ids_in_segment, in_log, segment_of
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
-from nos_ec.ports.metadata import LandingDeletion, ObjectRow
+from nos_ec.ports.metadata import LandedMove, LandingDeletion, ObjectRow
 
-_D, _O = LANDING_DELETIONS.c, OBJECTS.c
+_D, _O, _W = LANDING_DELETIONS.c, OBJECTS.c, WAITING.c
 _ID = LANDING_DELETIONS.c.landing_id.type
 _BY_TIME = "landing_deletions_by_time"
 
@@ -83,8 +95,7 @@ ROWS_OF_ENTRIES = (
     .join_from(OBJECT_IDS.table, OBJECTS, _O.object_id == OBJECT_IDS["object_id"])
     .where(_O.version == OBJECT_IDS["version"])
 )
-CLAIMED = select(_O.landing_id).join_from(IDS.table, OBJECTS, _O.landing_id == IDS["id"])
-QUEUED = select(_D.landing_id).join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
+CLAIMED = select(_W.landing_id).join_from(IDS.table, WAITING, _W.landing_id == IDS["id"])
 KNOWN = union_all(CLAIMED, QUEUED)
 QUEUED_COPY = (
     select(_D.landing_id)
@@ -97,10 +108,35 @@ QUEUED_COPY = (
     .limit(1)
 )
 NEEDED = union_all(CLAIMED, QUEUED.where(_D.doomed == false()))
+_MOVED = JsonRows("moved", object_id=0, version=0, source=ID_BYTES, target=ID_BYTES)
+MOVE_ROWS = (
+    UpdateListed(OBJECTS)
+    .where(_O.object_id == _MOVED["object_id"], _O.version == _MOVED["version"], _O.landing_id == _MOVED["source"])
+    .values(landing_id=_MOVED["target"])
+)
+MOVE_WAITING = (
+    UpdateListed(WAITING)
+    .where(_W.landing_id == _MOVED["source"], _W.object_id == _MOVED["object_id"])
+    .values(landing_id=_MOVED["target"])
+)
+MOVE_ENTRIES = (
+    UpdateListed(LANDING_DELETIONS)
+    .where(
+        _D.landing_id == _MOVED["source"],
+        _D.object_id == _MOVED["object_id"],
+        _D.version == _MOVED["version"],
+        _D.doomed == false(),
+    )
+    .values(landing_id=_MOVED["target"])
+)
 
 
 def reserve(connection: Connection, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
     """See `Metadata.reserve_landing`. An id that is already queued stays as it is."""
+    if any(map(in_log, landing_ids)):
+        raise ValueError(
+            "a record of the landing log is not reserved: it would be referred to whatever its segment's state"
+        )
     if landing_ids:
         connection.execute(RESERVE, {**id_rows(landing_ids), "not_before": not_before_ms})
 
@@ -168,18 +204,21 @@ def revert(connection: Connection, deletion: LandingDeletion, now_ms: int) -> bo
     row = _lock_version(connection, deletion)
     if row is None or row.extent is None or (deletion.row is not None and row.extent != deletion.row.extent):
         return False
+    landed = replace(
+        row, state=advance_object(row.state, ObjectEvent.REVERT), landing_id=deletion.landing_id, extent=None
+    )
     back = {
-        "state": advance_object(row.state, ObjectEvent.REVERT),
+        "state": landed.state,
         "landing_id": deletion.landing_id,
         "block_id": None,
         "block_offset": None,
-        "due_ms": now_ms,
     }
     connection.execute(update(OBJECTS).where(_O.object_id == row.object_id).values(back))
+    waiting.enter(connection, [(landed, now_ms)])
     burial = Burial()
     burial.add(row.extent.block_id, row.extent.length)
     burial.apply(connection)
-    forget(connection, [deletion.landing_id])
+    _remove(connection, [deletion.landing_id])
     return True
 
 
@@ -199,11 +238,33 @@ def postpone(connection: Connection, landing_ids: Sequence[LandingId], not_befor
         connection.execute(POSTPONE, {**id_rows(landing_ids), "not_before": not_before_ms})
 
 
-def forget(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
+def forget(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
     """See `Metadata.forget_landing`."""
+    held = landing_segments.held(connection, landing_ids)
+    _remove(connection, [landing_id for landing_id in landing_ids if landing_id not in held])
+    return held
+
+
+def _remove(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
     if landing_ids:
         gone = delete_listed(connection, LANDING_DELETIONS, _D.landing_id, IDS, "id")
         connection.execute(gone, id_rows(landing_ids))
+
+
+def move(connection: Connection, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
+    """See `Metadata.move_landed`. Locks are taken as in commits: segments, rows, entries."""
+    targets = [one.target for one in moves]
+    if not all(map(in_log, targets)) or landing_segments.held(connection, [one.source for one in moves]):
+        raise ValueError("a copy can only move to a record of the landing log, and not from a segment that is OPEN")
+    open_segments = landing_segments.lock_open(connection, targets)
+    if not all(segment_of(target) in open_segments for target in targets):
+        raise Transient("a landing segment was sealed before copies in it were referred to; copy them again")
+    listed = _MOVED.dump(sorted((one.object_id, one.version, one.source, one.target) for one in moves))
+    moved = connection.execute(MOVE_ROWS, listed).rowcount
+    # A row that waits with this copy is that of the version that moved: no two versions have one copy.
+    require_all(connection.execute(MOVE_WAITING, listed).rowcount, moved, "waiting objects")
+    connection.execute(MOVE_ENTRIES, listed)
+    return known(connection, targets)
 
 
 def known(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
@@ -213,10 +274,24 @@ def known(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset
 
 
 def queued_copy(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> LandingId | None:
-    """See `Metadata.queued_copy`: a range of the primary key."""
-    wanted = {"first": first, "last": last, "object": row.object_id, "of_version": row.version}
-    found = connection.execute(QUEUED_COPY, wanted).scalar()
-    return None if found is None else LandingId(found)
+    """See `Metadata.queued_copy`: ranges of the primary key."""
+    for lower, upper in _ranges(connection, row, first, last):
+        wanted = {"first": lower, "last": upper, "object": row.object_id, "of_version": row.version}
+        found = connection.execute(QUEUED_COPY, wanted).scalar()
+        if found is not None:
+            return LandingId(found)
+    return None
+
+
+def _ranges(
+    connection: Connection, row: ObjectRow, first: LandingId, last: LandingId
+) -> list[tuple[LandingId, LandingId]]:
+    """Where the copy may be between the two ids. Of records, only those whose segment was OPEN at the PUT."""
+    if not in_log(first) or segment_of(first) == segment_of(last):
+        return [(first, last)]
+    segments = landing_segments.recorded_in(connection, first, last, row.created_ms)
+    bounds = map(ids_in_segment, segments)
+    return [(max(first, lower), min(last, upper)) for lower, upper in bounds]
 
 
 def needed(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:

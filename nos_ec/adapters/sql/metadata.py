@@ -1,7 +1,8 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
 What each transaction does is in the modules named after their subjects: objects, puts, commits, blocks, leases,
-landing, store_info, totals. This module only says which function a method runs, and whether it writes.
+landing, landing_segments, store_info, totals. This module only says which function a method runs, and whether it
+writes.
 
 Each part of the port has a class here, to be read beside its protocol. `SqlMetadata` inherits them all, because the
 parts share one `Transactions` (connections and retries) and one geometry, and because users that need several parts
@@ -14,18 +15,19 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, Engine
 
-from nos_ec.adapters.sql import blocks, commits, landing, leases, objects, puts, store_info, totals
+from nos_ec.adapters.sql import blocks, commits, landing, landing_segments, leases, objects, puts, store_info, totals
 from nos_ec.adapters.sql.look_up import FAILURES, LookUps
 from nos_ec.adapters.sql.migrate import open_checked
 from nos_ec.adapters.sql.transactions import Transactions
-from nos_ec.core.errors import ConfigError, NotFound
+from nos_ec.core.errors import ConfigError, NosError, NotFound
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import BlockId, LandingId, ObjectKey
-from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
+from nos_ec.core.lifecycle import BlockKind, SegmentState
 from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.ports.metadata import (
     BlockRow,
     GroupCommit,
+    LandedMove,
     LandingDeletion,
     Lease,
     Metadata,
@@ -34,6 +36,7 @@ from nos_ec.ports.metadata import (
     ObjectRow,
     Placed,
     Segment,
+    SegmentRow,
     StoredTotals,
     Totals,
     WaitingBlocks,
@@ -75,9 +78,16 @@ class _SqlPart:
 class _SqlObjects(_SqlPart):
     """`Objects` of the port."""
 
-    def record_puts(self, objects: Sequence[NewObject], now_ms: int) -> list[ObjectRow]:
+    def record_puts(
+        self, objects: Sequence[NewObject], now_ms: int, *, together: bool = False
+    ) -> list[ObjectRow | NosError]:
         """See the port."""
-        return self._write(puts.record_puts, objects, now_ms) if objects else []
+        if not objects:
+            return []
+        try:
+            return self._write(puts.record_puts, objects, now_ms, together=together)
+        except puts.RecordedBefore:
+            return self._write(puts.record_puts, objects, now_ms, together=together, again=True)
 
     def next_version(self, key: ObjectKey, now_ms: int) -> int:
         """See the port."""
@@ -290,9 +300,9 @@ class _SqlLandingQueue(_SqlPart):
         """See the port."""
         self._write(landing.postpone, landing_ids, not_before_ms)
 
-    def forget_landing(self, landing_ids: Sequence[LandingId]) -> None:
+    def forget_landing(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
         """See the port."""
-        self._write(landing.forget, landing_ids)
+        return self._write(landing.forget, landing_ids) if landing_ids else frozenset()
 
     def queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> LandingId | None:
         """See the port."""
@@ -307,7 +317,53 @@ class _SqlLandingQueue(_SqlPart):
         return self._read(landing.needed, landing_ids)
 
 
-class SqlMetadata(_SqlObjects, _SqlLeases, _SqlBlocks, _SqlLandingQueue):
+class _SqlLandingSegments(_SqlPart):
+    """`LandingSegments` of the port."""
+
+    def open_segment(self, segment: SegmentId, lease: Lease, now_ms: int) -> None:
+        """See the port."""
+        self._write(landing_segments.open_segment, segment, lease, now_ms)
+
+    def seal_segments(self, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int) -> None:
+        """See the port."""
+        if ends:
+            self._write(landing_segments.seal, ends, now_ms)
+
+    def segments_of_log(self, log: int, epoch_max: int) -> list[SegmentRow]:
+        """See the port."""
+        return self._read(landing_segments.of_log, log, epoch_max)
+
+    def list_segments(self, after: SegmentId | None, limit: int) -> list[SegmentRow]:
+        """See the port."""
+        return self._read(landing_segments.page, after, limit)
+
+    def releasable_segments(self, segments: Sequence[SegmentId]) -> frozenset[SegmentId]:
+        """See the port."""
+        return self._read(landing_segments.releasable, segments) if segments else frozenset()
+
+    def doom_segment(self, segment: SegmentId) -> bool:
+        """See the port."""
+        return self._write(landing_segments.doom, segment)
+
+    def forget_segments(self, segments: Sequence[SegmentId]) -> None:
+        """See the port."""
+        if segments:
+            self._write(landing_segments.forget, segments)
+
+    def live_in(self, segment: SegmentId, after: LandingId | None, limit: int) -> list[ObjectRow]:
+        """See the port."""
+        return self._read(landing_segments.live_in, segment, after, limit)
+
+    def move_landed(self, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
+        """See the port."""
+        return self._write(landing.move, moves) if moves else frozenset()
+
+    def segment_totals(self) -> dict[SegmentState, tuple[int, int]]:
+        """See the port."""
+        return self._read(landing_segments.totals)
+
+
+class SqlMetadata(_SqlObjects, _SqlLeases, _SqlBlocks, _SqlLandingQueue, _SqlLandingSegments):
     """`Metadata` on an engine whose tables exist. Safe to call from several threads and several processes."""
 
     def bind_geometry(self, geometry: Geometry) -> None:

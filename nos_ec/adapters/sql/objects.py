@@ -34,15 +34,25 @@ from nos_ec.adapters.sql.rows import (
     object_row,
     require_all,
 )
-from nos_ec.adapters.sql.schema import ID_BYTES, OBJECTS, SEGMENTS, utf8
+from nos_ec.adapters.sql.schema import ID_BYTES, OBJECTS, SEGMENTS, WAITING, utf8
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import NotFound
-from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, Extent, LandingId, ObjectKey
+from nos_ec.core.ids import (
+    BUCKET_BYTES_MAX,
+    NAME_BYTES_MAX,
+    BlockId,
+    Extent,
+    LandingId,
+    ObjectKey,
+    in_log,
+    record_ids_between,
+    time_of,
+)
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object, object_sources
 from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.ports.metadata import ObjectRow, Segment
 
-_O, _S = OBJECTS.c, SEGMENTS.c
+_O, _S, _W = OBJECTS.c, SEGMENTS.c, WAITING.c
 
 BY_KEY = select(*OBJECT_COLUMNS).where(_O.bucket == bindparam("bucket"), _O.name == bindparam("name"))
 BY_KEYS = looked_up(
@@ -57,6 +67,7 @@ LOCK_IDS = looked_up(
     OBJECTS,
 )
 
+_PUBLISHED = advance_object(ObjectState.LANDED, ObjectEvent.PUBLISH)
 MARK_PUBLISHED = (
     UpdateListed(OBJECTS)
     .where(
@@ -64,8 +75,20 @@ MARK_PUBLISHED = (
         _O.version == OBJECT_IDS["version"],
         _O.state.in_(sorted(object_sources(ObjectEvent.PUBLISH))),
     )
-    .values(state=advance_object(ObjectState.LANDED, ObjectEvent.PUBLISH), due_ms=bindparam("due"))
+    .values(state=_PUBLISHED)
 )
+MARK_WAITING = (
+    UpdateListed(WAITING)
+    .where(
+        OBJECT_IDS["object_id"] == _O.object_id,
+        _O.version == OBJECT_IDS["version"],
+        _O.state == _PUBLISHED,
+        _W.landing_id == _O.landing_id,
+    )
+    .values(state=_PUBLISHED, due_ms=bindparam("due"))
+)
+"""Follows MARK_PUBLISHED, which has locked the rows that it changed. The state tells these from rows that a revert has
+set LANDED meanwhile."""
 _REQUESTS = JsonRows(
     "requests",
     object_id=0,
@@ -93,24 +116,21 @@ NO_LONGER_LANDED = select(_REQUESTS["number"]).where(
 )
 """Selects the requests that no longer hold. Nearly all of them still do, so hardly any rows come back."""
 OLDEST_LANDING_ID = (
-    by_index(select(_O.landing_id), OBJECTS, "objects_by_landing")
-    .where(_O.landing_id.is_not(None))
-    .order_by(_O.landing_id)
+    by_index(select(_W.landing_id), WAITING, "PRIMARY")
+    .where(_W.landing_id >= bindparam("least", type_=_W.landing_id.type))
+    .order_by(_W.landing_id)
     .limit(1)
 )
+"""The bound makes planners tell a look-up in an index from a scan, also when it holds for every id."""
 _NAMED = JsonRows("named", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, version=0)
 COMPLETE = looked_up(
     select(*OBJECT_COLUMNS)
     .join_from(_NAMED.table, OBJECTS, (_O.bucket == _NAMED["bucket"]) & (_O.name == _NAMED["name"]))
-    .where(
-        _O.version == _NAMED["version"],
-        or_(
-            _O.state == ObjectState.QUEUED,
-            (_O.state == ObjectState.LANDED) & (_O.due_ms <= bindparam("due")),
-        ),
-    ),
+    .join(WAITING, _W.landing_id == _O.landing_id)
+    .where(_O.version == _NAMED["version"], or_(_O.state == ObjectState.QUEUED, _W.due_ms <= bindparam("due"))),
     OBJECTS,
     "objects_by_key",
+    then=WAITING,
 )
 NEXT_BUCKET = select(func.min(_O.bucket)).where(_O.bucket > bindparam("after_bucket", type_=_O.bucket.type))
 
@@ -235,8 +255,16 @@ def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
 
 
 def oldest_landing_id(connection: Connection) -> LandingId | None:
-    """See `Metadata.oldest_landing_id`."""
-    found = connection.execute(OLDEST_LANDING_ID).scalar()
+    """See `Metadata.oldest_landing_id`. Ids of the landing log sort behind all others."""
+    oldest = _least_landing_id(connection, bytes(ID_BYTES))
+    if oldest is None or in_log(oldest):
+        return oldest
+    of_log = _least_landing_id(connection, record_ids_between(0, 0)[0])
+    return oldest if of_log is None else min(oldest, of_log, key=time_of)
+
+
+def _least_landing_id(connection: Connection, least: bytes) -> LandingId | None:
+    found = connection.execute(OLDEST_LANDING_ID, {"least": least}).scalar()
     return None if found is None else LandingId(found)
 
 
@@ -271,22 +299,26 @@ def _due_in(slots: int, far: bool) -> Select[Any]:
     Columns: OBJECT_COLUMNS, the due time and the slot.
 
     For each slot, the query walks along the index from the first such row, for at most `walk_max` rows, so that the
-    rows behind them cost nothing. The walks read only the index; only the `rows_max` returned rows are looked up.
+    rows behind them cost nothing. Rows of `objects` are looked up for the `rows_max` returned ones only.
+
+    The walks select the size only because the index does not have it: if it had all columns, MySQL would read it from
+    its beginning, through all slots, when one slot holds nearly all rows.
     """
-    due = _O.due_ms > bindparam("far_ms") if far else _O.due_ms <= bindparam("now_ms")
+    due = _W.due_ms > bindparam("far_ms") if far else _W.due_ms <= bindparam("now_ms")
     walks = [
-        by_index(select(_O.due_ms, _O.object_id), OBJECTS, "objects_due_by_slot")
-        .where(_O.slot == bindparam(f"slot_{i}"), due)
-        .order_by(_O.due_ms, _O.object_id)
+        by_index(select(_W.due_ms, _W.object_id, _W.landing_id, _W.slot, _W.size), WAITING, "waiting_by_due")
+        .where(_W.slot == bindparam(f"slot_{i}"), due)
+        .order_by(_W.due_ms, _W.object_id)
         .limit(bindparam("walk_max"))
         .subquery(f"walk_{i}")
         for i in range(slots)
     ]
-    walked = union_all(*(select(walk.c.due_ms, walk.c.object_id) for walk in walks)).subquery("walked")
-    first = select(walked).order_by(*walked.c).limit(bindparam("rows_max")).subquery("first_due")
+    walked = union_all(*(select(*list(walk.c)[:4]) for walk in walks)).subquery("walked")
+    oldest = (walked.c.due_ms, walked.c.object_id)
+    first = select(walked).order_by(*oldest).limit(bindparam("rows_max")).subquery("first_due")
     return (
-        select(*OBJECT_COLUMNS, first.c.due_ms, _O.slot)
-        .join_from(first, OBJECTS, _O.object_id == first.c.object_id)
+        select(*OBJECT_COLUMNS, first.c.due_ms, first.c.slot)
+        .join_from(first, OBJECTS, (_O.object_id == first.c.object_id) & (_O.landing_id == first.c.landing_id))
         .order_by(first.c.due_ms, first.c.object_id)
     )
 
@@ -296,7 +328,10 @@ def mark_published(connection: Connection, rows: Sequence[ObjectRow], due_ms: in
     if not rows:
         return 0
     listed = OBJECT_IDS.dump(sorted({(row.object_id, row.version) for row in rows}))
-    return connection.execute(MARK_PUBLISHED, {**listed, "due": due_ms}).rowcount
+    marked = connection.execute(MARK_PUBLISHED, listed).rowcount
+    waiting = connection.execute(MARK_WAITING, {**listed, "due": due_ms}).rowcount
+    require_all(min(marked, waiting), marked, "waiting objects")
+    return marked
 
 
 def complete(connection: Connection, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, PackRequest]:

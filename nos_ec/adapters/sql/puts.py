@@ -1,8 +1,13 @@
 """Records PUTs: batches of landed and empty objects, and large objects whose blocks are already written.
 
-A landing id proves that its PUT is in time: its reservation must be in the deletion queue and not doomed. The queue
-also remembers ids that were recorded and have been released since, so that recording twice (after a Transient) changes
-nothing.
+A landing id proves that its PUT is in time. For a copy of the landing store, its reservation must be in the deletion
+queue and not doomed. For a record of the landing log, its segment must be OPEN. The queue also remembers ids that were
+recorded and have been released since, so that recording twice (after a Transient) changes nothing.
+
+Nobody reserves a record, so the queue normally has no entry of it, and is asked after the rows are written, under their
+locks: an earlier call whose answer was lost may still be running when it is repeated. If that call is done when the
+rows are locked, they or the queue say so, because the queue keeps entries of an OPEN segment. If not, it waits for the
+rows, and finds them recorded. When there is an entry after all, the work is undone and begun anew.
 """
 
 from __future__ import annotations
@@ -12,17 +17,16 @@ from dataclasses import dataclass
 
 from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, select, update
 
-from nos_ec.adapters.sql import blocks, leases, objects
+from nos_ec.adapters.sql import blocks, landing_segments, leases, objects, waiting
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import IDS, delete_listed, id_rows, require_all
 from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import LandingId, ObjectKey
+from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, segment_of
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
-from nos_ec.core.slots import bucket_slot
 from nos_ec.ports.metadata import Lease, NewLargeObject, NewObject, ObjectRow
 
 _O, _D = OBJECTS.c, LANDING_DELETIONS.c
@@ -30,7 +34,7 @@ _LANDED, _LARGE, _EMPTY = (
     advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.STORE, ObjectEvent.KEEP)
 )
 _NEW = JsonRows(
-    "new", optional="landing_id", object_id=0, version=0, size=0, crc32c=0, md5=ID_BYTES, landing_id=ID_BYTES, due_ms=0
+    "new", optional="landing_id", object_id=0, version=0, size=0, crc32c=0, md5=ID_BYTES, landing_id=ID_BYTES
 )
 
 LOCK_ENTRIES = looked_up(
@@ -39,6 +43,7 @@ LOCK_ENTRIES = looked_up(
     .with_for_update(of=LANDING_DELETIONS),
     LANDING_DELETIONS,
 )
+QUEUED = select(_D.landing_id).join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
 OVERWRITE = (
     UpdateListed(OBJECTS)
     .where(_O.object_id == _NEW["object_id"])
@@ -51,7 +56,6 @@ OVERWRITE = (
         landing_id=_NEW["landing_id"],
         block_id=null(),
         block_offset=null(),
-        due_ms=case((_NEW.missing("landing_id"), null()), else_=_NEW["due_ms"]),
         created_ms=bindparam("created", type_=BigInteger),
     )
 )
@@ -67,17 +71,43 @@ class Entry:
     doomed: bool
 
 
-def record_puts(connection: Connection, new: Sequence[NewObject], now_ms: int) -> list[ObjectRow]:
-    """See `Metadata.record_puts`."""
+class RecordedBefore(Exception):
+    """The queue has an entry of a record whose row was written now: `record_puts` must be run `again`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InTime:
+    """What proves that PUTs are in time: entries of the queue, and the segments that are OPEN. asked: the entries of
+    records are among them."""
+
+    entries: Mapping[LandingId, Entry]
+    open_segments: frozenset[SegmentId]
+    asked: bool
+
+
+def record_puts(
+    connection: Connection, new: Sequence[NewObject], now_ms: int, *, together: bool = False, again: bool = False
+) -> list[ObjectRow | NosError]:
+    """See `Metadata.record_puts`. Raises RecordedBefore, and then nothing must be committed, unless `again` is set."""
     _check(new)
-    entries = lock_entries(connection, [one.landing_id for one in new if one.landing_id is not None])
-    recorded: list[ObjectRow | None] = [None] * len(new)
+    in_time = _look(connection, [one.landing_id for one in new if one.landing_id is not None], again=again)
+    answers: dict[int, ObjectRow | NosError] = {}
     for turn in _turns(new):
-        rows = _record_turn(connection, [new[i] for i in turn], entries, now_ms)
-        for i in turn:
-            recorded[i] = rows[new[i].key]
+        by_key = _record_turn(connection, [new[i] for i in turn], in_time, now_ms)
+        answers |= {i: by_key[new[i].key] for i in turn}
+    for answer in answers.values():
+        if together and isinstance(answer, NosError):
+            raise answer
     kill_point("metadata.record_puts.before_commit")
-    return [row for row in recorded if row is not None]
+    return [answers[i] for i in range(len(new))]
+
+
+def _look(connection: Connection, landing_ids: Sequence[LandingId], *, again: bool) -> _InTime:
+    records = [landing_id for landing_id in landing_ids if in_log(landing_id)]
+    open_segments = landing_segments.lock_open(connection, records)
+    asked = again or any(segment_of(record) not in open_segments for record in records)
+    listed = [landing_id for landing_id in landing_ids if asked or not in_log(landing_id)]
+    return _InTime(lock_entries(connection, listed), open_segments, asked)
 
 
 def lock_entries(connection: Connection, landing_ids: Sequence[LandingId]) -> dict[LandingId, Entry]:
@@ -116,29 +146,38 @@ def _turns(new: Sequence[NewObject]) -> Iterator[list[int]]:
 
 
 def _record_turn(
-    connection: Connection, new: Sequence[NewObject], entries: Mapping[LandingId, Entry], now_ms: int
-) -> dict[ObjectKey, ObjectRow]:
+    connection: Connection, new: Sequence[NewObject], in_time: _InTime, now_ms: int
+) -> dict[ObjectKey, ObjectRow | NosError]:
     keys = [one.key for one in new]
     current = objects.lock_listed(connection, keys)
-    earlier = {one.key: row for one in new if (row := _recorded_before(one, current.get(one.key), entries)) is not None}
-    fresh = [one for one in new if one.key not in earlier]
+    answered: dict[ObjectKey, ObjectRow | NosError] = {
+        one.key: answer for one in new if (answer := _answer(one, current.get(one.key), in_time)) is not None
+    }
+    fresh = [one for one in new if one.key not in answered]
     release(connection, [current[one.key] for one in fresh if one.key in current], now_ms)
     _overwrite(connection, [one for one in fresh if one.key in current], current, now_ms)
     _insert(connection, [one for one in fresh if one.key not in current], now_ms)
     _claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
-    return objects.find_listed(connection, keys) | earlier
+    _require_first(connection, [one.landing_id for one in fresh if one.landing_id is not None], in_time)
+    rows = objects.find_listed(connection, keys)
+    waiting.enter(connection, [(rows[one.key], one.due_ms) for one in fresh])
+    return {**rows, **answered}
 
 
-def _recorded_before(one: NewObject, current: ObjectRow | None, entries: Mapping[LandingId, Entry]) -> ObjectRow | None:
-    """The row that an earlier call recorded for this landing copy; None when it may be recorded now. Raises
-    Transient."""
+def _answer(one: NewObject, current: ObjectRow | None, in_time: _InTime) -> ObjectRow | Transient | None:
+    """The row that an earlier call recorded for this landing copy, or why it must not be recorded; None when it may be
+    recorded now."""
     if one.landing_id is None:
         return None
     if current is not None and current.landing_id == one.landing_id:
         return current
-    entry = entries.get(one.landing_id)
+    entry = in_time.entries.get(one.landing_id)
+    if entry is None and in_log(one.landing_id):
+        if segment_of(one.landing_id) in in_time.open_segments:
+            return None
+        return Transient(f"object {one.key}: its landing segment was sealed; PUT it again", key=one.key)
     if entry is None or (entry.doomed and entry.object_id is None):
-        raise Transient(f"object {one.key}: its PUT took longer than its reservation; PUT it again", key=one.key)
+        return Transient(f"object {one.key}: its PUT took longer than its reservation; PUT it again", key=one.key)
     if entry.object_id is None or entry.version is None:
         return None
     if current is not None and (current.object_id, current.version) == (entry.object_id, entry.version):
@@ -175,7 +214,6 @@ def _overwrite(
             one.crc32c,
             one.md5,
             one.landing_id,
-            one.due_ms,
         )
         for one in new
     )
@@ -196,9 +234,7 @@ def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> No
             "md5": one.md5,
             "state": _EMPTY if one.landing_id is None else _LANDED,
             "landing_id": one.landing_id,
-            "due_ms": None if one.landing_id is None else one.due_ms,
             "created_ms": now_ms,
-            "slot": bucket_slot(one.key.bucket),
         }
         for one in sorted(new, key=lambda one: (one.key.bucket.encode(), one.key.name.encode()))
     ]
@@ -206,10 +242,20 @@ def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> No
 
 
 def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
-    if landing_ids:
+    reserved = [landing_id for landing_id in landing_ids if not in_log(landing_id)]
+    if reserved:
         taken = delete_listed(connection, LANDING_DELETIONS, _D.landing_id, IDS, "id")
-        claimed = connection.execute(taken, id_rows(landing_ids)).rowcount
-        require_all(claimed, len(set(landing_ids)), "reserved landing copies")
+        claimed = connection.execute(taken, id_rows(reserved)).rowcount
+        require_all(claimed, len(set(reserved)), "reserved landing copies")
+
+
+def _require_first(connection: Connection, landing_ids: Sequence[LandingId], in_time: _InTime) -> None:
+    """Raise RecordedBefore if the queue has an entry of one of these records, whose rows were written now."""
+    records = [landing_id for landing_id in landing_ids if in_log(landing_id)]
+    if records and connection.execute(QUEUED, id_rows(records)).first() is not None:
+        if in_time.asked:
+            raise Transient("metadata: PUTs were recorded by another call while they were recorded again; try again")
+        raise RecordedBefore
 
 
 def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:
@@ -257,13 +303,12 @@ def _put_large_row(connection: Connection, current: ObjectRow | None, new: NewLa
         "landing_id": None,
         "block_id": None,
         "block_offset": None,
-        "due_ms": None,
         "created_ms": now_ms,
     }
     if current is not None:
         connection.execute(update(OBJECTS).where(_O.object_id == current.object_id).values(values))
         return current.object_id
-    key = {"bucket": new.key.bucket, "name": new.key.name, "slot": bucket_slot(new.key.bucket)}
+    key = {"bucket": new.key.bucket, "name": new.key.name}
     made = connection.execute(insert(OBJECTS).values(key | values)).inserted_primary_key
     assert made is not None
     return int(made[0])

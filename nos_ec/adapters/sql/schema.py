@@ -5,7 +5,7 @@ Rules for all of them:
     server, whatever its collations.
   - `waste_ppm` is a generated column. MySQL assigns left to right with the new values, SQLite uses the old ones, and in
     a multi-table UPDATE MySQL promises no order at all. A column that no statement assigns cannot be assigned wrongly.
-  - Only LANDED and QUEUED rows have a `due_ms`, so the index of due objects is as small as the backlog.
+  - What only objects that wait to be packed need is in `waiting`, which is as small as the backlog (docs/adr/0020).
   - The CHECK of `blocks` turns a counting bug into a refused statement instead of a wrong figure.
 
 A change to a table here needs a new migration in `migrations/versions`; a test compares the two.
@@ -39,8 +39,8 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from nos_ec.core.errors import InvalidInput
-from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX
-from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
 
 ID_BYTES = 16
 WRITER_BYTES_MAX = 255
@@ -80,22 +80,23 @@ class Utf8(TypeDecorator[str]):
 
 
 class Id(TypeDecorator[bytes]):
-    """Exactly 16 bytes. MySQL would pad a shorter id with zeros and so turn it into another one."""
+    """Exactly `size` bytes. MySQL would pad a shorter id with zeros and so turn it into another one."""
 
     impl = LargeBinary
     cache_ok = True
 
-    def __init__(self) -> None:
-        super().__init__(ID_BYTES)
+    def __init__(self, size: int = ID_BYTES) -> None:
+        self.size = size
+        super().__init__(size)
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         if dialect.name in _MYSQL:
-            return dialect.type_descriptor(mysql.BINARY(ID_BYTES))
-        return dialect.type_descriptor(LargeBinary(ID_BYTES))
+            return dialect.type_descriptor(mysql.BINARY(self.size))
+        return dialect.type_descriptor(LargeBinary(self.size))
 
     def process_bind_param(self, value: bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
-        if value is not None and len(value) != ID_BYTES:
-            raise ValueError(f"an id of {len(value)} bytes; it must have {ID_BYTES}")
+        if value is not None and len(value) != self.size:
+            raise ValueError(f"an id of {len(value)} bytes; it must have {self.size}")
         return value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> bytes | None:  # noqa: ARG002
@@ -130,10 +131,9 @@ def _table(name: str, *parts: Any, **options: Any) -> Table:
     return Table(name, METADATA, *parts, **options)
 
 
-def _partial(name: str, *columns: str, where_set: str = "") -> Index:
-    """An index of the rows whose column `where_set` (default: the first) is set. MySQL has no partial indexes, so there
-    it covers all rows."""
-    return Index(name, *columns, sqlite_where=column(where_set or columns[0]).is_not(None))
+def _partial(name: str, *columns: str) -> Index:
+    """An index of the rows whose first column is set. MySQL has no partial indexes, so there it covers all rows."""
+    return Index(name, *columns, sqlite_where=column(columns[0]).is_not(None))
 
 
 def _bigint(name: str, *, nullable: bool = False) -> Column[Any]:
@@ -155,18 +155,28 @@ OBJECTS = _table(
     Column("landing_id", Id()),
     Column("block_id", Id()),
     _bigint("block_offset", nullable=True),
-    _bigint("due_ms", nullable=True),
     _bigint("created_ms"),
-    Column("slot", SmallInteger, nullable=False, server_default="0"),
     UniqueConstraint("bucket", "name", name="objects_by_key"),
-    _partial("objects_due_by_slot", "slot", "due_ms", "object_id", where_set="due_ms"),
     _partial("objects_by_block", "block_id", "block_offset"),
-    _partial("objects_by_landing", "landing_id"),
     sqlite_autoincrement=True,
 )
-"""Current versions. An overwrite keeps the row and its object_id; an object_id is never used twice.
+"""Current versions. An overwrite keeps the row and its object_id; an object_id is never used twice."""
 
-slot: `core.slots.bucket_slot` of the bucket, set when the row is created and never changed.
+WAITING = _table(
+    "waiting",
+    Column("landing_id", Id(), primary_key=True),
+    Column("object_id", BigInteger, nullable=False),
+    Column("slot", SmallInteger, nullable=False),
+    _bigint("due_ms"),
+    Column("state", Word(ObjectState), nullable=False),
+    _bigint("size"),
+    Index("waiting_by_due", "slot", "due_ms", "object_id"),
+    sqlite_with_rowid=False,
+)
+"""What waits to be packed: exactly one row for each LANDED or QUEUED row of `objects`, with the same landing_id, state
+and size. It is changed only in a transaction that has locked that row (waiting.py).
+
+slot: `core.slots.bucket_slot` of the bucket.
 """
 
 SEGMENTS = _table(
@@ -241,6 +251,23 @@ LANDING_DELETIONS = _table(
     Column("doomed", Boolean(create_constraint=False), nullable=False),
     Index("landing_deletions_by_time", "not_before_ms", "landing_id"),
 )
+
+LANDING_SEGMENTS = _table(
+    "landing_segments",
+    Column("segment_id", Id(SEGMENT_ID_BYTES), primary_key=True),
+    Column("log", Integer, nullable=False),
+    _bigint("epoch"),
+    Column("state", Word(SegmentState), nullable=False),
+    _bigint("opened_ms"),
+    _bigint("sealed_ms", nullable=True),
+    _bigint("end_bytes"),
+    _bigint("records"),
+    Index("landing_segments_by_log", "state", "log"),
+)
+"""Segments of the landing log. There are as many as fit into the log.
+
+log: the number in the id. epoch: that of the lease under which the log opened it.
+"""
 
 STORE_INFO = _table(
     "store_info",

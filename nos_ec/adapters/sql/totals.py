@@ -11,19 +11,16 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, bindparam, cast, delete, func, insert, select, update
+from sqlalchemy import BigInteger, Connection, cast, delete, func, insert, select, update
 
 from nos_ec.adapters.sql import leases
-from nos_ec.adapters.sql.rows import by_index
-from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORED_TOTALS
+from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, SEGMENTS, STORED_TOTALS, WAITING
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
-from nos_ec.core.slots import LEASE_PREFIX, SLOTS
+from nos_ec.core.slots import LEASE_PREFIX
 from nos_ec.ports.metadata import StoredTotals, Totals
 
-_B, _O, _T = BLOCKS.c, OBJECTS.c, STORED_TOTALS.c
+_B, _T, _W = BLOCKS.c, STORED_TOTALS.c, WAITING.c
 _IS_TOTALS = _T.name == "totals"
-_SLOTS_AT_ONCE = 4
-"""A divisor of SLOTS."""
 STORED = select(_T.value).where(_IS_TOTALS)
 
 
@@ -57,10 +54,8 @@ class _Sums:
 
 def _landed_sums(connection: Connection) -> defaultdict[ObjectState, _Sums]:
     sums: defaultdict[ObjectState, _Sums] = defaultdict(_Sums)
-    for first in range(0, SLOTS, _SLOTS_AT_ONCE):
-        for row in connection.execute(_LANDED_SUMS, {f"slot_{i}": first + i for i in range(_SLOTS_AT_ONCE)}):
-            sums[row.state].objects += row.objects
-            sums[row.state].bytes += row.bytes
+    for state, objects, size in connection.execute(_LANDED_SUMS):
+        sums[state] = _Sums(objects, size)
     return sums
 
 
@@ -82,13 +77,7 @@ _BLOCK_SUMS = select(
 ).group_by(_B.kind, _B.state)
 # Reads as many rows as large objects have blocks, which is no more work than the sums over blocks.
 _LARGE_OBJECTS = select(func.count()).where(SEGMENTS.c.part == 0)
-# The slots are listed so that the index of due objects, which starts with them, can be used. They are divided, because
-# one statement over many millions of waiting objects would take longer than a connection waits for an answer.
-_LANDED_SUMS = (
-    by_index(select(_O.state, func.count().label("objects"), _sum(_O.size, "bytes")), OBJECTS, "objects_due_by_slot")
-    .where(_O.slot.in_([bindparam(f"slot_{i}") for i in range(_SLOTS_AT_ONCE)]), _O.due_ms.is_not(None))
-    .group_by(_O.state)
-)
+_LANDED_SUMS = select(_W.state, func.count(), _sum(_W.size, "bytes")).group_by(_W.state)
 
 
 def stored(connection: Connection) -> StoredTotals | None:

@@ -1,4 +1,5 @@
-"""The metadata store, in four parts: objects, writer leases, blocks, and the deletion queue of landing copies.
+"""The metadata store, in five parts: objects, writer leases, blocks, the deletion queue of landing copies, and the
+segments of the landing log.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
 combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from nos_ec.ports.metadata.blocks import BlockRow, Blocks, GroupCommit, Move, Placed, WaitingBlocks, WaitReason
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
+from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, SegmentRow
 from nos_ec.ports.metadata.leases import Lease, Leases
 from nos_ec.ports.metadata.objects import NewLargeObject, NewObject, ObjectRow, Objects, Segment
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
@@ -28,8 +30,10 @@ __all__ = [
     "BlockRow",
     "Blocks",
     "GroupCommit",
+    "LandedMove",
     "LandingDeletion",
     "LandingQueue",
+    "LandingSegments",
     "Lease",
     "Leases",
     "Metadata",
@@ -40,6 +44,7 @@ __all__ = [
     "Objects",
     "Placed",
     "Segment",
+    "SegmentRow",
     "StoredTotals",
     "Totals",
     "WaitReason",

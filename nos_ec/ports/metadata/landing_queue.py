@@ -31,7 +31,7 @@ class LandingQueue(Protocol):
     # --- PUT --------------------------------------------------------------------------------------
     def reserve_landing(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
         """Queue landing ids for deletion *before* their bytes are written, so that a PUT that dies leaves no copy
-        behind."""
+        behind. Raises ValueError for records of the landing log, which need none."""
         ...
 
     # --- reaper -----------------------------------------------------------------------------------
@@ -66,15 +66,20 @@ class LandingQueue(Protocol):
         """Make these entries due again at `not_before_ms`."""
         ...
 
-    def forget_landing(self, landing_ids: Sequence[LandingId]) -> None:
-        """Remove queue entries after their copies were deleted. Idempotent."""
+    def forget_landing(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+        """Remove queue entries after their copies were deleted. Idempotent.
+
+        Returns those that stay, because they are records of OPEN segments of the landing log: a second try of
+        `record_puts` finds there that they were recorded. The caller postpones them and forgets them later.
+        """
         ...
 
     # --- look-ups ---------------------------------------------------------------------------------
     def queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> LandingId | None:
         """The landing copy of that version that is queued for deletion, if its id is from `first` to `last`.
 
-        None when there is none, or it is doomed. The cost grows with the number of queue entries between the two ids.
+        None when there is none, or it is doomed. The cost grows with the number of queue entries between the two ids;
+        of records of the landing log, only with those in segments that were OPEN when the version was recorded.
         """
         ...
 

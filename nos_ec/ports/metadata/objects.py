@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nos_ec.core.errors import NosError
 from nos_ec.core.ids import Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.messages import NamedVersion, PackRequest
@@ -73,13 +74,19 @@ class Objects(Protocol):
     """Rows of objects and segments of large ones. See the package docstring. Safe to call from several threads."""
 
     # --- PUT --------------------------------------------------------------------------------------
-    def record_puts(self, objects: Sequence[NewObject], now_ms: int) -> list[ObjectRow]:
+    def record_puts(
+        self, objects: Sequence[NewObject], now_ms: int, *, together: bool = False
+    ) -> list[ObjectRow | NosError]:
         """Make landed or empty objects the current versions of their keys, and release what they overwrite.
 
         Removes their landing ids from the deletion queue. The version is max(previous version + 1,
         now_ms * 1000). An overwritten landing copy is queued for deletion with `now_ms` as its time; an
-        overwritten extent becomes dead bytes. Raises Transient when one of the ids has been doomed meanwhile (the
-        PUT took longer than its reservation); nothing is recorded then.
+        overwritten extent becomes dead bytes. Objects of one key are recorded in their order.
+
+        Returns for each object its row, or why it alone was not recorded: a Transient when its landing id has been
+        doomed meanwhile (the PUT took longer than its reservation), or is a record of a segment of the landing log that
+        is not OPEN. together: record all of them or none; raises the first such error. May be called again with the
+        same objects after any error: those that an earlier call recorded are not recorded twice.
         """
         ...
 
@@ -141,10 +148,10 @@ class Objects(Protocol):
         ...
 
     def oldest_landing_id(self) -> LandingId | None:
-        """The smallest landing id of a LANDED or QUEUED row: since an id begins with the time of its PUT
-        (`core.ids.timed_id`), that of the object that has waited longest. None when no object waits.
+        """The landing id of a LANDED or QUEUED row that begins with the earliest time (`core.ids.time_of`). That is the
+        object that has waited longest, or one of its landing segment. None when no object waits.
 
-        Reads one entry of an index, however many objects there are and wait.
+        Reads two entries of an index, however many objects there are and wait.
         """
         ...
 

@@ -11,6 +11,7 @@ from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.ratios import hole_ratio, ratio
 from nos_ec.ports.metadata.blocks import Blocks
 from nos_ec.ports.metadata.landing_queue import LandingQueue
+from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.metadata.leases import Leases
 from nos_ec.ports.metadata.objects import Objects
 
@@ -81,7 +82,7 @@ class StoredTotals:
     """When they are to be computed again."""
 
 
-class Metadata(Objects, Leases, Blocks, LandingQueue, Protocol):
+class Metadata(Objects, Leases, Blocks, LandingQueue, LandingSegments, Protocol):
     """All parts of the metadata store. See the package docstring. Safe to call from several threads."""
 
     # --- identity ---------------------------------------------------------------------------------

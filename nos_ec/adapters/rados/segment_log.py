@@ -1,0 +1,268 @@
+"""The medium of the landing log on a replicated Ceph pool: one RADOS object per segment.
+
+    object                   xattr          content
+    log.<segment id, hex>    nos_ec.log     the segment header, padded; the batches; the footer, if there is one
+                             "open" until the segment is sealed, then "sealed OFFSET RECORDS": the batches end at
+                             OFFSET, where the footer begins, and hold so many records
+
+Invariants kept here:
+  a  Each append is one RADOS transaction that first checks that the object still has the version of its writer's last
+     write. A seal raises the version like every other change. So of an append and a seal, one wins and the other
+     writes nothing, whatever processes they come from and however late one of them arrives.
+  b  An append never creates an object: an object that is absent has no version. So a writer that wakes up after its
+     segment was released writes nothing.
+  c  "sealed" is never undone.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from nos_ec.adapters.rados import pool as steps
+from nos_ec.adapters.rados.cluster import RadosCluster
+from nos_ec.adapters.rados.landing_pool import LandingPool
+from nos_ec.adapters.rados.pool import Step
+from nos_ec.adapters.rados.pool_checks import check_write_limits
+from nos_ec.core.errors import Conflict, Corrupt, NoSpace, Transient
+from nos_ec.core.ids import SegmentId
+from nos_ec.core.landing_format import SegmentHeader, encode_segment_header
+from nos_ec.ports.clock import Beat, unwatched
+from nos_ec.ports.segment_medium import Buffer, MediumLimits
+
+STATE = "nos_ec.log"
+ALIGN = 4096
+"""BlueStore's allocation unit: an append that begins on one never makes an OSD read and rewrite the end of the last."""
+LIMITS = MediumLimits(
+    segment_bytes=16 << 20,
+    start=ALIGN,
+    align=ALIGN,
+    batch_bytes_max=4 << 20,
+    batch_records_max=64,
+    writes_max=1,
+)
+SEAL_TRIES = 1 + (LIMITS.segment_bytes - LIMITS.start) // ALIGN
+"""A segment can grow at most so many times, less one, while it is being sealed."""
+
+_CHANGED = frozenset({errno.ERANGE, errno.EOVERFLOW})
+"""Error codes of a transaction that expects another version than the object has."""
+_STATE_VALUE = re.compile(rb"open|sealed (0|[1-9][0-9]{0,9}) (0|[1-9][0-9]{0,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class SealState:
+    """The state of a segment, as its xattr `nos_ec.log` records it. end: where its batches end, in bytes; None while it
+    is open."""
+
+    end: int | None
+    records: int = 0
+
+    def encode(self) -> bytes:
+        """The value of the xattr."""
+        return b"open" if self.end is None else b"sealed %d %d" % (self.end, self.records)
+
+    @classmethod
+    def decode(cls, segment: SegmentId, value: bytes) -> Self:
+        """Decode a value of the xattr. Raises Corrupt for anything that `encode` does not produce."""
+        match = _STATE_VALUE.fullmatch(value)
+        if match is None:
+            raise Corrupt(
+                f"landing segment {segment.hex()}: xattr {STATE} is {value[:40]!r}: it was not written by this program"
+            )
+        return cls(None) if match[1] is None else cls(int(match[1]), int(match[2]))
+
+
+class _Tail:
+    """Where the batches of a segment end that this process writes, and the version that its object had then.
+
+    Who changes the object takes the version and puts the new one back, so that a failed change leaves none behind.
+    """
+
+    def __init__(self, end: int, version: int) -> None:
+        self._lock = threading.Lock()
+        self.end = end
+        self._version: int | None = version
+
+    def take(self) -> int | None:
+        """Return the version, if it is known, and forget it."""
+        with self._lock:
+            version, self._version = self._version, None
+            return version
+
+    def put(self, end: int, version: int) -> None:
+        """Remember the end and version after a batch that is durable."""
+        with self._lock:
+            self.end, self._version = end, version
+
+
+class RadosSegmentLog(LandingPool):
+    """A `SegmentMedium` on a landing pool (see nos_ec.ports.segment_medium for the contract).
+
+    It shares pool and namespace with the landing store, which initialises them. Opening raises Transient, or
+    ConfigError when the pool is missing, does not fit or was not initialised. store_id: 16 bytes, that of the metadata;
+    each segment records it. Closing leaves the cluster connected.
+    """
+
+    def __init__(self, cluster: RadosCluster, pool_name: str, store_id: bytes, namespace: str = "") -> None:
+        super().__init__(cluster, pool_name, namespace, "segment", LIMITS.segment_bytes)
+        self._store_id = store_id
+        self._tails: dict[SegmentId, _Tail] = {}
+        """Of the segments that this process writes, until they are sealed or released."""
+
+    @staticmethod
+    def check_write_limits(cluster: RadosCluster) -> None:
+        """Raise ConfigError unless the OSDs accept segments of this size, Transient. For processes that write them."""
+        # A segment has room for its footer; neither that nor a batch is larger than the segment.
+        check_write_limits(cluster, object_bytes=LIMITS.segment_bytes, write_bytes=LIMITS.segment_bytes)
+
+    @property
+    def limits(self) -> MediumLimits:
+        """The same for every pool."""
+        return LIMITS
+
+    # --- writing --------------------------------------------------------------------------------------
+
+    def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> RadosSegmentWriter:
+        """Create an empty segment with its header, in one transaction."""
+        header = encode_segment_header(
+            SegmentHeader(
+                segment=segment,
+                slot=0,
+                epoch=epoch,
+                first_lsn=first_lsn,
+                segment_bytes=LIMITS.segment_bytes,
+                store_id=self._store_id,
+            )
+        )
+        with self._objects.translated(segment):
+            try:
+                version = self._write(
+                    segment,
+                    steps.must_be_new(),
+                    steps.append(header.ljust(LIMITS.start, b"\0")),
+                    steps.set_xattr(STATE, SealState(None).encode()),
+                    size_bytes=LIMITS.start,
+                    objects=1,
+                )
+            except FileExistsError as error:
+                raise Conflict(f"landing segment {segment.hex()} exists: use a new id") from error
+        tail = self._tails[segment] = _Tail(LIMITS.start, version)
+        return RadosSegmentWriter(self, segment, tail)
+
+    def append(self, segment: SegmentId, tail: _Tail, offset: int, batch: Sequence[Buffer]) -> None:
+        """`SegmentWriter.append` (invariants a and b)."""
+        # librados copies what it is given, so the parts are joined here only once.
+        data = b"".join(batch)
+        end = offset + len(data)
+        if not data or len(data) % ALIGN or offset != tail.end or end > LIMITS.segment_bytes:
+            raise ValueError(
+                f"{len(data)} bytes at {offset} of segment {segment.hex()}: a batch is pages of {ALIGN} bytes, begins"
+                f" at {tail.end} and ends by {LIMITS.segment_bytes}"
+            )
+        version = tail.take()
+        if version is None:
+            raise Conflict(
+                f"landing segment {segment.hex()} is sealed, or the outcome of an append is unknown: seal it"
+            )
+        changed = self._changed(segment, version, steps.append(data), size_bytes=len(data))
+        if changed is None:
+            raise Conflict(f"landing segment {segment.hex()} was sealed or released by another process")
+        tail.put(end, changed)
+
+    def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
+        """Set the xattr to "sealed OFFSET RECORDS", with the footer in the same transaction if there is one.
+
+        The footer is left out when the pool is full, and when more was written than this process knows of: then an
+        append whose outcome was unknown turns out to have been done. Raises Corrupt for an object that was not created
+        as a segment."""
+        try:
+            return self._seal(segment, footer, records)
+        except NoSpace:
+            return self._seal(segment, None, records)
+
+    def _seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
+        tail = self._tails.get(segment)
+        version = tail.take() if tail is not None else None
+        if tail is not None and version is not None and self._sealed(segment, version, tail.end, footer, records):
+            return tail.end
+        for _ in range(SEAL_TRIES):
+            state, version = self._look_up(segment)
+            if state.end is not None:
+                self._tails.pop(segment, None)
+                return state.end
+            # An append after the look-up changes the version, so this is the size at that version, or the seal fails.
+            with self._objects.translated(segment):
+                end = self._pool.size_of(self._objects.name_of(segment))
+            known = tail is not None and tail.end == end
+            if self._sealed(segment, version, end, footer if known else None, records):
+                return end
+        raise Transient(f"landing segment {segment.hex()} keeps changing; try again")
+
+    def _sealed(
+        self, segment: SegmentId, version: int, end: int, footer: Sequence[Buffer] | None, records: int
+    ) -> bool:
+        """Seal a segment unless it was changed since it had this version. Returns whether it was sealed."""
+        data = b"".join(footer or ())
+        content = [steps.append(data)] if data else []
+        state = steps.set_xattr(STATE, SealState(end, records).encode())
+        if self._changed(segment, version, *content, state, size_bytes=len(data)) is None:
+            return False
+        self._tails.pop(segment, None)
+        return True
+
+    def _changed(self, segment: SegmentId, version: int, *change: Step, size_bytes: int) -> int | None:
+        """Make a change unless the segment was changed or released since it had this version (invariant a). Returns the
+        new version, or None if the change was not made. Raises NoSpace, Transient."""
+        with self._objects.translated(segment):
+            try:
+                return self._write(segment, steps.must_have_version(version), *change, size_bytes=size_bytes)
+            except OSError as error:
+                if error.errno not in _CHANGED:
+                    raise
+        return None
+
+    def _look_up(self, segment: SegmentId) -> tuple[SealState, int]:
+        """The state of a segment, and the version at which it has it. Raises NotFound, Corrupt, Transient."""
+        with self._objects.translated(segment):
+            xattrs, version = self._pool.xattrs(self._objects.name_of(segment))
+        return SealState.decode(segment, xattrs.get(STATE, b"")), version
+
+    def release(self, segments: Sequence[SegmentId], beat: Beat = unwatched) -> Mapping[SegmentId, Transient]:
+        """Remove the objects, several at a time. Raises ConfigError when the user lacks the caps or the pool is
+        gone."""
+        for segment in segments:
+            self._tails.pop(segment, None)
+        failed = self._objects.delete_many(segments, beat)
+        return {SegmentId(segment): reason for segment, reason in failed.items()}
+
+    # --- reading --------------------------------------------------------------------------------------
+
+    def read(self, segment: SegmentId, ranges: Sequence[tuple[int, int]], copy: int = 0) -> list[bytes]:  # noqa: ARG002
+        """Read ranges, one operation each, as many at a time as nos_ec.adapters.rados.pool allows. Which copy is read
+        is up to the OSDs, which verify it against BlueStore's checksums and repair it from another copy."""
+        with self._objects.translated(segment):
+            return self._pool.read_many(self._objects.name_of(segment), ranges)
+
+    def segments(self) -> Iterator[SegmentId]:
+        """Yield every segment. Other objects of the pool are skipped."""
+        return map(SegmentId, self._objects.all_ids())
+
+
+class RadosSegmentWriter:
+    """A `SegmentWriter`. One append at a time."""
+
+    def __init__(self, medium: RadosSegmentLog, segment: SegmentId, tail: _Tail) -> None:
+        self._medium = medium
+        self._segment = segment
+        self._tail = tail
+
+    def append(self, offset: int, batch: Sequence[Buffer]) -> None:
+        """Append a batch in one transaction. After any error, further appends raise Conflict."""
+        self._medium.append(self._segment, self._tail, offset, batch)
+
+    def close(self) -> None:
+        """Nothing to release: the segment can still be sealed."""

@@ -1,0 +1,204 @@
+"""Ways to make the bytes of PUTs durable, without rows, and bare writes of the same bytes."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from nos_ec.bench.bare import remove_all
+from nos_ec.bench.callers import call_all
+from nos_ec.bench.landing import Piece
+from nos_ec.bench.meter import Instruments
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import Transient
+from nos_ec.core.geometry import PAGE
+from nos_ec.core.ids import LandingId
+
+BARE_FILE_BYTES = 256 << 20
+BARE_OBJECT_BYTES = 16 << 20
+"""A bare writer goes on in another RADOS object after so many bytes."""
+CLEANUP_IN_FLIGHT = 32
+
+Copy = tuple[LandingId, int]
+"""A landed copy and its size in bytes."""
+
+
+class LandingWay(Protocol):
+    """One way to land objects. `land` is called from several threads at once, everything else from one."""
+
+    def prepare(self) -> None:
+        """Get ready for a round: what this does is not measured. Raises NosError."""
+        ...
+
+    def land(self, piece: Piece) -> Copy:
+        """Land an object; durable on return. Raises NosError."""
+        ...
+
+    def writes(self, callers: int) -> tuple[Sequence[int], int]:
+        """What was written since this was last called: the bytes of each write, and the most writes under way at once
+        for this many callers."""
+        ...
+
+    def read_all(self, copies: Sequence[Copy]) -> None:
+        """Read copies as a consumer does. Raises NosError."""
+        ...
+
+    def delete_all(self, copies: Sequence[Copy]) -> None:
+        """Give back the space of copies, as the reaper does. Raises Transient."""
+        ...
+
+
+class OneByOne:
+    """The landing store: one RADOS object or one file for each PUT, written by its caller."""
+
+    def __init__(self, system: System, instruments: Instruments) -> None:
+        self._system = system
+        self._landing = system.landing
+        self._timer = instruments.timer
+        self._sizes: list[int] = []
+
+    def prepare(self) -> None:
+        """See LandingWay."""
+
+    def land(self, piece: Piece) -> Copy:
+        """See LandingWay."""
+        landing_id = self._system.new_landing_id()
+        data = bytes(piece.view)
+        self._landing.put(landing_id, data)
+        self._sizes.append(len(data))
+        return landing_id, len(data)
+
+    def writes(self, callers: int) -> tuple[Sequence[int], int]:
+        """See LandingWay."""
+        sizes, self._sizes = self._sizes, []
+        return sizes, callers
+
+    def read_all(self, copies: Sequence[Copy]) -> None:
+        """See LandingWay."""
+        call_all(self._system.settings.consumer.read_threads, copies, self._read, self._timer)
+
+    def _read(self, copy: Copy) -> None:
+        landing_id, size = copy
+        if len(self._landing.read(landing_id)) != size:
+            raise Transient(f"bench: landing copy {landing_id.hex()} is not of {size} bytes")
+
+    def delete_all(self, copies: Sequence[Copy]) -> None:
+        """See LandingWay."""
+        batch = self._system.settings.reaper.batch_objects
+        for first in range(0, len(copies), batch):
+            failed = self._landing.delete_many([landing_id for landing_id, _ in copies[first : first + batch]])
+            for error in failed.values():
+                raise error
+
+
+# --- bare writes --------------------------------------------------------------------------------------
+class BareWriter(Protocol):
+    """Writes bytes durably where nothing else is done with them. `write` is called from several threads at once."""
+
+    def write(self, data: bytes) -> None:
+        """Durable on return. Raises OSError."""
+        ...
+
+    def clear(self) -> None:
+        """Remove what was written."""
+        ...
+
+
+class BareAppends:
+    """Appends to RADOS objects, of which each thread has its own. pool: a handle of the binding."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._numbers = itertools.count()
+        self._names: list[str] = []
+        self._own = threading.local()
+
+    def write(self, data: bytes) -> None:
+        """See BareWriter."""
+        own = self._own
+        if getattr(own, "left", 0) < len(data):
+            own.name, own.left = f"bare-{next(self._numbers)}", BARE_OBJECT_BYTES
+            self._names.append(own.name)
+        self._pool.append(own.name, data)
+        own.left -= len(data)
+
+    def clear(self) -> None:
+        """See BareWriter."""
+        names, self._names = self._names, []
+        self._own = threading.local()
+        remove_all(self._pool, names, CLEANUP_IN_FLIGHT)
+
+
+class BareFile:
+    """Writes whole pages to a preallocated file, past the page cache where the file system can, one place after the
+    other. direct: whether it can."""
+
+    def __init__(self, path: Path) -> None:
+        zeros = bytes(1 << 20)
+        with path.open("wb") as file:
+            for _ in range(BARE_FILE_BYTES // len(zeros)):
+                file.write(zeros)
+            file.flush()
+            os.fsync(file.fileno())
+        self.direct = True
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_DSYNC | os.O_DIRECT)
+        except OSError:
+            self.direct = False
+            self._fd = os.open(path, os.O_WRONLY | os.O_DSYNC)
+        self._lock = threading.Lock()
+        self._end = 0
+        self._own = threading.local()
+
+    def write(self, data: bytes) -> None:
+        """See BareWriter."""
+        size = -(-len(data) // PAGE) * PAGE
+        buffer = self._buffer(size)
+        buffer[: len(data)] = data
+        with self._lock:
+            if self._end + size > BARE_FILE_BYTES:
+                self._end = 0
+            at, self._end = self._end, self._end + size
+        with memoryview(buffer) as view, view[:size] as page:
+            os.pwrite(self._fd, page, at)
+
+    def _buffer(self, size: int) -> mmap.mmap:
+        """Memory that begins at a page, of the thread's own."""
+        own = self._own
+        if getattr(own, "size", 0) < size:
+            own.buffer, own.size = mmap.mmap(-1, size), size
+        found: mmap.mmap = own.buffer
+        return found
+
+    def clear(self) -> None:
+        """See BareWriter."""
+        with self._lock:
+            self._end = 0
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+@contextmanager
+def bare_writer(system: System, instruments: Instruments) -> Iterator[BareWriter]:
+    """Where the landing store of `system` is: in its pool and namespace, or on its disk."""
+    ceph = system.settings.ceph
+    if instruments.osds is not None:
+        with instruments.osds.bare_pools(ceph.namespace, ceph.landing_pool) as (pool,):
+            yield BareAppends(pool)
+        return
+    path = system.settings.store.root / "bare"
+    file = BareFile(path)
+    try:
+        yield file
+    finally:
+        file.close()
+        with suppress(FileNotFoundError):
+            path.unlink()

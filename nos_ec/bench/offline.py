@@ -1,0 +1,86 @@
+"""The offline part of an object's life, as benches run it: publish, pack, and delete the landing copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nos_consumer.assemble import consumer_service
+from nos_consumer.service import ConsumerService
+from nos_ec.bench.bare import Timer
+from nos_ec.bench.figures import Run
+from nos_ec.bench.meter import Instruments, Meter
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import Transient
+from nos_ec.core.lifecycle import SegmentState
+from nos_ec.engine.housekeeping import Housekeeping
+from nos_ec.engine.landing_log import LandingLog
+from nos_ec.engine.log_bypass import LogBypass
+from nos_producer.assemble import producer_service
+
+IDLE_TURNS_S_MAX = 60.0
+
+
+def publish(system: System) -> int:
+    """Publish all rows that are due; returns how many. Raises NosError."""
+    with producer_service(system) as producer:
+        return producer.drain()
+
+
+def measured_pack(system: System, instruments: Instruments, drawn: Sequence[int]) -> Run:
+    """Pack what is published, objects of the sizes `drawn`, and commit the offsets.
+
+    Measured from the turn that receives the first messages: without the consumer's start, and without sealing the last
+    blocks. Raises NosError.
+    """
+    meter = Meter(instruments, drawn)
+    with consumer_service(system) as service:
+        meter.prepare()
+        _await_messages(service, meter, instruments.timer)
+        _pack(service, len(drawn), instruments.timer)
+        meter.stop()
+    return meter.run
+
+
+def reap(system: System, housekeeping: Housekeeping) -> None:
+    """Delete the landing copies of the packed objects, after the usual verification, until none is queued, and give
+    back the segments of the landing log that they lie in. Raises Transient, also when one of them stays."""
+    _seal_log(system)
+    while system.metadata.first_deletion_ms() is not None:
+        reaped = housekeeping.run_once().reaper
+        if reaped.reverted or reaped.postponed or not reaped.deleted:
+            raise Transient(f"bench: not all landing copies could be deleted ({reaped}); see the log")
+    totals = system.metadata.segment_totals()
+    if left := sum(count for state, (count, _) in totals.items() if state is not SegmentState.OPEN):
+        raise Transient(f"bench: {left} segments of the landing log were not given back; see the log")
+
+
+def _seal_log(system: System) -> None:
+    """Seal the segments that the system's own PUTs lie in. A busy gateway seals them when they are full."""
+    lander = system.puts.batches.lander
+    if isinstance(lander, LogBypass) and isinstance(lander.log, LandingLog):
+        lander.log.seal()
+
+
+def _await_messages(service: ConsumerService, meter: Meter, timer: Timer) -> None:
+    """Run turns of the consumer until it has its partitions; the meter starts with the turn that receives messages."""
+    deadline_s = timer() + IDLE_TURNS_S_MAX
+    while not service.counters.messages:
+        meter.start()
+        service.turn(flush=False)
+        if timer() > deadline_s:
+            raise Transient(f"bench: the consumer received no message within {IDLE_TURNS_S_MAX:.0f} s")
+
+
+def _pack(service: ConsumerService, objects: int, timer: Timer) -> None:
+    """Pack all objects of a round and commit their offsets."""
+    counters = service.counters
+    moved_s = timer()
+    while counters.offsets_committed < objects:
+        if service.turn(flush=True):
+            moved_s = timer()
+        if timer() - moved_s > IDLE_TURNS_S_MAX:
+            raise Transient(
+                f"bench: the consumer stopped at {counters.offsets_committed} of {objects} messages; see its log"
+            )
+    if counters.packed != objects:
+        raise Transient(f"bench: {counters.packed} of {objects} objects were packed; see the log")

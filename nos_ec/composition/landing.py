@@ -1,0 +1,171 @@
+"""How PUTs land and where landed bytes are: the landing store, the landing log, or one after the other."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from nos_ec.adapters.local.device_log import DeviceLog
+from nos_ec.core.errors import ConfigError
+from nos_ec.core.ids import LandingId
+from nos_ec.engine.copy_lander import CopyLander
+from nos_ec.engine.lander import Lander
+from nos_ec.engine.landing_log import LandingLog, LogOptions
+from nos_ec.engine.layered_landing import LayeredLanding
+from nos_ec.engine.leases import HeldLeases
+from nos_ec.engine.log_bypass import LogBypass
+from nos_ec.engine.log_keeper import LogKeeper
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.metadata import Metadata
+from nos_ec.ports.segment_medium import MediumLimits, SegmentMedium
+from nos_ec.settings import Settings
+from nos_ec.settings.landing import LandingSettings
+
+APPENDS = 2
+"""Appends under way at a time, unless the lanes are set: one is written while the next one is prepared. With more of
+them, batches are smaller, and fewer PUTs share an append."""
+LANE_WAIT_MS = 30_000
+"""How long a batch waits for a lane of the log: as long as Ceph's operations may take by default."""
+
+
+def bypass_bytes(landing: LandingSettings, limits: MediumLimits) -> int:
+    """From which size on an object passes by the log: as configured, unless few such objects would fit a segment."""
+    return min(landing.bypass_bytes, limits.segment_bytes // 4)
+
+
+def log_folder(settings: Settings) -> Path:
+    """Where processes of an embedded store share what they know about the devices of the landing log."""
+    return settings.store.root / "landing_log"
+
+
+def initialise_devices(
+    settings: Settings, metadata: Metadata, store_id: str, new_devices: Collection[int] = ()
+) -> None:
+    """Create the landing log of an embedded store, or check the existing one, if there is to be one. Idempotent.
+
+    new_devices: numbers of devices that are lost for good and are to be replaced by blank ones. Raises ConfigError,
+    also when the metadata knows landing segments and no device is there; NoSpace, Transient.
+    """
+    landing = settings.landing
+    if settings.store.backend != "local":
+        if new_devices:
+            raise ConfigError("--new-device works only with the embedded store; on Ceph, replace the OSD instead")
+        return
+    has_segments = any(count for count, _ in metadata.segment_totals().values())
+    if not (landing.mode == "log" or landing.devices or has_segments):
+        if new_devices:
+            raise ConfigError("--new-device: this store has no landing log", settings=("landing.mode",))
+        return
+    DeviceLog.initialise(
+        log_folder(settings),
+        landing.paths(settings.store.root),
+        store_id,
+        slot_bytes=landing.segment_bytes,
+        file_bytes=landing.device_bytes,
+        new_devices=new_devices,
+        devices_min=1 if has_segments else 0,
+    )
+
+
+def open_devices(settings: Settings, stack: ExitStack, store_id: str) -> SegmentMedium | None:
+    """Open the landing log of an embedded store; `stack` closes it. None when the store has none. Raises ConfigError,
+    Transient."""
+    landing = settings.landing
+    paths = landing.paths(settings.store.root)
+    if landing.mode != "log" and not landing.devices and not paths[0].exists():
+        return None
+    if not landing.devices and not paths[0].exists():
+        raise ConfigError(
+            f'landing.mode is "log", but {paths[0]} does not exist: run `nos-ec init` to create it, or connect it',
+            settings=("landing.mode",),
+        )
+    return stack.enter_context(closing(DeviceLog(log_folder(settings), paths, store_id, copies=landing.copies)))
+
+
+def lanes_of(settings: Settings, medium: SegmentMedium) -> int:
+    """The lanes of a log for PUTs: as set, or as many as bring APPENDS appends under way."""
+    return settings.landing.lanes or max(1, APPENDS // medium.limits.writes_max)
+
+
+def layered(settings: Settings, store: LandingStore, medium: SegmentMedium | None, metadata: Metadata) -> LandingStore:
+    """The landing store, in front of it the log if there is one. Raises ConfigError when the metadata knows segments of
+    a log that is not there: their objects would look lost."""
+    if medium is not None:
+        return LayeredLanding(medium, store, one_pool=settings.store.backend == "ceph")
+    segments = sum(count for count, _ in metadata.segment_totals().values())
+    if segments:
+        raise ConfigError(
+            f"the metadata knows {segments} segments of the landing log, but the log is not there: set landing.devices"
+            " as it was, or connect its devices",
+            settings=("landing.devices",),
+        )
+    return store
+
+
+class Landers:
+    """Makes the landers of one process. randomness: returns that many random bytes. stack: closes the landers."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        metadata: Metadata,
+        clock: Clock,
+        held: HeldLeases,
+        new_landing_id: Callable[[], LandingId],
+        randomness: Callable[[int], bytes],
+        reserve_bytes: int,
+        stack: ExitStack,
+    ) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._clock = clock
+        self._held = held
+        self._new_landing_id = new_landing_id
+        self._randomness = randomness
+        self._reserve_bytes = reserve_bytes
+        self._stack = stack
+
+    def for_puts(self, store: LandingStore, medium: SegmentMedium | None) -> Lander:
+        """What PUTs of this process land by."""
+        landing = self._settings.landing
+        copies = self.copies(store)
+        if medium is None or landing.mode != "log":
+            return copies
+        bypass = LogBypass(
+            self.log(medium, lanes_of(self._settings, medium)), copies, bypass_bytes(landing, medium.limits)
+        )
+        self._stack.callback(bypass.close)
+        return bypass
+
+    def copies(self, store: LandingStore) -> CopyLander:
+        """Lands each object as a copy of its own in the landing store."""
+        return CopyLander(
+            self._metadata,
+            store,
+            self._clock,
+            self._new_landing_id,
+            self._settings.put.reservation_ms,
+            self._reserve_bytes,
+        )
+
+    def log(self, medium: SegmentMedium, lanes: int) -> LandingLog:
+        """A log of this process, with its keeper. It takes its lease with the first batch."""
+        landing, put = self._settings.landing, self._settings.put
+        shares_pool = self._settings.store.backend == "ceph"
+        options = LogOptions(
+            lanes,
+            landing.segment_age_ms,
+            put.lease_ttl_ms,
+            LANE_WAIT_MS,
+            f"process {os.getpid()} on {socket.gethostname()}",
+            reserve_bytes=self._reserve_bytes if shares_pool else 0,
+        )
+        keeper = LogKeeper(self._clock, landing.segment_age_ms)
+        log = LandingLog(self._metadata, medium, self._clock, self._randomness, options, self._held, keeper.wake)
+        self._stack.callback(keeper.close)  # after the log
+        self._stack.callback(log.close)
+        return log

@@ -1,0 +1,57 @@
+"""How the bytes of PUTs are made durable, before their rows are recorded: as copies of a landing store, or as records
+of the landing log."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nos_ec.core.errors import NosError
+from nos_ec.core.ids import LandingId, ObjectKey
+
+
+@dataclass(frozen=True, slots=True)
+class NewCopy:
+    """The bytes of one PUT, at least one, and their CRC32C."""
+
+    key: ObjectKey
+    data: bytes
+    crc32c: int
+
+
+class LandedBatch(Protocol):
+    """The outcome of `Lander.land`."""
+
+    @property
+    def outcomes(self) -> Sequence[LandingId | NosError]:
+        """For each copy its landing id, or why it did not land."""
+        ...
+
+    def settle(self, not_recorded: Collection[LandingId]) -> None:
+        """The caller has recorded the rows of these ids, or given them up: it makes no further try. `not_recorded` are
+        those that it gave up, whatever became of the last try. Must be called once. Never raises a NosError."""
+        ...
+
+
+class Lander(Protocol):
+    """Safe to call from several threads."""
+
+    @property
+    def batches_max(self) -> int:
+        """How many batches should be under way at once."""
+        ...
+
+    @property
+    def batch_bytes_max(self) -> int:
+        """Bytes of a batch beyond which it gains nothing from a further object."""
+        ...
+
+    @property
+    def batch_objects_max(self) -> int:
+        """The most objects of a batch."""
+        ...
+
+    def land(self, batch: Sequence[NewCopy]) -> LandedBatch:
+        """Make the bytes of several PUTs durable. Raises NoSpace or Transient when nothing of the batch landed."""
+        ...

@@ -1,0 +1,93 @@
+"""Seals the segments that logs of dead processes left open.
+
+A log may append to its segments, and record PUTs that lie in them, only while it holds the lease under whose epoch it
+opened them. So a segment whose log no longer has that lease is an orphan. It is sealed on the medium first, where that
+stops a writer that is not dead after all, and then in the metadata, where that stops PUTs from being recorded in it.
+
+8  nobody appends to a segment of another process; it is sealed
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import structlog
+
+from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.ids import SegmentId, log_of
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.lifecycle import SegmentState
+from nos_ec.engine.log_lease import LEASE_PREFIX
+from nos_ec.engine.parking import BackOff, Parking
+from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.ports.clock import Beat, Clock, waits
+from nos_ec.ports.metadata import LandingSegments, Leases
+from nos_ec.ports.segment_medium import SegmentMedium
+
+_log = structlog.get_logger(__name__)
+
+LOOK_MS = 60_000
+"""Time between looks for orphans when no lease was fenced: a process may have died between fencing and sealing."""
+BACK_OFF = BackOff(first_ms=10_000, max_ms=600_000)
+PARKED_MAX = 10_000
+
+
+class LogRecoveryMetadata(LandingSegments, Leases, Protocol):
+    """The parts of the metadata that recovery of logs uses."""
+
+
+class LogRecovery:
+    """Several may run at once. Each belongs to one thread."""
+
+    def __init__(self, metadata: LogRecoveryMetadata, medium: SegmentMedium, clock: Clock) -> None:
+        self._metadata = metadata
+        self._medium = medium
+        self._clock = clock
+        self._look_ms = 0
+        self.parked: Parking[SegmentId] = Parking("orphaned landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX)
+        """Segments that could not be sealed, until their next try."""
+
+    def run_once(self, beat: Beat, *, fenced: bool) -> int:
+        """Seal the orphans, if it is time to look for them or a lease of a log was just fenced. Returns how many were
+        sealed. Raises Transient."""
+        now_ms = self._clock.now_ms()
+        if not fenced and not self.parked and waits(self._look_ms, now_ms, LOOK_MS):
+            return 0
+        self._look_ms = now_ms + LOOK_MS
+        orphans = self._orphans()
+        for segment, _ in self.parked:
+            if segment not in orphans:
+                self.parked.release(segment)  # another process has sealed it
+        sealed = 0
+        for segment in orphans:
+            if not self.parked.waits(segment):
+                beat(0)
+                sealed += self._seal(segment)
+        return sealed
+
+    def _orphans(self) -> list[SegmentId]:
+        """The OPEN segments whose logs do not have the lease of their epoch.
+
+        Leases are looked up after the segments: a segment is opened only under a lease that is held, and an epoch that
+        is gone never comes back.
+        """
+        open_ones = [row for page in segment_pages(self._metadata) for row in page if row.state is SegmentState.OPEN]
+        if not open_ones:
+            return []
+        held = {(lease.name, lease.epoch) for lease in self._metadata.list_leases(LEASE_PREFIX)}
+        return [row.segment for row in open_ones if (f"{LEASE_PREFIX}{log_of(row.segment)}", row.epoch) not in held]
+
+    def _seal(self, segment: SegmentId) -> bool:
+        try:
+            end = self._medium.seal(segment, None, 0)
+        except NotFound:
+            end = 0  # its log stopped after it had opened the row and before it created the segment
+        except Transient as error:
+            self.parked.park(segment, error)
+            return False
+        kill_point("recovery.segment_sealed")
+        self._metadata.seal_segments([(segment, end, 0)], self._clock.now_ms())
+        kill_point("recovery.segment_recorded")
+        self.parked.release(segment)
+        _log.info("landing segment of a dead process sealed", segment=segment.hex(), end=end)
+        return True

@@ -1,0 +1,105 @@
+"""Seals the segments that a landing log has left: first in the medium, then in the metadata.
+
+L  a row is sealed only when every batch in its segment is settled, as no PUT can be recorded in a segment not OPEN
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from threading import Condition
+
+import structlog
+
+from nos_ec.core.errors import NosError, NotFound
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.landing_format import NONCE_SIZE
+from nos_ec.engine.log_segment import LogSegment
+from nos_ec.ports.clock import Clock, waits
+from nos_ec.ports.metadata.landing_segments import LandingSegments
+from nos_ec.ports.segment_medium import SegmentMedium
+
+_log = structlog.get_logger(__name__)
+
+
+class SegmentSealer:
+    """Belongs to one log, whose lock guards its segments. One thread at a time calls `seal`, without the lock.
+
+    randomness: returns that many random bytes. take_lsns: returns the first of that many numbers of the log, and is
+    called with the lock.
+    """
+
+    def __init__(
+        self,
+        metadata: LandingSegments,
+        medium: SegmentMedium,
+        clock: Clock,
+        randomness: Callable[[int], bytes],
+        take_lsns: Callable[[int], int],
+        lock: Condition,
+    ) -> None:
+        self._metadata = metadata
+        self._medium = medium
+        self._clock = clock
+        self._randomness = randomness
+        self._take_lsns = take_lsns
+        self._lock = lock
+        self.left: list[LogSegment] = []
+        """Segments that take no further batch and are not sealed in the metadata."""
+
+    def add(self, segments: Iterable[LogSegment]) -> None:
+        """Seal these, too, when it can be done."""
+        with self._lock:
+            self.left += segments
+
+    def is_due(self) -> bool:
+        """Whether `seal` has something to do. The caller holds the lock."""
+        now_ms = self._clock.now_ms()
+        return any(_is_due(segment, now_ms) and not (segment.is_sealed and segment.unsettled) for segment in self.left)
+
+    def seal(self, go_on: Callable[[], bool]) -> int:
+        """Seal what can be sealed: in the medium when no append is under way, in the metadata when all batches are
+        settled. `go_on` is asked before each segment. Returns how many rows were sealed. Raises no NosError."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            due = [segment for segment in self.left if _is_due(segment, now_ms)]
+        for segment in due:
+            if not segment.is_sealed:
+                if not go_on():
+                    break
+                self._seal_in_medium(segment, now_ms)
+        with self._lock:
+            done = [segment for segment in due if segment.is_sealed and not segment.unsettled]
+        if not done:
+            return 0
+        try:
+            self._metadata.seal_segments([(one.id, one.end, one.records) for one in done], now_ms)
+        except NosError as error:
+            _log.warning("landing segments not sealed in the metadata; trying again", error=str(error))
+            with self._lock:
+                for segment in done:
+                    segment.seal_failed(now_ms)
+            return 0
+        kill_point("landing_log.sealed")
+        with self._lock:
+            self.left = [segment for segment in self.left if segment not in done]
+        return len(done)
+
+    def _seal_in_medium(self, segment: LogSegment, now_ms: int) -> None:
+        with self._lock:
+            footer = segment.footer(self._take_lsns(1), now_ms, self._randomness(NONCE_SIZE))
+        try:
+            end = self._medium.seal(segment.id, footer, segment.records)
+        except NotFound:
+            end = 0  # it was never created
+        except NosError as error:
+            _log.warning("landing segment not sealed; trying again", segment=segment.id.hex(), error=str(error))
+            with self._lock:
+                segment.seal_failed(self._clock.now_ms())
+            return
+        kill_point("landing_log.sealed_in_medium")
+        with self._lock:
+            segment.sealed(end)
+
+
+def _is_due(segment: LogSegment, now_ms: int) -> bool:
+    return not segment.under_way and not waits(segment.retry_ms, now_ms, segment.retry_wait_ms)

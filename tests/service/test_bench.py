@@ -1,0 +1,237 @@
+"""`nos-ec bench life` and `landing` on embedded stores. The tests look at how the figures fit together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nos_ec.bench.landing_only import LandingBench, LandingOptions
+from nos_ec.bench.landing_ways import OneByOne, bare_writer
+from nos_ec.bench.life import WHOLE_LIFE, LifeBench, LifeOptions
+from nos_ec.bench.life_ways import Alone, life_stores
+from nos_ec.bench.log_way import log_way
+from nos_ec.bench.stack import AdminKey, bench_stores
+from nos_ec.cli.app import run
+from nos_ec.cli.errors import EXIT_USAGE
+from nos_ec.core.errors import InvalidInput, Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import SegmentState
+from nos_ec.engine.copy_lander import CopyLander
+from nos_ec.engine.landing_log import LandingLog
+from nos_ec.engine.log_bypass import LogBypass
+from nos_ec.engine.trimmer import TrimResult
+from nos_ec.settings import load_settings
+from tests.service.conftest import CONFIG
+
+STEPS = ["put", "get_landed", "publish", "pack", "reap", "get_packed", "delete"]
+CALLED = ["put", "get_landed", "get_packed", "delete"]
+KEY = AdminKey("client.admin", None)
+LANDING = """
+[landing]
+device_bytes = 33554432
+segment_bytes = 1048576
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "nos-ec.toml"
+    path.write_text(f"{CONFIG}{LANDING}")
+    return path
+
+
+def options(drawn: str | int, objects: int = 40) -> LifeOptions:
+    return LifeOptions(drawn, objects, rounds=2, callers=3, reads=5, seed=1)
+
+
+def test_the_command_measures_every_step_and_leaves_nothing(
+    config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nos_ec.bench.life.IDLE_S", 0.01)
+    before = sorted(config.parent.rglob("*"))
+    arguments = ["--size", "4096", "--objects", "100", "--rounds", "1", "--reads", "10", "--callers", "2", "--check"]
+    assert run(["--config", str(config), "bench", "life", *arguments, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["workload"], found["size"], found["ways"]) == (None, 4096, ["single", "store", "log"])
+    assert found["single"]["put_batch"] == 1
+    for way in (found[name] for name in found["ways"]):
+        assert list(way["objects_per_s"]) == STEPS
+        assert list(way["cpu_ms_per_object"]) == STEPS
+        for cpu in way["cpu_ms_per_object"].values():
+            assert cpu["client"] == cpu["total"] > 0
+        assert way["whole_life_cpu_ms_per_object"] == pytest.approx(
+            sum(way["cpu_ms_per_object"][step]["total"] for step in WHOLE_LIFE)
+        )
+        assert 1 <= way["put_batch"] <= 2
+        assert way["rounds_puts_per_s"] == [way["objects_per_s"]["put"]]
+        for step in CALLED:
+            assert way[f"{step}_ms"]["p50"] <= way[f"{step}_ms"]["p99"]
+    for over in ("store_over_single", "log_over_single", "log_over_store"):
+        assert list(found[over]["objects_per_s"]) == STEPS
+    assert sorted(config.parent.rglob("*")) == before
+
+
+def test_ways_take_turns_and_are_compared_round_by_round(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nos_ec.bench.life.IDLE_S", 0.01)
+    settings = load_settings(config, {})
+    with bench_stores({"store": settings, "other": settings}, KEY) as stores:
+        assert stores.systems["store"].store_id != stores.systems["other"].store_id
+        ticks: list[tuple[str, int, int]] = []
+        found = LifeBench(stores, options("W3"), lambda *tick: ticks.append(tick)).run()
+        assert [list(system.blocks.list_blocks()) for system in stores.systems.values()] == [[], []]
+        assert [list(system.landing.list_ids()) for system in stores.systems.values()] == [[], []]
+    assert ticks == [("rounds", done, 3) for done in range(3)]
+    over = found["other_over_store"]
+    assert list(over["objects_per_s"]) == STEPS
+    assert [len(found[way]["rounds_puts_per_s"]) for way in ("store", "other")] == [2, 2]
+    for step in CALLED:
+        assert over[f"{step}_ms"].keys() == {"p50", "p90", "p99"}
+
+
+def test_each_way_lands_where_it_should_and_a_life_leaves_no_segment(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On devices of the configured store nothing is written."""
+    monkeypatch.setattr("nos_ec.bench.life.IDLE_S", 0.01)
+    settings = load_settings(config, {"NOS_EC_LANDING__DEVICES": str(config.parent / "absent" / "device")})
+    with life_stores(settings, "both", KEY) as stores:
+        found = LifeBench(stores, options(30_000, objects=100), lambda *_: None).run()
+        for way, system in stores.systems.items():
+            batches = system.puts.batches
+            assert isinstance(batches.lander, LogBypass if way == "log" else Alone if way == "single" else CopyLander)
+            totals = system.metadata.segment_totals()
+            assert {state for state, (count, _) in totals.items() if count} <= {SegmentState.OPEN}
+        log = stores.systems["log"].puts.batches.lander
+        assert isinstance(log, LogBypass)
+        assert isinstance(log.log, LandingLog)
+        assert log.log.counters.records == 3 * 100
+        assert log.log.counters.sealed >= 3
+    assert found["single"]["put_batch"] == 1
+    assert list(config.parent.glob("absent")) == []
+
+
+def test_segments_that_stay_end_the_bench(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nos_ec.engine.trimmer.Trimmer.run_once", lambda *_: TrimResult())
+    with (
+        life_stores(load_settings(config, {}), "log", KEY) as stores,
+        pytest.raises(Transient, match="segments of the landing log were not given back"),
+    ):
+        LifeBench(stores, options(1000), lambda *_: None).run()
+
+
+def test_an_object_that_reads_back_wrong_ends_the_bench(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench_stores({"store": load_settings(config, {})}, KEY) as stores:
+        monkeypatch.setattr("nos_ec.engine.store.Store.get", lambda _self, _key: b"something else")
+        with pytest.raises(Transient, match="reads back wrong"):
+            LifeBench(stores, options(1000), lambda *_: None).run()
+
+
+def test_objects_that_are_not_published_end_the_bench(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench_stores({"store": load_settings(config, {})}, KEY) as stores:
+        bench = LifeBench(stores, options(1000), lambda *_: None)
+        stores.systems["store"].store().put_many([(ObjectKey("bucket", "another"), b"landed before")])
+        with pytest.raises(Transient, match="41 of 40 objects were published"):
+            bench.run()
+
+
+def test_objects_that_are_never_packed_are_refused(config: Path) -> None:
+    with (
+        bench_stores({"store": load_settings(config, {})}, KEY) as stores,
+        pytest.raises(InvalidInput, match="choose at most"),
+    ):
+        LifeBench(stores, options(64 << 20), lambda *_: None)
+
+
+def test_a_workload_and_a_size_exclude_each_other(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["--config", str(config), "bench", "life", "--size", "1", "--workload", "W1"]) == EXIT_USAGE
+    assert "choose one" in capfd.readouterr().err
+
+
+def test_people_get_a_table_of_the_steps(
+    config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nos_ec.bench.life.IDLE_S", 0.01)
+    arguments = ["--workload", "W6", "--objects", "100", "--rounds", "1", "--reads", "10", "--callers", "2"]
+    assert run(["--config", str(config), "bench", "life", *arguments]) == 0
+    said = capfd.readouterr().out
+    assert "W6: 100 objects, 1 rounds, 2 callers" in said
+    assert all(step in said for step in STEPS)
+
+
+# --- landing ------------------------------------------------------------------------------------------
+def test_landing_is_measured_for_each_kind_of_objects_and_number_of_callers(
+    config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(config.parent.rglob("*"))
+    arguments = ["--of", "4096,W6", "--callers", "1,4", "--objects", "64", "--rounds", "2"]
+    assert run(["--config", str(config), "bench", "landing", *arguments, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert {drawn: list(cells) for drawn, cells in found["cells"].items()} == {"4096": ["1", "4"], "W6": ["1", "4"]}
+    assert (found["ways"], found["replicas"]) == (["store", "log"], 0)
+    for cells in found["cells"].values():
+        for callers, cell in cells.items():
+            assert cell["store"]["batch"] == 1.0
+            assert 1.0 <= cell["log"]["batch"] <= int(callers)
+            for way in (cell["store"], cell["log"]):
+                assert len(way["rounds_puts_per_s"]) == 2
+                assert way["puts_per_s"] == pytest.approx(sum(way["rounds_puts_per_s"]) / 2)
+                assert way["cpu_ms_per_object"].keys() == {"put", "read", "delete"}
+                assert all(cpu["client"] == cpu["total"] > 0 for cpu in way["cpu_ms_per_object"].values())
+                assert way["put_ms"]["p50"] <= way["put_ms"]["p99"]
+                assert min(way["over_bare"], way["reads_per_s"], way["deletes_per_s"]) > 0
+            assert cell["log_over_store"]["puts_per_s"] > 0
+    assert sorted(config.parent.rglob("*")) == before
+
+
+def test_people_get_a_table_of_the_ways_of_landing(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--of", "1000", "--callers", "1", "--objects", "64", "--rounds", "1"]
+    assert run(["--config", str(config), "bench", "landing", *arguments]) == 0
+    said = capfd.readouterr().out
+    assert all(way in said for way in ("store", "log"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--of", "4096,W9"], "unknown workload 'W9'"),
+        (["--of", "0"], "'0' is no size"),
+        (["--callers", "1,x"], "'x' is no number of callers"),
+        (["--of", str(64 << 20)], "choose at most"),
+    ],
+)
+def test_landing_refuses_what_it_cannot_measure(
+    arguments: list[str], said: str, config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--config", str(config), "bench", "landing", *arguments]) == EXIT_USAGE
+    assert said in capfd.readouterr().err
+
+
+def test_every_copy_is_read_and_deleted(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        bench_stores({"store": load_settings(config, {})}, KEY) as stores,
+        bare_writer(stores.systems["store"], stores.instruments) as bare,
+    ):
+        system = stores.systems["store"]
+        way = OneByOne(system, stores.instruments)
+        bench = LandingBench(
+            system, stores.instruments, {"store": way}, bare, LandingOptions(["W6"], [2], 64, 1, 1), lambda *_: None
+        )
+        bench.run()
+        assert list(system.landing.list_ids()) == []
+        monkeypatch.setattr("nos_ec.adapters.local.landing_store.LocalLandingStore.read", lambda *_: b"short")
+        with pytest.raises(Transient, match="bytes"):
+            bench.run()
+
+
+def test_the_log_gives_back_every_segment(config: Path) -> None:
+    with bench_stores({"store": load_settings(config, {})}, KEY) as stores:
+        system = stores.systems["store"]
+        with (
+            bare_writer(system, stores.instruments) as bare,
+            log_way(system, stores.instruments) as way,
+        ):
+            options = LandingOptions([5000], [3], 64, 2, 1)
+            LandingBench(system, stores.instruments, {"log": way}, bare, options, lambda *_: None).run()
+            assert system.metadata.list_segments(None, 10) == []

@@ -1,0 +1,265 @@
+"""The landing log of an embedded store, through its services and commands."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import ConfigError, Corrupt, NotFound
+from nos_ec.core.ids import ObjectKey, in_log
+from nos_ec.core.lifecycle import SegmentState
+from nos_ec.testing.audit import all_objects
+from tests.rig.at_rest import LaterClock
+
+from .conftest import CHUNK, CONFIG, LANDING_LOG, TTL_OVER_MS, Bench
+
+pytestmark = pytest.mark.invariant(1)
+
+MIB = 1 << 20
+RING = 15 * MIB
+"""Bytes of the slots of LANDING_LOG."""
+BYPASS = 64 << 10
+
+
+@pytest.fixture
+def bench(log_bench: Bench) -> Bench:
+    """Every store of these tests has a log."""
+    return log_bench
+
+
+def set_mode(bench: Bench, mode: str) -> None:
+    text = bench.config.read_text()
+    for old in ("store", "log", "drain"):
+        text = text.replace(f'mode = "{old}"', f'mode = "{mode}"')
+    bench.config.write_text(text)
+
+
+def landed_in(system: System) -> tuple[int, int]:
+    """How many objects wait in the log, and how many as copies of their own."""
+    ids = [row.landing_id for row in all_objects(system.metadata) if row.landing_id is not None]
+    records = sum(map(in_log, ids))
+    return records, len(ids) - records
+
+
+def assert_rests(bench: Bench) -> None:
+    """After the processes that put have ended: nothing is lost, and all slots are free."""
+    with bench.open() as system:
+        system.clock = LaterClock(TTL_OVER_MS)  # entries of segments that were open wait
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)
+        assert system.medium is not None
+        assert (system.medium.raw_bytes(), landed_in(system)) == (0, (0, 0))
+
+
+def test_objects_live_in_the_log_and_leave_it_packed(bench: Bench, system: System) -> None:
+    keys = bench.put_some(system, 60)
+    empty = bench.put(system, "empty", b"")
+    again = bench.put(system, "again", bench.data(CHUNK))
+    bench.put(system, "again", bench.data(2 * CHUNK))
+    bench.delete(system, keys[3])
+    assert landed_in(system) == (60, 0)
+    assert list(system.landing.list_ids()) == []
+    bench.assert_readable(system)
+    bench.assert_absent(system, keys[3])
+    data = bench.acknowledged[again]
+    assert system.store().get(again) == data
+    assert system.store().get(empty) == b""
+    bench.pack(system)
+    bench.put(system, "again", bench.data(CHUNK))
+    bench.assert_readable(system)
+    system.__exit__(None, None, None)
+    assert_rests(bench)
+
+
+def test_sealed_segments_are_given_back_while_open_ones_stay(bench: Bench, system: System) -> None:
+    bench.put_some(system, 440)
+    totals = system.metadata.segment_totals()
+    assert totals[SegmentState.SEALED][0] >= 4
+    bench.pack(system)
+    totals = system.metadata.segment_totals()
+    assert set(totals) == {SegmentState.OPEN}
+    assert system.medium is not None
+    assert sum(1 for _ in system.medium.segments()) == totals[SegmentState.OPEN][0] <= 4
+
+
+def test_three_rings_of_puts_pass_through_one_ring(bench: Bench, system: System) -> None:
+    """While it is packed, no PUT finds the log full."""
+    written = turn = 0
+    while written < 3 * RING:
+        keys = bench.put_some(system, 300, prefix=f"turn-{turn % 4}")
+        written += sum(len(bench.acknowledged[key]) for key in keys)
+        turn += 1
+        assert landed_in(system) == (300, 0)
+        bench.pack(system)
+    bench.assert_readable(system)
+    system.__exit__(None, None, None)
+    assert_rests(bench)
+
+
+def test_large_objects_pass_by(bench: Bench) -> None:
+    bench.config.write_text(bench.config.read_text() + f"bypass_bytes = {BYPASS}\n")
+    with bench.open() as system:
+        for name, size in (("small", BYPASS - 1), ("large", BYPASS), ("larger", 4 * BYPASS)):
+            bench.put(system, name, bench.data(size))
+        assert landed_in(system) == (1, 2)
+        together = {ObjectKey("b", f"{index}"): bench.data(BYPASS + 1 - index % 2) for index in range(6)}
+        system.store().put_many(list(together.items()))
+        bench.acknowledged |= together
+        assert landed_in(system) == (1, 8)
+        bench.assert_readable(system)
+    assert_rests(bench)
+
+
+def test_an_object_that_may_fit_no_segment_passes_by(bench: Bench) -> None:
+    """Whatever the setting says."""
+    config = bench.config.read_text().replace("chunk_size = 16384", "chunk_size = 131072")
+    bench.config.write_text(config + f"bypass_bytes = {64 * MIB}\n")
+    shutil.rmtree(bench.folder / "store")
+    assert bench.run("init").returncode == 0
+    with bench.open() as system:
+        for size in (MIB // 8, MIB - 8 * 1024, MIB, 2 * MIB):
+            bench.put(system, f"{size}", bench.data(size))
+        assert landed_in(system) == (1, 3)
+        bench.assert_readable(system)
+    assert_rests(bench)
+
+
+def test_puts_pass_by_a_log_that_is_full(bench: Bench) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 1100)
+        records, copies = landed_in(system)
+        assert records + copies == 1100
+        assert min(records, copies) > 100
+        bench.assert_readable(system)
+        bench.pack(system)
+        bench.put(system, "later", bench.data(CHUNK))
+        assert landed_in(system) == (1, 0)
+    assert_rests(bench)
+
+
+def test_drained_under_load_and_filled_again(bench: Bench) -> None:
+    """A process that still puts into the log, and one that drains it, work side by side."""
+    old = bench.open()
+    set_mode(bench, "drain")
+    with bench.open() as system:
+        with old:
+            bench.put_some(old, 200, prefix="old")
+            bench.put_some(system, 100, prefix="new")
+            assert landed_in(system) == (200, 100)
+            bench.assert_readable(system)
+            bench.assert_readable(old)
+            stop = threading.Event()
+            failures: list[BaseException] = []
+            load = threading.Thread(target=_load, args=(bench.open, stop, failures))
+            load.start()
+            try:
+                bench.pack(system)
+            finally:
+                stop.set()
+                load.join()
+            assert failures == []
+            bench.put_some(old, 20, prefix="old")
+        system.clock = LaterClock(TTL_OVER_MS)
+        bench.pack(system)
+        assert system.metadata.segment_totals() == {}
+        bench.put_some(system, 20, prefix="drained")
+        assert landed_in(system)[0] == 0
+    set_mode(bench, "log")
+    with bench.open() as system:
+        bench.put_some(system, 20, prefix="again")
+        assert landed_in(system)[0] == 20
+        system.store().delete(ObjectKey("load", "load"))
+    assert_rests(bench)
+
+
+def _load(open_one: object, stop: threading.Event, failures: list[BaseException]) -> None:
+    """PUTs and GETs of one object, until `stop`; at least a few."""
+    assert callable(open_one)
+    key, turn = ObjectKey("load", "load"), 0
+    try:
+        with open_one() as system:
+            while turn < 3 or not stop.is_set():
+                data = b"%d" % turn
+                system.store().put(key, BytesIO(data))
+                assert system.store().get(key) == data
+                turn += 1
+    except BaseException as error:
+        failures.append(error)
+
+
+# --- settings and devices ---------------------------------------------------------------------------
+@pytest.fixture
+def old_bench(tmp_path: Path, new_store: Path) -> Bench:
+    """A store without a log, in which copies wait."""
+    folder = tmp_path / "old"
+    shutil.copytree(new_store, folder)
+    bench = Bench(folder)
+    with bench.open() as system:
+        bench.put_some(system, 40)
+    return bench
+
+
+def test_an_old_store_gets_a_log(old_bench: Bench) -> None:
+    old_bench.config.write_text(CONFIG + LANDING_LOG)
+    refused = old_bench.run("ls")
+    assert refused.returncode == 3
+    assert b"run `nos-ec init` to create it" in refused.stderr
+    assert old_bench.run("init").returncode == 0
+    assert old_bench.run("init").returncode == 0
+    with old_bench.open() as system:
+        old_bench.put_some(system, 30, prefix="new")
+        assert landed_in(system) == (30, 40)
+        old_bench.assert_readable(system)
+    assert_rests(old_bench)
+
+
+@pytest.mark.parametrize("mode", ["log", "drain", "store"])
+def test_a_lost_device_is_not_taken_for_lost_objects(bench: Bench, mode: str) -> None:
+    with bench.open() as system:
+        key = bench.put(system, "landed", bench.data(CHUNK))
+    device = bench.folder / "store" / "landing_log" / "device0"
+    device.rename(bench.folder / "elsewhere")
+    set_mode(bench, mode)
+    for command in (["get", str(key), "-o", "copy"], ["init"], ["get", str(key), "-o", "copy"]):
+        refused = bench.run(*command)
+        assert refused.returncode == 3, (command, refused)
+        assert b"landing" in refused.stderr, command
+        assert b"connect" in refused.stderr, command
+    assert b"--new-device 0" in bench.run("init").stderr
+    assert not device.exists()
+    (bench.folder / "elsewhere").rename(device)
+    assert_rests(bench)
+
+
+def test_a_lost_device_of_an_empty_log_is_made_again(bench: Bench) -> None:
+    (bench.folder / "store" / "landing_log" / "device0").unlink()
+    with pytest.raises(ConfigError, match="init"):
+        bench.open()
+    assert bench.run("init").returncode == 0
+    with bench.open() as system:
+        bench.put_some(system, 30)
+        with pytest.raises(NotFound):
+            system.store().get(ObjectKey("b", "no"))
+    assert_rests(bench)
+
+
+def test_a_device_that_is_lost_for_good_is_replaced(bench: Bench) -> None:
+    """What lay there alone is lost; all else goes on."""
+    with bench.open() as system:
+        lost = bench.put(system, "landed", bench.data(CHUNK))
+        bench.pack(system)
+        kept, lost = lost, bench.put(system, "lost", bench.data(CHUNK))
+    (bench.folder / "store" / "landing_log" / "device0").unlink()
+    assert bench.run("init", "--new-device", "0").returncode == 0
+    with bench.open() as system:
+        assert system.store().get(kept) == bench.acknowledged[kept]
+        with pytest.raises(Corrupt, match="landed"):
+            system.store().get(lost)
+        bench.put(system, "lost", bench.data(CHUNK))
+    assert_rests(bench)

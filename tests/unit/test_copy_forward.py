@@ -1,0 +1,289 @@
+"""Stragglers are written again when their segments hold too much that is no longer needed, and never otherwise.
+
+On SQLite's metadata and a medium in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import google_crc32c
+import pytest
+
+from nos_ec.adapters.sql.metadata import open_metadata
+from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.core.errors import Corrupt, NosError, NoSpace
+from nos_ec.core.ids import (
+    LandingId,
+    ObjectKey,
+    SegmentId,
+    log_of,
+    new_segment_id,
+    record_id,
+    record_offset,
+    segment_of,
+)
+from nos_ec.engine import copy_forward
+from nos_ec.engine.copy_forward import BACK_OFF, LOOK_MS, CopyForward, ForwardOptions, ForwardResult, record_bytes
+from nos_ec.engine.lander import LandedBatch, NewCopy
+from nos_ec.engine.trimmer import Trimmer
+from nos_ec.ports.metadata import Lease, Metadata, NewObject, ObjectRow
+from nos_ec.testing.clock import FakeClock
+from nos_ec.testing.memory_medium import MemoryMedium
+from nos_ec.testing.metadata_bench import MetadataBench
+
+pytestmark = pytest.mark.invariant(1)
+
+SIZE = 512
+OBJECTS = 10
+AGE_MS = 100_000
+
+
+class Killed(BaseException):
+    """In place of kill -9: nothing catches it."""
+
+
+class Landed:
+    """A batch of `Log.land`."""
+
+    def __init__(self, log: Log, segment: SegmentId, outcomes: Sequence[LandingId | NosError]) -> None:
+        self._log = log
+        self._segment = segment
+        self.outcomes = outcomes
+
+    def settle(self, not_recorded: Collection[LandingId]) -> None:
+        """See LandedBatch: seals the segment."""
+        self._log.not_recorded |= set(not_recorded)
+        self._log.seal(self._segment)
+
+
+class Log:
+    """A log that writes each batch to a segment of its own, without headers: a Lander, and a reader of records."""
+
+    batches_max, batch_bytes_max, batch_objects_max = 1, 100 * SIZE, 4
+
+    def __init__(self, bench: MetadataBench, medium: MemoryMedium, number: int) -> None:
+        self._bench = bench
+        self._medium = medium
+        self._number = number
+        self._lease: Lease = bench.lease(f"landing-log-{number}")
+        self._segments = 0
+        self.not_recorded: set[LandingId] = set()
+        self.refusal: NosError | None = None
+        self.damaged: set[LandingId] = set()
+
+    def land(self, batch: Sequence[NewCopy]) -> LandedBatch:
+        """See Lander."""
+        if self.refusal is not None:
+            raise self.refusal
+        self._segments += 1
+        segment = new_segment_id(self._bench.now_ms + self._segments, self._number)
+        self._bench.metadata.open_segment(segment, self._lease, self._bench.now_ms)
+        offset = self._medium.limits.start
+        self._medium.create(segment, 1, 0).append(offset, [copy.data for copy in batch])
+        return Landed(self, segment, [record_id(segment, offset + SIZE * i, os.urandom(4)) for i in range(len(batch))])
+
+    def seal(self, segment: SegmentId) -> None:
+        """Seal it, as a log does."""
+        end = self._medium.seal(segment, None, 0)
+        self._bench.metadata.seal_segments([(segment, end, 1)], self._bench.now_ms)
+
+    def read_many(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
+        """See RecordReader."""
+        return [Corrupt("damaged") if one in self.damaged else self.read(one, size) for one, size in wanted]
+
+    def read(self, landing_id: LandingId, size: int) -> bytes:
+        """The bytes of a record."""
+        return self._medium.read(segment_of(landing_id), [(record_offset(landing_id), size)])[0]
+
+
+class Stage:
+    """A store with `segments` sealed segments of OBJECTS objects each, in each of which `live` are not packed."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self.bench = MetadataBench(metadata)
+        self.metadata = metadata
+        self.medium = MemoryMedium()
+        self.clock = FakeClock(self.bench.now_ms)
+        self.fresh = Log(self.bench, self.medium, 1)
+        self.fresh.batch_objects_max = OBJECTS
+        self.copies = Log(self.bench, self.medium, 2)
+        self.trimmer = Trimmer(metadata, self.medium, self.clock)
+        self.expected: dict[ObjectKey, bytes] = {}
+
+    def segment(self, live: int) -> list[ObjectRow]:
+        """Fill a segment, and pack and reap all but `live` of its objects. Returns these."""
+        names = [f"{len(self.expected)}-{index}" for index in range(OBJECTS)]
+        copies = []
+        for name in names:
+            data = os.urandom(SIZE)
+            copies.append(NewCopy(ObjectKey("bucket", name), data, google_crc32c.value(data)))
+        landed = self.fresh.land(copies)
+        rows = self.bench.record(
+            [
+                NewObject(copy.key, SIZE, copy.crc32c, bytes(16), cast(LandingId, outcome), self.bench.now_ms)
+                for copy, outcome in zip(copies, landed.outcomes, strict=True)
+            ]
+        )
+        landed.settle(())
+        self.expected.update({copy.key: copy.data for copy in copies[:live]})
+        if rows[live:]:
+            block_id = self.bench.pack(rows[live:])
+            ids = [row.landing_id for row in rows[live:] if row.landing_id is not None]
+            self.metadata.doom_landing(dict.fromkeys(ids, block_id))
+            assert self.metadata.forget_landing(ids) == frozenset()
+        return rows[:live]
+
+    def forward(self, allowance_bytes: int = 0) -> CopyForward:
+        """What is tested, for a store that has grown old."""
+        self.clock.advance(AGE_MS)
+        options = ForwardOptions(AGE_MS, allowance_bytes)
+        return CopyForward(self.metadata, self.copies, self.copies, self.clock, options)
+
+    def assert_readable(self) -> None:
+        """Every object that is not packed has its bytes where its row says."""
+        for key, data in self.expected.items():
+            row = self.metadata.get(key)
+            assert row.landing_id is not None
+            assert self.copies.read(row.landing_id, SIZE) == data
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    url = f"sqlite:///{tmp_path / 'meta.db'}"
+    migrate(url)
+    opened = open_metadata(url)
+    yield Stage(opened)
+    opened.close()
+
+
+def test_the_last_objects_of_a_segment_are_copied_and_it_goes(stage: Stage) -> None:
+    stage.segment(live=1)
+    stage.segment(live=2)
+    before = set(stage.medium.segments())
+    assert stage.forward().run_once() == ForwardResult(objects=3, bytes=3 * SIZE, segments=2)
+    stage.assert_readable()
+    assert stage.trimmer.run_once().released == 2
+    assert before.isdisjoint(stage.medium.segments())
+    stage.assert_readable()
+    assert stage.copies.not_recorded == set()
+
+
+def test_nothing_is_copied_within_the_allowance(stage: Stage) -> None:
+    (row,) = stage.segment(live=1)
+    excess = stage.metadata.list_segments(None, 1)[0].end - 2 * record_bytes(row)
+    assert stage.forward(excess).run_once() == ForwardResult()
+    assert stage.forward(excess - 1).run_once().objects == 1
+
+
+def test_the_emptiest_segments_go_first_until_the_allowance_is_respected(stage: Stage) -> None:
+    rows = [stage.segment(live)[0] for live in (2, 1, 2)]
+    end = stage.metadata.list_segments(None, 1)[0].end
+    assert stage.forward(2 * end - 8 * record_bytes(rows[0])).run_once() == ForwardResult(
+        objects=1, bytes=SIZE, segments=1
+    )
+    moved = [stage.metadata.get(row.key).landing_id != row.landing_id for row in rows]
+    assert moved == [False, True, False]
+
+
+@pytest.mark.parametrize("live", [3, 5, OBJECTS])
+def test_a_segment_with_a_quarter_or_more_alive_is_left_alone(stage: Stage, live: int) -> None:
+    stage.segment(live)
+    assert stage.forward().run_once() == ForwardResult()
+
+
+def test_young_segments_and_empty_ones_are_left_alone(stage: Stage) -> None:
+    stage.segment(live=0)
+    forward = stage.forward()
+    stage.bench.now_ms = stage.clock.now_ms()
+    stage.segment(live=1)
+    assert forward.run_once() == ForwardResult()
+    stage.clock.advance(AGE_MS)
+    assert forward.run_once().objects == 1
+
+
+def test_a_segment_that_was_lost_before_it_was_sealed_stops_no_run(stage: Stage) -> None:
+    rows = stage.segment(live=1)
+    lost = new_segment_id(stage.bench.now_ms + 1_000, 1)
+    stage.metadata.open_segment(lost, stage.bench.lease("landing-log-3"), stage.bench.now_ms)
+    key, copy = ObjectKey("bucket", "lost"), record_id(lost, 512, bytes(4))
+    stage.bench.record([NewObject(key, SIZE, 0, bytes(16), copy, stage.bench.now_ms)])
+    stage.metadata.seal_segments([(lost, 0, 0)], stage.bench.now_ms)
+    assert stage.forward().run_once().objects == len(rows)
+    assert stage.metadata.get(key).landing_id == copy
+
+
+def test_it_looks_once_in_a_while(stage: Stage) -> None:
+    forward = stage.forward()
+    assert forward.run_once() == ForwardResult()
+    stage.segment(live=1)
+    stage.clock.advance(LOOK_MS - 1)
+    assert forward.run_once() == ForwardResult()
+    stage.clock.advance(AGE_MS)
+    assert forward.run_once().objects == 1
+
+
+def test_an_object_that_cannot_be_read_is_left_where_it_is(stage: Stage) -> None:
+    bad, good = stage.segment(live=2)
+    assert bad.landing_id is not None
+    stage.copies.damaged.add(bad.landing_id)
+    forward = stage.forward()
+    assert forward.run_once() == ForwardResult(objects=1, bytes=SIZE, failed=1)
+    assert stage.metadata.get(bad.key).landing_id == bad.landing_id
+    assert stage.metadata.get(good.key).landing_id != good.landing_id
+    stage.clock.advance(LOOK_MS)
+    assert len(forward.parked) == 1
+    stage.copies.damaged.clear()
+    stage.clock.advance(BACK_OFF.max_ms)
+    assert forward.run_once().objects == 1
+    assert len(forward.parked) == 0
+    stage.assert_readable()
+
+
+def test_a_full_log_is_no_failure_of_the_run(stage: Stage) -> None:
+    stage.segment(live=2)
+    stage.copies.refusal = NoSpace("no segment fits")
+    assert stage.forward().run_once() == ForwardResult(failed=1)
+    stage.assert_readable()
+
+
+def test_an_object_that_was_overwritten_meanwhile_is_not_brought_back(stage: Stage) -> None:
+    (row,) = stage.segment(live=1)
+    land = stage.copies.land
+
+    def overwrite(batch: Sequence[NewCopy]) -> LandedBatch:
+        stage.bench.delete(row.key.name)
+        return land(batch)
+
+    stage.copies.land = overwrite  # type: ignore[method-assign]
+    # The entry of the deleted version is moved in its place: the copy is referred to until the reaper forgets it.
+    assert stage.forward().run_once().segments == 1
+    assert stage.metadata.list_objects("bucket", row.key.name, "", 10) == []
+
+
+@pytest.mark.parametrize("point", ["copy_forward.landed", "copy_forward.moved"])
+def test_a_run_that_was_killed_is_completed(stage: Stage, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    stage.segment(live=1)
+    stage.segment(live=2)
+    forward = stage.forward()
+    with monkeypatch.context() as patched:
+        patched.setattr(copy_forward, "kill_point", killer(point))
+        with pytest.raises(Killed):
+            forward.run_once()
+    stage.assert_readable()
+    stage.forward().run_once()
+    stage.trimmer.run_once()
+    stage.assert_readable()
+    moved_to = [stage.metadata.get(key).landing_id or LandingId(bytes(16)) for key in stage.expected]
+    assert {log_of(segment_of(landing_id)) for landing_id in moved_to} == {2}
+
+
+def killer(point: str) -> Callable[[str], None]:
+    def kill_point(name: str) -> None:
+        if name == point:
+            raise Killed
+
+    return kill_point
