@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.adapters.sql.metadata import open_metadata
+from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.migrate import migrate
-from nos_ec.ports.metadata import Metadata
+from nos_ec.testing.metadata_bench import MetadataBench
 from nos_ec.testing.metadata_contract import MetadataContract
 from nos_ec.testing.metadata_races import MetadataRaces
 from tests.rig.sql_damage import SqlDamage
 from tests.rig.sql_figures import SqlFigures
-from tests.rig.sql_plans import SqlPlans
+from tests.rig.sql_plans import SqlPlans, caught
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def metadata(template: Path, tmp_path: Path) -> Iterator[Metadata]:
+def metadata(template: Path, tmp_path: Path) -> Iterator[SqlMetadata]:
     shutil.copy(template, tmp_path / "meta.db")
     opened = open_metadata(f"sqlite:///{tmp_path / 'meta.db'}")
     yield opened
@@ -52,3 +52,15 @@ class TestSqliteFigures(SqlFigures):
 
 class TestSqliteMetadata(MetadataContract):
     """See nos_ec/testing/metadata_contract.py."""
+
+
+def test_puts_where_an_insert_returns_no_ids(metadata: SqlMetadata) -> None:
+    """As on MySQL, and on SQLite before 3.35."""
+    bench = MetadataBench(metadata)
+    first = bench.put("first")
+    with pytest.MonkeyPatch.context() as patch, caught(metadata) as statements:
+        patch.setattr(metadata._engine.dialect, "insert_executemany_returning", False)
+        rows = bench.record([bench.new("second"), bench.new("first", 5), bench.new("empty", 0)])
+    assert not [one for one, _ in statements if "RETURNING" in one]
+    assert [bench.get(row.key.name) for row in rows] == rows
+    assert rows[1].object_id == first.object_id

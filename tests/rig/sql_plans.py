@@ -41,7 +41,8 @@ def caught(metadata: SqlMetadata) -> Iterator[list[Statement]]:
 
     def catch(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
         if not statement.startswith("BEGIN"):
-            statements.append((statement, parameters[0] if many else parameters))
+            several = many and isinstance(parameters, list)  # not where one INSERT takes the parameters of all rows
+            statements.append((statement, parameters[0] if several else parameters))
 
     engines = metadata._transactions.engines
     for engine in engines:

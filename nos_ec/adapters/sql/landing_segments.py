@@ -105,6 +105,7 @@ RECORDED_IN = (
     )
     .order_by(_G.segment_id)
 )
+LOCK_STATE = select(_G.state).where(_G.segment_id == bindparam("segment", type_=_ID)).with_for_update(read=True)
 STATES = select(_G.segment_id, _G.state).join_from(_IDS.table, LANDING_SEGMENTS, _G.segment_id == _IDS["id"])
 
 
@@ -147,9 +148,8 @@ def lock_open(connection: Connection, landing_ids: Iterable[LandingId]) -> froze
     batch lies in one segment, seldom in two.
     """
     of_these = sorted({segment_of(landing_id) for landing_id in landing_ids if in_log(landing_id)})
-    shared = BY_ID.with_for_update(read=True)
-    states = {segment: connection.execute(shared, {"segment": segment}).first() for segment in of_these}
-    return frozenset(segment for segment, row in states.items() if row is not None and row.state is _OPEN)
+    states = {segment: connection.execute(LOCK_STATE, {"segment": segment}).scalar() for segment in of_these}
+    return frozenset(segment for segment, state in states.items() if state is _OPEN)
 
 
 def held(connection: Connection, landing_ids: Iterable[LandingId]) -> frozenset[LandingId]:

@@ -25,10 +25,10 @@ from sqlalchemy import (
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import (
-    KEYS,
     OBJECT_COLUMNS,
     OBJECT_IDS,
     by_index,
+    by_keys,
     delete_listed,
     key_rows,
     object_row,
@@ -55,11 +55,7 @@ from nos_ec.ports.metadata import ObjectRow, Segment
 _O, _S, _W = OBJECTS.c, SEGMENTS.c, WAITING.c
 
 BY_KEY = select(*OBJECT_COLUMNS).where(_O.bucket == bindparam("bucket"), _O.name == bindparam("name"))
-BY_KEYS = looked_up(
-    select(*OBJECT_COLUMNS).join_from(KEYS.table, OBJECTS, (_O.bucket == KEYS["bucket"]) & (_O.name == KEYS["name"])),
-    OBJECTS,
-    "objects_by_key",
-)
+VERSIONS_BY_KEYS = by_keys(_O.object_id, _O.version)
 LOCK_IDS = looked_up(
     select(*OBJECT_COLUMNS)
     .join_from(OBJECT_IDS.table, OBJECTS, _O.object_id == OBJECT_IDS["object_id"])
@@ -158,16 +154,10 @@ def lock_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[Objec
     The rows are locked in order of object id, as in commits, and not in order of key: a transaction that locks many
     rows in another order would be ended as a deadlock again and again. A key that is created meanwhile is not included.
     """
-    found = sorted((row.object_id, row.version) for row in find_listed(connection, keys).values())
+    found = sorted((row[0], row[1]) for row in connection.execute(VERSIONS_BY_KEYS, key_rows(keys)))
     if not found:
         return {}
     rows = [object_row(row) for row in connection.execute(LOCK_IDS, OBJECT_IDS.dump(found))]
-    return {row.key: row for row in rows}
-
-
-def find_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
-    """Return the current versions of those keys that have one, not locked. One statement."""
-    rows = [object_row(row) for row in connection.execute(BY_KEYS, key_rows(keys))]
     return {row.key: row for row in rows}
 
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, select, update
 
 from nos_ec.adapters.sql import blocks, landing_segments, leases, objects, waiting
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
-from nos_ec.adapters.sql.rows import IDS, delete_listed, id_rows, require_all
+from nos_ec.adapters.sql.rows import IDS, by_index, by_keys, delete_listed, id_rows, key_rows, require_all
 from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.geometry import Geometry
@@ -44,6 +45,13 @@ LOCK_ENTRIES = looked_up(
     LANDING_DELETIONS,
 )
 QUEUED = select(_D.landing_id).join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
+ENTRIES_BETWEEN = by_index(select(_D.landing_id), LANDING_DELETIONS, "PRIMARY").where(
+    _D.landing_id.between(bindparam("first", type_=_D.landing_id.type), bindparam("last", type_=_D.landing_id.type))
+)
+INSERT = insert(OBJECTS)
+_ID_AND_KEY = (_O.object_id, _O.bucket, _O.name)
+INSERT_RETURNING = INSERT.returning(*_ID_AND_KEY)
+IDS_BY_KEYS = by_keys(*_ID_AND_KEY)
 OVERWRITE = (
     UpdateListed(OBJECTS)
     .where(_O.object_id == _NEW["object_id"])
@@ -155,11 +163,10 @@ def _record_turn(
     }
     fresh = [one for one in new if one.key not in answered]
     release(connection, [current[one.key] for one in fresh if one.key in current], now_ms)
-    _overwrite(connection, [one for one in fresh if one.key in current], current, now_ms)
-    _insert(connection, [one for one in fresh if one.key not in current], now_ms)
+    rows = _overwrite(connection, [one for one in fresh if one.key in current], current, now_ms)
+    rows |= _insert(connection, [one for one in fresh if one.key not in current], now_ms)
     _claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
     _require_first(connection, [one.landing_id for one in fresh if one.landing_id is not None], in_time)
-    rows = objects.find_listed(connection, keys)
     waiting.enter(connection, [(rows[one.key], one.due_ms) for one in fresh])
     return {**rows, **answered}
 
@@ -187,6 +194,11 @@ def _answer(one: NewObject, current: ObjectRow | None, in_time: _InTime) -> Obje
 
 def _superseded(one: NewObject, object_id: int, version: int) -> ObjectRow:
     """The row of a PUT that was recorded, and deleted or overwritten since. The PUT must not take effect again."""
+    return _landed(one, object_id, version, version // 1000)
+
+
+def _landed(one: NewObject, object_id: int, version: int, created_ms: int) -> ObjectRow:
+    """The row that a PUT makes."""
     return ObjectRow(
         object_id=object_id,
         key=one.key,
@@ -194,41 +206,40 @@ def _superseded(one: NewObject, object_id: int, version: int) -> ObjectRow:
         size=one.size,
         crc32c=one.crc32c,
         md5=one.md5,
-        state=_LANDED,
+        state=_EMPTY if one.landing_id is None else _LANDED,
         landing_id=one.landing_id,
         extent=None,
-        created_ms=version // 1000,
+        created_ms=created_ms,
     )
 
 
 def _overwrite(
     connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow], now_ms: int
-) -> None:
+) -> dict[ObjectKey, ObjectRow]:
+    """Give the rows of `current`, which are locked, to these objects. Returns the rows as they are now."""
     if not new:
-        return
-    rows = sorted(
-        (
-            current[one.key].object_id,
-            objects.next_version(current[one.key].version, now_ms),
-            one.size,
-            one.crc32c,
-            one.md5,
-            one.landing_id,
-        )
-        for one in new
+        return {}
+    versions = {one.key: objects.next_version(current[one.key].version, now_ms) for one in new}
+    rows = [_landed(one, current[one.key].object_id, versions[one.key], now_ms) for one in new]
+    listed = _NEW.dump(
+        (row.object_id, row.version, row.size, row.crc32c, row.md5, row.landing_id)
+        for row in sorted(rows, key=lambda row: row.object_id)
     )
-    require_all(connection.execute(OVERWRITE, {**_NEW.dump(rows), "created": now_ms}).rowcount, len(rows), "objects")
+    require_all(connection.execute(OVERWRITE, {**listed, "created": now_ms}).rowcount, len(rows), "objects")
+    return {row.key: row for row in rows}
 
 
-def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> None:
+def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> dict[ObjectKey, ObjectRow]:
+    """Add rows for these objects, whose keys have none. Returns the rows."""
     if not new:
-        return
+        return {}
+    version = objects.next_version(None, now_ms)
     # One multi-row INSERT of literal rows, in key order: INSERT ... SELECT would hold MySQL's auto-increment lock.
-    rows = [
+    listed = [
         {
             "bucket": one.key.bucket,
             "name": one.key.name,
-            "version": objects.next_version(None, now_ms),
+            "version": version,
             "size": one.size,
             "crc32c": one.crc32c,
             "md5": one.md5,
@@ -238,7 +249,14 @@ def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> No
         }
         for one in sorted(new, key=lambda one: (one.key.bucket.encode(), one.key.name.encode()))
     ]
-    connection.execute(insert(OBJECTS), rows)
+    if connection.dialect.insert_executemany_returning:
+        made = connection.execute(INSERT_RETURNING, listed).all()
+    else:  # MySQL, and SQLite before 3.35
+        connection.execute(INSERT, listed)
+        made = connection.execute(IDS_BY_KEYS, key_rows(one.key for one in new)).all()
+    require_all(len(made), len(new), "objects")
+    ids = {(bucket, name): object_id for object_id, bucket, name in made}
+    return {one.key: _landed(one, ids[one.key.bucket, one.key.name], version, now_ms) for one in new}
 
 
 def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
@@ -251,11 +269,21 @@ def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
 
 def _require_first(connection: Connection, landing_ids: Sequence[LandingId], in_time: _InTime) -> None:
     """Raise RecordedBefore if the queue has an entry of one of these records, whose rows were written now."""
-    records = [landing_id for landing_id in landing_ids if in_log(landing_id)]
-    if records and connection.execute(QUEUED, id_rows(records)).first() is not None:
+    if _any_entry(connection, [landing_id for landing_id in landing_ids if in_log(landing_id)]):
         if in_time.asked:
             raise Transient("metadata: PUTs were recorded by another call while they were recorded again; try again")
         raise RecordedBefore
+
+
+def _any_entry(connection: Connection, records: Sequence[LandingId]) -> bool:
+    """Whether the queue has an entry of one of these records. One statement a segment: the records of a batch lie next
+    to each other, so between the first and the last of them there are no entries of others, or few."""
+    for _, in_segment in groupby(sorted(records), segment_of):
+        ids = list(in_segment)
+        entries = connection.execute(ENTRIES_BETWEEN, {"first": ids[0], "last": ids[-1]}).scalars()
+        if not set(ids).isdisjoint(entries):
+            return True
+    return False
 
 
 def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:

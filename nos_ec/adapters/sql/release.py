@@ -36,6 +36,7 @@ _BURY = (
     )
 )
 
+_QUEUE = insert(LANDING_DELETIONS)
 _ROWS_OF_BLOCKS = looked_up(select(_B.block_id).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]), BLOCKS)
 
 
@@ -119,7 +120,7 @@ def _queue_copies(connection: Connection, copies: Iterable[tuple[LandingId, int,
         for landing_id, object_id, version in sorted(copies)
     ]
     if rows:
-        queued = connection.execute(insert(LANDING_DELETIONS), rows).rowcount
+        queued = connection.execute(_QUEUE, rows).rowcount
         require_all(queued, len(rows), "landing copies to delete")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Delete, Select, Table, Update, delete, select
 
-from nos_ec.adapters.sql.json_rows import DeleteListed, JsonRows
+from nos_ec.adapters.sql.json_rows import DeleteListed, JsonRows, looked_up
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, Extent, LandingId, ObjectKey
@@ -52,6 +52,13 @@ BLOCK_COLUMNS: list[Column[Any]] = [
 KEYS = JsonRows("keys", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX)
 IDS = JsonRows("ids", id=ID_BYTES)
 OBJECT_IDS = JsonRows("object_ids", object_id=0, version=0)
+
+
+def by_keys(*columns: Column[Any]) -> Select[Any]:
+    """Select these columns of the objects whose keys are in KEYS. Only what is needed: the driver parses a description
+    of each column, which takes it longer than a small row."""
+    listed = (_O.bucket == KEYS["bucket"]) & (_O.name == KEYS["name"])
+    return looked_up(select(*columns).join_from(KEYS.table, OBJECTS, listed), OBJECTS, "objects_by_key")
 
 
 def by_index(query: Select[Any], table: Table, index: str) -> Select[Any]:

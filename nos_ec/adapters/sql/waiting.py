@@ -21,6 +21,7 @@ from nos_ec.ports.metadata import ObjectRow
 _log = structlog.get_logger(__name__)
 
 _O, _W = OBJECTS.c, WAITING.c
+_INSERT = insert(WAITING)
 _DELETE_ONE = delete(WAITING).where(_W.landing_id == bindparam("copy", type_=_W.landing_id.type))
 _STILL_THERE = looked_up(select(_W.landing_id).join_from(IDS.table, WAITING, _W.landing_id == IDS["id"]), WAITING)
 
@@ -40,7 +41,7 @@ def enter(connection: Connection, landed: Iterable[tuple[ObjectRow, int]]) -> No
         if row.landing_id is not None
     ]
     if rows:
-        connection.execute(insert(WAITING), rows)
+        connection.execute(_INSERT, rows)
 
 
 def leave(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
