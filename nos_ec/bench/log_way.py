@@ -24,6 +24,7 @@ from nos_ec.core.ids import ObjectKey, SegmentId
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.landing_log import LandingLog, LogOptions
 from nos_ec.engine.location_cache import LocationCache
+from nos_ec.engine.log_keeper import LogKeeper
 from nos_ec.engine.log_reader import LogReader
 from nos_ec.engine.put_batches import NewPut, PutBatches
 from nos_ec.engine.put_queue import PutQueue
@@ -32,6 +33,7 @@ from nos_ec.ports.segment_medium import Buffer, SegmentMedium, SegmentWriter
 
 APPENDS_MAX = 2
 """Appends under way at once, in one segment or in as many as it takes. More of them make smaller batches."""
+SEGMENT_AGE_MS = 60_000
 DEVICE_BYTES = 1 << 30
 SEGMENTS_MAX = 10_000
 RUN_OBJECTS = 64
@@ -94,23 +96,25 @@ class InLog:
         self._medium = _Counted(medium)
         self._reader = LogReader(medium)
         self._lanes = max(1, APPENDS_MAX // medium.limits.writes_max)
-        self._log = self._new_log()
-        self._queue = self._new_queue()
+        self._new_log()
 
     def _new_queue(self) -> PutQueue:
         clock = self._system.clock
         batches = PutBatches(self._log, cast(Objects, _NoRows()), clock, LocationCache(clock, 0, 0))
         return PutQueue(batches, perf_counter)
 
-    def _new_log(self) -> LandingLog:
-        options = LogOptions(lanes=self._lanes, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=30_000)
-        medium = cast(SegmentMedium, self._medium)
-        return LandingLog(self._system.metadata, medium, self._system.clock, os.urandom, options)
+    def _new_log(self) -> None:
+        """A log with a keeper of its own, as every process has that PUTs into the log."""
+        options = LogOptions(lanes=self._lanes, segment_age_ms=SEGMENT_AGE_MS, lease_ttl_ms=30_000, wait_ms=30_000)
+        medium, clock = cast(SegmentMedium, self._medium), self._system.clock
+        self._keeper = LogKeeper(clock, SEGMENT_AGE_MS)
+        self._log = LandingLog(self._system.metadata, medium, clock, os.urandom, options, upkeep=self._keeper.wake)
+        self._queue = self._new_queue()
 
     def prepare(self) -> None:
         """Start a new log, and let it make its first segments."""
-        self._log = self._new_log()
-        self._queue = self._new_queue()
+        self.close()
+        self._new_log()
         for _ in range(self._lanes):
             self.land(Piece(ObjectKey("bench", "first"), memoryview(b"first")))
         self._medium.appends.clear()
@@ -141,7 +145,7 @@ class InLog:
 
     def delete_all(self, _copies: Sequence[Copy]) -> None:
         """See LandingWay."""
-        self._log.close()
+        self.close()
         segments = [row.segment for row in self._system.metadata.list_segments(None, SEGMENTS_MAX)]
         for segment in segments:
             if not self._system.metadata.doom_segment(segment):
@@ -151,8 +155,9 @@ class InLog:
         self._system.metadata.forget_segments(segments)
 
     def close(self) -> None:
-        """Seal what is open."""
+        """Seal what is open. Idempotent."""
         self._log.close()
+        self._keeper.close()
 
 
 @contextmanager
