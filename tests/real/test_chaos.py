@@ -1,6 +1,7 @@
 """Clients, daemons and GC on Ceph, Kafka and MySQL while all of them are killed: nothing is lost, corrupt or leaked.
 
-NOS_EC_DEV_CHAOS_SEED repeats the choices of a run. `make chaos` runs longer.
+PUTs begin in landing.mode store, change to log, and drain. NOS_EC_DEV_CHAOS_SEED repeats the choices of a run.
+`make chaos` runs longer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Chaos on the real stack: clients and daemons work while daemons, OSDs, Kafka and the SQL server are killed.
 
-At the end everything is healed and comes to rest, every key is read and compared, and the store is audited.
+In the middle PUTs change to the landing log, and back through mode drain. At the end everything is healed and comes to
+rest, every key is read and compared, and the store is audited.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from nos_ec.adapters.sql.databases import create_database
+from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
@@ -22,6 +24,7 @@ from nos_ec.settings import load_settings
 from tests.rig.at_rest import come_to_rest
 from tests.rig.chaos_clients import Clients, History, Reader, Totals, Verdict, Workload, Writer, judge
 from tests.rig.chaos_fleet import CODES, UNREACHED, Actor, Fleet
+from tests.rig.chaos_gateway import Gateway, ModeChanges, set_mode
 from tests.rig.chaos_strikes import DAEMONS, LEASE_S, WAIT_S, Servers, Striker, await_nothing, schedule
 from tests.rig.dev_servers import free_port
 from tests.rig.patience import patient
@@ -45,7 +48,9 @@ WORKLOAD = Workload(
     pause_s=0.05,
     retry_wait_s=0.5,
 )
-WRITERS, READERS = 4, 2
+GATEWAYS = 2
+WRITERS, READERS = 2, 1
+"""Of each gateway."""
 READ_PAUSE_S = 0.05
 
 CONFIG = """
@@ -64,6 +69,9 @@ stripes_per_block = 4
 [put]
 reservation_ms = 60000
 lease_ttl_ms = {lease_ms}
+[landing]
+mode = "store"
+segment_age_ms = 5000
 [producer]
 republish_ms = 20000
 lease_ttl_ms = {lease_ms}
@@ -101,12 +109,15 @@ format = "json"
 # --- a run --------------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Report:
-    """What a run did and found. problems: everything that must not happen. leaked: blocks and copies without an owner,
-    block counters that are wrong, work left over."""
+    """What a run did and found. modes: what landing.mode changed to. logged_objects: how many objects were written to
+    the landing log. problems: everything that must not happen. leaked: blocks and copies without an owner, block
+    counters that are wrong, work left over."""
 
     seed: int
     seconds: float
     strikes: list[str] = field(default_factory=list)
+    modes: list[str] = field(default_factory=list)
+    logged_objects: int = 0
     clients: dict[str, int] = field(default_factory=dict)
     exit_codes: dict[int, int] = field(default_factory=dict)
     packed_objects: int = 0
@@ -171,40 +182,55 @@ def run_chaos(
     when a server does not come back, NosError when the store cannot be inspected.
     """
     config = configure(folder, servers)
-    settings = load_settings(config, {})
     report = Report(seed, seconds)
     with ExitStack() as stack:
-        systems = [stack.enter_context(open_system(settings)) for _ in range(2)]
+        gateways = [stack.enter_context(closing(Gateway(config))) for _ in range(GATEWAYS)]
         fleet = Fleet(config, _actors(Path(servers.ceph.url).parent), restart_wait_s=RESTART_WAIT_S)
         stack.callback(fleet.abandon)
         strikes = schedule(seed, seconds, every_s, servers.kinds(), servers.osds())
         striker = Striker(servers, fleet, strikes, say)
         stack.callback(striker.wake_all)
-        histories = _run_clients(systems, striker, fleet, report)
-        _heal_and_drain(systems[0], striker, report, say)
+        histories = _run_clients(config, gateways, striker, fleet, report, say)
+        for gateway in gateways:
+            gateway.close()
+        report.logged_objects = sum(gateway.logged_objects for gateway in gateways)
+        _heal_and_drain(config, striker, report, say)
         fleet.stop()
         _ask_fleet(fleet, report)
-        _inspect(stack.enter_context(open_system(patient(settings))), histories, report, say)
+        set_mode(config, "store")
+        _inspect(stack.enter_context(open_system(patient(load_settings(config, {})))), histories, report, say)
     return report
 
 
 def _run_clients(
-    systems: Sequence[System], striker: Striker, fleet: Fleet, report: Report
+    config: Path,
+    gateways: Sequence[Gateway],
+    striker: Striker,
+    fleet: Fleet,
+    report: Report,
+    say: Callable[[str], None],
 ) -> Mapping[ObjectKey, History]:
-    """Let clients work and strikes happen for the length of the run. Returns what the clients know."""
+    """Let clients work, strikes happen and the mode change for the length of the run. Returns what the clients know."""
     totals = Totals()
-    store, other = (system.store() for system in systems)
-    writers = [Writer(number, report.seed, store, WORKLOAD, totals) for number in range(WRITERS)]
+    writers = [
+        Writer(number, report.seed, gateways[number % GATEWAYS].use, WORKLOAD, totals)
+        for number in range(GATEWAYS * WRITERS)
+    ]
     histories = {key: history for writer in writers for key, history in writer.histories.items()}
-    readers = [Reader(number, report.seed, other, histories, totals, READ_PAUSE_S) for number in range(READERS)]
+    readers = [
+        Reader(number, report.seed, gateways[number % GATEWAYS].use, histories, totals, READ_PAUSE_S)
+        for number in range(GATEWAYS * READERS)
+    ]
     clients = Clients([*(writer.run for writer in writers), *(reader.run for reader in readers)], totals)
+    changes = ModeChanges(config, fleet, gateways, report.seconds, say, clients.stopped)
     start_s = time.monotonic()
     clients.start()
     try:
         while (
             not clients.stopped.is_set() and (passed_s := time.monotonic() - start_s) < RUN_SHARE_MAX * report.seconds
         ):
-            if passed_s >= report.seconds and all(_collected(fleet)):
+            changing = changes.turn(passed_s)
+            if passed_s >= report.seconds and not changing and all(_collected(fleet)):
                 break
             striker.turn()
             clients.stopped.wait(WAIT_S)
@@ -213,30 +239,33 @@ def _run_clients(
     clients.stop()
     report.clients = dict(sorted(totals.counts.items()))
     report.strikes = striker.done
+    report.modes = changes.done
     report.problems += totals.failures
     return histories
 
 
-def _heal_and_drain(system: System, striker: Striker, report: Report, say: Callable[[str], None]) -> None:
-    """Wait until the daemons are healthy again and have packed everything, without help."""
+def _heal_and_drain(config: Path, striker: Striker, report: Report, say: Callable[[str], None]) -> None:
+    """Wait until the daemons are healthy again, have packed everything and emptied the landing log, without help."""
 
     def waiting() -> str:
         striker.turn()
         try:
-            totals = system.metadata.totals()
+            totals, segments = metadata.totals(), metadata.segment_totals()
         except Transient as error:
             return f"an answer from the database: {error}"
-        left = totals.landed_objects + totals.queued_objects
-        return f"{left} objects are still to be packed" if left else ""
+        if left := totals.landed_objects + totals.queued_objects:
+            return f"{left} objects are still to be packed"
+        return f"the landing log is not empty: {segments}" if segments else ""
 
     start_s = time.monotonic()
     try:
         striker.heal()
         report.healed_s = round(time.monotonic() - start_s, 1)
         say(f"clients stopped; all servers and daemons healthy after {report.healed_s} s")
-        await_nothing("all objects to be packed", DRAIN_S_MAX, waiting)
+        with closing(open_metadata(load_settings(config, {}).store.url())) as metadata:
+            await_nothing("all objects to be packed and an empty log", DRAIN_S_MAX, waiting)
         report.drained_s = round(time.monotonic() - start_s, 1)
-        say(f"all objects packed after {report.drained_s} s")
+        say(f"all objects packed, and the landing log empty, after {report.drained_s} s")
     except TimeoutError as error:
         report.problems.append(str(error))
 
@@ -264,6 +293,8 @@ def _inspect(
     report.packed_objects = system.metadata.totals().packed_objects
     if not (report.packed_objects and report.gc_moved_objects and report.gc_deleted_blocks):
         report.problems.append("nothing was packed, moved or deleted: the run proves nothing")
+    if report.modes[-2:] != ["log", "drain"] or not report.logged_objects:
+        report.problems.append(f"only {report.logged_objects} objects went to the log, in modes {report.modes}")
     verdict = report.verdict
     say(
         f"{verdict.objects} objects under {verdict.keys} keys read and compared: {len(verdict.lost)} lost,"

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
@@ -22,8 +23,15 @@ from nos_ec.core.errors import LeaseLost, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
 
+Use = Callable[[], AbstractContextManager[Store]]
+"""Gives the store to use for one operation."""
 Value = tuple[int, bytes] | None
 """The size and SHA-256 of an object, because a long run writes more bytes than memory holds. None: no object."""
+
+
+def always(store: Store) -> Use:
+    """Use this store for every operation."""
+    return lambda: nullcontext(store)
 
 
 def value_of(data: bytes) -> Value:
@@ -87,12 +95,12 @@ class Writer:
         self,
         number: int,
         seed: int,
-        store: Store,
+        use: Use,
         workload: Workload,
         totals: Totals,
     ) -> None:
         self._rng = random.Random(f"{seed}/writer/{number}")
-        self._store = store
+        self._use = use
         self._workload = workload
         self._totals = totals
         buckets = [f"bucket-{number}-{bucket}" for bucket in range(3)]
@@ -103,38 +111,38 @@ class Writer:
         """Change keys until `stop` is set."""
         keys = list(self.histories)
         while not stop.is_set():
-            self._change_one_of(keys, stop)
+            with self._use() as store:
+                self._change_one_of(keys, store, stop)
             stop.wait(self._workload.pause_s)
 
-    def _change_one_of(self, keys: Sequence[ObjectKey], stop: Event) -> None:
+    def _change_one_of(self, keys: Sequence[ObjectKey], store: Store, stop: Event) -> None:
         key = self._rng.choice(keys)
         chance = self._rng.random()
         if chance < 0.3:
-            self._change("delete", {key: None}, partial(self._delete, key), stop)
+            self._change("delete", {key: None}, partial(self._delete, key, store), stop)
         elif chance < 0.34:
-            self._put("put large", key, self._rng.randbytes(self._rng.choice(self._workload.large_sizes)), stop)
+            data = self._rng.randbytes(self._rng.choice(self._workload.large_sizes))
+            self._change("put large", {key: value_of(data)}, lambda: store.put(key, BytesIO(data)), stop)
         elif chance < 0.6:
-            self._put("put", key, self._rng.randbytes(self._small_size()), stop)
+            data = self._rng.randbytes(self._small_size(store))
+            self._change("put", {key: value_of(data)}, lambda: store.put(key, BytesIO(data)), stop)
         else:
             batch = self._rng.sample(keys, self._workload.batch_objects)
             new = [(key, self._rng.randbytes(self._rng.randint(1, self._workload.size_max))) for key in batch]
             values = {key: value_of(data) for key, data in new}
-            self._change("put batch", values, partial(self._store.put_many, new), stop)
+            self._change("put batch", values, partial(store.put_many, new), stop)
 
-    def _small_size(self) -> int:
+    def _small_size(self, store: Store) -> int:
         if self._rng.random() < 0.3:
-            return self._rng.choice([*self._workload.edge_sizes, self._store.packed_size_max])
+            return self._rng.choice([*self._workload.edge_sizes, store.packed_size_max])
         return self._rng.randint(1, self._workload.size_max)
 
-    def _put(self, what: str, key: ObjectKey, data: bytes, stop: Event) -> None:
-        self._change(what, {key: value_of(data)}, lambda: self._store.put(key, BytesIO(data)), stop)
-
-    def _delete(self, key: ObjectKey) -> None:
+    def _delete(self, key: ObjectKey, store: Store) -> None:
         """Delete a key. NotFound is a valid answer only if the key may have been absent before, which may also be the
         effect of an earlier try whose answer was lost."""
         history = self.histories[key]
         try:
-            self._store.delete(key)
+            store.delete(key)
         except NotFound:
             may_be_absent = None in history.allowed(history.acknowledged)[:-1]
             if not may_be_absent and not self._asked_before:
@@ -169,13 +177,13 @@ class Reader:
         self,
         number: int,
         seed: int,
-        store: Store,
+        use: Use,
         histories: Mapping[ObjectKey, History],
         totals: Totals,
         pause_s: float = 0.0,
     ) -> None:
         self._rng = random.Random(f"{seed}/reader/{number}")
-        self._store = store
+        self._use = use
         self._histories = histories
         self._totals = totals
         self._pause_s = pause_s
@@ -189,9 +197,10 @@ class Reader:
 
     def _read(self, key: ObjectKey) -> None:
         history = self._histories[key]
-        since = history.acknowledged
         try:
-            found = read_value(self._store, key)
+            with self._use() as store:
+                since = history.acknowledged
+                found = read_value(store, key)
         except Transient:
             self._totals.count("read: Transient")
             return

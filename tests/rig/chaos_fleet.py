@@ -52,6 +52,7 @@ class Fleet:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ended_s: dict[str, float] = {}
         self._asleep_until_s: dict[str, float] = {}
+        self._outdated: dict[str, subprocess.Popen[bytes]] = {}
         self._hung: list[str] = []
         self.codes: Counter[int] = Counter()
         """How often a daemon ended with each exit code. A negative code is a signal."""
@@ -61,6 +62,10 @@ class Fleet:
     def log(self, name: str) -> Path:
         """The log file of a daemon."""
         return self._config.parent / f"{name}.log"
+
+    def all(self) -> list[str]:
+        """All daemons."""
+        return list(self._actors)
 
     def names(self, kind: str) -> list[str]:
         """The daemons called `kind`-0, `kind`-1, ..."""
@@ -93,6 +98,13 @@ class Fleet:
     def asleep(self) -> set[str]:
         """The daemons that are stopped now."""
         return set(self._asleep_until_s)
+
+    # --- changes ------------------------------------------------------------------------------------
+    def restart(self, name: str) -> None:
+        """Ask a daemon to end, as an operator does after a change of the configuration. `mend` starts it again."""
+        if name in self._processes:
+            self._outdated[name] = self._processes[name]
+            self._processes[name].terminate()
 
     # --- care -------------------------------------------------------------------------------------
     def mend(self) -> None:
@@ -132,7 +144,9 @@ class Fleet:
     def stop(self) -> None:
         """End all daemons as an operator does, each once it catches SIGTERM. One that is still starting dies of it."""
         self.wake()
-        for process in self._processes.values():
+        for name, process in self._processes.items():
+            if self._outdated.get(name) is process and process.poll() is None:
+                self._hung.append(f"{name} was asked to end long ago and still runs: {self._last_words(name)}")
             _await_handler(process)
             if process.poll() is None:
                 process.terminate()
@@ -142,8 +156,7 @@ class Fleet:
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGABRT)  # the fault handler logs where each thread is
                 process.wait()
-                words = self.log(name).read_text()
-                self._hung.append(f"{name} did not end {STOP_S_MAX:.0f} s after SIGTERM: {words[-HUNG_WORDS_MAX:]}")
+                self._hung.append(f"{name} did not end {STOP_S_MAX:.0f} s after SIGTERM: {self._last_words(name)}")
         self._processes.clear()
 
     def abandon(self) -> None:
@@ -154,6 +167,9 @@ class Fleet:
         self._processes.clear()
 
     # --- what they said ---------------------------------------------------------------------------
+    def _last_words(self, name: str) -> str:
+        return self.log(name).read_text()[-HUNG_WORDS_MAX:]
+
     def said(self, name: str) -> list[dict[str, object]]:
         """The complete log lines of a daemon. Skips other lines, such as the last output of a process that ended with
         an error."""

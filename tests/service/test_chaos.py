@@ -2,7 +2,8 @@
 
 Real processes, kill -9, and SIGSTOP for longer than lease and session (a zombie writer comes back, invariant 8). A
 reading must be right at any moment; afterwards everything acknowledged is there, block counters add up, nothing is left
-over. NOS_EC_DEV_CHAOS_S sets how long it runs, NOS_EC_DEV_CHAOS_SEED repeats the choices of a run (not its timing).
+over. Every other writer uses the landing log. NOS_EC_DEV_CHAOS_S sets how long it runs, NOS_EC_DEV_CHAOS_SEED
+repeats the choices of a run (not its timing).
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.composition.wiring import initialise
+from nos_ec.composition.wiring import initialise, open_system
+from nos_ec.settings import load_settings
 from tests.rig.at_rest import come_to_rest
-from tests.rig.chaos_clients import Clients, Reader, Totals, Workload, Writer, judge
+from tests.rig.chaos_clients import Clients, Reader, Totals, Workload, Writer, always, judge
 from tests.rig.chaos_fleet import CODES, Actor, Fleet
+from tests.rig.chaos_gateway import landing_log_of
 
-from .conftest import CHUNK, CONFIG, SHORT, SHORT_MS, STRIPE, Bench
+from .conftest import CHUNK, CONFIG, LANDING_LOG, SHORT, SHORT_MS, STRIPE, Bench
 
 pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
 
@@ -109,17 +112,19 @@ def _missing(fleet: Fleet, strikes: list[str], totals: Totals) -> list[str]:
 def test_chaos(tmp_path: Path, say: Callable[[str], None]) -> None:
     assert SECONDS >= SECONDS_MIN, f"NOS_EC_DEV_CHAOS_S: {SECONDS} s prove nothing; use {SECONDS_MIN} at least"
     bench = Bench(tmp_path)
-    text = CONFIG + "[logging]\nformat = 'json'\n"
+    text = CONFIG + LANDING_LOG + "segment_age_ms = 2000\n[logging]\nformat = 'json'\n"
     for section, more in SETTINGS.items():
         text = text.replace(section, more)
     bench.config.write_text(text)
     initialise(bench.settings())
     totals = Totals()
     say(f"\nchaos of {SECONDS:.0f} s, NOS_EC_DEV_CHAOS_SEED={SEED}")
-    with bench.open() as system, bench.open() as other:
-        writers = [Writer(number, SEED, system.store(), WORKLOAD, totals) for number in range(WRITERS)]
+    by_store = load_settings(bench.config, {"NOS_EC_LANDING__MODE": "store"})
+    with bench.open() as system, open_system(by_store) as other:
+        uses = [always(system.store()), always(other.store())]
+        writers = [Writer(number, SEED, uses[number % 2], WORKLOAD, totals) for number in range(WRITERS)]
         histories = {key: history for writer in writers for key, history in writer.histories.items()}
-        readers = [Reader(number, SEED, other.store(), histories, totals) for number in range(READERS)]
+        readers = [Reader(number, SEED, uses[number % 2], histories, totals) for number in range(READERS)]
         clients = Clients([*(w.run for w in writers), *(r.run for r in readers)], totals)
         fleet = Fleet(bench.config, ACTORS, restart_wait_s=0)
         try:
@@ -133,10 +138,14 @@ def test_chaos(tmp_path: Path, say: Callable[[str], None]) -> None:
         assert fleet.misbehaviour(CODES) == []
         assert _missing(fleet, strikes, totals) == []
         assert system.metadata.totals().packed_objects > 0
+        log = landing_log_of(system)
+        assert log is not None
+        assert log.counters.records > 0
         before = judge(system.store(), histories)
+    with bench.open() as system:
         left = come_to_rest(system)
         after = judge(system.store(), histories)
-        assert before == after
-        assert (after.uncertain, after.lost, after.corrupt) == (0, [], [])
-        assert left == []
+    assert before == after
+    assert (after.uncertain, after.lost, after.corrupt) == (0, [], [])
+    assert left == []
     say(f"{after.objects} objects acknowledged and read back: 0 lost, 0 corrupt")

@@ -98,6 +98,7 @@ def _print(report: Report) -> None:
         f"packed at the end: {report.packed_objects} objects; GC moved {report.gc_moved_objects} and deleted"
         f" {report.gc_deleted_blocks} blocks"
     )
+    print(f"landing.mode became {', '.join(report.modes)}; {report.logged_objects} objects were written to the log")
     verdict, wrong = report.verdict, len(report.problems)
     for what, lines in (
         ("lost", verdict.lost),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
+from tests.rig.chaos import CONFIG
 from tests.rig.chaos_clients import History, judge, value_of
+from tests.rig.chaos_gateway import plan_of_modes, set_mode
 from tests.rig.chaos_strikes import KINDS, OSDS_DOWN_MAX, schedule
 from tests.rig.dev_servers import beside, free_port
 
@@ -58,6 +61,22 @@ def test_every_kind_of_strike_comes_once_a_round_and_the_seed_decides() -> None:
 def test_no_more_osds_are_killed_than_the_pool_can_do_without() -> None:
     strikes = [strike for strike in schedule(1, 6000, 20, KINDS, 12) if strike.what == "osd"]
     assert {len(set(strike.targets)) for strike in strikes} == {1, OSDS_DOWN_MAX}
+
+
+def test_every_run_changes_to_the_log_and_back() -> None:
+    assert plan_of_modes(90) == [(90 * 0.2, "log"), (90 * 0.7, "drain")]
+    plan = plan_of_modes(600)
+    assert [mode for _, mode in plan] == ["log", "drain", "store"] * 2 + ["log", "drain"]
+    assert [at_s for at_s, _ in plan] == sorted(at_s for at_s, _ in plan)
+
+
+def test_a_change_of_the_mode_changes_nothing_else(tmp_path: Path) -> None:
+    config = tmp_path / "nos-ec.toml"
+    config.write_text(CONFIG)
+    set_mode(config, "log")
+    assert config.read_text() == CONFIG.replace('mode = "store"', 'mode = "log"') != CONFIG
+    set_mode(config, "store")
+    assert config.read_text() == CONFIG
 
 
 def test_no_port_is_handed_out_twice() -> None:
