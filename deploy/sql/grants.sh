@@ -42,7 +42,7 @@ consumer  landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, record
 consumer  leases             INSERT, UPDATE (expires_ms), DELETE
 consumer  objects            UPDATE (state, landing_id, block_id, block_offset)
 consumer  stored_totals      INSERT, UPDATE (value), DELETE
-consumer  waiting            INSERT, UPDATE (landing_id), DELETE
+consumer  waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 
 gc        blocks             INSERT, UPDATE, DELETE
 gc        counters           UPDATE (value)
@@ -52,7 +52,7 @@ gc        leases             INSERT, UPDATE (expires_ms), DELETE
 gc        objects            UPDATE (state, landing_id, block_id, block_offset)
 gc        store_info         INSERT, DELETE
 gc        stored_totals      INSERT, UPDATE (value), DELETE
-gc        waiting            INSERT, UPDATE (landing_id)
+gc        waiting            INSERT, UPDATE (landing_id, due_ms)
 '
 
 failed() { echo "grants: $*" >&2; exit 1; }

@@ -2,7 +2,8 @@
 
 An object that is packed late keeps its whole segment. That is harmless while few do: nothing is copied until sealed
 segments hold more than twice their live bytes and an allowance. Then the segments with the smallest live share are
-copied, and only those of which less than a quarter is live.
+copied, and only those of which less than a quarter is live. Objects in them that wait for their age are not copied at
+once: they are made due, so that they may be packed before they have to be copied.
 
 Order: read and check -> land in a segment of the copies' own log -> move (compare-and-set of the landing id in the row,
 or in the queue entry that has taken its place). Killed before the move, the new records have no row, and go with their
@@ -19,7 +20,7 @@ from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import LandingId, SegmentId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.landing_format import RECORD_HEADER_SIZE
-from nos_ec.core.lifecycle import SegmentState
+from nos_ec.core.lifecycle import ObjectState, SegmentState
 from nos_ec.engine.lander import Lander, NewCopy
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.parking import BackOff, Parking
@@ -31,6 +32,9 @@ LOOK_MS = 60_000
 """Time between looks: each asks for the live objects of every old segment."""
 LIVE_SHARE_MAX = 4
 """Segments are copied when less than one part in so many is live."""
+DUE_MS = 3 * LOOK_MS
+"""How long a segment is left alone after objects in it were made due: in that time they are published, and packed
+unless the consumers lag or their stripes do not fill."""
 ROWS_PER_PAGE = 500
 BACK_OFF = BackOff(first_ms=60_000, max_ms=3_600_000)
 PARKED_MAX = 10_000
@@ -104,6 +108,8 @@ class CopyForward:
         self._clock = clock
         self._options = options
         self._look_ms = 0
+        self._hastened: dict[SegmentId, int] = {}
+        """Sparse segments whose objects were made due, and until when they are left alone."""
         self.parked: Parking[SegmentId] = Parking("sparse landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX)
         """Segments with objects that could not be copied, until their next try."""
 
@@ -119,14 +125,30 @@ class CopyForward:
             return ForwardResult()
         sparse = [one for row in self._old(now_ms) if (one := self._look_at(row, beat)).live_bytes]
         excess = sum(one.excess_bytes for one in sparse)
+        found = {one.row.segment for one in sparse}
+        self._hastened = {segment: until for segment, until in self._hastened.items() if segment in found}
         total = ForwardResult()
         for one in sorted(sparse, key=lambda one: one.live_bytes / one.row.end):
             if excess <= self._options.allowance_bytes or LIVE_SHARE_MAX * one.live_bytes >= one.row.end:
                 break
-            if not self.parked.waits(one.row.segment):
+            if self.parked.waits(one.row.segment):
+                continue
+            if not self._is_hastened(one.row.segment, now_ms, beat):
                 total += self._copy(one.row.segment, beat)
-                excess -= one.excess_bytes
+            excess -= one.excess_bytes
         return total
+
+    def _is_hastened(self, segment: SegmentId, now_ms: int, beat: Beat) -> bool:
+        """Make what waits in a segment for its age due, once for each segment. Returns whether that may still empty
+        it."""
+        if segment not in self._hastened:
+            made = 0
+            for page in self._live_pages(segment):
+                beat(0)
+                made += self._metadata.make_due([row for row in page if row.state is ObjectState.LANDED], now_ms)
+                kill_point("copy_forward.made_due")
+            self._hastened[segment] = now_ms + (DUE_MS if made else 0)
+        return waits(self._hastened[segment], now_ms, DUE_MS)
 
     def _old(self, now_ms: int) -> Iterator[SegmentRow]:
         """The SEALED segments that are old enough and were found when they were sealed: of others there is nothing to

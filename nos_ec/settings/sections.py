@@ -167,7 +167,8 @@ class PutSettings(Section):
         le=30 * DAY,
         description="Minimum time an object stays in the landing store before it is packed, in milliseconds. 0 packs"
         " at once and keeps the landing store smallest. Where many objects are soon deleted or overwritten, an hour"
-        " (3600000) avoids packing them at all. Safety does not depend on this setting.",
+        " (3600000) avoids packing them at all. The last objects of a nearly empty landing segment are packed sooner."
+        " Safety does not depend on this setting.",
     )
     reservation_ms: Count = Field(
         default=HOUR,

@@ -179,6 +179,10 @@ class MemorySegments:
         """Not kept here: there are no objects."""
         raise NotImplementedError
 
+    def make_due(self, rows: Sequence[ObjectRow], now_ms: int) -> int:
+        """Not kept here: there are no objects."""
+        raise NotImplementedError
+
     def move_landed(self, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
         """Not kept here: there are no objects."""
         raise NotImplementedError

@@ -389,7 +389,7 @@ class TrimContract(SegmentSuite):
 
 
 class StragglerContract(SegmentSuite):
-    """live_in, move_landed."""
+    """live_in, make_due, move_landed."""
 
     def test_what_lives_in_a_segment(self, log: SegmentBench) -> None:
         segment, other = log.segment(), log.segment()
@@ -408,6 +408,28 @@ class StragglerContract(SegmentSuite):
         new = replace(log.new(segment, "n"), landing_id=ids_in_segment(segment)[0])
         rows = log.bench.record([new])
         assert log.metadata.live_in(segment, None, 9) == rows
+
+    def test_what_waits_for_its_age_is_made_due(self, log: SegmentBench) -> None:
+        now_ms = log.bench.now_ms
+        segment = log.segment()
+        waits_ms = {"young": 10, "due": -10, "queued": 10, "overwritten": 10, "deleted": 10, "packed": 10}
+        new = [replace(log.new(segment, name), due_ms=now_ms + wait_ms) for name, wait_ms in waits_ms.items()]
+        rows = log.bench.record([*new, replace(log.new(segment, "other"), due_ms=now_ms + 10)])
+        log.metadata.mark_published([rows[2]], now_ms + 20)
+        log.bench.record([replace(log.new(segment, "overwritten"), due_ms=now_ms + 30)])
+        log.bench.delete("deleted")
+        log.bench.pack([rows[5]])
+        for changed in (1, 0):
+            assert log.metadata.make_due(rows[:-1], now_ms) == changed
+            due = {row.key.name: row.due_ms for row in log.metadata.due_objects(now_ms + 99, 99, range(16))}
+            assert due == {
+                "young": now_ms,
+                "due": now_ms - 10,
+                "queued": now_ms + 20,
+                "overwritten": now_ms + 30,
+                "other": now_ms + 10,
+            }
+        assert log.metadata.make_due([], now_ms) == 0
 
     def test_copies_move(self, log: SegmentBench) -> None:
         """Of a row, of a queue entry, of a row that has changed, of one that is gone, and one that was moved before."""

@@ -134,6 +134,7 @@ def trim(front: System, system: System) -> None:
     assert [one.key for one in metadata.live_in(left, None, 9)] == [logged]
     moved = record_id(segment, 4096, b"more")
     assert not isinstance(row, Exception)
+    assert metadata.make_due([row], now_ms) == 1
     assert metadata.move_landed([LandedMove(row.object_id, row.version, copy, moved)]) == {moved}
     front.store().delete(logged)
     metadata.seal_segments([(segment, 4096, 1)], now_ms)

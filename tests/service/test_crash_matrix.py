@@ -152,7 +152,13 @@ TRIMMER_POINTS = [
     "trimmer.forgotten",
 ]
 LOG_RECOVERY_POINTS = ["recovery.fenced", "device_log.sealed", "recovery.segment_sealed", "recovery.segment_recorded"]
-FORWARD_POINTS = ["device_log.appended", "copy_forward.landed", "copy_forward.moved", "trimmer.doomed"]
+FORWARD_POINTS = [
+    "copy_forward.made_due",
+    "device_log.appended",
+    "copy_forward.landed",
+    "copy_forward.moved",
+    "trimmer.doomed",
+]
 """While stragglers are written again."""
 OTHER_POINTS = ["delete.done", "reaper.reverted"]
 INIT_POINTS = ["block_store.shard_made"]

@@ -27,7 +27,15 @@ from nos_ec.core.ids import (
     segment_of,
 )
 from nos_ec.engine import copy_forward
-from nos_ec.engine.copy_forward import BACK_OFF, LOOK_MS, CopyForward, ForwardOptions, ForwardResult, record_bytes
+from nos_ec.engine.copy_forward import (
+    BACK_OFF,
+    DUE_MS,
+    LOOK_MS,
+    CopyForward,
+    ForwardOptions,
+    ForwardResult,
+    record_bytes,
+)
 from nos_ec.engine.lander import LandedBatch, NewCopy
 from nos_ec.engine.trimmer import Trimmer
 from nos_ec.ports.metadata import Lease, Metadata, NewObject, ObjectRow
@@ -114,8 +122,9 @@ class Stage:
         self.trimmer = Trimmer(metadata, self.medium, self.clock)
         self.expected: dict[ObjectKey, bytes] = {}
 
-    def segment(self, live: int) -> list[ObjectRow]:
-        """Fill a segment, and pack and reap all but `live` of its objects. Returns these."""
+    def segment(self, live: int, wait_ms: int = 0) -> list[ObjectRow]:
+        """Fill a segment, and pack and reap all but `live` of its objects, which are due after `wait_ms`. Returns
+        these."""
         names = [f"{len(self.expected)}-{index}" for index in range(OBJECTS)]
         copies = []
         for name in names:
@@ -124,7 +133,7 @@ class Stage:
         landed = self.fresh.land(copies)
         rows = self.bench.record(
             [
-                NewObject(copy.key, SIZE, copy.crc32c, bytes(16), cast(LandingId, outcome), self.bench.now_ms)
+                NewObject(copy.key, SIZE, copy.crc32c, bytes(16), cast(LandingId, outcome), self.bench.now_ms + wait_ms)
                 for copy, outcome in zip(copies, landed.outcomes, strict=True)
             ]
         )
@@ -226,6 +235,47 @@ def test_it_looks_once_in_a_while(stage: Stage) -> None:
     assert forward.run_once().objects == 1
 
 
+def test_what_waits_for_its_age_is_packed_before_it_is_copied(stage: Stage) -> None:
+    rows = stage.segment(live=2, wait_ms=100 * AGE_MS)
+    forward = stage.forward()
+    made_ms = stage.clock.now_ms()
+    assert forward.run_once() == ForwardResult()
+    due = stage.metadata.due_objects(made_ms, 9, range(16))
+    assert {(row.key, row.due_ms) for row in due} == {(row.key, made_ms) for row in rows}
+    stage.clock.advance(DUE_MS - 1)
+    assert forward.run_once() == ForwardResult(), "they had no time to be packed"
+    stage.clock.advance(LOOK_MS)
+    assert forward.run_once().objects == 2
+
+
+def test_objects_are_made_due_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.segment(live=1, wait_ms=100 * AGE_MS)
+    calls = []
+    make_due = stage.metadata.make_due
+
+    def counted(rows: Sequence[ObjectRow], now_ms: int) -> int:
+        calls.append(len(rows))
+        return make_due(rows, now_ms)
+
+    monkeypatch.setattr(stage.metadata, "make_due", counted)
+    forward = stage.forward()
+    for _ in range(3):
+        forward.run_once()
+        stage.clock.advance(LOOK_MS)
+    assert calls == [1]
+    assert forward.run_once().objects == 1
+
+
+def test_objects_that_a_consumer_has_to_pack_are_not_published_again(stage: Stage) -> None:
+    """It may have parked them; their due time says when they were published."""
+    (row,) = stage.segment(live=1)
+    due_ms = stage.bench.now_ms + 100 * AGE_MS
+    stage.metadata.mark_published([row], due_ms)
+    assert stage.forward().run_once().objects == 1, "waiting would not help"
+    (found,) = stage.metadata.due_objects(due_ms, 9, range(16))
+    assert found.due_ms == due_ms
+
+
 def test_an_object_that_cannot_be_read_is_left_where_it_is(stage: Stage) -> None:
     bad, good = stage.segment(live=2)
     assert bad.landing_id is not None
@@ -264,7 +314,7 @@ def test_an_object_that_was_overwritten_meanwhile_is_not_brought_back(stage: Sta
     assert stage.metadata.list_objects("bucket", row.key.name, "", 10) == []
 
 
-@pytest.mark.parametrize("point", ["copy_forward.landed", "copy_forward.moved"])
+@pytest.mark.parametrize("point", ["copy_forward.made_due", "copy_forward.landed", "copy_forward.moved"])
 def test_a_run_that_was_killed_is_completed(stage: Stage, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
     stage.segment(live=1)
     stage.segment(live=2)

@@ -354,6 +354,10 @@ class _SqlLandingSegments(_SqlPart):
         """See the port."""
         return self._read(landing_segments.live_in, segment, after, limit)
 
+    def make_due(self, rows: Sequence[ObjectRow], now_ms: int) -> int:
+        """See the port."""
+        return self._write(objects.make_due, rows, now_ms) if rows else 0
+
     def move_landed(self, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
         """See the port."""
         return self._write(landing.move, moves) if moves else frozenset()

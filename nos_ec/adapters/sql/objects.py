@@ -85,6 +85,18 @@ MARK_WAITING = (
 )
 """Follows MARK_PUBLISHED, which has locked the rows that it changed. The state tells these from rows that a revert has
 set LANDED meanwhile."""
+MAKE_DUE = (
+    UpdateListed(WAITING)
+    .where(
+        OBJECT_IDS["object_id"] == _O.object_id,
+        _O.version == OBJECT_IDS["version"],
+        _O.state == ObjectState.LANDED,
+        _W.landing_id == _O.landing_id,
+        _W.due_ms > bindparam("due"),
+    )
+    .values(due_ms=bindparam("due"))
+)
+"""Follows LOCK_IDS."""
 _REQUESTS = JsonRows(
     "requests",
     object_id=0,
@@ -322,6 +334,13 @@ def mark_published(connection: Connection, rows: Sequence[ObjectRow], due_ms: in
     waiting = connection.execute(MARK_WAITING, {**listed, "due": due_ms}).rowcount
     require_all(min(marked, waiting), marked, "waiting objects")
     return marked
+
+
+def make_due(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> int:
+    """See `Metadata.make_due`."""
+    listed = OBJECT_IDS.dump(sorted({(row.object_id, row.version) for row in rows}))
+    connection.execute(LOCK_IDS, listed).all()
+    return connection.execute(MAKE_DUE, {**listed, "due": now_ms}).rowcount
 
 
 def complete(connection: Connection, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, PackRequest]:

@@ -86,6 +86,11 @@ class LandingSegments(Protocol):
         """Objects whose landing copy is a record of this segment, in order of landing id, after the id `after`."""
         ...
 
+    def make_due(self, rows: Sequence[ObjectRow], now_ms: int) -> int:
+        """Make LANDED rows that wait for their age due at `now_ms`. Changes only rows that still have that version;
+        those that are due, or QUEUED, stay as they are. Returns how many it changed."""
+        ...
+
     def move_landed(self, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
         """Exchange landing ids, each by compare-and-set: in the row that still has this version and this landing copy,
         and in an undoomed queue entry of it. Returns the targets that are referred to now. Raises Transient, and
