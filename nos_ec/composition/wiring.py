@@ -54,6 +54,7 @@ from nos_ec.engine.store import PutOptions, Store
 from nos_ec.engine.store_totals import StoreTotals
 from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
 from nos_ec.engine.trimmer import Trimmer
+from nos_ec.engine.unknown_segments import UnknownSegments
 from nos_ec.engine.verifier import CALM_S, READS_MAX, WARY_S
 from nos_ec.monitoring.monitor import Cached, Monitor
 from nos_ec.monitoring.sources import (
@@ -333,7 +334,10 @@ class System:
         if self.medium is None:
             recovery = Recovery(self.metadata, self.blocks, self.clock, self._held)
             return Housekeeping(recovery, reaper, self.clock, wait_ms)
-        logs = LogRecovery(self.metadata, self.medium, self.clock)
+        # On Ceph, listing the pool would cost more than the 4 KiB of an empty segment.
+        on_devices = self.settings.store.backend == "local"
+        unknown = UnknownSegments(self.metadata, self.medium, self.clock) if on_devices else None
+        logs = LogRecovery(self.metadata, self.medium, self.clock, unknown)
         recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, logs)
         trimmer = Trimmer(self.metadata, self.medium, self.clock)
         forward = self._copy_forward(self.medium) if self.settings.landing.mode == "log" else None

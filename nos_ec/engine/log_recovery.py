@@ -20,6 +20,7 @@ from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.log_lease import LEASE_PREFIX
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.engine.unknown_segments import UnknownSegments
 from nos_ec.ports.clock import Beat, Clock, waits
 from nos_ec.ports.metadata import LandingSegments, Leases
 from nos_ec.ports.segment_medium import SegmentMedium
@@ -39,8 +40,16 @@ class LogRecoveryMetadata(LandingSegments, Leases, Protocol):
 class LogRecovery:
     """Several may run at once. Each belongs to one thread."""
 
-    def __init__(self, metadata: LogRecoveryMetadata, medium: SegmentMedium, clock: Clock) -> None:
+    def __init__(
+        self,
+        metadata: LogRecoveryMetadata,
+        medium: SegmentMedium,
+        clock: Clock,
+        unknown: UnknownSegments | None = None,
+    ) -> None:
+        """unknown: gives back segments without a row; None where listing them would cost too much."""
         self._metadata = metadata
+        self._unknown = unknown
         self._medium = medium
         self._clock = clock
         self._look_ms = 0
@@ -54,6 +63,8 @@ class LogRecovery:
         if not fenced and not self.parked and waits(self._look_ms, now_ms, LOOK_MS):
             return 0
         self._look_ms = now_ms + LOOK_MS
+        if self._unknown is not None:
+            self._unknown.run_once(beat)
         orphans = self._orphans()
         for segment, _ in self.parked:
             if segment not in orphans:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nos_consumer.assemble import consumer_service
-from nos_ec.core.ids import ObjectKey
+from nos_ec.core.ids import ObjectKey, new_segment_id
 from tests.rig.at_rest import LaterClock
 from tests.rig.device_log_work import KILL_POINTS as DEVICE_LOG_POINTS
 
@@ -152,6 +152,8 @@ TRIMMER_POINTS = [
     "trimmer.forgotten",
 ]
 LOG_RECOVERY_POINTS = ["recovery.fenced", "device_log.sealed", "recovery.segment_sealed", "recovery.segment_recorded"]
+LATE_SEGMENT_POINTS = ["device_log.sealed", "device_log.header_zeroed", "recovery.unknown_released"]
+"""While a segment is given back that was created after its row was forgotten."""
 FORWARD_POINTS = [
     "copy_forward.made_due",
     "device_log.appended",
@@ -437,6 +439,15 @@ def test_recovery_of_a_log_killed(log_bench: Bench, point: str) -> None:
     assert_recovers(log_bench)
 
 
+@pytest.mark.parametrize("point", LATE_SEGMENT_POINTS)
+def test_killed_while_a_segment_without_a_row_is_given_back(log_bench: Bench, point: str) -> None:
+    with log_bench.open() as system:
+        assert system.medium is not None
+        system.medium.create(new_segment_id(system.clock.now_ms(), 7), 1, 0).close()
+    kill(log_bench, point, "consumer", "--once")
+    assert_recovers(log_bench)
+
+
 @pytest.mark.parametrize("point", FORWARD_POINTS)
 def test_killed_while_stragglers_are_written_again(log_bench: Bench, point: str) -> None:
     """One object in 16 is left of segments that were sealed long ago."""
@@ -482,6 +493,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             LOG_GATHERED_POINTS,
             TRIMMER_POINTS,
             LOG_RECOVERY_POINTS,
+            LATE_SEGMENT_POINTS,
             FORWARD_POINTS,
             OTHER_POINTS,
             INIT_POINTS,

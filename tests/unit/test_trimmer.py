@@ -14,18 +14,20 @@ from typing import cast
 
 import google_crc32c
 import pytest
+from structlog.testing import capture_logs
 
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
-from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.errors import Conflict, NotFound, Transient
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, new_segment_id, record_id
 from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine import log_recovery, trimmer
+from nos_ec.engine import log_recovery, trimmer, unknown_segments
 from nos_ec.engine import reaper as reaper_module
 from nos_ec.engine.log_recovery import LOOK_MS, LogRecovery
 from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.reaper import Reaper, ReapResult
 from nos_ec.engine.trimmer import BACK_OFF, Trimmer, TrimResult
+from nos_ec.engine.unknown_segments import UnknownSegments
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.ports.landing_store import LandingStore
@@ -86,7 +88,8 @@ class Log:
         self._number = number
         self._opened = 0
         self.trimmer = Trimmer(metadata, self.medium, self.clock)
-        self.recovery = LogRecovery(metadata, self.medium, self.clock)
+        self.unknown = UnknownSegments(metadata, self.medium, self.clock)
+        self.recovery = LogRecovery(metadata, self.medium, self.clock, self.unknown)
 
     def segment(self, names: Sequence[str] = (), *, created: bool = True) -> tuple[SegmentId, list[ObjectRow]]:
         """Open a segment in which these objects lie, of 512 bytes each."""
@@ -341,3 +344,69 @@ def test_a_recovery_that_was_killed_is_completed(log: Log, monkeypatch: pytest.M
             log.recovery.run_once(unwatched, fenced=True)
     LogRecovery(log.metadata, log.medium, log.clock).run_once(unwatched, fenced=False)
     assert [log.state(segment) for segment in segments] == [SegmentState.SEALED] * 2
+
+
+# --- segments that the metadata does not know -----------------------------------------------------------------------
+
+
+def test_a_segment_that_was_created_after_its_row_was_forgotten_is_given_back(log: Log) -> None:
+    kept, _ = log.segment(["a"])
+    late, _ = log.segment(created=False)
+    log.die()
+    log.recovery.run_once(unwatched, fenced=True)
+    assert log.trimmer.run_once().released == 1
+    writer = log.medium.create(late, log.lease.epoch, 0)  # its log goes on, and is killed
+    assert log.unknown.run_once() == 0, "it was looked for again at once"
+    log.clock.advance(unknown_segments.LOOK_MS)
+    log.recovery.run_once(unwatched, fenced=False)
+    assert list(log.medium.segments()) == [kept]
+    with pytest.raises(Conflict):
+        writer.append(log.medium.limits.start, [bytes(512)])
+
+
+def test_an_open_segment_is_never_unknown(log: Log) -> None:
+    """It has a row before it is created."""
+    segment, _ = log.segment()
+    assert log.unknown.run_once() == 0
+    log.medium.create(new_segment_id(1, 9), 1, 0)
+    log.clock.advance(unknown_segments.LOOK_MS)
+    assert log.unknown.run_once() == 1
+    assert list(log.medium.segments()) == [segment]
+    assert log.state(segment) is SegmentState.OPEN
+
+
+def test_records_without_a_row_are_kept_and_reported_once(log: Log) -> None:
+    """The metadata was restored from a backup."""
+    segment = new_segment_id(1, 9)
+    log.medium.create(segment, 1, 0).append(log.medium.limits.start, [bytes(512)])
+    with capture_logs() as lines:
+        for _ in range(3):
+            assert log.unknown.run_once() == 0
+            log.clock.advance(unknown_segments.LOOK_MS)
+    assert [line["segment"] for line in lines] == [segment.hex()]
+    assert list(log.medium.segments()) == [segment]
+
+
+def test_an_unknown_segment_that_does_not_answer_stops_no_recovery(log: Log) -> None:
+    unknown = [new_segment_id(1, number) for number in (8, 9)]
+    for segment in unknown:
+        log.medium.create(segment, 1, 0)
+    log.segment()
+    log.die()
+    log.medium.stuck = {unknown[0]}
+    assert log.recovery.run_once(unwatched, fenced=True) == 1
+    assert unknown[0] in log.medium.segments()
+    assert unknown[1] not in log.medium.segments()
+    log.medium.stuck.clear()
+    log.clock.advance(unknown_segments.LOOK_MS)
+    assert log.unknown.run_once() == 1
+
+
+def test_a_killed_return_of_an_unknown_segment_is_completed(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.medium.create(new_segment_id(1, 9), 1, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(unknown_segments, "kill_point", killer("recovery.unknown_released"))
+        with pytest.raises(Killed):
+            log.unknown.run_once()
+    assert UnknownSegments(log.metadata, log.medium, log.clock).run_once() == 0
+    assert list(log.medium.segments()) == []
