@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.adapters.local import slot_table
+from nos_ec.adapters.local import device_lives, devices, slot_table
 from nos_ec.adapters.local.device_file import DeviceFile
 from nos_ec.adapters.local.device_format import SLOTS_AT, decode_superblock
 from nos_ec.adapters.local.device_log import DeviceLog, DeviceWriter
@@ -553,3 +553,70 @@ def test_a_lost_device_is_replaced_only_by_name(tmp_path: Path) -> None:
         written(log)
     with pytest.raises(ConfigError, match="device 1 of the landing log is not missing"):
         make(tmp_path, 2, new_devices=(1,))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_device_that_was_replaced_is_refused_when_it_returns(tmp_path: Path, count: int) -> None:
+    paths = make(tmp_path, count)
+    for _ in range(2):
+        paths[-1].rename(tmp_path / "old")
+        if count == 1:
+            DeviceLog.initialise(
+                tmp_path / "log", paths, STORE, slot_bytes=SLOT, file_bytes=FILE, new_devices=(0,), devices_min=1
+            )
+        else:
+            make(tmp_path, count, new_devices=(1,))
+        paths[-1].rename(tmp_path / "new")
+        (tmp_path / "old").rename(paths[-1])
+        for use in (lambda: opened(tmp_path, paths), lambda: make(tmp_path, count)):
+            with pytest.raises(ConfigError, match="was replaced by another one"):
+                use()
+        (tmp_path / "new").rename(paths[-1])
+        with closing(opened(tmp_path, paths)) as log:
+            written(log)
+    make(tmp_path, count)
+
+
+def test_a_device_that_was_replaced_is_not_used_by_a_process_that_waits_for_one(tmp_path: Path) -> None:
+    paths = make(tmp_path, 2)
+    paths[1].rename(tmp_path / "old")
+    make(tmp_path, 2, new_devices=(1,))
+    paths[1].rename(tmp_path / "new")
+    with closing(opened(tmp_path, paths, copies=2)) as log:
+        (tmp_path / "old").rename(paths[1])
+        with pytest.raises(Transient, match="1 of 2 devices work"):
+            log.probe()
+        (tmp_path / "new").rename(paths[1])
+        log.probe()
+        written(log)
+
+
+@pytest.mark.parametrize("point", ["device_log.superblock_written", "device_log.replacement_recorded"])
+def test_a_replacement_that_was_killed_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    paths = make(tmp_path, 2)
+    paths[1].rename(tmp_path / "old")
+
+    def killed(name: str) -> None:
+        if name == point:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        for module in (devices, device_lives):
+            patched.setattr(module, "kill_point", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(tmp_path, 2, new_devices=(1,))
+    make(tmp_path, 2)
+    with closing(opened(tmp_path, paths, copies=2)) as log:
+        written(log)
+    (tmp_path / "old").rename(paths[1])
+    with pytest.raises(ConfigError, match="was replaced by another one"):
+        opened(tmp_path, paths)
+
+
+def test_a_damaged_list_of_replaced_devices_is_named(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    (tmp_path / "log/replaced").write_text("[")
+    with pytest.raises(ConfigError, match="replaced is damaged"):
+        opened(tmp_path, paths)

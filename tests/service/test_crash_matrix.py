@@ -162,6 +162,7 @@ FORWARD_POINTS = [
     "trimmer.doomed",
 ]
 """While stragglers are written again."""
+REPLACE_POINTS = ["device_log.file_written", "device_log.superblock_written", "device_log.replacement_recorded"]
 OTHER_POINTS = ["delete.done", "reaper.reverted"]
 INIT_POINTS = ["block_store.shard_made"]
 
@@ -448,6 +449,22 @@ def test_killed_while_a_segment_without_a_row_is_given_back(log_bench: Bench, po
     assert_recovers(log_bench)
 
 
+@pytest.mark.parametrize("point", REPLACE_POINTS)
+def test_killed_while_a_device_is_replaced(log_bench: Bench, point: str) -> None:
+    with log_bench.open() as system:
+        log_bench.put_some(system, 20)
+        log_bench.pack(system)
+    device = log_bench.folder / "store" / "landing_log" / "device0"
+    device.rename(log_bench.folder / "old")
+    replace = ["init", "--new-device", "0"]
+    kill(log_bench, point, *replace)
+    if log_bench.run("init").returncode:
+        assert log_bench.run(*replace).returncode == 0
+    assert_recovers(log_bench)
+    (log_bench.folder / "old").rename(device)
+    assert b"was replaced by another one" in log_bench.run("init").stderr
+
+
 @pytest.mark.parametrize("point", FORWARD_POINTS)
 def test_killed_while_stragglers_are_written_again(log_bench: Bench, point: str) -> None:
     """One object in 16 is left of segments that were sealed long ago."""
@@ -495,6 +512,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             LOG_RECOVERY_POINTS,
             LATE_SEGMENT_POINTS,
             FORWARD_POINTS,
+            REPLACE_POINTS,
             OTHER_POINTS,
             INIT_POINTS,
             DEVICE_LOG_POINTS,

@@ -14,7 +14,7 @@
     28  2   number of devices                   40  8   length of the footer, which begins there; 0: none
     30  2   flags: 1 all segments are sealed    48  8   records, as the writer counted them
     32  4   slots
-    36  4   zero
+    36  4   life of this device
     40  8   bytes of a slot
     48  8   capacity in bytes
     56  8   window in bytes
@@ -62,7 +62,7 @@ class Superblock:
     """What a device says about itself. Sizes in bytes; all but `devices`, `clean` and `generation` never change.
 
     devices: how many devices the log has. clean: no segment is open. window: a scan that found no record in so many
-    bytes has passed everything that a writer had under way.
+    bytes has passed everything that a writer had under way. life: how many devices had this number before.
     """
 
     store_id: bytes
@@ -74,6 +74,7 @@ class Superblock:
     window: int
     generation: int
     clean: bool
+    life: int = 0
 
     def slot_at(self, slot: int) -> int:
         """Where a slot begins on the device."""
@@ -105,7 +106,7 @@ def encode_superblock(block: Superblock) -> bytes:
         block.devices,
         _CLEAN if block.clean else 0,
         block.slots,
-        0,
+        block.life,
         block.slot_bytes,
         block.capacity,
         block.window,
@@ -117,13 +118,12 @@ def encode_superblock(block: Superblock) -> bytes:
 def decode_superblock(page: bytes) -> Superblock:
     """Raises Corrupt unless the page begins with an intact superblock of this version."""
     rest = _checked(page, _SUPERBLOCK_MAGIC, _SUPERBLOCK.size, "superblock")
-    store_id, version, device, devices, flags, slots, _, slot_bytes, capacity, window, generation = _SUPERBLOCK.unpack(
-        rest
-    )
+    fields = _SUPERBLOCK.unpack(rest)
+    store_id, version, device, devices, flags, slots, life, slot_bytes, capacity, window, generation = fields
     if version != VERSION:
         raise Corrupt(f"superblock: format version {version}, not {VERSION}: use the release that wrote it")
     return Superblock(
-        store_id, device, devices, slots, slot_bytes, capacity, window, generation, clean=bool(flags & _CLEAN)
+        store_id, device, devices, slots, slot_bytes, capacity, window, generation, bool(flags & _CLEAN), life
     )
 
 

@@ -50,7 +50,7 @@ class DeviceLog:
 
     def __init__(self, folder: Path, paths: Sequence[Path], store_id: str, *, copies: int = 1) -> None:
         self._store_id = devices.store_id_of(store_id)
-        self._devices = DeviceSet(paths, self._store_id)
+        self._devices = DeviceSet(folder, paths, self._store_id)
         self._layout = self._devices.layout
         self._copies = copies
         self._writers: dict[SegmentId, DeviceWriter] = {}

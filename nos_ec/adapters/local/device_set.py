@@ -9,7 +9,9 @@ from pathlib import Path
 
 from nos_ec.adapters.local.device_file import DeviceFile, gather, page_buffer
 from nos_ec.adapters.local.device_format import PROBE_AT, Superblock, owner_of_slot
+from nos_ec.adapters.local.device_lives import read_lives
 from nos_ec.adapters.local.devices import device_count, device_count_now, open_device, open_devices, write_superblock
+from nos_ec.adapters.local.durable import translated
 from nos_ec.adapters.local.slot_table import Place
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import PAGE
@@ -29,10 +31,12 @@ class DeviceSet:
     there. Raises ConfigError, Transient when they cannot be opened.
     """
 
-    def __init__(self, paths: Sequence[Path], store_id: bytes) -> None:
+    def __init__(self, folder: Path, paths: Sequence[Path], store_id: bytes) -> None:
         self._paths = tuple(paths)
         self._store_id = store_id
-        self._devices = open_devices(paths, store_id)
+        with translated(f"landing log {folder}"):
+            self._lives = read_lives(folder)
+        self._devices = open_devices(paths, store_id, self._lives)
         self._lost: dict[int, str] = {}
         self._replaced: list[DeviceFile] = []
         self.count = device_count(self._devices)
@@ -106,7 +110,7 @@ class DeviceSet:
 
     def _reopen(self, path: Path) -> None:
         with suppress(ConfigError, Transient):
-            device = open_device(path, self._store_id)
+            device = open_device(path, self._store_id, self._lives)
             if device is None:
                 return
             number = device.superblock.device

@@ -21,6 +21,7 @@ from nos_ec.adapters.local.device_format import (
     decode_superblock,
     encode_superblock,
 )
+from nos_ec.adapters.local.device_lives import read_lives, record_lives, refuse_replaced
 from nos_ec.adapters.local.durable import locked, make_folder, sync_folder, translated, write_at
 from nos_ec.adapters.local.slot_table import SlotTable
 from nos_ec.core.errors import ConfigError, Corrupt
@@ -50,9 +51,10 @@ def store_id_of(store_id: str) -> bytes:
 
 
 # --- opening ----------------------------------------------------------------------------------------
-def open_device(path: Path, store_id: bytes) -> OpenDevice | None:
-    """Open a device; None when it is not there or cannot be read: a lost device. Raises ConfigError when it is no
-    device of this store's landing log, Transient when this process may not open it."""
+def open_device(path: Path, store_id: bytes, lives: Mapping[int, int]) -> OpenDevice | None:
+    """Open a device; None when it is not there or cannot be read: a lost device. lives: of devices that were replaced.
+    Raises ConfigError when it is no device of this store's landing log, or was replaced, Transient when this process
+    may not open it."""
     try:
         file = DeviceFile(path)
     except OSError as error:
@@ -64,6 +66,7 @@ def open_device(path: Path, store_id: bytes) -> OpenDevice | None:
         superblock = _superblock_of(file, store_id)
         if superblock is None:
             raise ConfigError(f"{path} is not a device of the landing log: run `nos-ec init`, or connect the right one")
+        refuse_replaced(path, superblock, lives)
         if file.size() < superblock.capacity:
             raise ConfigError(
                 f"{path} has {file.size()} bytes, but was initialised with {superblock.capacity}: connect the right"
@@ -78,13 +81,13 @@ def open_device(path: Path, store_id: bytes) -> OpenDevice | None:
     return OpenDevice(file, superblock)
 
 
-def open_devices(paths: Sequence[Path], store_id: bytes) -> dict[int, OpenDevice]:
-    """The devices that are there, by number. Raises ConfigError when one of them is not of this store, one is given
-    twice, or none is there; Transient."""
+def open_devices(paths: Sequence[Path], store_id: bytes, lives: Mapping[int, int]) -> dict[int, OpenDevice]:
+    """The devices that are there, by number. lives: of devices that were replaced. Raises ConfigError when one of them
+    is not of this store or was replaced, one is given twice, or none is there; Transient."""
     found: dict[int, OpenDevice] = {}
     try:
         for path in paths:
-            device = open_device(path, store_id)
+            device = open_device(path, store_id, lives)
             if device is None:
                 continue
             number = device.superblock.device
@@ -190,17 +193,21 @@ def initialise(
         with locked(folder), ExitStack() as stack:
             found = {path: _look(path, raw_id, stack) for path in paths}
             known = [device for device in found.values() if device is not None]
+            lives = read_lives(folder)
             for device in known:
                 _require(device, slot_bytes)
+                refuse_replaced(device.file.path, device.superblock, lives)
             blank = [path for path, device in found.items() if device is None]
             count = max((device.superblock.devices for device in known), default=devices_min)
             for path, number in zip(blank, _numbers(known, count, len(blank), new_devices), strict=True):
                 file, capacity = _make_blank(path, file_bytes)
                 stack.callback(file.close)
                 count = max(count, number + 1)
+                life = lives.get(number, 0) + (number in new_devices)
                 known.append(
-                    _make_device(file, capacity, raw_id, number, count, slot_bytes, window_bytes or slot_bytes)
+                    _make_device(file, capacity, raw_id, number, count, slot_bytes, window_bytes or slot_bytes, life)
                 )
+            record_lives(folder, {device.superblock.device: device.superblock.life for device in known})
             with closing(SlotTable(folder)) as table, table.locked():
                 for device in known:
                     if device.file.path in blank:
@@ -329,6 +336,7 @@ def _make_device(
     count: int,
     slot_bytes: int,
     window_bytes: int,
+    life: int,
 ) -> OpenDevice:
     slots = (capacity - SLOTS_AT) // slot_bytes
     if slots < 2 or slots > SLOTS_MAX:
@@ -336,7 +344,7 @@ def _make_device(
             f"{file.path} has room for {max(slots, 0)} slots of {slot_bytes} bytes; 2 to {SLOTS_MAX} are possible:"
             " choose another size of slots"
         )
-    superblock = Superblock(store_id, number, count, slots, slot_bytes, capacity, window_bytes, 1, clean=True)
+    superblock = Superblock(store_id, number, count, slots, slot_bytes, capacity, window_bytes, 1, True, life)
     for slot in range(slots):  # what an earlier log left there may name this store, too
         file.write_page(superblock.slot_at(slot), bytes(PAGE))
     _put_superblock(file, superblock)
