@@ -78,11 +78,19 @@ class SegmentCount(_Answer):
     bytes: Bytes = Field(description="Bytes of the batches in them; 0 for open ones.")
 
 
+class LandingDevices(_Answer):
+    """The devices of the landing log."""
+
+    working: Count
+    lost: list[str] = Field(max_length=64, description="For each that is lost, which it is and why.")
+
+
 class LandingLogModel(_Answer):
     """What the landing log holds."""
 
     segments: list[SegmentCount] = Field(max_length=16)
     free_bytes: Bytes | None = Field(description="Bytes of further landing segments that fit; null while not known.")
+    devices: LandingDevices | None = Field(description="Null on Ceph.")
 
 
 class Status(_Answer):
@@ -99,6 +107,7 @@ class Status(_Answer):
         landing_log={
             "segments": [{"state": "sealed", "count": 9, "bytes": 600000000}],
             "free_bytes": 1543503872,
+            "devices": {"working": 2, "lost": []},
         },
     )  # fmt: skip
     geometry: GeometryModel

@@ -287,7 +287,9 @@ def _landing_log(log: LogFigures | None) -> models.LandingLogModel | None:
     if log is None:
         return None
     segments = [models.SegmentCount(state=state, **asdict(one)) for state, one in log.segments.items()]
-    return models.LandingLogModel(segments=segments, free_bytes=log.free_bytes)
+    found = log.devices
+    devices = None if found is None else models.LandingDevices(working=found.working, lost=list(found.lost))
+    return models.LandingLogModel(segments=segments, free_bytes=log.free_bytes, devices=devices)
 
 
 def _block_counts(figures: StoreFigures) -> list[models.BlockCount]:

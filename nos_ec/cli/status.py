@@ -50,7 +50,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
     stored_raw_bytes and landing_raw_bytes are what the shards and the landing store report; a Ceph pool reports only
     the sum over all stores in it. blocks_short is the number of blocks that lack a shard; null on Ceph, which repairs
     them itself. computed_at_ms is when the sums over rows were computed. landing_log is null for a store without one;
-    the bytes of its segments are those of the batches in them, 0 for open ones.
+    the bytes of its segments are those of the batches in them, 0 for open ones. Its devices are null on Ceph; `lost`
+    has a text for each that is lost.
     """
     now_ms, geometry = system.clock.now_ms(), system.geometry
     dated = DatedTotals(system.metadata.totals(), now_ms) if exact else system.store_totals().read()
@@ -94,7 +95,8 @@ def _log_data(log: LogFigures | None) -> dict[str, Any] | None:
     if log is None:
         return None
     segments = [{"state": state.value, **asdict(one)} for state, one in log.segments.items()]
-    return {"segments": segments, "free_bytes": log.free_bytes}
+    devices = None if log.devices is None else asdict(log.devices)
+    return {"segments": segments, "free_bytes": log.free_bytes, "devices": devices}
 
 
 def _free_bytes(system: System) -> int | None:
@@ -121,7 +123,13 @@ def _log_rows(log: dict[str, Any] | None) -> dict[str, str]:
         if one["count"]
     )
     free = "-" if log["free_bytes"] is None else size_text(log["free_bytes"])
-    return {"landing segments": f"{segments or 'none'}; {free} free for further ones"}
+    rows = {"landing segments": f"{segments or 'none'}; {free} free for further ones"}
+    devices = log["devices"]
+    if devices is not None and devices["lost"]:
+        rows["landing log devices"] = f"{devices['working']} work, {len(devices['lost'])} lost: " + ", ".join(
+            devices["lost"]
+        )
+    return rows
 
 
 def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nos_ec.core.errors import Transient
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.ports.metadata import LandingSegments
-from nos_ec.ports.segment_medium import SegmentMedium
+from nos_ec.ports.segment_medium import DeviceStates, SegmentMedium
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,12 @@ class StateFigures:
 
 @dataclass(frozen=True, slots=True)
 class LogFigures:
-    """All landing segments by state, and the bytes of further segments that fit; None while that is not known."""
+    """All landing segments by state, the bytes of further segments that fit (None while that is not known), and the
+    devices of the log (None without any: Ceph)."""
 
     segments: Mapping[SegmentState, StateFigures]
     free_bytes: int | None
+    devices: DeviceStates | None = None
 
 
 def log_figures(metadata: LandingSegments, medium: SegmentMedium, *, in_use: bool) -> LogFigures | None:
@@ -33,8 +35,9 @@ def log_figures(metadata: LandingSegments, medium: SegmentMedium, *, in_use: boo
     totals = metadata.segment_totals()
     if not in_use and not totals:
         return None
+    devices = medium.devices()
     try:
         free_bytes: int | None = medium.free_bytes()
     except Transient:
         free_bytes = None
-    return LogFigures({state: StateFigures(*totals.get(state, (0, 0))) for state in SegmentState}, free_bytes)
+    return LogFigures({state: StateFigures(*totals.get(state, (0, 0))) for state in SegmentState}, free_bytes, devices)

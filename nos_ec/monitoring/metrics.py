@@ -510,6 +510,13 @@ STORE_LANDING_LOG_FREE_BYTES = _gauge(
     "Bytes of further landing segments that fit; on Ceph, free space of the landing pool.",
     "At 0, PUTs pass by the landing log and are slower (`nos_ec_landing_log_passed_full_total`).",
 )
+STORE_LANDING_LOG_DEVICES = _gauge(
+    "store_landing_log_devices",
+    _STORE,
+    "Devices of the landing log that work, and that are lost, as this process finds them. Not on Ceph.",
+    "None should be `lost`: `nos-ec status` names it, and docs/RUNBOOKS.md says what to do.",
+    "state",
+)
 STORE_LEASES = _gauge(
     "store_leases", _STORE, "Writer leases currently held.", "One for each consumer, GC run and large PUT."
 )

@@ -71,6 +71,9 @@ def _log_samples(log: LogFigures) -> Iterator[Sample]:
         yield Sample(m.STORE_LANDING_SEGMENT_BYTES, segments.bytes, (state.value,))
     if log.free_bytes is not None:
         yield Sample(m.STORE_LANDING_LOG_FREE_BYTES, log.free_bytes)
+    if log.devices is not None:
+        yield Sample(m.STORE_LANDING_LOG_DEVICES, log.devices.working, ("working",))
+        yield Sample(m.STORE_LANDING_LOG_DEVICES, len(log.devices.lost), ("lost",))
 
 
 def waiting_samples(metadata: Metadata, now_ms: int) -> Iterator[Sample]:

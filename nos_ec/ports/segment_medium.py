@@ -35,6 +35,14 @@ class MediumLimits:
     copies: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceStates:
+    """How many devices of a medium work, and for each of the others which it is and why, for people."""
+
+    working: int
+    lost: tuple[str, ...]
+
+
 class SegmentWriter(Protocol):
     """Appends to one segment."""
 
@@ -100,6 +108,10 @@ class SegmentMedium(Protocol):
 
     def raw_bytes(self) -> int:
         """The bytes allocated for all segments, with all copies."""
+        ...
+
+    def devices(self) -> DeviceStates | None:
+        """Try each of the medium's own devices, and return which work. None for a medium without devices of its own."""
         ...
 
     def probe(self) -> None:

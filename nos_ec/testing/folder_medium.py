@@ -16,7 +16,7 @@ from pathlib import Path
 from nos_ec.core.errors import Conflict, NotFound, Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.segment_medium import Buffer, MediumLimits
+from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits
 from nos_ec.testing.memory_medium import SMALL
 
 _SEALED = ".sealed"
@@ -86,6 +86,10 @@ class FolderMedium:
     def raw_bytes(self) -> int:
         """See the port."""
         return sum(self._path(segment).stat().st_size for segment in self.segments())
+
+    def devices(self) -> DeviceStates | None:
+        """See the port."""
+        return None
 
     def probe(self) -> None:
         """See the port."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from nos_ec.core.errors import Conflict, NoSpace, NotFound, Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.segment_medium import Buffer, MediumLimits
+from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits
 
 SMALL = MediumLimits(
     segment_bytes=16 << 10, start=512, align=512, batch_bytes_max=4 << 10, batch_records_max=16, writes_max=2
@@ -127,6 +127,10 @@ class MemoryMedium:
     def raw_bytes(self) -> int:
         """See the port."""
         return sum(len(kept.content) for kept in list(self._disk.values()))
+
+    def devices(self) -> DeviceStates | None:
+        """See the port."""
+        return None
 
     def probe(self) -> None:
         """See the port."""

@@ -8,15 +8,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from nos_ec.adapters.local import device_lives, devices, slot_table
+from nos_ec.adapters.local import device_lives, device_set, devices, slot_table
 from nos_ec.adapters.local.device_file import DeviceFile
 from nos_ec.adapters.local.device_format import SLOTS_AT, decode_superblock
 from nos_ec.adapters.local.device_log import DeviceLog, DeviceWriter
 from nos_ec.core.errors import ConfigError, Conflict, NoSpace, NotFound, Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.core.landing_format import NONCE_SIZE, lay_out_footer
-from nos_ec.ports.segment_medium import SegmentMedium
+from nos_ec.ports.segment_medium import DeviceStates, SegmentMedium
 from nos_ec.testing.segment_medium_contract import SegmentMediumContract, new_segment
 from tests.rig.device_log_work import STORE, batch
 
@@ -406,6 +407,38 @@ def test_a_device_is_lost_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         log.probe()
         assert log.release([*(segment for segment, _, _ in segments), further]) == {}
         assert log.free_bytes() == 3 * SLOTS // 2 * (SLOT - 4096)
+
+
+def test_the_loss_of_a_device_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = make(tmp_path, 2)
+    with closing(opened(tmp_path, paths, copies=2)) as log, capture_logs() as lines:
+        assert log.devices() == DeviceStates(2, ())
+        for _ in range(3):
+            with monkeypatch.context() as patched:
+                broken(patched, paths[1], ("write",))
+                for _ in range(3):
+                    states = log.devices()
+            assert states.working == 1
+            assert [str(paths[1]) in lost for lost in states.lost] == [True]
+            assert log.devices().working == 2
+        events = [(line["event"], line["log_level"], line["device"]) for line in lines]
+        lost, back = "device of the landing log is lost", "device of the landing log works again"
+        assert events == [(lost, "warning", 1), *[(back, "info", 1)] * 3]
+        monkeypatch.setattr(device_set, "_SAY_S", 0)
+        with monkeypatch.context() as patched:
+            broken(patched, paths[1], ("write",))
+            log.devices()
+        assert lines[-1]["event"] == lost
+
+
+def test_a_device_that_is_not_there_is_logged_at_the_start(tmp_path: Path) -> None:
+    paths = make(tmp_path, 2)
+    paths[1].unlink()
+    with capture_logs() as lines, closing(opened(tmp_path, paths)) as log:
+        assert log.devices() == DeviceStates(1, (f"{paths[1]} is not there",))
+    assert [(line["log_level"], line["devices"]) for line in lines] == [("warning", [f"{paths[1]} is not there"])]
+    with closing(opened(tmp_path, paths[:1])) as log:
+        assert log.devices() == DeviceStates(1, ("one is not configured",))
 
 
 def test_too_few_devices_take_no_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

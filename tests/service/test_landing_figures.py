@@ -71,7 +71,8 @@ def test_an_empty_log_is_shown(bench: Bench, system: System, capfd: pytest.Captu
     free = system.medium.free_bytes()
     assert 14 * MIB < free < 16 * MIB
     none = [{"state": state.value, "count": 0, "bytes": 0} for state in SegmentState]
-    assert data == {"segments": none, "free_bytes": free}
+    assert data == {"segments": none, "free_bytes": free, "devices": {"working": 1, "lost": []}}
+    assert "landing log devices" not in text
     assert "landing segments none; 1" in text
     assert "MiB free for further ones" in text
 
@@ -133,6 +134,27 @@ def test_a_full_log_is_told(bench: Bench, system: System) -> None:
     assert of_store(system)["nos_ec_store_landing_log_free_bytes",] == 0
     assert len(list(system.landing.list_ids())) == 1
     bench.assert_readable(system)
+
+
+def test_a_lost_device_is_named(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    devices = [bench.folder / f"device{number}" for number in range(2)]
+    bench.config.write_text(bench.config.read_text() + f'devices = "{devices[0]}, {devices[1]}"\n')
+    initialise(bench.settings())
+    with bench.open() as system:
+        assert of_store(system)["nos_ec_store_landing_log_devices", "working"] == 2
+        devices[1].rename(bench.folder / "away")
+    with bench.open() as system:
+        figures = of_store(system)
+        assert figures["nos_ec_store_landing_log_devices", "working"] == 1
+        assert figures["nos_ec_store_landing_log_devices", "lost"] == 1
+        data, text = status(bench, capfd)
+        assert data["devices"] == {"working": 1, "lost": [f"{devices[1]} is not there"]}
+        assert "landing log devices 1 work, 1 lost: " in text
+        told = Readings(system, gc_collector(system), 0).status().landing_log
+        assert told is not None
+        assert told.model_dump(mode="json") == data
+        (bench.folder / "away").rename(devices[1])
+        assert of_store(system)["nos_ec_store_landing_log_devices", "lost"] == 0
 
 
 def test_housekeeping_tells_what_it_gave_back(bench: Bench) -> None:

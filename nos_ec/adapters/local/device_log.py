@@ -34,7 +34,7 @@ from nos_ec.core.ids import SegmentId, record_offset
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.landing_format import TYPE_FOOTER, SegmentHeader, scan
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.segment_medium import Buffer, MediumLimits
+from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits
 
 WRITES_MAX = 2
 _BATCH_BYTES_MAX = 1 << 20
@@ -310,6 +310,12 @@ class DeviceLog:
     def raw_bytes(self) -> int:
         """Whole slots, on all devices."""
         return sum(owner is not None for owner, _ in self._entries()) * self._layout.slot_bytes
+
+    def devices(self) -> DeviceStates:
+        """Those of the superblocks, also when they are not configured."""
+        with suppress(Transient):
+            self.probe()
+        return DeviceStates(len(self._devices.working), tuple(self._devices.lost()))
 
     def probe(self) -> None:
         """Write and read a page of each device. One that was lost, and answers again, is used again."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import structlog
 
 from nos_ec.adapters.local.device_file import DeviceFile, gather, page_buffer
 from nos_ec.adapters.local.device_format import PROBE_AT, Superblock, owner_of_slot
@@ -20,6 +24,10 @@ from nos_ec.ports.segment_medium import Buffer
 
 _THREADS = 8
 """For the other copies of a batch: its first one is written by the thread that appends."""
+
+_SAY_S = 60.0
+"""The loss of a device that comes and goes is logged so often."""
+_log = structlog.get_logger(__name__)
 
 _PROBE = b"nos_ec probe".ljust(PAGE, b"\0")
 
@@ -39,7 +47,11 @@ class DeviceSet:
         self._devices = open_devices(paths, store_id, self._lives)
         self._lost: dict[int, str] = {}
         self._replaced: list[DeviceFile] = []
+        self._said_s: dict[int, float] = {}
+        """When the loss of a device was last logged."""
         self.count = device_count(self._devices)
+        if len(self._devices) < self.count:
+            _log.warning("devices of the landing log are lost", devices=self.lost())
         self.layout: Superblock = next(iter(self._devices.values())).superblock
         """Of one of them: sizes of slots and of the window are the same on all."""
         self.clean = all(device.superblock.clean for device in self._devices.values())
@@ -77,11 +89,19 @@ class DeviceSet:
         pages = (file.read(block.slot_at(slot), PAGE) for slot in range(block.slots))
         return [owner_of_slot(page, self._store_id, slot) for slot, page in enumerate(pages)]
 
+    def lost(self) -> list[str]:
+        """Which devices are lost, and why, for people: one text for each."""
+        count = self.count - len(self.working)
+        known = [*self._lost.values(), *(f"{path} is not there" for path in self._absent())]
+        return [*known, *["one is not configured"] * count][:count]
+
     def losses(self) -> str:
-        """Which devices are lost and why, for people."""
+        """The same as one text."""
+        return ", ".join(self.lost())
+
+    def _absent(self) -> list[Path]:
         there = {device.file.path for device in self._devices.values()}
-        absent = [f"{path} is not there" for path in self._paths if path not in there]
-        return ", ".join([*self._lost.values(), *absent]) or "the others are not configured"
+        return [path for path in self._paths if path not in there]
 
     def require(self, copies: int) -> None:
         """Raise Transient when fewer devices work than a segment has copies."""
@@ -121,8 +141,10 @@ class DeviceSet:
                     return
                 self._replaced.append(before.file)  # somebody may be reading it
             self._devices[number] = device
-            self._lost.pop(number, None)
+            was_lost = before is None or self._lost.pop(number, None) is not None
             self.probe(number)
+            if was_lost and number not in self._lost:
+                _log.info("device of the landing log works again", device=number, path=str(path))
 
     def probe(self, number: int) -> None:
         """Write and read a page that serves for nothing else."""
@@ -189,7 +211,12 @@ class DeviceSet:
             raise
 
     def _lose(self, number: int, error: OSError) -> None:
+        was_lost = number in self._lost
         self._lost[number] = f"{self._devices[number].file.path}: {error.strerror or error}"
+        now_s = time.monotonic()
+        if not was_lost and now_s - self._said_s.get(number, -math.inf) >= _SAY_S:
+            self._said_s[number] = now_s
+            _log.warning("device of the landing log is lost", device=number, error=self._lost[number])
 
 
 def _takes_writes(file: DeviceFile) -> bool:

@@ -32,7 +32,7 @@ from nos_ec.core.errors import Conflict, Corrupt, NoSpace, Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.core.landing_format import SegmentHeader, encode_segment_header
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.segment_medium import Buffer, MediumLimits
+from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits
 
 STATE = "nos_ec.log"
 ALIGN = 4096
@@ -246,6 +246,10 @@ class RadosSegmentLog(LandingPool):
         is up to the OSDs, which verify it against BlueStore's checksums and repair it from another copy."""
         with self._objects.translated(segment):
             return self._pool.read_many(self._objects.name_of(segment), ranges)
+
+    def devices(self) -> DeviceStates | None:
+        """None: the OSDs are Ceph's business."""
+        return None
 
     def segments(self) -> Iterator[SegmentId]:
         """Yield every segment. Other objects of the pool are skipped."""
