@@ -375,23 +375,31 @@ class _Pieces:
 
     def get(self, at: int, length: int) -> bytes:
         """The bytes from `at` on; fewer than `length` at the end."""
-        if not self._start <= at <= at + length <= self._start + len(self._piece):
-            self._start = at
-            self._piece = self._read(at, min(max(length, _SCAN_READ), self._end - at))
-        return self._piece[at - self._start : at - self._start + length]
+        first = self._place(at, length)
+        return self._piece[first : first + length]
 
     def find(self, what: bytes, at: int, limit: int) -> int:
         """Where `what` begins between `at` and `limit`; -1 if nowhere."""
         while at < limit:
             length = min(_SCAN_BEHIND, limit - at + len(what) - 1, self._end - at)
-            piece = self.get(at, length)
-            found = piece.find(what)
+            kept = self._start + len(self._piece) - at
+            if self._start <= at and kept >= len(what):
+                length = min(length, kept)  # what is there is searched before more is read
+            first = self._place(at, length)
+            found = self._piece.find(what, first, first + length)
             if found >= 0:
-                return at + found
-            if len(piece) < length or length < len(what):
+                return self._start + found
+            if len(self._piece) - first < length or length < len(what):
                 return -1
             at += length - len(what) + 1
         return -1
+
+    def _place(self, at: int, length: int) -> int:
+        """Where these bytes begin in the piece that is kept, which is read if they are not in it."""
+        if not self._start <= at <= at + length <= self._start + len(self._piece):
+            self._start = at
+            self._piece = self._read(at, min(max(length, _SCAN_READ), self._end - at))
+        return at - self._start
 
 
 def _header_at(pieces: _Pieces, segment: SegmentId, at: int, end: int) -> RecordHeader | None:

@@ -383,3 +383,24 @@ class TestScan:
         assert [len(one.data) for one in scan(read, SEGMENT, START, len(data))] == [5 << 20, 1, 3 << 20, 9]
         assert max(lengths) <= (5 << 20) + 64
         assert sum(lengths) <= 2 * len(data)
+
+    def test_every_byte_is_read_once(self) -> None:
+        """Row A3 of docs/MEASUREMENTS.md."""
+        batch = laid_at(START, records_of([(ObjectKey("b", str(i)), bytes(4096), b"") for i in range(4000)]))
+        data = bytes(START) + written(batch.buffers)
+        lengths: list[int] = []
+
+        def read(offset: int, length: int) -> bytes:
+            lengths.append(length)
+            return data[offset : offset + length]
+
+        assert [one.header.landing_id for one in scan(read, SEGMENT, START, len(data))] == batch.ids
+        assert sum(lengths) < 1.01 * len(data)
+
+    def test_a_record_at_the_border_of_two_pieces_is_found(self) -> None:
+        """Behind a hole as long as these; a magic may lie in two pieces."""
+        for number in (1, 2, 3):
+            for beside in range(-16, 24, 8):
+                at = START + number * (4 << 20) + beside
+                batch = laid_at(at, records_of(PUTS))
+                assert scanned(bytes(at) + written(batch.buffers)) == batch.ids
