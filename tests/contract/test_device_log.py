@@ -234,6 +234,59 @@ def test_without_o_direct_the_page_cache_serves(tmp_path: Path, monkeypatch: pyt
         assert log.read(segment, [(START, end - START)]) == [batch_at(segment, START)]
 
 
+# --- counts of operations (the rows of docs/MEASUREMENTS.md) ----------------------------------------
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What is read from devices and written to them: kind and bytes of each operation."""
+    found: list[tuple[str, int]] = []
+    read, write = DeviceFile.read, DeviceFile.write
+
+    def noted_read(file: DeviceFile, offset: int, length: int) -> bytes:
+        found.append(("read", length))
+        return read(file, offset, length)
+
+    def noted_write(file: DeviceFile, offset: int, data: memoryview) -> None:
+        found.append(("write", len(data)))
+        write(file, offset, data)
+
+    monkeypatch.setattr(DeviceFile, "read", noted_read)
+    monkeypatch.setattr(DeviceFile, "write", noted_write)
+    return found
+
+
+def test_a_start_reads_the_headers_of_slots_whatever_they_hold(
+    tmp_path: Path, operations: list[tuple[str, int]]
+) -> None:
+    """Row A3: also behind a crash, which leaves segments open."""
+    paths = make(tmp_path)
+    starts = []
+    for segments in (0, 1, SLOTS - 1):
+        operations.clear()
+        log = opened(tmp_path, paths)
+        starts.append(list(operations))
+        for _ in range(segments):
+            written(log, batches=10)
+        log.close()
+    assert starts[0] == starts[1] == starts[2]
+    assert {kind for kind, _ in starts[0]} == {"read"}
+    assert len(starts[0]) <= SLOTS + 2, "a page of each slot, and the superblocks"
+    assert sum(length for _, length in starts[0]) <= (SLOTS + 2) * 4096
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_segment_is_given_back_with_one_page_a_copy(
+    tmp_path: Path, operations: list[tuple[str, int]], copies: int
+) -> None:
+    """Row A9: however many records it holds."""
+    with closing(opened(tmp_path, make(tmp_path, 2), copies)) as log:
+        for batches in (1, 25):
+            segment, _, _ = written(log, batches)
+            log.seal(segment, None, 0)
+            operations.clear()
+            assert log.release([segment]) == {}
+            assert operations == [("write", 4096)] * copies
+
+
 # --- slots ------------------------------------------------------------------------------------------
 def test_a_full_device(log: DeviceLog) -> None:
     segments = [written(log)[0] for _ in range(SLOTS)]
