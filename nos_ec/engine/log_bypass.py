@@ -1,9 +1,15 @@
-"""Which PUTs pass by the landing log: large ones, all while it is drained, and all while it has no room."""
+"""Which PUTs pass by the landing log: large ones, all while it is drained, all while it has no room, and the first one
+of a process if it comes alone.
+
+A log costs its process a lease and a segment. A process that PUTs one object and ends would pay for them, and leave a
+segment with one record behind. So the log is opened for the second batch, or for a first one of several objects.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 
 from nos_ec.core.errors import NosError, NoSpace
 from nos_ec.core.ids import LandingId
@@ -22,6 +28,8 @@ class LogBypass:
         self._store = store
         self._bypass_bytes = bypass_bytes
         self._drain = drain
+        self._numbers = count()
+        """Of the batches, from 0."""
         self._pool = ThreadPoolExecutor(max(log.batches_max, store.batches_max), thread_name_prefix="log-bypass")
         self.passed_full = 0
         """PUTs that passed by because the log had no room."""
@@ -43,6 +51,8 @@ class LogBypass:
 
     def land(self, batch: Sequence[NewCopy]) -> LandedBatch:
         """Land each copy where it belongs, in both places at once. Raises NoSpace or Transient when nothing landed."""
+        if next(self._numbers) == 0 and len(batch) == 1:
+            return self._land_first(batch)
         by = [index for index, copy in enumerate(batch) if self._drain or len(copy.data) >= self._bypass_bytes]
         if not by:
             return self._land_in_log(batch)
@@ -65,6 +75,14 @@ class LogBypass:
     def close(self) -> None:
         """End its threads. No PUT may be under way."""
         self._pool.shutdown()
+
+    def _land_first(self, batch: Sequence[NewCopy]) -> LandedBatch:
+        """Land the object of a process that may never PUT another one. The log may have room when the store has not."""
+        landed = self._store.land(batch)
+        if self._drain or len(batch[0].data) >= self._bypass_bytes or not isinstance(landed.outcomes[0], NoSpace):
+            return landed
+        landed.settle(())
+        return self._land_in_log(batch)
 
     def _land_in_log(self, batch: Sequence[NewCopy]) -> LandedBatch:
         """What the log has no room for goes to the store."""

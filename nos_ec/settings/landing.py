@@ -21,8 +21,9 @@ class LandingSettings(Section):
     mode: Literal["store", "log", "drain"] = Field(
         default="store",
         description="store: each small object is a file or RADOS object of its own. log: PUTs share segments of the"
-        " landing log. drain: as store, while the segments that exist are packed and released. All processes read both,"
-        " whatever the mode; only processes that PUT, pack or reap use it.",
+        " landing log, but for the first of a process if it comes alone. drain: as store, while the segments that exist"
+        " are packed and released. All processes read both, whatever the mode; only processes that PUT, pack or reap"
+        " use it.",
     )
     lanes: Count = Field(
         default=0,

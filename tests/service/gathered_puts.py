@@ -1,4 +1,5 @@
 """PUTs that are gathered: the first is a batch of its own, all others are the second. A program for the crash matrix.
+The first lands in the landing store, also in mode log.
 
 usage: gathered_puts.py CONFIG SIZE       each line of standard input names an object; those that are acknowledged are
        written to standard output. All bytes of an object are the last byte of its name.
@@ -13,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
+from nos_ec.adapters.local import device_log
+from nos_ec.composition import landing
 from nos_ec.composition.wiring import open_system
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine import copy_lander
@@ -27,7 +30,7 @@ def data_of(name: str, size: int) -> bytes:
 
 def main(config: str, size: int) -> None:
     names = sys.stdin.read().split()
-    copy_lander.BATCHES_MAX = 1  # so that all that wait make one batch
+    copy_lander.BATCHES_MAX = device_log.WRITES_MAX = landing.APPENDS = 1  # so that all that wait make one batch
     faults = Faults()
     with open_system(load_settings(Path(config), os.environ)) as system, ThreadPoolExecutor(len(names)) as pool:
         system.metadata = faulty(system.metadata, faults)

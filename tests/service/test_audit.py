@@ -139,7 +139,7 @@ def test_landing_segments_that_are_lost_or_leak(tmp_path: Path) -> None:
 def test_an_open_landing_segment_is_right_while_its_log_lives(tmp_path: Path) -> None:
     bench = _logged(tmp_path)
     with bench.open() as system:
-        bench.put(system, "o", b"data")
+        bench.put_some(system, 2)
         assert SegmentState.OPEN in system.metadata.segment_totals()
         assert _found(system) == []
         _run(bench, "DELETE FROM leases")

@@ -106,7 +106,7 @@ def test_each_way_lands_where_it_should_and_a_life_leaves_no_segment(
         log = stores.systems["log"].puts.batches.lander
         assert isinstance(log, LogBypass)
         assert isinstance(log.log, LandingLog)
-        assert log.log.counters.records == 3 * 100
+        assert log.log.counters.records == 3 * 100 - 1, "the first object, alone in its batch, passes by"
         assert log.log.counters.sealed >= 3
     assert found["single"]["put_batch"] == 1
     assert list(config.parent.glob("absent")) == []

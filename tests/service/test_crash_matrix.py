@@ -137,7 +137,8 @@ LOG_PUT_POINTS = [
 """A PUT through the landing log opens a segment, and seals it at the end of the process."""
 LOG_GATHERED_POINTS = [
     "put.recorded",
-    "device_log.appended:2",
+    "put.reserved",
+    "device_log.appended",
     "put.landed:2",
     "metadata.record_puts.before_commit:2",
     "put.recorded:2",
@@ -401,14 +402,15 @@ def test_init_killed_while_it_recreates_a_shard(bench: Bench, point: str) -> Non
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("point", LOG_PUT_POINTS)
 def test_put_into_the_log_killed(log_bench: Bench, point: str, existing: bool) -> None:
-    """The overwritten version waits in another segment."""
-    key = ObjectKey("b", "victim")
-    new = log_bench.data(CHUNK)
+    """Two objects: a single one would pass by the log. The overwritten version waits in another segment."""
     if existing:
         with log_bench.open() as system:
+            log_bench.put(system, "other", log_bench.data(CHUNK))
             log_bench.put(system, "victim", log_bench.data(2 * CHUNK))
-    kill(log_bench, point, "put", str(key), "-", stdin=new)
-    _adopt_unacknowledged(log_bench, key, new)
+    new = _tree(log_bench, "other", "victim")
+    kill(log_bench, point, "put", "-r", "b", str(log_bench.folder / "tree"))
+    for key, data in new.items():
+        _adopt_unacknowledged(log_bench, key, data)
     assert_recovers(log_bench)
 
 
@@ -431,10 +433,9 @@ def test_killed_while_segments_are_given_back(log_bench: Bench, point: str) -> N
 
 @pytest.mark.parametrize("point", LOG_RECOVERY_POINTS)
 def test_recovery_of_a_log_killed(log_bench: Bench, point: str) -> None:
-    key = ObjectKey("b", "victim")
-    new = log_bench.data(CHUNK)
-    kill(log_bench, "put.recorded", "put", str(key), "-", stdin=new)
-    log_bench.acknowledged[key] = new
+    new = _tree(log_bench, "other", "victim")
+    kill(log_bench, "put.recorded", "put", "-r", "b", str(log_bench.folder / "tree"))
+    log_bench.acknowledged |= new
     log_bench.end_leases()
     kill(log_bench, point, "consumer", "--once")
     assert_recovers(log_bench)
@@ -541,6 +542,16 @@ def _kill_gathered(bench: Bench, point: str) -> None:
             bench.acknowledged[key] = new
         else:
             _adopt_unacknowledged(bench, key, new)
+
+
+def _tree(bench: Bench, *names: str) -> dict[ObjectKey, bytes]:
+    """Files to PUT in one batch."""
+    folder = bench.folder / "tree"
+    folder.mkdir()
+    new = {ObjectKey("b", name): bench.data(CHUNK) for name in names}
+    for key, data in new.items():
+        (folder / key.name).write_bytes(data)
+    return new
 
 
 def _adopt_unacknowledged(bench: Bench, key: ObjectKey, new: bytes) -> None:

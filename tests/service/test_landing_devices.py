@@ -21,6 +21,7 @@ def settings(root: Path, **landing: object) -> Settings:
 
 def test_a_log_without_its_only_device_is_made_anew_only_by_name(tmp_path: Path) -> None:
     with open_store(settings(tmp_path), create=True) as store:
+        store.put("b/beside", b"beside the log")
         store.put("b/lost", b"gone with its device")
     device = tmp_path / "landing_log/device0"
     device.unlink()
@@ -38,6 +39,7 @@ def test_a_log_without_its_only_device_is_made_anew_only_by_name(tmp_path: Path)
 
 def test_a_device_is_added_and_replaced(tmp_path: Path) -> None:
     with open_store(settings(tmp_path), create=True) as store:
+        store.put("b/beside", b"beside the log")
         store.put("b/first", b"on one device")
     both = settings(tmp_path, devices="landing_log/device0, more/device1", copies=2)
     with pytest.raises(ConfigError, match="2 copies of each segment need as many devices"), open_store(both):
@@ -45,6 +47,7 @@ def test_a_device_is_added_and_replaced(tmp_path: Path) -> None:
     initialise(both)
     with open_store(both) as store:
         assert store.get("b/first") == b"on one device"
+        store.put("b/beside", b"beside the log")
         store.put("b/second", b"on two devices")
     (tmp_path / "landing_log/device0").rename(tmp_path / "away")
     with open_store(both) as store:

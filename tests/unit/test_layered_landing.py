@@ -40,6 +40,7 @@ class Copies:
         self._landing = landing
         self._chance = Random(1)
         self.error: NosError | None = None
+        self.full = False
         self.entered = threading.Event()
         self.go = threading.Event()
         self.go.set()
@@ -50,19 +51,22 @@ class Copies:
         assert self.go.wait(20)
         if self.error is not None:
             raise self.error
+        if self.full:
+            return LandedCopies(self, [NoSpace("full") for _ in batch])
         landed = LandedCopies(self, [LandingId(b"\x01" + self._chance.randbytes(15)) for _ in batch])
-        for landing_id, copy in zip(landed.outcomes, batch, strict=True):
+        for landing_id, copy in zip(ids_of(landed.outcomes), batch, strict=True):
             self._landing.put(landing_id, copy.data)
         return landed
 
 
 class LandedCopies:
-    def __init__(self, lander: Copies, ids: list[LandingId]) -> None:
-        self.outcomes = ids
+    def __init__(self, lander: Copies, outcomes: Sequence[LandingId | NosError]) -> None:
+        self.outcomes = outcomes
         self._lander = lander
 
     def settle(self, not_recorded: Collection[LandingId]) -> None:
-        self._lander.settled.append((set(self.outcomes), set(not_recorded)))
+        landed = {outcome for outcome in self.outcomes if not isinstance(outcome, NosError)}
+        self._lander.settled.append((landed, set(not_recorded)))
 
 
 class Rig:
@@ -128,6 +132,30 @@ def test_batches_of_one_kind_go_to_one_place(rig: Rig) -> None:
         limits.batch_records_max,
     )
     assert rig.lander.batches_max == 4
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_the_first_batch_passes_by_if_it_is_one_object(rig: Rig, size: int) -> None:
+    """A process that PUTs nothing else takes no lease and no segment."""
+    assert [in_log(one) for one in ids_of(rig.lander.land(new(size)).outcomes)] == [False]
+    assert (rig.segments.leases, rig.segments.rows, rig.medium.appends) == ({}, {}, 0)
+    assert [in_log(one) for one in ids_of(rig.lander.land(new(1)).outcomes)] == [True]
+    assert [in_log(one) for one in ids_of(rig.lander.land(new(1)).outcomes)] == [True]
+    assert len(rig.segments.leases) == 1
+
+
+def test_a_first_batch_of_several_objects_is_for_the_log(rig: Rig) -> None:
+    assert [in_log(one) for one in ids_of(rig.lander.land(new(1, 2)).outcomes)] == [True, True]
+
+
+def test_the_first_object_lands_in_the_log_when_the_store_is_full(rig: Rig) -> None:
+    rig.copies.full = True
+    landed = rig.lander.land(new(10))
+    assert [in_log(one) for one in ids_of(landed.outcomes)] == [True]
+    assert rig.copies.settled == [(set(), set())]
+    large = LogBypass(rig.log, rig.copies, LARGE)
+    assert isinstance(large.land(new(LARGE)).outcomes[0], NoSpace)
+    large.close()
 
 
 def test_all_pass_by_a_log_that_is_drained(rig: Rig) -> None:
@@ -268,7 +296,7 @@ def test_records_of_a_plan_are_read_together_and_judged_each(rig: Rig) -> None:
 
 def test_a_segment_that_does_not_answer_is_left_behind_alone(rig: Rig) -> None:
     one = new(100)
-    (first,) = ids_of(rig.lander.land(one).outcomes)
+    first, _ = ids_of(rig.lander.land(one + new(1)).outcomes)
     rig.log.close()
     (second,) = ids_of(rig.lander.land(new(LARGE)).outcomes)
     go = threading.Event()
