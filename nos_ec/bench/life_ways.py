@@ -22,6 +22,8 @@ LANDINGS: Mapping[str, Sequence[str]] = {
 """The ways that `--landing` chooses. All are compared with those before them."""
 ALONE_MAX = 1024
 """More than there are callers."""
+DEVICE_BYTES = 2 << 30
+"""Of an embedded log: it must hold what lands in a round."""
 
 
 class Alone:
@@ -42,7 +44,8 @@ class Alone:
 def landing_settings(settings: Settings, way: str) -> Settings:
     """The settings of a store that lands PUTs in this way. The log of an embedded store is one file in its folder."""
     mode = "log" if way == "log" else "store"
-    landing = settings.landing.model_copy(update={"mode": mode, "devices": "", "copies": 1})
+    size = max(settings.landing.device_bytes, DEVICE_BYTES)
+    landing = settings.landing.model_copy(update={"mode": mode, "devices": "", "copies": 1, "device_bytes": size})
     return settings.model_copy(update={"landing": landing})
 
 

@@ -80,7 +80,9 @@ def open_devices(settings: Settings, stack: ExitStack, store_id: str) -> Segment
         return None
     if not landing.devices and not paths[0].exists():
         raise ConfigError(
-            f'landing.mode is "log", but {paths[0]} does not exist: run `nos-ec init` to create it, or connect it',
+            f'landing.mode is "log", but {paths[0]} does not exist: if this store never had a landing log, stop its'
+            f" processes and run `nos-ec init` to create it ({landing.device_bytes >> 20} MiB), or set landing.mode to"
+            ' "store"; otherwise connect it',
             settings=("landing.mode",),
         )
     return stack.enter_context(closing(DeviceLog(log_folder(settings), paths, store_id, copies=landing.copies)))

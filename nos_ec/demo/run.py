@@ -204,11 +204,11 @@ class Demo:
         if self._settings.store.backend != "local":
             return
         free = shutil.disk_usage(root).free
-        if free < size * SPACE_FACTOR:
-            raise NoSpace(
-                f"{root} has {free} bytes free, {size * SPACE_FACTOR} needed: lower --limit-bytes or give another"
-                " --root"
-            )
+        landing = self._settings.landing
+        devices_bytes = landing.device_bytes * len(landing.paths(root)) if landing.mode == "log" else 0
+        needed = size * SPACE_FACTOR + devices_bytes
+        if free < needed:
+            raise NoSpace(f"{root} has {free} bytes free, {needed} needed: lower --limit-bytes or give another --root")
 
     def _put(self, store: Store, files: Sequence[SourceFile]) -> None:
         done = 0

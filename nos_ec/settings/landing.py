@@ -10,7 +10,7 @@ from pydantic import Field
 from nos_ec.settings.section import HOUR, MINUTE, SECOND, Section
 from nos_ec.settings.values import Count, Size
 
-_GIB = 1 << 30
+_MIB, _GIB = 1 << 20, 1 << 30
 DEVICE = "landing_log/device0"
 """The device of a log for which none is configured."""
 
@@ -60,18 +60,19 @@ class LandingSettings(Section):
         description="Embedded store: on how many of the devices each segment is written.",
     )
     device_bytes: Size = Field(
-        default=2 * _GIB,
+        default=256 * _MIB,
         ge=16 << 20,
         le=1 << 44,
-        description="Embedded store: size of each file that `nos-ec init` creates for the log. Fixed from then on. A"
-        " raw device is used as a whole.",
+        description="Embedded store: size of each file that `nos-ec init` creates for the log, and fills with zeros."
+        " Fixed from then on. When the log is full, PUTs land in the landing store: give it room for what lands in a"
+        " quarter of an hour. A raw device is used as a whole.",
     )
     segment_bytes: Size = Field(
-        default=64 << 20,
+        default=8 * _MIB,
         ge=1 << 20,
         le=_GIB,
-        description="Embedded store: size of a segment on the device, which `nos-ec init` fixes. On Ceph a segment is"
-        " an object of up to 16 MiB.",
+        description="Embedded store: size of a segment on the device, which `nos-ec init` fixes. A device has up to"
+        " 65,536 of them. On Ceph a segment is an object of up to 16 MiB.",
     )
 
     def paths(self, root: Path) -> list[Path]:

@@ -36,7 +36,8 @@ segment_bytes = 1048576
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("nos_ec.bench.life_ways.DEVICE_BYTES", 0)
     path = tmp_path / "nos-ec.toml"
     path.write_text(f"{CONFIG}{LANDING}")
     return path

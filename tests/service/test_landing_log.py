@@ -241,7 +241,7 @@ def test_an_old_store_gets_a_log(old_bench: Bench) -> None:
     old_bench.config.write_text(CONFIG + LANDING_LOG)
     refused = old_bench.run("ls")
     assert refused.returncode == 3
-    assert b"run `nos-ec init` to create it" in refused.stderr
+    assert b"run `nos-ec init` to create it (16 MiB), or set landing.mode" in refused.stderr
     assert old_bench.run("init").returncode == 0
     assert old_bench.run("init").returncode == 0
     with old_bench.open() as system:

@@ -36,9 +36,9 @@ CEPH = {"NOS_EC_STORE__BACKEND": "ceph", "NOS_EC_CEPH__CONF_FILE": "/etc/ceph/ce
         (env(segment_bytes="2000000"), "segment_bytes", "2000000 is not a multiple of 4096"),
         (env(device_bytes="2000000000"), "device_bytes", "2000000000 is not a multiple of 4096"),
         (
-            env(device_bytes="256MiB"),
+            env(device_bytes="32MiB"),
             "device_bytes",
-            "no room for 4 segments of landing.segment_bytes; use at least 26",
+            "no room for 4 segments of landing.segment_bytes; use at least 34603008",
         ),
         (env(devices="/dev/sdb, a", device_bytes="16MiB"), "device_bytes", "no room for 4 segments"),
         (CEPH | env(devices="a"), "devices", 'only store.backend = "local" has devices'),

@@ -28,7 +28,7 @@ from nos_ec.core.errors import ConfigError, Corrupt
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.killpoints import kill_point
 
-SLOT_BYTES = 64 << 20
+SLOT_BYTES = 8 << 20
 FILE_BYTES = 32 * SLOT_BYTES + SLOTS_AT
 _ZEROS = 4 << 20
 _DEVICE_NODES = Path("/dev")
