@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -163,7 +161,6 @@ class Landers:
             landing.segment_age_ms,
             put.lease_ttl_ms,
             LANE_WAIT_MS,
-            f"process {os.getpid()} on {socket.gethostname()}",
             reserve_bytes=self._reserve_bytes if shares_pool else 0,
         )
         keeper = LogKeeper(self._clock, landing.segment_age_ms)

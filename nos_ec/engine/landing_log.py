@@ -50,14 +50,13 @@ class LogMetadata(LandingSegments, Leases, Protocol):
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     """lanes: segments that are open at a time. segment_age_ms: a segment is left so long after its first PUT.
-    lease_ttl_ms: of the log's lease. wait_ms: how long a batch waits for a lane. holder: names this process in the
-    lease. reserve_bytes: free space of the medium that the log leaves to packing and GC."""
+    lease_ttl_ms: of the log's lease. wait_ms: how long a batch waits for a lane. reserve_bytes: free space of the
+    medium that the log leaves to packing and GC."""
 
     lanes: int
     segment_age_ms: int
     lease_ttl_ms: int
     wait_ms: int
-    holder: str = ""
     reserve_bytes: int = 0
 
 
@@ -440,7 +439,7 @@ class LandingLog:
         if held is not None:
             return held.lease, self._number
         options = self._options
-        held, number = take_log_lease(self._metadata, self._clock, options.lease_ttl_ms, options.holder, self._among)
+        held, number = take_log_lease(self._metadata, self._clock, options.lease_ttl_ms, self._among)
         try:
             orphans = self._metadata.segments_of_log(number, held.lease.epoch - 1)
         except BaseException:

@@ -12,16 +12,17 @@ LEASE_PREFIX = "landing-log-"
 """What the names of the leases of logs begin with; the number of the log follows."""
 
 
-def take_log_lease(
-    metadata: Leases, clock: Clock, ttl_ms: int, holder: str, among: HeldLeases | None
-) -> tuple[HeldLease, int]:
-    """Take the first free number. Returns the lease, which is held, and the number. Raises LeaseLost, Transient."""
+def take_log_lease(metadata: Leases, clock: Clock, ttl_ms: int, among: HeldLeases | None) -> tuple[HeldLease, int]:
+    """Take the first free number. Returns the lease, which is held, and the number. Raises LeaseLost, Transient.
+
+    The lease has no note of its holder: nobody waits for a certain log, and gateways may not write such notes.
+    """
     taken = {lease.name for lease in metadata.list_leases(LEASE_PREFIX)}
     for number in range(LOGS_MAX):
         name = f"{LEASE_PREFIX}{number}"
         if name in taken:
             continue
-        held = HeldLease(metadata, clock, name, ttl_ms, holder, among)
+        held = HeldLease(metadata, clock, name, ttl_ms, among=among)
         try:
             held.__enter__()
         except LeaseLost:

@@ -26,9 +26,10 @@ from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.api.readings import Readings
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError
-from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, new_segment_id, record_id
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, new_segment_id, record_id
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.slots import member_lease
+from nos_ec.engine.log_lease import take_log_lease
 from nos_ec.ports.metadata import LandedMove, Lease, NewObject, StoredTotals
 from nos_ec.settings import without_settings
 from nos_ec.testing.audit import problems
@@ -108,29 +109,30 @@ def fill(front: System) -> None:
     forget_refused(front)
 
 
-def open_segment(system: System, log: int) -> tuple[Lease, SegmentId]:
+def open_segment(system: System) -> tuple[Lease, SegmentId]:
     now_ms = system.clock.now_ms()
-    lease = system.metadata.acquire_lease(f"landing-log-{log}", now_ms, 60_000)
+    held, log = take_log_lease(system.metadata, system.clock, 60_000, None)
+    held.abandon()
     segment = new_segment_id(now_ms, log)
-    system.metadata.open_segment(segment, lease, now_ms)
-    return lease, segment
+    system.metadata.open_segment(segment, held.lease, now_ms)
+    return held.lease, segment
 
 
 def trim(front: System, system: System) -> None:
     """What a gateway with a landing log does, and what housekeeping does with what it left."""
     now_ms, logged = system.clock.now_ms(), key("logged")
-    finished, sealed = open_segment(front, 1)
+    finished, sealed = open_segment(front)
     front.metadata.seal_segments([(sealed, 4096, 0)], now_ms)
-    dead, left = open_segment(front, 2)
+    dead, left = open_segment(front)
     copy = record_id(left, 4096, b"once")
     (row,) = front.metadata.record_puts(
         [NewObject(logged, 5, 5, bytes(16), copy, now_ms + 10**9)], now_ms, together=True
     )
     front.metadata.release_leases([finished, dead])
     metadata = system.metadata
-    ends = [(one.segment, 4096, 1) for one in metadata.segments_of_log(2, dead.epoch)]
+    ends = [(one.segment, 4096, 1) for one in metadata.segments_of_log(log_of(left), dead.epoch)]
     metadata.seal_segments(ends, now_ms)
-    lease, segment = open_segment(system, 3)
+    lease, segment = open_segment(system)
     assert [one.key for one in metadata.live_in(left, None, 9)] == [logged]
     moved = record_id(segment, 4096, b"more")
     assert not isinstance(row, Exception)

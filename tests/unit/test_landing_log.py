@@ -21,6 +21,7 @@ from nos_ec.engine.lander import LandedBatch, NewCopy
 from nos_ec.engine.landing_log import LandingLog, LogOptions
 from nos_ec.engine.log_reader import LogReader
 from nos_ec.engine.segment_maker import LEFT_MAX
+from nos_ec.ports.metadata import Lease
 from nos_ec.testing.clock import SetClock
 from nos_ec.testing.faulty import Faults, faulty
 from nos_ec.testing.memory_medium import SMALL, MemoryMedium, MemoryWriter
@@ -466,6 +467,20 @@ def test_each_log_has_a_number_of_its_own(rig: Rig) -> None:
     rig.log = rig.opened()
     assert log_of(segment_of(rig.put(copies(1))[0])) == 0
     rig.check()
+
+
+def test_the_lease_of_a_log_has_no_note_of_its_holder(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gateways have no right to write such notes."""
+    holders: list[str] = []
+    acquire = rig.segments.acquire_lease
+
+    def noting(name: str, now_ms: int, ttl_ms: int, holder: str = "") -> Lease:
+        holders.append(holder)
+        return acquire(name, now_ms, ttl_ms, holder)
+
+    monkeypatch.setattr(rig.segments, "acquire_lease", noting)
+    rig.put(copies(1))
+    assert holders == [""]
 
 
 def test_no_segment_id_is_given_twice_while_the_clock_stands_still(rig: Rig) -> None:
