@@ -309,6 +309,7 @@ class LandingLog:
     def _reserve(self, size: int, records: int) -> tuple[LogSegment, int, int]:
         """A place for a batch: segment, offset, number of its first record. Waits for a free lane, and makes a segment
         if there is none. Raises LeaseLost, NoSpace, Transient."""
+        until_ms = self._clock.now_ms() + self._options.wait_ms
         while True:
             lost = self._lost_lease()
             if lost is not None:
@@ -323,14 +324,15 @@ class LandingLog:
                     if not self._making and None in self._lanes:
                         self._making = True
                         break
-                    self._wait()
+                    self._wait(until_ms)
             self._make_spare(needed=True)
 
-    def _wait(self) -> None:
-        """Wait for a change. Raises Transient when there is none for too long, or what kept another batch that needs a
-        segment, too, from getting one."""
+    def _wait(self, until_ms: int) -> None:
+        """Wait for a change. Raises Transient when it is too late, or what kept another batch that needs a segment,
+        too, from getting one."""
         refusals = self._refusals
-        if not self._changed.wait(self._options.wait_ms / 1000):
+        left_ms = min(until_ms - self._clock.now_ms(), self._options.wait_ms)
+        if left_ms <= 0 or not self._changed.wait(left_ms / 1000):
             raise Transient(f"landing log: no lane became free within {self._options.wait_ms} ms")
         if self._refusals != refusals and None in self._lanes:
             raise type(self._refusal)(str(self._refusal)) from self._refusal

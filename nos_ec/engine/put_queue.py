@@ -70,7 +70,8 @@ class PutQueue:
     timer: returns monotonic seconds, from any start.
 
     A KeyboardInterrupt may come between any two steps of the main thread. So each step that changes several things
-    changes them in an order in which `_end`, which then runs once more, completes it.
+    changes them in an order in which `_give_up`, which then runs, completes it. That runs twice, so that a second
+    interrupt, while it runs, leaves nobody waiting.
     """
 
     def __init__(self, batches: PutBatches, timer: Callable[[], float]) -> None:
@@ -103,16 +104,27 @@ class PutQueue:
         """Store one object, together with others; durable on return. Raises NoSpace, Transient."""
         caller = _Caller(put)
         try:
-            if self._leads(caller):
-                self._lead(caller)
+            self._store_with_others(caller)
         except BaseException:
-            self._withdraw(caller)
-            self._end(caller)
+            self._give_up(caller)  # once more: a second interrupt may have cut off the first time
             raise
         if isinstance(caller.answer, ObjectRow):
             return caller.answer
         assert caller.answer is not None
         raise caller.answer
+
+    def _store_with_others(self, caller: _Caller) -> None:
+        try:
+            if self._leads(caller):
+                self._lead(caller)
+        except BaseException:
+            self._give_up(caller)
+            raise
+
+    def _give_up(self, caller: _Caller) -> None:
+        """Let nobody wait for a caller that has failed or was interrupted. Completes what was done of it before."""
+        self._withdraw(caller)
+        self._end(caller)
 
     def _leads(self, caller: _Caller) -> bool:
         """Wait until it is the caller's turn to lead; False when another has stored its object. Raises Transient."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -624,6 +625,35 @@ def test_a_busy_log_is_waited_for_only_so_long() -> None:
         with pytest.raises(Transient, match="no lane"):
             rig.land(copies(100))
         go.set()
+        first.result()
+    rig.close()
+    rig.check()
+
+
+def test_changes_do_not_prolong_the_wait_for_a_lane() -> None:
+    rig = Rig(MemoryMedium(limits=replace(SMALL, writes_max=1)), replace(OPTIONS, lanes=1))
+    go, entered = threading.Event(), threading.Event()
+
+    def hold(segment: SegmentId) -> None:
+        entered.set()
+        assert go.wait(20)
+
+    rig.medium.on_append = hold
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(rig.put, copies(100))
+        assert entered.wait(20)
+        second = pool.submit(rig.land, copies(100))
+        try:
+            for _ in range(4):
+                while not rig.log._changed._waiters and not second.done():  # type: ignore[attr-defined]
+                    time.sleep(0.001)
+                rig.clock.advance(OPTIONS.wait_ms // 4)
+                with rig.log._changed:
+                    rig.log._changed.notify_all()
+            with pytest.raises(Transient, match="no lane"):
+                second.result(OPTIONS.wait_ms / 2000)
+        finally:
+            go.set()
         first.result()
     rig.close()
     rig.check()

@@ -392,6 +392,52 @@ def test_an_interrupt_at_any_line_holds_up_no_other(bench: Bench, monkeypatch: p
     assert line > (30 if leads else 20), "every line of a PUT was interrupted"
 
 
+def test_a_second_interrupt_at_any_line_holds_up_no_other(bench: Bench) -> None:
+    """While the leader that was interrupted gives up."""
+
+    def interrupt(names: list[str]) -> None:
+        if "interrupted" in names:
+            raise KeyboardInterrupt
+
+    for line in range(1, 200):
+        go_on, first = bench.put_halted(f"first {line}")
+        interrupts: list[int] = []
+
+        def put_interrupted(line: int = line, interrupts: list[int] = interrupts) -> None:
+            left = line
+
+            def trace(frame: FrameType, event: str, argument: object) -> Any:
+                nonlocal left
+                if frame.f_code.co_filename != put_queue.__file__:
+                    return None
+                if event == "line" and "interrupted" in bench.stores.batches[-1] and is_signalled(frame):
+                    left -= 1
+                    if left == 0:
+                        interrupts.append(frame.f_lineno)
+                        raise KeyboardInterrupt
+                return trace
+
+            sys.settrace(trace)
+            try:
+                bench.queue.put(new_put("interrupted"))
+            finally:
+                sys.settrace(None)
+
+        victim = bench.pool.submit(put_interrupted)
+        until(lambda: bench.queue.waiting == 1, "it waits")
+        others = bench.put_waiting("a", "b")
+        bench.stores.on_land = interrupt
+        go_on.set()
+        first.result(WAIT_S_MAX)
+        assert isinstance(victim.exception(WAIT_S_MAX), KeyboardInterrupt)
+        for put in others:
+            assert isinstance(put.exception(WAIT_S_MAX), Transient), interrupts
+        bench.assert_idle()
+        if not interrupts:
+            break
+    assert line > 15, "every line of giving up was interrupted"
+
+
 def test_while_all_slots_hang_others_lead_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(put_queue, "ALONE_MAX", 2)
     bench.stores.batches_max = 2
