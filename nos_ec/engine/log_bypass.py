@@ -1,5 +1,5 @@
-"""Which PUTs pass by the landing log: large ones, all while it is drained, all while it has no room, and the first one
-of a process if it comes alone.
+"""Which PUTs pass by the landing log: large ones, all while it has no room, and the first one of a process if it comes
+alone.
 
 A log costs its process a lease and a segment. A process that PUTs one object and ends would pay for them, and leave a
 segment with one record behind. So the log is opened for the second batch, or for a first one of several objects.
@@ -19,15 +19,13 @@ from nos_ec.engine.lander import LandedBatch, Lander, NewCopy
 class LogBypass:
     """A `Lander` over the log and the landing store. Safe to call from several threads.
 
-    bypass_bytes: objects of this size or more go to the store: in a batch they cost what they cost alone. drain: all
-    go there, so that the log becomes empty.
+    bypass_bytes: objects of this size or more go to the store: in a batch they cost what they cost alone.
     """
 
-    def __init__(self, log: Lander, store: Lander, bypass_bytes: int, *, drain: bool = False) -> None:
+    def __init__(self, log: Lander, store: Lander, bypass_bytes: int) -> None:
         self.log = log
         self._store = store
         self._bypass_bytes = bypass_bytes
-        self._drain = drain
         self._numbers = count()
         """Of the batches, from 0."""
         self._pool = ThreadPoolExecutor(max(log.batches_max, store.batches_max), thread_name_prefix="log-bypass")
@@ -37,23 +35,23 @@ class LogBypass:
     @property
     def batches_max(self) -> int:
         """Those of the log, or as many as the store wants, as a batch may be for it."""
-        return self._store.batches_max if self._drain else max(self.log.batches_max, self._store.batches_max)
+        return max(self.log.batches_max, self._store.batches_max)
 
     @property
     def batch_bytes_max(self) -> int:
-        """That of the log, unless it is drained."""
-        return (self._store if self._drain else self.log).batch_bytes_max
+        """That of the log."""
+        return self.log.batch_bytes_max
 
     @property
     def batch_objects_max(self) -> int:
-        """That of the log, unless it is drained."""
-        return (self._store if self._drain else self.log).batch_objects_max
+        """That of the log."""
+        return self.log.batch_objects_max
 
     def land(self, batch: Sequence[NewCopy]) -> LandedBatch:
         """Land each copy where it belongs, in both places at once. Raises NoSpace or Transient when nothing landed."""
         if next(self._numbers) == 0 and len(batch) == 1:
             return self._land_first(batch)
-        by = [index for index, copy in enumerate(batch) if self._drain or len(copy.data) >= self._bypass_bytes]
+        by = [index for index, copy in enumerate(batch) if len(copy.data) >= self._bypass_bytes]
         if not by:
             return self._land_in_log(batch)
         if len(by) == len(batch):
@@ -79,7 +77,7 @@ class LogBypass:
     def _land_first(self, batch: Sequence[NewCopy]) -> LandedBatch:
         """Land the object of a process that may never PUT another one. The log may have room when the store has not."""
         landed = self._store.land(batch)
-        if self._drain or len(batch[0].data) >= self._bypass_bytes or not isinstance(landed.outcomes[0], NoSpace):
+        if len(batch[0].data) >= self._bypass_bytes or not isinstance(landed.outcomes[0], NoSpace):
             return landed
         landed.settle(())
         return self._land_in_log(batch)

@@ -158,14 +158,6 @@ def test_the_first_object_lands_in_the_log_when_the_store_is_full(rig: Rig) -> N
     large.close()
 
 
-def test_all_pass_by_a_log_that_is_drained(rig: Rig) -> None:
-    drained = LogBypass(rig.log, rig.copies, LARGE, drain=True)
-    assert [in_log(one) for one in ids_of(drained.land(new(1, LARGE, 2)).outcomes)] == [False] * 3
-    assert (drained.batches_max, drained.batch_bytes_max, drained.batch_objects_max) == (3, 1 << 20, 9)
-    assert not rig.segments.leases
-    drained.close()
-
-
 def test_all_pass_by_a_log_that_is_full_and_come_back(rig: Rig) -> None:
     seen = []
     for _ in range(30):
