@@ -21,6 +21,7 @@ from nos_ec.engine.landed_in_log import LandedInLog
 from nos_ec.engine.lander import LandedBatch, NewCopy
 from nos_ec.engine.landing_log import LandingLog, LogOptions
 from nos_ec.engine.log_reader import LogReader
+from nos_ec.engine.log_segment import RETRY_WAIT_MS, LogSegment
 from nos_ec.engine.segment_maker import LEFT_MAX
 from nos_ec.ports.metadata import Lease
 from nos_ec.testing.clock import SetClock
@@ -509,6 +510,117 @@ def test_a_fenced_log_goes_on_under_a_new_lease(rig: Rig) -> None:
     late.settle(ids)
     rig.check()
     assert rig.log.counters.failed == 1
+
+
+def lose_lease(rig: Rig) -> None:
+    """Others fence it, and this process learns of that before they have sealed anything."""
+    held = rig.log._held
+    assert held is not None
+    del rig.segments.leases[held.lease.name]
+    assert not held.renew()
+
+
+def test_a_log_that_knows_its_lease_is_lost_appends_to_no_old_segment(rig: Rig) -> None:
+    (before,) = rig.put(copies(100))
+    lose_lease(rig)
+    (after,) = rig.put(copies(100, seed=1))
+    assert segment_of(after) != segment_of(before)
+    assert rig.segments.rows[segment_of(after)].epoch == 2
+    assert rig.log.counters.failed == 0
+
+
+def test_upkeep_parts_a_log_from_a_lost_lease(rig: Rig) -> None:
+    (before,) = rig.put(copies(100))
+    lose_lease(rig)
+    rig.log.tend()
+    rig.log.seal()
+    assert rig.segments.rows[segment_of(before)].state is SegmentState.OPEN, "whoever fenced the lease seals it"
+    assert rig.faults.calls["seal"] == 0
+
+
+def test_a_segment_that_was_made_under_a_lost_lease_is_not_used(rig: Rig) -> None:
+    rig.put(copies(100))
+    made: list[SegmentId] = []
+    make = rig.log._maker.make
+
+    def make_late(take_lease: Callable[[], tuple[Lease, int]], first_lsn: int) -> LogSegment:
+        segment = make(take_lease, first_lsn)
+        made.append(segment.id)
+        lose_lease(rig)
+        rig.log._give_up(rig.log._held)  # type: ignore[arg-type]
+        return segment
+
+    rig.log._maker.make = make_late  # type: ignore[method-assign]
+    for lane in range(OPTIONS.lanes):
+        rig.log._lanes[lane] = None
+    rig.log._make_ahead()
+    rig.log._maker.make = make  # type: ignore[method-assign]
+    (after,) = rig.put(copies(100, seed=1))
+    assert len(made) == 1
+    assert segment_of(after) not in made
+    assert rig.segments.rows[segment_of(after)].epoch == 2
+
+
+def test_a_spare_segment_of_an_earlier_lease_is_not_used(rig: Rig) -> None:
+    rig.put(copies(100))
+    held = rig.log._held
+    assert held is not None
+    for epoch, taken in ((held.lease.epoch - 1, 0), (held.lease.epoch, 1)):
+        segment = LogSegment(
+            SegmentId(bytes(8)), rig.medium.create(SegmentId(bytes([epoch] * 8)), epoch, 0), SMALL, epoch
+        )
+        spares = len(rig.log._spares)
+        with rig.log._changed:
+            rig.log._add_spare(segment)
+        assert len(rig.log._spares) == spares + taken
+        assert (segment.writer is not None) == bool(taken), "its file was left open"
+    rig.log._spares.clear()
+
+
+def test_a_segment_is_not_sealed_while_an_append_is_under_way() -> None:
+    """Another append in it has failed, so that it takes no further batch."""
+    rig = Rig(options=replace(OPTIONS, lanes=1))
+    go, entered = threading.Event(), threading.Event()
+
+    def hold(segment: SegmentId) -> None:
+        if entered.is_set():
+            rig.medium.on_append = lambda segment: None
+            raise Transient("away")
+        entered.set()
+        assert go.wait(20)
+
+    rig.medium.on_append = hold
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(rig.put, copies(100))
+        assert entered.wait(20)
+        try:
+            rig.put(copies(100, seed=1))
+            rig.log.tend()
+            assert rig.faults.calls["seal"] == 0
+        finally:
+            go.set()
+        (held,) = first.result()
+    rig.log.tend()
+    assert rig.segments.rows[segment_of(held)].state is SegmentState.SEALED
+    rig.close()
+    rig.check()
+
+
+def test_sealing_is_tried_again_after_a_while(rig: Rig) -> None:
+    (landing_id,) = rig.put(copies(100))
+    rig.clock.advance(OPTIONS.segment_age_ms)
+    rig.faults.before["seal"] += [Transient("away")] * 2
+    for wait_ms in (RETRY_WAIT_MS, 2 * RETRY_WAIT_MS):
+        rig.log.tend()
+        calls = rig.faults.calls["seal"]
+        rig.clock.advance(wait_ms - 1)
+        rig.log.tend()
+        assert rig.faults.calls["seal"] == calls, "it was tried again too soon"
+        assert not rig.log._sealer.is_due()
+        rig.clock.advance(1)
+        assert rig.log._sealer.is_due()
+    rig.log.tend()
+    assert rig.segments.rows[segment_of(landing_id)].state is SegmentState.SEALED
 
 
 def test_a_lease_that_is_lost_while_a_segment_is_made(rig: Rig) -> None:
