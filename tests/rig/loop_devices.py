@@ -12,10 +12,11 @@ import pytest
 
 
 @contextmanager
-def loop_device(file: Path, size_bytes: int) -> Iterator[Path]:
-    """A block device over a new file of zeros. Skips (fails, with REQUIRE_REAL=1) where this machine allows none."""
+def loop_device(file: Path, size_bytes: int, *, direct: bool = False) -> Iterator[Path]:
+    """A block device over a new file of zeros. Skips (fails, with REQUIRE_REAL=1) where this machine allows none.
+    direct: past the page cache of the file."""
     file.write_bytes(bytes(size_bytes))
-    made = _losetup("--find", "--show", str(file))
+    made = _losetup(f"--direct-io={'on' if direct else 'off'}", "--find", "--show", str(file))
     if made.returncode:
         reason = f"a loop device cannot be made: {made.stderr.strip()}; run as root"
         pytest.fail(reason) if os.environ.get("REQUIRE_REAL") == "1" else pytest.skip(reason)
