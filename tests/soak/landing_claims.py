@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -762,6 +763,7 @@ def main() -> None:
     if given.put_until_killed:
         put_until_killed(given.put_until_killed[0], given.put_until_killed[1:])
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which removes the loop devices
     options = Options(given.rounds, given.objects, given.seconds, given.backlog_seconds, given.buckets, given.kills)
     for name in given.rows:
         load = os.getloadavg()[0]

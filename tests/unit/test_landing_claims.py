@@ -6,9 +6,11 @@ The rows are those of docs/MEASUREMENTS.md, "The landing log and published syste
 from __future__ import annotations
 
 import gc
+import re
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import google_crc32c
@@ -31,6 +33,7 @@ from nos_ec.testing.clock import SetClock
 from nos_ec.testing.memory_medium import SMALL, MemoryMedium
 from nos_ec.testing.memory_segments import MemorySegments
 
+ROOT = Path(__file__).parents[2]
 KIB = 1 << 10
 PAGE = 4 * KIB
 LARGE = replace(SMALL, segment_bytes=64 << 20, start=PAGE, align=PAGE, batch_bytes_max=1 << 20, batch_records_max=256)
@@ -157,3 +160,19 @@ def test_one_of_four_consumers_reads_in_runs(size: int, most: float) -> None:
         )
     assert medium.ranges / len(mine) <= most
     log.close()
+
+
+def test_the_table_has_every_row_and_names_tests_that_exist() -> None:
+    section = (ROOT / "docs" / "MEASUREMENTS.md").read_text().split("## The landing log and published systems")[1]
+    section = section.split("\n## ")[0]
+    wanted = [
+        f"{seed}{number}" for seed, last in (("A", 11), ("U", 9), ("Q", 6), ("L", 4)) for number in range(1, last + 1)
+    ]
+    assert re.findall(r"^\| ([A-Z]\d+) \|", section, re.MULTILINE) == wanted
+    modules = list((ROOT / "tests").rglob("test_*.py"))
+    there = {path.name for path in modules} | set(
+        re.findall(r"def (test_\w+)\(", "".join(path.read_text() for path in modules))
+    )
+    named = set(re.findall(r"`(test_\w+(?:\.py)?)`", section))
+    assert len(named) > 15
+    assert named <= there
