@@ -18,7 +18,7 @@ from nos_ec.adapters.local import device_log
 from nos_ec.composition import landing
 from nos_ec.composition.wiring import open_system
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine import copy_lander
+from nos_ec.engine import copy_lander, put_queue
 from nos_ec.settings import load_settings
 from nos_ec.testing.faulty import Faults, faulty
 
@@ -31,6 +31,8 @@ def data_of(name: str, size: int) -> bytes:
 def main(config: str, size: int) -> None:
     names = sys.stdin.read().split()
     copy_lander.BATCHES_MAX = device_log.WRITES_MAX = landing.APPENDS = 1  # so that all that wait make one batch
+    copy_lander.BATCHES_MAX = 1  # so that all that wait make one batch
+    put_queue.CALM_S = 60.0  # so that they wait for the first, however long the others take to come on a busy machine
     faults = Faults()
     with open_system(load_settings(Path(config), os.environ)) as system, ThreadPoolExecutor(len(names)) as pool:
         system.metadata = faulty(system.metadata, faults)
