@@ -90,16 +90,18 @@ class OneBucket:
         return consumers
 
     def put(self, system: System, count: int) -> None:
-        """Nine of ten objects go to the large bucket."""
-        for first in range(0, count, 50):
+        """Nine of ten objects go to the large bucket. No name is used twice: an overwrite would be published again."""
+        before = len(self.objects)
+        for first in range(before, before + count, 50):
             batch = {
-                ObjectKey(BIG if number % 10 else f"small-{number % 70}", f"{len(self.objects) + number:06}.dat"): (
+                ObjectKey(BIG if number % 10 else f"small-{number % 70}", f"{number:06}.dat"): (
                     self._rng.randbytes(self._rng.randint(1, 2000))
                 )
-                for number in range(first, min(count, first + 50))
+                for number in range(first, min(before + count, first + 50))
             }
             system.store().put_many(list(batch.items()))
             self.objects |= batch
+        assert len(self.objects) == before + count
 
     def packed(self, system: System) -> int:
         return sum(block.live_objects for block in all_blocks(system.metadata))
