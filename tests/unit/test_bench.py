@@ -217,11 +217,16 @@ def test_the_bars_of_a_life_depend_on_objects_callers_and_servers() -> None:
         "store.whole_life_cpu_ms_per_object": 6.0,
         "store.cpu_ms_per_object.put.sql": 0.4,
     }
-    assert limits("store", "log", drawn=65536, callers=64) == {
-        "log.whole_life_cpu_ms_per_object": 2.0,
-        "log_over_store.objects_per_s.put": 3.0,
+    assert limits("log", drawn=65536, callers=64) == {"log.whole_life_cpu_ms_per_object": 2.0}
+    assert limits("single", "store", "log", drawn=65536, callers=64) == {
+        "log_over_single.whole_life_cpu_ms_per_object": pytest.approx(2.0 / 6.9),
+        "log_over_single.objects_per_s.put": 3.0,
     }
-    assert limits("store", "log", drawn="W1", callers=16)["log_over_store.objects_per_s.put"] == 2.0
+    assert limits("single", "store", "log", drawn="W1", callers=16) == {
+        "log_over_single.whole_life_cpu_ms_per_object": pytest.approx(6.0 / 11.9),
+        "log.cpu_ms_per_object.put.sql": 0.4,
+        "log_over_single.objects_per_s.put": 2.0,
+    }
     assert limits("store", "log", drawn=4096, callers=16, on_ceph=False) == {
         "log_over_store.objects_per_s.put": 4.0,
         "log_over_store.put_ms.p50": 1 / 3,
