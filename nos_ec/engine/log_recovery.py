@@ -58,14 +58,15 @@ class LogRecovery:
 
     def run_once(self, beat: Beat, *, fenced: bool) -> int:
         """Seal the orphans, if it is time to look for them or a lease of a log was just fenced. Returns how many were
-        sealed. Raises Transient."""
+        sealed. Raises Transient; the next run then looks again."""
         now_ms = self._clock.now_ms()
         if not fenced and not self.parked and waits(self._look_ms, now_ms, LOOK_MS):
             return 0
-        self._look_ms = now_ms + LOOK_MS
+        self._look_ms = 0
         if self._unknown is not None:
             self._unknown.run_once(beat)
         orphans = self._orphans()
+        self._look_ms = now_ms + LOOK_MS
         for segment, _ in self.parked:
             if segment not in orphans:
                 self.parked.release(segment)  # another process has sealed it
@@ -97,7 +98,13 @@ class LogRecovery:
             self.parked.park(segment, error)
             return False
         kill_point("recovery.segment_sealed")
-        self._metadata.seal_segments([(segment, end, 0)], self._clock.now_ms())
+        try:
+            self._metadata.seal_segments([(segment, end, 0)], self._clock.now_ms())
+        except Transient as error:
+            # Its log may be stopped in the middle of a transaction that records PUTs in it, and keep its row locked
+            # until it goes on. Parked, the segment does not fail the next run, which does the rest.
+            self.parked.park(segment, error)
+            raise
         kill_point("recovery.segment_recorded")
         self.parked.release(segment)
         _log.info("landing segment of a dead process sealed", segment=segment.hex(), end=end)

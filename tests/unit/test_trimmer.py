@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
-from typing import cast
+from typing import NoReturn, cast
 
 import google_crc32c
 import pytest
@@ -332,6 +332,42 @@ def test_an_orphan_that_cannot_be_sealed_holds_up_no_other(log: Log) -> None:
     log.clock.advance(log_recovery.BACK_OFF.max_ms)
     assert log.recovery.run_once(unwatched, fenced=False) == 1
     assert len(log.recovery.parked) == 0
+
+
+def test_an_orphan_whose_row_is_locked_fails_one_run(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is stopped in the middle of a transaction that records PUTs in the segment."""
+    segments = [log.segment()[0] for _ in range(3)]
+    log.die()
+    seal = log.metadata.seal_segments
+
+    def locked(ends: Sequence[tuple[SegmentId, int, int]], now_ms: int) -> None:
+        if ends[0][0] == segments[0]:
+            raise Transient("lock wait timeout")
+        seal(ends, now_ms)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(log.metadata, "seal_segments", locked)
+        with pytest.raises(Transient, match="lock wait"):
+            log.recovery.run_once(unwatched, fenced=True)
+        assert log.recovery.run_once(unwatched, fenced=False) == 2
+        assert log.state(segments[0]) is SegmentState.OPEN
+    log.clock.advance(log_recovery.BACK_OFF.max_ms)
+    assert log.recovery.run_once(unwatched, fenced=False) == 1
+    assert len(log.recovery.parked) == 0
+
+
+def test_a_look_for_orphans_that_failed_is_repeated_at_once(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.segment()
+    log.die()
+    with monkeypatch.context() as patched:
+        patched.setattr(log.metadata, "list_leases", failing)
+        with pytest.raises(Transient, match="away"):
+            log.recovery.run_once(unwatched, fenced=True)
+    assert log.recovery.run_once(unwatched, fenced=False) == 1
+
+
+def failing(*_: object) -> NoReturn:
+    raise Transient("away")
 
 
 @pytest.mark.parametrize("point", ["recovery.segment_sealed", "recovery.segment_recorded"])
