@@ -31,7 +31,6 @@ def data_of(name: str, size: int) -> bytes:
 def main(config: str, size: int) -> None:
     names = sys.stdin.read().split()
     copy_lander.BATCHES_MAX = device_log.WRITES_MAX = landing.APPENDS = 1  # so that all that wait make one batch
-    copy_lander.BATCHES_MAX = 1  # so that all that wait make one batch
     put_queue.CALM_S = 60.0  # so that they wait for the first, however long the others take to come on a busy machine
     faults = Faults()
     with open_system(load_settings(Path(config), os.environ)) as system, ThreadPoolExecutor(len(names)) as pool:
