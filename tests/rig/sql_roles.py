@@ -1,5 +1,5 @@
-"""A store in a folder whose metadata is on a real SQL server, opened by each role with the rights of
-deploy/sql/grants.sh."""
+"""A store whose metadata is on a real SQL server, opened by each role with the rights of deploy/sql/grants.sh. The rest
+of it is in a folder, or on Ceph with the keys of docs/CEPH.md."""
 
 from __future__ import annotations
 
@@ -66,14 +66,18 @@ def used(statement: str) -> Iterator[tuple[str, str, frozenset[str]]]:
 
 
 class RoleStore:
-    """The store. `changes`: the rights to change rows that each role has used so far."""
+    """The store. `changes`: the rights to change rows that each role has used so far in this process.
 
-    def __init__(self, url: str, folder: Path) -> None:
+    keyrings: the folder of each role's key of Ceph, if the store is there.
+    """
+
+    def __init__(self, url: str, folder: Path, config: str = CONFIG, keyrings: Path | None = None) -> None:
         self._root_url = make_url(url)
+        self._keyrings = keyrings
         self.folder = folder
         self.database = f"roles_{uuid.uuid4().hex[:8]}"
         self.config = folder / "nos-ec.toml"
-        self.config.write_text(CONFIG)
+        self.config.write_text(config)
         self.changes: Rights = defaultdict(lambda: defaultdict(dict))
         self.rights: Rights = {}
         for role in ("admin", *ROLES):
@@ -119,7 +123,14 @@ class RoleStore:
 
     def environment(self, role: str) -> dict[str, str]:
         """The variables that make a process act as a role."""
-        return {"NOS_EC_STORE__METADATA_URL_FILE": str(self.folder / role / "metadata-url")}
+        found = {"NOS_EC_STORE__METADATA_URL_FILE": str(self.folder / role / "metadata-url")}
+        if self._keyrings is not None:
+            user = f"client.nos-ec-{role}"
+            found |= {
+                "NOS_EC_CEPH__USER": user,
+                "NOS_EC_CEPH__KEYRING_FILE": str(self._keyrings / f"{user}.keyring"),
+            }
+        return found
 
     def settings(self, role: str) -> Settings:
         """The settings of a process that acts as a role."""
