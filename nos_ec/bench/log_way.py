@@ -174,7 +174,7 @@ def _medium(system: System, stack: ExitStack) -> SegmentMedium:
         cluster = stack.enter_context(RadosCluster(rados_options(settings)))
         ceph = settings.ceph
         return RadosSegmentLog(cluster, ceph.landing_pool, bytes.fromhex(system.store_id), ceph.namespace)
-    folder = settings.store.root / "landing_log"
+    folder = settings.store.root / "bench_log"  # beside the store's own
     folder.mkdir()
     paths = [folder / "device"]
     DeviceLog.initialise(folder, paths, system.store_id, file_bytes=DEVICE_BYTES)

@@ -259,7 +259,8 @@ def test_a_lost_device_is_not_taken_for_lost_objects(bench: Bench, mode: str) ->
     device = bench.folder / "store" / "landing_log" / "device0"
     device.rename(bench.folder / "elsewhere")
     set_mode(bench, mode)
-    for command in (["get", str(key), "-o", "copy"], ["init"], ["get", str(key), "-o", "copy"]):
+    get = ["get", str(key), "-o", str(bench.folder / "copy")]
+    for command in (get, ["init"], get):
         refused = bench.run(*command)
         assert refused.returncode == 3, (command, refused)
         assert b"landing" in refused.stderr, command
