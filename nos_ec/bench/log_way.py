@@ -57,7 +57,7 @@ class _NoRows:
         ]
 
 
-class _Counted:
+class CountedMedium:
     """A medium that notes the bytes of each append."""
 
     def __init__(self, medium: SegmentMedium) -> None:
@@ -93,7 +93,7 @@ class InLog:
     def __init__(self, system: System, instruments: Instruments, medium: SegmentMedium) -> None:
         self._system = system
         self._timer = instruments.timer
-        self._medium = _Counted(medium)
+        self._medium = CountedMedium(medium)
         self._reader = LogReader(medium)
         self._lanes = max(1, APPENDS_MAX // medium.limits.writes_max)
         self._new_log()

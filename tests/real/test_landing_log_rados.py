@@ -17,8 +17,7 @@ from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.rados.removal import remove_namespace
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
-from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.errors import Transient
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, segment_of
 from nos_ec.core.landing_format import decode_footer, scan
 from nos_ec.core.lifecycle import SegmentState
@@ -26,6 +25,7 @@ from nos_ec.engine.log_lease import LEASE_PREFIX
 from nos_ec.engine.log_reader import LogReader
 from nos_ec.ports.metadata import Metadata
 from tests.rig.ceph_cluster import POOL_LANDING, CephCluster, OwnSegmentLog
+from tests.rig.dead_logs import recover_logs
 
 from .landing_log_process import SAID, data_of, landing_log, put
 
@@ -73,18 +73,6 @@ class Host:
             process.kill()
         assert process.wait() == -signal.SIGKILL
         return acknowledged_in(said)
-
-    def recover(self) -> None:
-        """What recovery does with logs whose processes have died."""
-        for lease in self.metadata.list_leases(LEASE_PREFIX):
-            self.metadata.renew_lease(lease, 0, 1)
-            assert self.metadata.fence_lease(lease, SystemClock().now_ms())
-            for row in self.metadata.segments_of_log(int(lease.name.removeprefix(LEASE_PREFIX)), lease.epoch):
-                try:
-                    end = self.medium.seal(row.segment, None, 0)
-                except NotFound:
-                    end = 0
-                self.metadata.seal_segments([(row.segment, end, 0)], 0)
 
     def check(self, acknowledged: Mapping[str, LandingId]) -> None:
         """Each acknowledged object has a row and reads back, and a scan of the segments finds it."""
@@ -136,7 +124,7 @@ def test_killed_processes_lose_nothing_that_was_acknowledged(host: Host) -> None
         acknowledged |= host.killed_process(number)
     assert len(acknowledged) >= KILLS * RECORDS_MIN
     assert len(host.metadata.list_leases(LEASE_PREFIX)) == KILLS, "each log has a number of its own"
-    host.recover()
+    recover_logs(host.metadata, host.medium)
     assert not host.metadata.list_leases(LEASE_PREFIX)
     assert {row.state for row in host.metadata.list_segments(None, 1000)} == {SegmentState.SEALED}
     host.check(acknowledged)
@@ -165,7 +153,7 @@ def test_a_fenced_log_goes_on_under_a_new_lease(host: Host, ceph: CephCluster) -
     own = OwnSegmentLog(ceph, host.namespace)
     log = landing_log(host.metadata, own)
     acknowledged = put(host.metadata, log, names("before"))
-    host.recover()
+    recover_logs(host.metadata, host.medium)
     acknowledged |= put(host.metadata, log, names("after"))
     assert len(acknowledged) == 10
     log.close()
@@ -191,5 +179,5 @@ def test_a_batch_whose_append_gets_no_answer_lands_in_another_segment(host: Host
     assert segment_of(acknowledged["during-0"]) != segment
     log.close()
     impatient.close()
-    host.recover()
+    recover_logs(host.metadata, host.medium)
     host.check(acknowledged)

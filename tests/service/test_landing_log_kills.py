@@ -14,8 +14,6 @@ import pytest
 
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
-from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import LandingId, ObjectKey, segment_of
 from nos_ec.core.landing_format import scan
 from nos_ec.core.lifecycle import SegmentState
@@ -23,6 +21,7 @@ from nos_ec.engine.log_lease import LEASE_PREFIX
 from nos_ec.engine.log_reader import LogReader
 from nos_ec.ports.metadata import Metadata
 from nos_ec.testing.folder_medium import FolderMedium
+from tests.rig.dead_logs import recover_logs
 
 from .landing_process import data_of
 
@@ -67,18 +66,6 @@ class Host:
             acknowledged[ObjectKey(bucket, name)] = LandingId(bytes.fromhex(landing_id))
         return done.returncode, acknowledged
 
-    def recover(self) -> None:
-        """What recovery does with a log whose process has died."""
-        for lease in self.metadata.list_leases(LEASE_PREFIX):
-            self.metadata.renew_lease(lease, 0, 1)
-            assert self.metadata.fence_lease(lease, SystemClock().now_ms())
-            for row in self.metadata.segments_of_log(int(lease.name.removeprefix(LEASE_PREFIX)), lease.epoch):
-                try:
-                    end = self.medium.seal(row.segment, None, 0)
-                except NotFound:
-                    end = 0
-                self.metadata.seal_segments([(row.segment, end, 0)], 0)
-
     def check(self, acknowledged: dict[ObjectKey, LandingId]) -> None:
         """Each acknowledged object reads back, is found by a scan, and lies in a segment that has a row."""
         reader = LogReader(self.medium)
@@ -122,7 +109,7 @@ def test_killed(host: Host, point: str) -> None:
     code, more = host.run()  # beside the dead one, whose lease has not expired
     assert code == 0
     assert len(more) == 3 * BATCHES
-    host.recover()
+    recover_logs(host.metadata, host.medium)
     host.check(acknowledged | more)
     states = {row.state for row in host.metadata.list_segments(None, 1000)}
     assert states == {SegmentState.SEALED}

@@ -41,6 +41,7 @@ from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.bench.callers import call_all
 from nos_ec.bench.figures import percentile
 from nos_ec.bench.life_ways import Alone
+from nos_ec.bench.log_way import CountedMedium
 from nos_ec.bench.offline import publish
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import NosError
@@ -55,7 +56,7 @@ from nos_ec.engine.log_reader import LogReader
 from nos_ec.engine.put_batches import NewPut, PutBatches
 from nos_ec.engine.put_queue import PutQueue
 from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
-from nos_ec.ports.segment_medium import Buffer, SegmentMedium, SegmentWriter
+from nos_ec.ports.segment_medium import SegmentMedium
 from nos_ec.settings import load_settings
 from nos_ec.testing.memory_segments import MemorySegments
 from tests.rig.loop_devices import loop_device
@@ -93,33 +94,6 @@ class Options:
 
 
 # --- the log, without rows ----------------------------------------------------------------------------
-class Counted:
-    """A medium that notes the bytes of each append."""
-
-    def __init__(self, medium: SegmentMedium) -> None:
-        self._medium = medium
-        self.appends: list[int] = []
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._medium, name)
-
-    def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> SegmentWriter:
-        return CountedWriter(self._medium.create(segment, epoch, first_lsn), self.appends)
-
-
-class CountedWriter:
-    def __init__(self, writer: SegmentWriter, appends: list[int]) -> None:
-        self._writer = writer
-        self._appends = appends
-
-    def append(self, offset: int, batch: Sequence[Buffer]) -> None:
-        self._writer.append(offset, batch)
-        self._appends.append(sum(map(len, batch)))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
 class Landing:
     """A log of this process on devices, and the queue of PUTs before it."""
 
@@ -127,7 +101,7 @@ class Landing:
         DeviceLog.initialise(folder, devices, STORE, slot_bytes=SLOT, file_bytes=file_bytes)
         self.folder, self.devices, self._lanes = folder, devices, lanes
         self.medium = DeviceLog(folder, devices, STORE)
-        self._counted = Counted(self.medium)
+        self._counted = CountedMedium(self.medium)
         self.reader = LogReader(self.medium)
         self.log, self._queue = self._open()
 
