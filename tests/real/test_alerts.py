@@ -53,8 +53,9 @@ SIZE_BYTES_MAX = 60_000
 DAEMONS = {"producer": "producer", "consumer 1": "consumer", "consumer 2": "consumer", "gc": "gc"}
 
 FAULTS = {"NosEcPackingStandsStill", "NosEcGcNotRunning", "NosEcShardLost", "NosEcSpaceLow"}
-BESIDE = {"NosEcDaemonDown", "NosEcLandingCopiesPileUp"}
-"""Also true while consumers and GC are stopped: they do not answer, and the reaper runs in them."""
+BESIDE = {"NosEcDaemonDown", "NosEcLandingCopiesPileUp", "NosEcGroupsInactive"}
+"""Also true meanwhile: stopped consumers and GC do not answer, and the reaper runs in them; the groups of a lost OSD
+are inactive until they have peered, seconds on a slow machine, which are minutes of the rules."""
 
 CONFIGURATION = """
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 500ms}}

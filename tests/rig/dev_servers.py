@@ -44,11 +44,11 @@ def beside(port: int) -> int:
 def free_port() -> int:
     """A port that is not in use, below those that Linux gives to clients, so that a restarted server finds it free.
 
-    It is not given out again, nor is the one `beside` it. Each of the processes that run tests at once has a thousand
-    ports.
+    It is not given out again, nor is the one `beside` it. The processes that run tests at once share the ports, each
+    has its own.
     """
     left = [port for port in _own_ports() if not {port, beside(port)} & _given]
-    for port in random.sample(left, 100):
+    for port in random.sample(left, min(len(left), 100)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             _given.update((port, beside(port)))
@@ -61,8 +61,10 @@ def _own_ports() -> range:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if not worker:
         return range(20_000, 30_000)
-    first = 20_000 + 1000 * (int(worker.removeprefix("gw")) % 10)
-    return range(first, first + 1000 - 97)
+    count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    share = 10_000 // count
+    first = 20_000 + share * (int(worker.removeprefix("gw")) % count)
+    return range(first, first + share - 97)
 
 
 def kill_process(pid: int) -> None:
