@@ -27,6 +27,8 @@ ID_TRIES = 16
 """Ids that are tried for a new segment. An id is taken only when the clock was set back."""
 LEFT_MAX = 64
 """Segments that wait to be sealed. Beyond this no new one is made, so that a failure to seal ends in a refusal."""
+WARN_WAIT_MS = 60_000
+"""A log that gets a slot back is full again soon. The same warning comes at most once in this time."""
 
 
 class SegmentMaker:
@@ -53,6 +55,8 @@ class SegmentMaker:
         self._retry_ms = 0
         self._retry_wait_ms = 0
         """Why no segment could be made when it was last tried, and when to try again; 0: at once."""
+        self._warned = ""
+        self._warn_ms = 0
 
     def may_try(self) -> bool:
         """Whether `make` would not refuse at once."""
@@ -70,7 +74,7 @@ class SegmentMaker:
         except LeaseLost:
             raise
         except NosError as error:
-            _log.warning("no landing segment made", error=str(error))
+            self._warn(error)
             self._retry_wait_ms = min(2 * self._retry_wait_ms or RETRY_WAIT_MS, RETRY_WAIT_MS_MAX)
             self._retry_ms = self._clock.now_ms() + self._retry_wait_ms
             self._obstacle = as_transient(error)
@@ -126,6 +130,12 @@ class SegmentMaker:
             writer.close()
             self._to_seal(segment)
             raise
+
+    def _warn(self, error: NosError) -> None:
+        now_ms, text = self._clock.now_ms(), str(error)
+        if text != self._warned or not waits(self._warn_ms, now_ms, WARN_WAIT_MS):
+            self._warned, self._warn_ms = text, now_ms + WARN_WAIT_MS
+            _log.warning("no landing segment made", error=text)
 
     def _to_seal(self, segment: SegmentId) -> None:
         self._sealer.add([LogSegment(segment, None, self._medium.limits)])

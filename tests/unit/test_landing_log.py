@@ -12,6 +12,7 @@ from random import Random
 
 import google_crc32c
 import pytest
+from structlog.testing import capture_logs
 
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, log_of, record_offset, segment_of
@@ -373,6 +374,24 @@ def test_no_room_for_a_segment_is_no_space_and_asks_no_database(rig: Rig) -> Non
         small.log.land(copies(3000, 3000))
     small.clock.advance(60_000)
     small.put(copies(3000, 3000))
+    small.close()
+
+
+def test_a_log_that_is_full_again_and_again_warns_once_a_minute() -> None:
+    small = Rig(MemoryMedium(segments_max=2))
+
+    def fill() -> None:
+        for number in range(5):
+            small.put(copies(3000, 3000, seed=number))
+
+    with capture_logs() as lines:
+        for _ in range(9):
+            with pytest.raises(NoSpace):
+                fill()
+            small.medium.release([next(iter(sorted(small.segments.rows)))])
+            small.segments.recorded.clear()
+            small.clock.advance(10_000)
+    assert [line["event"] for line in lines] == ["no landing segment made"] * 2
     small.close()
 
 
