@@ -225,6 +225,10 @@ def _median(values: Sequence[float | None]) -> float | None:
     return median(known) if len(known) == len(values) else None
 
 
+def _put_sql_cpu_ms(life: Life) -> float:
+    return cpu_ms([life.runs["put"]]).get("sql") or 0.0
+
+
 def _ratios(rounds: Sequence[Life], base: Sequence[Life]) -> dict[str, Any]:
     pairs = list(zip(rounds, base, strict=True))
     steps = list(rounds[0].runs)
@@ -241,6 +245,9 @@ def _ratios(rounds: Sequence[Life], base: Sequence[Life]) -> dict[str, Any]:
             ours.whole_life_cpu_ms / theirs.whole_life_cpu_ms for ours, theirs in pairs
         ),
     }
+    sql = [(_put_sql_cpu_ms(ours), _put_sql_cpu_ms(theirs)) for ours, theirs in pairs]
+    if all(theirs for _, theirs in sql):
+        found["put_sql_cpu_ms_per_object"] = median(ours / theirs for ours, theirs in sql)
     for step in rounds[0].latencies_s:
         both = [(latency_ms(ours.latencies_s[step]), latency_ms(theirs.latencies_s[step])) for ours, theirs in pairs]
         found[f"{step}_ms"] = {name: median(ours[name] / theirs[name] for ours, theirs in both) for name in both[0][0]}

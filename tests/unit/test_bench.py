@@ -209,6 +209,18 @@ def test_ratios_of_ways_are_medians_of_rounds_too() -> None:
     assert rates == pytest.approx({"store_over_single": 8.0, "log_over_single": 16.0, "log_over_store": 2.0})
 
 
+def test_the_databases_part_of_a_put_is_compared_where_there_is_a_server() -> None:
+    def with_sql(sql_s: float) -> Life:
+        one = life(1.0, 0.1)
+        one.runs["put"] = Run(10, 1000, 1.0, {"client": 0.1, "sql": sql_s}, 0, 30, 0)
+        return one
+
+    found = life_figures({"single": [with_sql(0.04)], "log": [with_sql(0.01)]})
+    assert found["log_over_single"]["put_sql_cpu_ms_per_object"] == pytest.approx(0.25)
+    embedded = life_figures({"single": [life(1.0, 0.1)], "log": [life(1.0, 0.1)]})
+    assert "put_sql_cpu_ms_per_object" not in embedded["log_over_single"]
+
+
 def test_the_bars_of_a_life_depend_on_objects_callers_and_servers() -> None:
     def limits(*ways: str, drawn: str | int, callers: int, on_ceph: bool = True) -> dict[str, float]:
         return {bar.figure: bar.limit for bar in life_bars(ways, drawn, callers, on_ceph=on_ceph)}
@@ -224,7 +236,7 @@ def test_the_bars_of_a_life_depend_on_objects_callers_and_servers() -> None:
     }
     assert limits("single", "store", "log", drawn="W1", callers=16) == {
         "log_over_single.whole_life_cpu_ms_per_object": pytest.approx(6.0 / 11.9),
-        "log.cpu_ms_per_object.put.sql": 0.4,
+        "log_over_single.put_sql_cpu_ms_per_object": pytest.approx(0.4 / 1.1),
         "log_over_single.objects_per_s.put": 2.0,
     }
     assert limits("store", "log", drawn=4096, callers=16, on_ceph=False) == {
