@@ -56,12 +56,13 @@ class BenchStores:
 def bench_stack(settings: Settings, admin: AdminKey) -> Iterator[BenchStack]:
     """Yield a scratch store next to the configured one. Its namespace, topic and database are removed at the end.
 
-    Landing copies and emptied blocks have no grace period, and an idle consumer polls again soon; all else is as
-    configured. Raises Transient, or ConfigError unless the settings use Ceph, Kafka and MySQL or MariaDB, and the key
-    is an administrator's.
+    Landing copies and emptied blocks have no grace period, and an idle consumer polls again soon. Each object lands as
+    a copy of its own, as the floor of `bench pipeline` reads them. All else is as configured. Raises Transient, or
+    ConfigError unless the settings use Ceph, Kafka and MySQL or MariaDB, and the key is an administrator's.
     """
     _require_servers(settings)
-    with bench_stores({"bench": settings}, admin) as stores:
+    landing = settings.landing.model_copy(update={"mode": "store"})
+    with bench_stores({"bench": settings.model_copy(update={"landing": landing})}, admin) as stores:
         yield BenchStack(stores.systems["bench"], stores.instruments)
 
 

@@ -106,9 +106,10 @@ class TargetFolder:
         *folders, last = _segments(name)
         with self._translated(name):
             parent = self._enter(tuple(folders), make=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            fd = os.open(self._draft, flags, 0o666, dir_fd=parent)
-        try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:  # an interrupt may come right behind the call that makes the draft
+            with self._translated(name):
+                fd = os.open(self._draft, flags, 0o666, dir_fd=parent)
             with open(fd, "wb") as file:
                 written = 0
                 for segment in segments:

@@ -19,7 +19,7 @@ class LandingSettings(Section):
     """Where the bytes of a PUT are first made durable. docs/LANDING_LOG.md explains the landing log."""
 
     mode: Literal["store", "log", "drain"] = Field(
-        default="store",
+        default="log",
         description="store: each small object is a file or RADOS object of its own. log: PUTs share segments of the"
         " landing log, but for the first of a process if it comes alone. drain: as store, while the segments that exist"
         " are packed and released. All processes read both, whatever the mode; only processes that PUT, pack or reap"

@@ -7,6 +7,8 @@ from threading import Event
 
 from nos_consumer.assemble import drain
 from nos_ec.composition.wiring import System
+from nos_ec.engine.landing_log import LandingLog
+from nos_ec.engine.log_bypass import LogBypass
 from nos_ec.testing.audit import problems
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
@@ -33,8 +35,24 @@ class LaterClock:
         return stop.wait(wait_ms / 1000)
 
 
+def landing_log_of(system: System) -> LandingLog | None:
+    """The landing log that a system's PUTs go to; None in the other modes."""
+    lander = system.puts.batches.lander
+    return lander.log if isinstance(lander, LogBypass) and isinstance(lander.log, LandingLog) else None
+
+
+def end_log(system: System) -> None:
+    """End the landing log of the system's own PUTs, as at the end of its process: its segments are sealed, so that all
+    that lies in them can be reaped. The next PUTs open another one. No PUT may be under way."""
+    log = landing_log_of(system)
+    if log is not None:
+        log.close()
+        system._puts = system._put_parts(), system._put_queue()
+
+
 def settle(system: System) -> None:
     """Let every service do all the work that there is, as it would in time. Raises Transient."""
+    end_log(system)
     system.housekeeping().run_once()
     with producer_service(system) as producer:
         producer.drain()
@@ -50,6 +68,7 @@ def come_to_rest(system: System) -> list[str]:
 
     Returns what is still left over after the last round. The system's clock stays ahead. Raises Transient.
     """
+    end_log(system)  # with another clock, the system has another log
     left: list[str] = []
     for hours in range(1, ROUNDS_MAX + 1):
         system.clock = LaterClock(hours * HOUR_MS)

@@ -10,10 +10,9 @@ from threading import Condition, Event, Thread
 
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Transient
-from nos_ec.engine.landing_log import LandingLog
-from nos_ec.engine.log_bypass import LogBypass
 from nos_ec.engine.store import Store
 from nos_ec.settings import load_settings
+from tests.rig.at_rest import landing_log_of
 from tests.rig.chaos_fleet import Fleet
 
 OPEN_WAIT_S = 0.5
@@ -87,12 +86,6 @@ class Gateway:
 def _logged_objects(system: System) -> int:
     log = landing_log_of(system)
     return 0 if log is None else log.counters.records
-
-
-def landing_log_of(system: System) -> LandingLog | None:
-    """The log that PUTs of this system go to, if they do."""
-    lander = system.puts.batches.lander
-    return lander.log if isinstance(lander, LogBypass) and isinstance(lander.log, LandingLog) else None
 
 
 def plan_of_modes(seconds: float) -> list[tuple[float, str]]:

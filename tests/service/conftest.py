@@ -25,7 +25,7 @@ from nos_ec.settings import Settings, without_settings
 from nos_ec.testing.audit import problems
 from nos_ec.testing.clock import FakeClock, SetClock
 from nos_producer.assemble import producer_service
-from tests.rig.at_rest import left_over, settle
+from tests.rig.at_rest import end_log, left_over, settle
 
 WAIT_S_MAX = 120.0
 """Longer than a machine that is ten times as busy takes: what has not happened by then never does."""
@@ -57,15 +57,15 @@ reserve_bytes = 0
 [log]
 partitions = 3
 session_ms = 30000
-"""
-"""With leases, reservations and sessions that last longer than any stall of a busy machine."""
-LANDING_LOG = """
 [landing]
 mode = "log"
 device_bytes = "16MiB"
 segment_bytes = "1MiB"
 """
-"""What puts a landing log of 15 segments into a store."""
+"""With leases, reservations and sessions that last longer than any stall of a busy machine, and a landing log of 15
+segments."""
+STORE_CONFIG = CONFIG.replace('mode = "log"', 'mode = "store"')
+"""Without a landing log."""
 TTL_OVER_MS = 61_000
 """When leases and reservations of CONFIG that are not renewed have expired."""
 
@@ -137,6 +137,8 @@ class Bench:
             consumer.drain(make_room=lambda: False)
 
     def pack(self, system: System) -> None:
+        """Pack and reap. The system's own log ends before, because what lies in open segments is not reaped."""
+        end_log(system)
         self.produce(system)
         drain(system)
 
@@ -206,25 +208,22 @@ def new_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.folder
 
 
-@pytest.fixture
-def bench(tmp_path: Path, new_store: Path) -> Bench:
-    shutil.copytree(new_store, tmp_path, dirs_exist_ok=True)
-    return Bench(tmp_path)
-
-
 @pytest.fixture(scope="session")
-def new_log_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `new_store`, with a landing log."""
-    made = Bench(tmp_path_factory.mktemp("new-log"), CONFIG + LANDING_LOG)
+def new_plain_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `new_store`, without a landing log."""
+    made = Bench(tmp_path_factory.mktemp("new-plain"), STORE_CONFIG)
     initialise(made.settings())
     return made.folder
 
 
 @pytest.fixture
-def log_bench(tmp_path: Path, new_log_store: Path) -> Bench:
-    """A store with a landing log."""
-    shutil.copytree(new_log_store, tmp_path, dirs_exist_ok=True)
-    return Bench(tmp_path, CONFIG + LANDING_LOG)
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
+    """A store with a landing log; one without for tests that are marked `landing("store")`: they are about copies."""
+    marker = request.node.get_closest_marker("landing")
+    plain = marker is not None and marker.args == ("store",)
+    new = request.getfixturevalue("new_plain_store" if plain else "new_store")
+    shutil.copytree(new, tmp_path, dirs_exist_ok=True)
+    return Bench(tmp_path, STORE_CONFIG if plain else CONFIG)
 
 
 @pytest.fixture

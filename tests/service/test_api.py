@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -34,6 +35,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
+from nos_ec.adapters.local.device_format import PROBE_AT
 from nos_ec.api import models
 from nos_ec.api.access import Token, find_token
 from nos_ec.api.app import make_app
@@ -43,11 +45,13 @@ from nos_ec.api.server import Server
 from nos_ec.cli.app import run
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.monitoring.health import HIDDEN
 from nos_ec.ports.metadata import BlockRow
 from nos_ec.settings import ApiSettings, without_settings
 from nos_gc.assemble import gc_collector, gc_service
+from tests.rig.at_rest import end_log
 from tests.rig.dev_servers import free_port
 from tests.rig.notify_socket import NotifySocket
 
@@ -444,17 +448,28 @@ def test_unusable_tokens_are_refused(tmp_path: Path) -> None:
 
 
 # --- nothing can be changed ----------------------------------------------------------------------------------------
-def dump(bench: Bench) -> tuple[list[str], list[str], list[tuple[str, int, int]]]:
-    """The databases as SQL, and every other file with its size and time of change."""
+def device_content(path: Path) -> bytes:
+    """What a device of the landing log holds. Without the page that every process writes to see whether it works."""
+    data = path.read_bytes()
+    return data[:PROBE_AT] + data[PROBE_AT + PAGE :]
+
+
+def dump(bench: Bench) -> tuple[list[str], list[str], list[tuple[str, int, int | str]]]:
+    """The databases as SQL, and every other file with its size and time of change; a device of the landing log with a
+    hash of what it holds."""
     root = bench.folder / "store"
     databases = []
     for name in ("metadata.db", "log.db"):
         with closing(sqlite3.connect(root / name)) as connection:
             databases.append(list(connection.iterdump()))
     files = [
-        (str(path), path.stat().st_size, path.stat().st_mtime_ns)
+        (
+            str(path),
+            path.stat().st_size,
+            sha256(device_content(path)).hexdigest() if path.name == "device0" else path.stat().st_mtime_ns,
+        )
         for path in sorted(root.rglob("*"))
-        if path.is_file() and not path.name.startswith(("metadata.db", "log.db"))
+        if path.is_file() and not path.name.startswith(("metadata.db", "log.db")) and path.name != "slots-shm"
     ]
     return databases[0], databases[1], files
 
@@ -481,6 +496,7 @@ def test_no_other_method_is_answered(system: System, method: str) -> None:
 
 def test_no_request_changes_anything(bench: Bench, system: System, api: Api) -> None:
     fill(bench, system)
+    end_log(system)
     before = dump(bench)
     assert len(before[0]) > 100
     for row in system.metadata.list_blocks(None, 1000):
@@ -521,6 +537,7 @@ def test_answers_match_the_schema(bench: Bench, system: System) -> None:
     """Random requests, right and wrong ones, to every route; the store is the same afterwards. What a key may be is
     finer than a schema can say, so a request that the schema allows may be refused with 400."""
     fill(bench, system)
+    end_log(system)
     before = dump(bench)
     app = app_of(system, Token(TOKEN))
     asked: Counter[tuple[str, GenerationMode]] = Counter()

@@ -91,8 +91,7 @@ def test_landing_copy_without_an_object(bench: Bench) -> None:
 def _logged(folder: Path) -> Bench:
     """A store with a landing log, and some objects in sealed landing segments."""
     bench = Bench(folder)
-    log = "mode = 'log'\ndevice_bytes = 16777216\nsegment_bytes = 1048576\nbypass_bytes = 65536\n"
-    bench.config.write_text(f"{bench.config.read_text()}[landing]\n{log}")
+    bench.config.write_text(f"{bench.config.read_text()}bypass_bytes = 65536\n")
     initialise(bench.settings())
     with bench.open() as system:
         bench.put_some(system, 20)

@@ -28,18 +28,13 @@ from tests.service.conftest import CONFIG
 STEPS = ["put", "get_landed", "publish", "pack", "reap", "get_packed", "delete"]
 CALLED = ["put", "get_landed", "get_packed", "delete"]
 KEY = AdminKey("client.admin", None)
-LANDING = """
-[landing]
-device_bytes = 33554432
-segment_bytes = 1048576
-"""
 
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("nos_ec.bench.life_ways.DEVICE_BYTES", 0)
     path = tmp_path / "nos-ec.toml"
-    path.write_text(f"{CONFIG}{LANDING}")
+    path.write_text(CONFIG.replace("16MiB", "32MiB"))
     return path
 
 

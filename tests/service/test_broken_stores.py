@@ -87,7 +87,7 @@ def test_foreign_files_are_left_alone(bench: Bench) -> None:
     root = _filled(bench)
     folders = [
         root,
-        *(root / name for name in ("blocks", "landing", "blocks/shard-00", "blocks/locks")),
+        *(root / name for name in ("blocks", "landing", "landing_log", "blocks/shard-00", "blocks/locks")),
         *(root / name for name in ("blocks/shard-03/0", "landing/00")),
     ]
     strange = []
@@ -124,6 +124,7 @@ def test_an_unreadable_shard_folder_counts_as_lost(bench: Bench) -> None:
         assert len(list(system.blocks.list_blocks())) == len(list(all_blocks(system.metadata)))
 
 
+@pytest.mark.landing("store")
 def test_a_deleted_landing_copy_is_reported_and_harms_no_other_object(bench: Bench) -> None:
     root = _filled(bench)
     lost = next(path for path in (root / "landing").glob("??/*"))

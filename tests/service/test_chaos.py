@@ -19,12 +19,11 @@ import pytest
 
 from nos_ec.composition.wiring import initialise, open_system
 from nos_ec.settings import load_settings
-from tests.rig.at_rest import come_to_rest
+from tests.rig.at_rest import come_to_rest, landing_log_of
 from tests.rig.chaos_clients import Clients, Reader, Totals, Workload, Writer, always, judge
 from tests.rig.chaos_fleet import CODES, Actor, Fleet
-from tests.rig.chaos_gateway import landing_log_of
 
-from .conftest import CHUNK, CONFIG, LANDING_LOG, SHORT, SHORT_MS, STRIPE, Bench
+from .conftest import CHUNK, CONFIG, SHORT, SHORT_MS, STRIPE, Bench
 
 pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
 
@@ -112,7 +111,7 @@ def _missing(fleet: Fleet, strikes: list[str], totals: Totals) -> list[str]:
 def test_chaos(tmp_path: Path, say: Callable[[str], None]) -> None:
     assert SECONDS >= SECONDS_MIN, f"NOS_EC_DEV_CHAOS_S: {SECONDS} s prove nothing; use {SECONDS_MIN} at least"
     bench = Bench(tmp_path)
-    text = CONFIG + LANDING_LOG + "segment_age_ms = 2000\n[logging]\nformat = 'json'\n"
+    text = CONFIG + "segment_age_ms = 2000\n[logging]\nformat = 'json'\n"
     for section, more in SETTINGS.items():
         text = text.replace(section, more)
     bench.config.write_text(text)

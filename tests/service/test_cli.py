@@ -27,6 +27,7 @@ from nos_ec.engine import store_totals
 from nos_ec.engine.store import Store
 from nos_ec.ports.metadata import Totals
 from nos_ec.settings import without_settings
+from tests.rig.at_rest import end_log
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 
@@ -468,6 +469,7 @@ def _is_lost(system: System, key: ObjectKey) -> bool:
 
 def test_writing_with_a_shard_folder_missing_loses_nothing(cli: Cli, bench: Bench, system: System) -> None:
     bench.put_some(system, 60)
+    end_log(system)
     bench.produce(system)
     blocks = bench.folder / "store" / "blocks"
     (blocks / "shard-03").rename(blocks / "gone-03")
@@ -493,6 +495,7 @@ def test_a_gc_run_names_the_process_that_is_already_running_one(cli: Cli, system
 def test_sigterm_stops_a_daemon_and_loses_nothing(bench: Bench, system: System, service: str) -> None:
     """Graceful stop: exit 0, no lease and no open block are left, and the next run continues the work."""
     bench.put_some(system, 300)
+    end_log(system)
     if service != "producer":
         bench.produce(system)
     arguments = ["gc", "run", "--apply", "--loop"] if service == "gc" else [service]
@@ -542,6 +545,7 @@ def _wait_until_halted(process: subprocess.Popen[bytes]) -> None:
 def test_a_run_with_once_can_be_stopped_early(bench: Bench, system: System, number: signal.Signals) -> None:
     """Groups in flight are finished and the lease is released; the next run packs the rest."""
     bench.put_some(system, 1000, size_max=CHUNK // 4)
+    end_log(system)
     bench.produce(system)
     command = [sys.executable, str(HALTING), "--config", str(bench.config), "consumer", "--once"]
     environment = without_settings(os.environ) | {"NOS_EC_KILL_AT": "writer.committed:2"}

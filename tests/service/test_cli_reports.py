@@ -29,7 +29,7 @@ from nos_ec.settings import without_settings
 from nos_ec.settings.masking import MASK
 
 from .conftest import STRIPE, Bench
-from .test_api import AUTHORISED, TOKEN, Api, app_of, fill, serve
+from .test_api import AUTHORISED, TOKEN, Api, app_of, device_content, fill, serve
 from .test_cli import Cli
 
 
@@ -194,7 +194,7 @@ def test_dead_letters_are_listed(cli: Cli, bench: Bench, system: System) -> None
 # --- config check --connect ------------------------------------------------------------------------------------------
 EMBEDDED = [
     *("database", "database session", "database clock", "database schema", "database rights", "database store"),
-    *("folder", "block store", "landing store", "free space", "store identity", "message log"),
+    *("folder", "block store", "landing store", "landing log", "free space", "store identity", "message log"),
 ]
 
 
@@ -217,9 +217,13 @@ def failures(results: dict[str, str]) -> list[str]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All files below, but not those in which SQLite's connections share what they read."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(path): path.read_bytes() for path in files if path.suffix not in (".db-shm", ".db-wal")}
+    """All files below, but not those in which processes share what they read, nor what tries out a device."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "slots-shm"]
+    return {
+        str(path): device_content(path) if path.name == "device0" else path.read_bytes()
+        for path in files
+        if path.suffix not in (".db-shm", ".db-wal")
+    }
 
 
 def test_a_sound_store_passes_and_is_not_changed(cli: Cli, bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:

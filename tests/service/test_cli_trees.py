@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from nos_ec.cli.app import run
+from nos_ec.cli.local_files import TargetFolder
 from nos_ec.cli.tally import NAMED_MAX
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NoSpace, Transient
@@ -302,6 +303,7 @@ def test_get_replaces_no_folder(cli: Cli, tmp_path: Path, bench: Bench, system: 
     assert _names(tmp_path / "out") == ["a", "z"], "no unfinished file is left"
 
 
+@pytest.mark.landing("store")
 def test_a_damaged_object_does_not_stop_the_others(cli: Cli, tmp_path: Path, bench: Bench, system: System) -> None:
     _put(bench, system, ["a", "b", "c"])
     landing_id = system.store().head(ObjectKey("b", "b")).landing_id
@@ -349,6 +351,24 @@ def test_get_can_be_ended_and_continued(bench: Bench, system: System, tmp_path: 
     told = json.loads(done.stdout)
     assert (told["unchanged"], told["objects"]) == (len(found), len(objects) - len(found))
     assert _files(out).items() >= objects.items()
+
+
+def test_an_interrupt_right_behind_an_open_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is where Python raises KeyboardInterrupt for a signal that came during the call."""
+    really_open = os.open
+
+    def interrupted(path: str, *arguments: int, dir_fd: int | None = None) -> int:
+        os.close(really_open(path, *arguments, dir_fd=dir_fd))
+        if path.endswith(".part"):
+            raise KeyboardInterrupt
+        return really_open(path, *arguments, dir_fd=dir_fd)
+
+    with TargetFolder(tmp_path) as target:
+        monkeypatch.setattr(os, "open", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            target.write("a/b", [b"data"])
+        monkeypatch.undo()
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"]
 
 
 # --- rm -r ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from nos_ec.testing.clock import SetClock
 from nos_gc.assemble import gc_service
 from nos_gc.service import LEASE_NAME
 from nos_producer.assemble import producer_service
+from tests.rig.at_rest import end_log
 
 from .conftest import Bench
 
@@ -20,6 +21,7 @@ YEAR_MS = 365 * 24 * 3_600_000
 def test_leases_taken_after_a_jump_are_fenced_when_the_clock_is_right_again(bench: Bench, system: System) -> None:
     now_ms = system.clock.now_ms()
     keys = bench.put_some(system, 20)
+    end_log(system)
     with bench.open() as jumped:
         jumped.clock = SetClock(now_ms + YEAR_MS)
         leases = [jumped.metadata.acquire_lease(LEASE_NAME, jumped.clock.now_ms(), LEASE_MS_MAX)]

@@ -20,6 +20,8 @@ from tests.rig.at_rest import HOUR_MS, LaterClock
 
 from .conftest import WAIT_S_MAX, Bench, set_clock
 
+pytestmark = pytest.mark.landing("store")
+
 
 class FailsFirst:
     """A port with one method that raises Transient the first `count` times."""

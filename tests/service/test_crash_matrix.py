@@ -45,9 +45,9 @@ CONSUMER_POINTS = [
     "writer.sealed",
     "reaper.doomed",
     "reaper.deleted",
-    "landing_store.unlinked",
-    "landing_store.unlinked:20",
 ]
+COPY_POINTS = ["landing_store.unlinked", "landing_store.unlinked:20"]
+"""While a consumer deletes the landing copies of what it has packed."""
 AILING_CONSUMER_POINTS = [
     "writer.abandoned",
     "writer.allocated:2",
@@ -197,6 +197,16 @@ def assert_recovers(bench: Bench, *, readable_at_once: bool = True) -> None:
 
 @pytest.mark.parametrize("point", CONSUMER_POINTS)
 def test_consumer_killed(bench: Bench, point: str) -> None:
+    _kill_consumer(bench, point)
+
+
+@pytest.mark.landing("store")
+@pytest.mark.parametrize("point", CONSUMER_POINTS + COPY_POINTS)
+def test_consumer_of_copies_killed(bench: Bench, point: str) -> None:
+    _kill_consumer(bench, point)
+
+
+def _kill_consumer(bench: Bench, point: str) -> None:
     with bench.open() as system:
         keys = bench.put_some(system, 220)
         bench.produce(system)
@@ -253,7 +263,7 @@ def test_producer_of_a_spread_bucket_killed(bench: Bench, point: str) -> None:
     with bench.open() as system:
         bench.put_some(system, 60)
     config = bench.config.read_text()
-    bench.config.write_text(config + "spread = 2\n")
+    bench.config.write_text(config.replace("[log]\n", "[log]\nspread = 2\n"))
     kill(bench, point, "producer", "--once")
     bench.config.write_text(config)
     assert_recovers(bench)
@@ -283,6 +293,7 @@ def test_put_killed(bench: Bench, point: str, existing: bool) -> None:
     assert_recovers(bench)
 
 
+@pytest.mark.landing("store")
 @pytest.mark.parametrize("point", GATHERED_POINTS)
 def test_gathered_puts_killed(bench: Bench, point: str) -> None:
     """Each of them happened or not; those that were acknowledged did. Two of them overwrite."""
@@ -401,82 +412,82 @@ def test_init_killed_while_it_recreates_a_shard(bench: Bench, point: str) -> Non
 # --- through the landing log --------------------------------------------------------------------------
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("point", LOG_PUT_POINTS)
-def test_put_into_the_log_killed(log_bench: Bench, point: str, existing: bool) -> None:
+def test_put_into_the_log_killed(bench: Bench, point: str, existing: bool) -> None:
     """Two objects: a single one would pass by the log. The overwritten version waits in another segment."""
     if existing:
-        with log_bench.open() as system:
-            log_bench.put(system, "other", log_bench.data(CHUNK))
-            log_bench.put(system, "victim", log_bench.data(2 * CHUNK))
-    new = _tree(log_bench, "other", "victim")
-    kill(log_bench, point, "put", "-r", "b", str(log_bench.folder / "tree"))
+        with bench.open() as system:
+            bench.put(system, "other", bench.data(CHUNK))
+            bench.put(system, "victim", bench.data(2 * CHUNK))
+    new = _tree(bench, "other", "victim")
+    kill(bench, point, "put", "-r", "b", str(bench.folder / "tree"))
     for key, data in new.items():
-        _adopt_unacknowledged(log_bench, key, data)
-    assert_recovers(log_bench)
+        _adopt_unacknowledged(bench, key, data)
+    assert_recovers(bench)
 
 
 @pytest.mark.parametrize("point", LOG_GATHERED_POINTS)
-def test_gathered_puts_into_the_log_killed(log_bench: Bench, point: str) -> None:
-    _kill_gathered(log_bench, point)
-    assert_recovers(log_bench)
+def test_gathered_puts_into_the_log_killed(bench: Bench, point: str) -> None:
+    _kill_gathered(bench, point)
+    assert_recovers(bench)
 
 
 @pytest.mark.parametrize("point", TRIMMER_POINTS)
-def test_killed_while_segments_are_given_back(log_bench: Bench, point: str) -> None:
-    with log_bench.open() as system:
-        keys = log_bench.put_some(system, 220)
-        log_bench.produce(system)
+def test_killed_while_segments_are_given_back(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        keys = bench.put_some(system, 220)
+        bench.produce(system)
         for key in keys[::9]:
-            log_bench.delete(system, key)
-    kill(log_bench, point, "consumer", "--once")
-    assert_recovers(log_bench)
+            bench.delete(system, key)
+    kill(bench, point, "consumer", "--once")
+    assert_recovers(bench)
 
 
 @pytest.mark.parametrize("point", LOG_RECOVERY_POINTS)
-def test_recovery_of_a_log_killed(log_bench: Bench, point: str) -> None:
-    new = _tree(log_bench, "other", "victim")
-    kill(log_bench, "put.recorded", "put", "-r", "b", str(log_bench.folder / "tree"))
-    log_bench.acknowledged |= new
-    log_bench.end_leases()
-    kill(log_bench, point, "consumer", "--once")
-    assert_recovers(log_bench)
+def test_recovery_of_a_log_killed(bench: Bench, point: str) -> None:
+    new = _tree(bench, "other", "victim")
+    kill(bench, "put.recorded", "put", "-r", "b", str(bench.folder / "tree"))
+    bench.acknowledged |= new
+    bench.end_leases()
+    kill(bench, point, "consumer", "--once")
+    assert_recovers(bench)
 
 
 @pytest.mark.parametrize("point", LATE_SEGMENT_POINTS)
-def test_killed_while_a_segment_without_a_row_is_given_back(log_bench: Bench, point: str) -> None:
-    with log_bench.open() as system:
+def test_killed_while_a_segment_without_a_row_is_given_back(bench: Bench, point: str) -> None:
+    with bench.open() as system:
         assert system.medium is not None
         system.medium.create(new_segment_id(system.clock.now_ms(), 7), 1, 0).close()
-    kill(log_bench, point, "consumer", "--once")
-    assert_recovers(log_bench)
+    kill(bench, point, "consumer", "--once")
+    assert_recovers(bench)
 
 
 @pytest.mark.parametrize("point", REPLACE_POINTS)
-def test_killed_while_a_device_is_replaced(log_bench: Bench, point: str) -> None:
-    with log_bench.open() as system:
-        log_bench.put_some(system, 20)
-        log_bench.pack(system)
-    device = log_bench.folder / "store" / "landing_log" / "device0"
-    device.rename(log_bench.folder / "old")
+def test_killed_while_a_device_is_replaced(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 20)
+        bench.pack(system)
+    device = bench.folder / "store" / "landing_log" / "device0"
+    device.rename(bench.folder / "old")
     replace = ["init", "--new-device", "0"]
-    kill(log_bench, point, *replace)
-    if log_bench.run("init").returncode:
-        assert log_bench.run(*replace).returncode == 0
-    assert_recovers(log_bench)
-    (log_bench.folder / "old").rename(device)
-    assert b"was replaced by another one" in log_bench.run("init").stderr
+    kill(bench, point, *replace)
+    if bench.run("init").returncode:
+        assert bench.run(*replace).returncode == 0
+    assert_recovers(bench)
+    (bench.folder / "old").rename(device)
+    assert b"was replaced by another one" in bench.run("init").stderr
 
 
 @pytest.mark.parametrize("point", FORWARD_POINTS)
-def test_killed_while_stragglers_are_written_again(log_bench: Bench, point: str) -> None:
+def test_killed_while_stragglers_are_written_again(bench: Bench, point: str) -> None:
     """One object in 16 is left of segments that were sealed long ago."""
-    with log_bench.open() as system:
+    with bench.open() as system:
         system.clock = LaterClock(-TTL_OVER_MS)
-        keys = log_bench.put_some(system, 440)
+        keys = bench.put_some(system, 440)
         for index, key in enumerate(keys):
             if index % 16:
-                log_bench.delete(system, key)
-    kill(log_bench, point, "gc", "run", "--apply")
-    assert_recovers(log_bench)
+                bench.delete(system, key)
+    kill(bench, point, "gc", "run", "--apply")
+    assert_recovers(bench)
 
 
 def test_every_kill_point_is_in_the_matrix() -> None:
@@ -492,6 +503,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
         point.partition(":")[0]
         for points in (
             CONSUMER_POINTS,
+            COPY_POINTS,
             AILING_CONSUMER_POINTS,
             FOREIGN_EVENT_POINTS,
             FULL_STORE_POINTS,

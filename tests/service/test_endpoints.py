@@ -24,11 +24,11 @@ from nos_ec.adapters.sql.engine import make_engine
 from nos_ec.composition.wiring import System
 from nos_ec.engine.store_totals import CHEAP_ROWS_MAX
 from nos_ec.monitoring.endpoint import Endpoint
-from nos_ec.monitoring.metric import PREFIX, Kind
+from nos_ec.monitoring.metric import Kind
 from nos_ec.monitoring.metrics import METRICS, STORE_PLACEMENT_GROUPS
 from nos_ec.settings import without_settings
 from nos_ec.testing.audit import counted_totals
-from tests.rig.at_rest import LaterClock
+from tests.rig.at_rest import LaterClock, end_log
 from tests.rig.dev_servers import free_port
 from tests.rig.full_store import Shape, fill
 from tests.rig.notify_socket import NotifySocket
@@ -105,12 +105,10 @@ def until(condition: Any, what: str) -> None:
 
 
 def expected_names(service: str) -> set[str]:
-    """Those of a store without Ceph and without a landing log (test_landing_figures.py has one)."""
+    """Those of a store without Ceph."""
     names = set()
-    of_log = tuple(PREFIX + start for start in ("landing_log_", "store_landing_log_", "store_landing_segment"))
     for metric in METRICS:
-        only_elsewhere = metric is STORE_PLACEMENT_GROUPS or metric.name.startswith(of_log)
-        if service in metric.services and not only_elsewhere:
+        if service in metric.services and metric is not STORE_PLACEMENT_GROUPS:
             suffixes = ("_bucket", "_count", "_sum") if metric.kind is Kind.HISTOGRAM else ("",)
             names |= {metric.exposed_name + suffix for suffix in suffixes}
     return names
@@ -129,6 +127,7 @@ def rests(found: dict[tuple[str, ...], float], system: System) -> bool:
 
 def test_consumer(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 200)
+    end_log(system)
     bench.produce(system)
     with daemon(bench, "consumer") as consumer:
         until(lambda: consumer.metrics()[("nos_ec_consumer_packed_objects_total",)] >= 100, "it packs")

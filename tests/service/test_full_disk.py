@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,13 +16,15 @@ import pytest
 from nos_consumer.assemble import consumer_service
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.errors import NoSpace
-from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.core.ids import BlockId, ObjectKey, in_log
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import come_to_rest
 
 from .conftest import CHUNK, STRIPE, Bench
 
 RESERVE_MIB = 4
+LOG_MIB = 16
+"""The device of the landing log, which lies on the same disk."""
 
 
 class SmallDisk:
@@ -71,16 +74,22 @@ def full_bench(disk: SmallDisk) -> Bench:
 
 
 def test_puts_until_the_disk_is_full(full_bench: Bench, disk: SmallDisk) -> None:
-    """Every acknowledged PUT is there; the refused one left nothing; after deletes, PUTs work again."""
+    """The log fills up, then the disk. Every acknowledged PUT is there; the refused one left nothing; after deletes,
+    PUTs work again."""
     bench = full_bench
-    disk.resize(24)
+    disk.resize(24 + LOG_MIB)
     with bench.open() as system:
         refused = _put_until_refused(bench, system)
+        landed = [system.store().head(key).landing_id for key in bench.acknowledged]
+        in_both = Counter(in_log(landing_id) for landing_id in landed if landing_id is not None)
+        assert in_both[True] > 200, "the log was filled first"
+        assert in_both[False] > 100, "then the landing store"
         bench.assert_readable(system)
         bench.assert_absent(system, refused)
         assert bench.run("put", "b/more", "-", stdin=bytes(8 * CHUNK)).returncode == 8
-        for key in list(bench.acknowledged)[::2]:
-            bench.delete(system, key)
+        for index, key in enumerate(list(bench.acknowledged)):
+            if index % 4:  # most of them: deleting what lies in the log frees no space on the disk
+                bench.delete(system, key)
         bench.settle(system)
         bench.put(system, "after", b"deleting and packing have made room")
         bench.settle(system)
@@ -90,7 +99,7 @@ def test_puts_until_the_disk_is_full(full_bench: Bench, disk: SmallDisk) -> None
 
 def test_a_large_put_on_a_full_disk(full_bench: Bench, disk: SmallDisk) -> None:
     bench = full_bench
-    disk.resize(24)
+    disk.resize(24 + LOG_MIB)
     with bench.open() as system:
         done = bench.run("put", "b/large", "-", stdin=bench.data(120 * STRIPE))
         assert done.returncode == 8, done.stderr
@@ -145,9 +154,9 @@ def test_without_any_space_objects_are_still_read_and_writes_report_it(full_benc
 def test_a_tree_that_does_not_fit(full_bench: Bench, disk: SmallDisk, tmp_path: Path, size: int) -> None:
     """What the totals count is there, in order; once there is space, the same command stores the rest."""
     bench = full_bench
-    disk.resize(24)
+    disk.resize(24 + LOG_MIB)
     (tree := tmp_path / "tree").mkdir()
-    count = (32 << 20) // size
+    count = (32 + LOG_MIB << 20) // size
     for index in range(count):
         (tree / f"{index:04}").write_bytes(bench.data(size))
     done = bench.run("put", "-r", "b", str(tree), "--json")
@@ -159,7 +168,7 @@ def test_a_tree_that_does_not_fit(full_bench: Bench, disk: SmallDisk, tmp_path: 
     with bench.open() as system:
         listed = [row.key.name for row in system.store().list_objects("b", "", "", count)]
         assert listed == [f"{index:04}" for index in range(told["objects"])]
-        disk.resize(120)
+        disk.resize(160)
         done = bench.run("put", "-r", "b", str(tree), "--json")
         assert json.loads(done.stdout)["objects"] == count, done.stderr
         bench.acknowledged = {ObjectKey("b", path.name): path.read_bytes() for path in tree.iterdir()}

@@ -19,7 +19,7 @@ from nos_ec.testing.faulty import Faults, faulty
 
 from .conftest import CHUNK, WAIT_S_MAX, Bench
 
-pytestmark = pytest.mark.invariant(1)
+pytestmark = [pytest.mark.invariant(1), pytest.mark.landing("store")]
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from nos_ec.testing.clock import FakeClock
 
 from .conftest import Bench
 
+pytestmark = pytest.mark.landing("store")
+
 TTL_MS = 30_000
 
 

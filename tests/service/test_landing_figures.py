@@ -18,23 +18,16 @@ from nos_ec.engine.log_bypass import LogBypass
 from nos_ec.monitoring.sources import batch_samples, housekeeping_samples, store_samples
 from nos_gc.assemble import gc_collector
 
-from .conftest import Bench
+from .conftest import STORE_CONFIG, Bench
 
 KIB, MIB = 1 << 10, 1 << 20
-LOG = """
-[landing]
-mode = "log"
-device_bytes = 16777216
-segment_bytes = 1048576
-bypass_bytes = 65536
-"""
 Figures = dict[tuple[str, ...], float]
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     bench = Bench(tmp_path)
-    bench.config.write_text(bench.config.read_text() + LOG)
+    bench.config.write_text(bench.config.read_text() + "bypass_bytes = 65536\n")
     initialise(bench.settings())
     return bench
 
@@ -78,7 +71,7 @@ def test_an_empty_log_is_shown(bench: Bench, system: System, capfd: pytest.Captu
 
 
 def test_a_store_without_a_log_shows_none(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, STORE_CONFIG)
     initialise(bench.settings())
     data, text = status(bench, capfd)
     assert data is None

@@ -16,20 +16,14 @@ from nos_ec.core.lifecycle import SegmentState
 from nos_ec.testing.audit import all_objects
 from tests.rig.at_rest import LaterClock
 
-from .conftest import CHUNK, CONFIG, LANDING_LOG, TTL_OVER_MS, Bench
+from .conftest import CHUNK, CONFIG, STORE_CONFIG, TTL_OVER_MS, Bench
 
 pytestmark = pytest.mark.invariant(1)
 
 MIB = 1 << 20
 RING = 15 * MIB
-"""Bytes of the slots of LANDING_LOG."""
+"""Bytes of the slots of CONFIG."""
 BYPASS = 64 << 10
-
-
-@pytest.fixture
-def bench(log_bench: Bench) -> Bench:
-    """Every store of these tests has a log."""
-    return log_bench
 
 
 def set_mode(bench: Bench, mode: str) -> None:
@@ -227,18 +221,18 @@ def _load(open_one: object, stop: threading.Event, failures: list[BaseException]
 
 # --- settings and devices ---------------------------------------------------------------------------
 @pytest.fixture
-def old_bench(tmp_path: Path, new_store: Path) -> Bench:
+def old_bench(tmp_path: Path, new_plain_store: Path) -> Bench:
     """A store without a log, in which copies wait."""
     folder = tmp_path / "old"
-    shutil.copytree(new_store, folder)
-    bench = Bench(folder)
+    shutil.copytree(new_plain_store, folder)
+    bench = Bench(folder, STORE_CONFIG)
     with bench.open() as system:
         bench.put_some(system, 40)
     return bench
 
 
 def test_an_old_store_gets_a_log(old_bench: Bench) -> None:
-    old_bench.config.write_text(CONFIG + LANDING_LOG)
+    old_bench.config.write_text(CONFIG)
     refused = old_bench.run("ls")
     assert refused.returncode == 3
     assert b"run `nos-ec init` to create it (16 MiB), or set landing.mode" in refused.stderr

@@ -14,6 +14,8 @@ from nos_ec.ports.metadata import Metadata
 
 from .conftest import Bench
 
+pytestmark = pytest.mark.landing("store")
+
 
 class Counted:
     """Metadata that counts the look-ups of rows."""

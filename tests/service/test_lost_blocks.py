@@ -23,7 +23,7 @@ from tests.rig.at_rest import LaterClock, come_to_rest
 
 from .conftest import CHUNK, Bench
 
-pytestmark = pytest.mark.invariant(2)
+pytestmark = [pytest.mark.invariant(2), pytest.mark.landing("store")]
 
 
 def _lose(bench: Bench, system: System) -> None:

@@ -39,7 +39,7 @@ from nos_ec.testing.faulty import Faults, faulty
 from nos_ec.testing.metadata_bench import pack_request
 from nos_gc.assemble import gc_service
 from nos_gc.service import LEASE_NAME
-from tests.rig.at_rest import HOUR_MS, LaterClock
+from tests.rig.at_rest import HOUR_MS, LaterClock, end_log
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 
@@ -47,11 +47,20 @@ from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 def test_objects_are_packed_read_deleted_and_collected(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 400)
     bench.assert_readable(system)
+    landed = {key: system.store().head(key).landing_id for key in keys}
     assert bench.produce(system) == 400
     bench.consume(system)
     bench.assert_readable(system)
-    assert len(list(system.landing.list_ids())) == 400, "landing copies stay until the reaper has verified the stripes"
+    for key, landing_id in landed.items():
+        assert landing_id is not None
+        copy = system.landing.read(landing_id)
+        assert copy == bench.acknowledged[key], "landing copies stay until the reaper has verified the stripes"
+    assert system.metadata.totals().landing_deletions == 400
+    end_log(system)
     system.housekeeping().run_once()
+    assert system.metadata.totals().landing_deletions == 0
+    assert system.medium is not None
+    assert list(system.medium.segments()) == []
     assert list(system.landing.list_ids()) == []
     bench.assert_readable(system)
     bench.assert_at_rest(system)
@@ -247,6 +256,7 @@ def test_undecodable_messages_cause_a_few_log_lines_and_a_count(bench: Bench, sy
     assert len(LocalMessageLog(system.settings.store.root / "log.db").dead_letters(3000)) == 2000
 
 
+@pytest.mark.landing("store")
 def test_a_damaged_landing_copy_is_left_out_and_reported(bench: Bench, system: System) -> None:
     """Its space becomes padding; the others are packed; its row stays in the landing store."""
     keys = bench.put_some(system, 60)
@@ -269,6 +279,7 @@ def test_a_damaged_landing_copy_is_left_out_and_reported(bench: Bench, system: S
         assert system.store().get(key) == data
 
 
+@pytest.mark.landing("store")
 def test_objects_of_a_plan_that_lost_most_of_its_bytes_are_planned_again(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 40)
     for key in keys[:30]:
@@ -310,6 +321,7 @@ def one_by_one() -> ReadThreads:
     return ReadThreads(1, time.perf_counter, calm_s=WAIT_S_MAX)
 
 
+@pytest.mark.landing("store")
 @pytest.mark.parametrize("last", ["read_many", "delete_many"])
 def test_housekeeping_stops_before_its_next_call(bench: Bench, system: System, last: str) -> None:
     """A daemon that is asked to stop must not first delete a million landing copies, nor wait for many unresponsive
@@ -358,6 +370,7 @@ class SlowStore:
         return failed
 
 
+@pytest.mark.landing("store")
 def test_housekeeping_counts_as_alive_while_every_call_waits(bench: Bench, system: System) -> None:
     """A part of the block store is away: the watchdog would kill a working consumer again and again."""
     bench.put_some(system, 200)
@@ -385,6 +398,7 @@ def test_housekeeping_counts_as_alive_while_every_call_waits(bench: Bench, syste
     assert late == []
 
 
+@pytest.mark.landing("store")
 def test_a_landing_copy_that_cannot_be_deleted_does_not_hold_up_the_others(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 60)
     stuck = system.store().head(keys[7]).landing_id

@@ -25,7 +25,7 @@ from tests.rig import sqlite_files
 from tests.rig.at_rest import LaterClock, settle
 from tests.rig.power_cut import MIXED, NOTHING, ZEROS, Operation, Recorder, cuts, memory_folder, points
 
-from .conftest import CHUNK, CONFIG, TTL_OVER_MS
+from .conftest import CHUNK, STORE_CONFIG, TTL_OVER_MS
 
 pytestmark = pytest.mark.invariant(1)
 
@@ -80,7 +80,7 @@ def few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     with memory_folder(tmp_path) as made:
-        (made / "nos-ec.toml").write_text(CONFIG.replace("[geometry]", "[geometry]\nk = 2\nm = 1"))
+        (made / "nos-ec.toml").write_text(STORE_CONFIG.replace("[geometry]", "[geometry]\nk = 2\nm = 1"))
         yield made
 
 

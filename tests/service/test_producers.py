@@ -24,6 +24,7 @@ from nos_producer.assemble import producer_service
 from nos_producer.service import ProducerOptions, ProducerService
 from nos_producer.slots import HeldSlots
 from nos_producer.spreading import SpreadOptions
+from tests.rig.at_rest import end_log
 
 from .conftest import WAIT_S_MAX, Bench
 from .test_endpoints import Daemon, daemon, until
@@ -349,6 +350,7 @@ def test_recovery_fences_producers_without_counting_them_as_writers(team: Team, 
 
 def test_leases_are_given_up_when_a_producer_stops(bench: Bench, system: System) -> None:
     bench.put_some(system, 20)
+    end_log(system)
     stop = Event()
     stop.set()
     with producer_service(system, shares=True) as service:

@@ -23,7 +23,7 @@ from nos_gc.assemble import gc_service
 
 from .conftest import CHUNK, SHORT_OVER_MS, STRIPE, WAIT_S_MAX, Bench
 
-pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("short_leases")]
+pytestmark = [pytest.mark.landing("store"), pytest.mark.timed, pytest.mark.usefixtures("short_leases")]
 
 
 class Meanwhile:

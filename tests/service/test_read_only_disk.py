@@ -17,7 +17,7 @@ from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.testing.audit import all_blocks
 from nos_ec.testing.clock import FakeClock
-from tests.rig.at_rest import come_to_rest
+from tests.rig.at_rest import come_to_rest, end_log
 
 from .conftest import CHUNK, Bench, set_clock
 
@@ -58,6 +58,7 @@ def system(bench: Bench, disk: ShardDisk) -> Iterator[System]:
 def test_a_consumer_backs_off(bench: Bench, disk: ShardDisk, system: System) -> None:
     """In ten seconds of its clock it tries four or five times, with one block each."""
     bench.put_some(system, 400)
+    end_log(system)
     bench.produce(system)
     clock = FakeClock(system.clock.now_ms())
     with consumer_service(system) as service:

@@ -19,6 +19,8 @@ from nos_ec.testing.faulty import Faults, faulty
 
 from .conftest import CHUNK, Bench
 
+pytestmark = pytest.mark.landing("store")
+
 TTL_MS = 60_000
 
 

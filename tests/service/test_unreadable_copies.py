@@ -27,6 +27,8 @@ from tests.rig.at_rest import come_to_rest
 
 from .conftest import Bench, set_clock
 
+pytestmark = pytest.mark.landing("store")
+
 STILL_TURNS = 300
 """Turns without progress, 20 ms or more each, after which none will come by itself: the clock of the tests stands
 still."""
