@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from nos_ec.adapters.local.device_log import DeviceLog
-from nos_ec.core.errors import ConfigError
+from nos_ec.core.errors import ConfigError, NoSpace
 from nos_ec.core.ids import LandingId
 from nos_ec.engine.copy_lander import CopyLander
 from nos_ec.engine.lander import Lander
@@ -58,15 +58,21 @@ def initialise_devices(
         if new_devices:
             raise ConfigError("--new-device: this store has no landing log", settings=("landing.mode",))
         return
-    DeviceLog.initialise(
-        log_folder(settings),
-        landing.paths(settings.store.root),
-        store_id,
-        slot_bytes=landing.segment_bytes,
-        file_bytes=landing.device_bytes,
-        new_devices=new_devices,
-        devices_min=1 if has_segments else 0,
-    )
+    try:
+        DeviceLog.initialise(
+            log_folder(settings),
+            landing.paths(settings.store.root),
+            store_id,
+            slot_bytes=landing.segment_bytes,
+            file_bytes=landing.device_bytes,
+            new_devices=new_devices,
+            devices_min=1 if has_segments else 0,
+        )
+    except NoSpace as error:
+        raise NoSpace(
+            f"no room for the landing log ({landing.device_bytes >> 20} MiB for each of its files): add space, or set a"
+            ' smaller landing.device_bytes, or landing.mode to "store"'
+        ) from error
 
 
 def open_devices(settings: Settings, stack: ExitStack, store_id: str) -> SegmentMedium | None:

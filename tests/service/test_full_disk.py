@@ -20,7 +20,7 @@ from nos_ec.core.ids import BlockId, ObjectKey, in_log
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import come_to_rest
 
-from .conftest import CHUNK, STRIPE, Bench
+from .conftest import CHUNK, STORE_CONFIG, STRIPE, Bench
 
 RESERVE_MIB = 4
 LOG_MIB = 16
@@ -246,6 +246,23 @@ def test_gc_reports_when_no_block_can_be_rewritten(full_bench: Bench, disk: Smal
         disk.free()
         assert gc_service(system).run_once().blocks_condemned > 15
         bench.assert_balanced(system)
+
+
+def test_init_without_room_for_the_landing_log_says_what_to_do(disk: SmallDisk) -> None:
+    """And goes on where it stopped, once there is room, or without the log."""
+    bench = Bench(disk.folder)
+    disk.resize(12)
+    refused = bench.run("init")
+    assert refused.returncode == 8
+    for advice in (b"(16 MiB for each of its files)", b"landing.device_bytes", b'landing.mode to "store"'):
+        assert advice in refused.stderr
+    plain = Bench(disk.folder, STORE_CONFIG)
+    assert plain.run("init").returncode == 0
+    assert plain.run("put", "b/object", str(plain.config)).returncode == 0
+    disk.resize(64)
+    bench = Bench(disk.folder)
+    assert bench.run("init").returncode == 0
+    assert bench.run("get", "b/object").stdout == STORE_CONFIG.encode()
 
 
 def _short_of_space(bench: Bench) -> None:
