@@ -119,19 +119,24 @@ def configure(stack: Mapping[str, str]) -> None:
     text, count = re.subn(r"^servers = .*$", servers, file.read_text(), flags=re.M)
     assert count == 1
     file.write_text(text)
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     for role in SETTINGS.keys() | PORTS.keys():
-        settings = SETTINGS.get(role, {}) | ({PORTS[role]: str(free_port())} if role in PORTS else {})
+        settings = SETTINGS.get(role, {}) | ({PORTS[role]: str(ports[role])} if role in PORTS else {})
         environment = ETC / role / "environment"
         environment.write_text("".join(f"NOS_EC_{name}='{value}'\n" for name, value in settings.items()))
         environment.chmod(0o600)
 
 
-def free_port() -> int:
-    """Below those of tests and of Linux's clients, above those of the development servers."""
-    while True:
+def free_ports(count: int) -> list[int]:
+    """Different ones, below those of tests and of Linux's clients, above those of the development servers."""
+    found: list[int] = []
+    for port in random.sample(range(19_000, 20_000), 1000):
         with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", random.randrange(19_000, 20_000)))
-            return int(probe.getsockname()[1])
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no free ports")
 
 
 # --- checks -------------------------------------------------------------------------------------------------------

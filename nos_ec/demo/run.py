@@ -138,6 +138,9 @@ class Demo:
                 self._settings = settings
                 write_settings(settings, self.config_file)
                 with open_system(settings) as system:
+                    self._raw_before = self._raw_bytes(system)
+                    with self._step("put"), open_system(settings) as gateway:
+                        self._put(gateway.store(), files)
                     self._run(system, files)
         finally:
             if not options.keep:
@@ -151,9 +154,6 @@ class Demo:
 
     def _run(self, system: System, files: list[SourceFile]) -> None:
         store = system.store()
-        self._raw_before = self._raw_bytes(system)
-        with self._step("put"):
-            self._put(store, files)
         with self._step("pack"):
             self._pack(system)
         rows = {row.key: row for row in _listed(store)}

@@ -34,7 +34,8 @@ END_S_MAX = 300.0
 DATABASE = {"database", *(f"database {part}" for part in ("session", "clock", "schema", "rights", "store"))}
 CEPH = {
     "Ceph",
-    *(f"Ceph {part}" for part in ("blocks pool", "landing pool", "blocks access", "landing access", "clocks")),
+    *(f"Ceph {part}" for part in ("blocks pool", "landing pool", "blocks access", "landing access", "landing log")),
+    "Ceph clocks",
 }
 CEPH |= {"free space", "store identity"}
 KAFKA = {"Kafka topics", "Kafka rights", "Kafka group"}

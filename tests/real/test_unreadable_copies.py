@@ -49,6 +49,8 @@ user = "{client.user}"
 keyring_file = "{client.keyring_file}"
 namespace = "{uuid.uuid4().hex}"
 op_timeout_ms = {OP_TIMEOUT_MS}
+[landing]
+mode = "store"
 [log]
 session_ms = 60000
 """

@@ -31,6 +31,8 @@ landing_grace_ms = 0
 [gc]
 block_grace_ms = 0
 reserve_bytes = 0
+[landing]
+mode = "store"
 [log]
 partitions = 3
 """

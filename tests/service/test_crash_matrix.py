@@ -465,7 +465,8 @@ def test_killed_while_a_segment_without_a_row_is_given_back(bench: Bench, point:
 def test_killed_while_a_device_is_replaced(bench: Bench, point: str) -> None:
     with bench.open() as system:
         bench.put_some(system, 20)
-        bench.pack(system)
+        bench.produce(system)
+        bench.consume(system)
     device = bench.folder / "store" / "landing_log" / "device0"
     device.rename(bench.folder / "old")
     replace = ["init", "--new-device", "0"]
