@@ -103,9 +103,8 @@ def life_bars(ways: Sequence[str], drawn: str | int, callers: int, *, on_ceph: b
             times = limit / SINGLE_LIFE_MS[drawn]
             bars.append(Bar(f"{way}_over_{base}.whole_life_cpu_ms_per_object", times, at_least=False))
     if on_ceph and callers == SQL_CALLERS:
-        if way == base:
-            bars.append(Bar(f"{way}.cpu_ms_per_object.put.sql", SQL_MS, at_least=False))
-        else:
+        bars.append(Bar(f"{way}.cpu_ms_per_object.put.sql", SQL_MS, at_least=False))
+        if way != base:
             bars.append(Bar(f"{way}_over_{base}.put_sql_cpu_ms_per_object", SQL_MS / SINGLE_SQL_MS, at_least=False))
     if way != base:
         faster = (PUTS_ON_CEPH if on_ceph else PUTS_EMBEDDED).get((drawn, callers))

@@ -236,6 +236,7 @@ def test_the_bars_of_a_life_depend_on_objects_callers_and_servers() -> None:
     }
     assert limits("single", "store", "log", drawn="W1", callers=16) == {
         "log_over_single.whole_life_cpu_ms_per_object": pytest.approx(6.0 / 11.9),
+        "log.cpu_ms_per_object.put.sql": 0.4,
         "log_over_single.put_sql_cpu_ms_per_object": pytest.approx(0.4 / 1.1),
         "log_over_single.objects_per_s.put": 2.0,
     }
