@@ -22,10 +22,13 @@ from nos_ec.bench.meter import Instruments, Meter
 from nos_ec.bench.pipeline import Tick, warmed_up
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput
+from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.workloads import sizes
 
 STEPS = ("put", "read", "delete")
+MEAN_OF = 10_000
+"""Sizes that tell the mean of a workload."""
 LONE_SHARE = 4
 """A lone caller lands a fourth of the objects, because it takes longer for each."""
 
@@ -74,9 +77,6 @@ class LandingBench:
         self._rng = random.Random(options.seed)
         self._objects = Objects(system, self._rng)
         self._size_max = size_max(system.geometry)
-        for drawn in options.drawn:
-            if isinstance(drawn, int) and drawn > self._size_max:
-                raise InvalidInput(f"objects of {drawn} bytes are never landed; choose at most {self._size_max}")
 
     def run(self) -> dict[str, Any]:
         """The figures (docs/BENCH.md explains them). Raises NosError."""
@@ -144,6 +144,22 @@ class LandingBench:
         took_s = timer() - started_s
         self._bare.clear()
         return took_s
+
+
+def round_bytes_max(options: LandingOptions, geometry: Geometry) -> int:
+    """About the most bytes of objects in one round of a way: with random sizes, the mean of many and a fourth more.
+    Raises InvalidInput for objects that are never landed."""
+    objects = max(options.objects, *options.callers)
+    most = 0
+    for drawn in options.drawn:
+        if isinstance(drawn, int):
+            if drawn > size_max(geometry):
+                raise InvalidInput(f"objects of {drawn} bytes are never landed; choose at most {size_max(geometry)}")
+            most = max(most, drawn * objects)
+        else:
+            total = sum(sizes(drawn, MEAN_OF, random.Random(options.seed), size_max(geometry)))
+            most = max(most, total * objects * 5 // 4 // MEAN_OF)
+    return most
 
 
 # --- figures ------------------------------------------------------------------------------------------

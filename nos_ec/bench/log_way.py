@@ -20,6 +20,7 @@ from nos_ec.bench.meter import Instruments
 from nos_ec.composition.backends import rados_options
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NosError, Transient
+from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import ObjectKey, SegmentId
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.landing_log import LandingLog, LogOptions
@@ -34,7 +35,8 @@ from nos_ec.ports.segment_medium import Buffer, SegmentMedium, SegmentWriter
 APPENDS_MAX = 2
 """Appends under way at once, in one segment or in as many as it takes. More of them make smaller batches."""
 SEGMENT_AGE_MS = 60_000
-DEVICE_BYTES = 1 << 30
+DEVICE_SPARE_BYTES = 512 << 20
+"""What the device holds besides the objects of a round: segments that are left before they are full."""
 SEGMENTS_MAX = 10_000
 RUN_OBJECTS = 64
 """Records that a reader asks for at once, in the order in which they were landed."""
@@ -161,14 +163,15 @@ class InLog:
 
 
 @contextmanager
-def log_way(system: System, instruments: Instruments) -> Iterator[InLog]:
-    """The log, on the landing pool of a store on Ceph, or on a file beside an embedded store."""
+def log_way(system: System, instruments: Instruments, round_bytes: int) -> Iterator[InLog]:
+    """The log, on the landing pool of a store on Ceph, or on a file beside an embedded store, which holds that many
+    bytes of objects. Raises NosError."""
     with ExitStack() as stack:
-        medium = stack.enter_context(closing(_medium(system, stack)))
+        medium = stack.enter_context(closing(_medium(system, stack, round_bytes)))
         yield stack.enter_context(closing(InLog(system, instruments, medium)))
 
 
-def _medium(system: System, stack: ExitStack) -> SegmentMedium:
+def _medium(system: System, stack: ExitStack, round_bytes: int) -> SegmentMedium:
     settings = system.settings
     if settings.store.backend == "ceph":
         cluster = stack.enter_context(RadosCluster(rados_options(settings)))
@@ -177,5 +180,6 @@ def _medium(system: System, stack: ExitStack) -> SegmentMedium:
     folder = settings.store.root / "bench_log"  # beside the store's own
     folder.mkdir()
     paths = [folder / "device"]
-    DeviceLog.initialise(folder, paths, system.store_id, file_bytes=DEVICE_BYTES)
+    device_bytes = (round_bytes + DEVICE_SPARE_BYTES) // PAGE * PAGE
+    DeviceLog.initialise(folder, paths, system.store_id, file_bytes=device_bytes)
     return DeviceLog(folder, paths, system.store_id)

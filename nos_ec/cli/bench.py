@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from nos_ec.bench.bars import PIPELINE, READ, SCAN, Bar, landing_bars, life_bars, missed
-from nos_ec.bench.landing_only import LandingBench, LandingOptions
+from nos_ec.bench.landing_only import LandingBench, LandingOptions, round_bytes_max
 from nos_ec.bench.landing_ways import LandingWay, OneByOne, bare_writer
 from nos_ec.bench.life import LifeBench, LifeOptions
 from nos_ec.bench.life_ways import landing_settings, life_stores
@@ -155,9 +155,10 @@ def landing(
         of_store = {"store": landing_settings(settings, "store")}
         stores = stack.enter_context(bench_stores(of_store, AdminKey(admin_user, admin_keyring)))
         system, instruments = stores.systems["store"], stores.instruments
+        round_bytes = round_bytes_max(options, system.geometry)
         bare = stack.enter_context(bare_writer(system, instruments))
         ways: dict[str, LandingWay] = {"store": OneByOne(system, instruments)}
-        ways["log"] = stack.enter_context(log_way(system, instruments))
+        ways["log"] = stack.enter_context(log_way(system, instruments, round_bytes))
         figures = LandingBench(system, instruments, ways, bare, options, tick).run()
     bars = landing_bars(drawn, options.callers, on_ceph=settings.store.backend == "ceph")
     _finish(figures, bars if check else (), as_json, lambda: _print_landing(figures))

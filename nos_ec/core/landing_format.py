@@ -119,17 +119,14 @@ class RecordHeader(NamedTuple):
 
 
 class NewRecord(NamedTuple):
-    """A record that has no place yet: `new_record` makes it. names: the bytes of its names."""
+    """A record that has no place yet: `new_record` makes it. names: the bytes of its names. size: bytes of the whole
+    record, a multiple of RECORD_ALIGN."""
 
     data: bytes
     crc32c: int
     key_md5: bytes
     names: bytes
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole record, a multiple of RECORD_ALIGN."""
-        return RECORD_HEADER_SIZE + _aligned(len(self.data), RECORD_ALIGN) + len(self.names)
+    size: int
 
 
 class RecordNames(NamedTuple):
@@ -204,10 +201,12 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
 
 def new_record(key: ObjectKey, data: bytes, crc32c: int, attributes: bytes = b"") -> NewRecord:
     """A record of a PUT. crc32c: of the data. Raises ValueError when something does not fit the format."""
-    record = NewRecord(data, crc32c, key.md5, encode_names(RecordNames(key.bucket, key.name, attributes)))
-    if not 1 <= len(data) <= DATA_SIZE_MAX:
-        raise ValueError(f"record of {key}: {len(data)} bytes of data; 1 to {DATA_SIZE_MAX} are possible")
-    return record
+    length = len(data)
+    if not 1 <= length <= DATA_SIZE_MAX:
+        raise ValueError(f"record of {key}: {length} bytes of data; 1 to {DATA_SIZE_MAX} are possible")
+    names = encode_names(RecordNames(key.bucket, key.name, attributes))
+    size = RECORD_HEADER_SIZE + _aligned(length, RECORD_ALIGN) + len(names)
+    return NewRecord(data, crc32c, key.md5, names, size)
 
 
 def batch_size(records: Sequence[NewRecord], align: int) -> int:
@@ -234,7 +233,7 @@ def lay_out(
     entries = bytearray()
     between = b""  # what lies between two pieces of data
     at = offset
-    for number, (data, crc32c, key_md5, names) in enumerate(records):
+    for number, (data, crc32c, key_md5, names, record_size) in enumerate(records):
         nonce = nonces[number * NONCE_SIZE : (number + 1) * NONCE_SIZE]
         landing_id, lsn = record_id(segment, at, nonce), first_lsn + number
         header = RecordHeader(landing_id, lsn, put_ms, TYPE_PUT, len(data), crc32c, len(names), key_md5)
@@ -242,7 +241,7 @@ def lay_out(
         between = bytes(-len(data) % RECORD_ALIGN) + names
         entries += _ENTRY.pack(at // RECORD_ALIGN, len(data), _CRC.pack(crc32c), nonce, lsn, key_md5)
         ids.append(landing_id)
-        at += header.size
+        at += record_size
     buffers.append(between + bytes(offset + size - at))
     return LaidBatch(buffers, size, ids, bytes(entries))
 

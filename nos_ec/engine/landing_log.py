@@ -244,6 +244,9 @@ class LandingLog:
     # --- appending --------------------------------------------------------------------------------
     def _pieces(self, records: Sequence[NewRecord]) -> Iterator[list[int]]:
         """Cut a batch into batches of which each fits an empty segment; a record too large for one is alone."""
+        if records and batch_size(records, self._limits.align) <= fresh_room(self._limits, len(records)):
+            yield list(range(len(records)))
+            return
         piece: list[int] = []
         size = 0
         for index, record in enumerate(records):

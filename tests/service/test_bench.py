@@ -226,7 +226,7 @@ def test_the_log_gives_back_every_segment(config: Path) -> None:
         system = stores.systems["store"]
         with (
             bare_writer(system, stores.instruments) as bare,
-            log_way(system, stores.instruments) as way,
+            log_way(system, stores.instruments, 64 * 5000) as way,
         ):
             options = LandingOptions([5000], [3], 64, 2, 1)
             LandingBench(system, stores.instruments, {"log": way}, bare, options, lambda *_: None).run()

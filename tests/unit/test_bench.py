@@ -15,7 +15,7 @@ from nos_ec.bench.bars import PIPELINE, landing_bars, life_bars, missed
 from nos_ec.bench.callers import call_all
 from nos_ec.bench.figures import Run, percentile, ratio, summary
 from nos_ec.bench.landing import Piece
-from nos_ec.bench.landing_only import LandingRound, cell_figures
+from nos_ec.bench.landing_only import LandingOptions, LandingRound, cell_figures, round_bytes_max
 from nos_ec.bench.landing_ways import BareFile
 from nos_ec.bench.life import Life, life_figures
 from nos_ec.bench.pipeline import planned, warmed_up
@@ -278,6 +278,16 @@ def test_ways_of_landing_are_compared_step_by_step() -> None:
     assert found["put_ms"] == pytest.approx({"p50": 0.25, "p99": 0.25})
     assert found["cpu_ms_per_object"]["put"] == pytest.approx({"osds": 1 / 9})
     assert found["cpu_ms_per_object"]["life"] == pytest.approx({"osds": 0.04 / 0.12})
+
+
+def test_the_device_of_the_bench_holds_the_largest_round() -> None:
+    def most(drawn: list[str | int], callers: int, objects: int) -> int:
+        return round_bytes_max(LandingOptions(drawn, [1, callers], objects, rounds=1, seed=1), Geometry())
+
+    assert most([4096, 65536], 16, 1000) == 65536 * 1000
+    assert most([65536], 2000, 1000) == 65536 * 2000
+    mean = 0.80 * 64 + 0.15 * 576 + 0.05 * 2560  # KiB, of W1
+    assert most(["W1", 65536], 16, 1000) == pytest.approx(1.25 * mean * 1024 * 1000, rel=0.05)
 
 
 def test_the_bars_of_landing_are_those_of_the_cells_that_were_measured() -> None:

@@ -19,22 +19,28 @@ from nos_ec.core.geometry import PAGE
 
 Buffer = bytes | bytearray | memoryview
 
-_POOLED_BYTES = 1 << 20
+_POOLED_BYTES = 9 << 19
+"""Room for the largest object that is packed, with header and names, and for the largest run of a read."""
 _POOLED_COUNT = 8
 _pool: list[memoryview] = []
-"""Buffers of memory pages, as O_DIRECT needs them: making one costs more than a small write."""
+"""Buffers of memory pages, as O_DIRECT needs them: touching new pages costs more than a write of them."""
 
 
 @contextmanager
 def page_buffer(size: int) -> Iterator[memoryview]:
     """Memory that begins at a page, for the time of one operation. What it holds is undefined."""
     try:
-        memory = _pool.pop() if size <= _POOLED_BYTES else memoryview(mmap.mmap(-1, size))
+        memory = _pool.pop() if size <= _POOLED_BYTES else _new_pages(size)
     except IndexError:
-        memory = memoryview(mmap.mmap(-1, _POOLED_BYTES))
+        memory = _new_pages(_POOLED_BYTES)
     yield memory[:size]
     if len(memory) == _POOLED_BYTES and len(_pool) < _POOLED_COUNT:
         _pool.append(memory)
+
+
+def _new_pages(size: int) -> memoryview:
+    # Private: pages that could be shared with a child cost several times as much when they are first touched.
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def open_direct(path: Path, flags: int) -> tuple[int, bool]:
