@@ -130,6 +130,11 @@ class BlockStore(Protocol):
         """
         ...
 
+    def missing_shards(self, block_id: BlockId) -> Sequence[int]:
+        """The shards that have nothing of this block, lost shards included. Empty if the store finds and repairs such
+        blocks itself. For a block that is not being created or deleted. Raises Transient."""
+        ...
+
     def counters(self) -> ReadCounters:
         """The cost of reading so far."""
         ...

@@ -206,6 +206,7 @@ def test_a_replaced_shard_takes_new_blocks_but_no_appends_to_old_ones(root: Path
     block_id, data = _written(blocks, 1)
     _unmount(root, 5)
     assert blocks.blocks_short() == 1
+    assert blocks.missing_shards(block_id) == [5]
     with pytest.raises(ConfigError, match="init --new-shard 5"):
         LocalBlockStore.initialise(root, SMALL)
     assert not (root / "shard-05").exists(), "an empty folder would be written to"
@@ -217,6 +218,7 @@ def test_a_replaced_shard_takes_new_blocks_but_no_appends_to_old_ones(root: Path
     other_id, other = _written(blocks, 2, seed=9)
     assert blocks.read(other_id, 0, len(other)) == other
     assert blocks.blocks_short() == 1
+    assert (blocks.missing_shards(block_id), blocks.missing_shards(other_id)) == ([5], [])
     with pytest.raises(ConfigError, match=r"shard 5 .* is not missing"):
         LocalBlockStore.initialise(root, SMALL, [5])
     with pytest.raises(ConfigError, match=r"no shard 99: .* has shards 0 to \d+$"):

@@ -223,6 +223,10 @@ class LocalBlockStore:
         a time."""
         return self._folders.count_short()
 
+    def missing_shards(self, block_id: BlockId) -> list[int]:
+        """The shards without a file of the block, and those whose folder cannot be read."""
+        return self._folders.missing(block_id)
+
     def counters(self) -> ReadCounters:
         """The cost of `read` and `read_many` so far."""
         with self._counters_lock:

@@ -111,6 +111,18 @@ class ShardFolders:
                 except OSError as error:
                     _refuse_exhausted(self.folder(shard), error)
 
+    def missing(self, block_id: BlockId) -> list[int]:
+        """The shards that have no file of the block. Lost shards count."""
+        found = []
+        for shard in self.shards:
+            path = self.path(block_id, shard)
+            try:
+                path.stat()
+            except OSError as error:
+                _refuse_exhausted(path, error)
+                found.append(shard)
+        return found
+
     def count_short(self) -> int:
         """The number of blocks that lack a file on some shard. Lost shards count. Holds the names of a sixteenth of the
         blocks in memory."""

@@ -235,6 +235,10 @@ class RadosBlockStore:
     def blocks_short(self) -> None:
         """Return None, because Ceph itself finds and recovers such blocks. `ceph status` shows its progress."""
 
+    def missing_shards(self, block_id: BlockId) -> tuple[int, ...]:  # noqa: ARG002
+        """Return nothing, because Ceph itself finds and recovers such blocks."""
+        return ()
+
     def counters(self) -> ReadCounters:
         """The cost of `read` and `read_many` so far, computed from the ranges (see read_cost.py)."""
         return self._counter.value()

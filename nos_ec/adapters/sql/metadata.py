@@ -1,8 +1,8 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
 What each transaction does is in the modules named after their subjects: objects, puts, commits, blocks, leases,
-landing, landing_segments, store_info, totals. This module only says which function a method runs, and whether it
-writes.
+landing, landing_segments, inspection, store_info, totals. This module only says which function a method runs, and
+whether it writes.
 
 Each part of the port has a class here, to be read beside its protocol. `SqlMetadata` inherits them all, because the
 parts share one `Transactions` (connections and retries) and one geometry, and because users that need several parts
@@ -15,7 +15,18 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, Engine
 
-from nos_ec.adapters.sql import blocks, commits, landing, landing_segments, leases, objects, puts, store_info, totals
+from nos_ec.adapters.sql import (
+    blocks,
+    commits,
+    inspection,
+    landing,
+    landing_segments,
+    leases,
+    objects,
+    puts,
+    store_info,
+    totals,
+)
 from nos_ec.adapters.sql.look_up import FAILURES, LookUps
 from nos_ec.adapters.sql.migrate import open_checked
 from nos_ec.adapters.sql.transactions import Transactions
@@ -35,11 +46,13 @@ from nos_ec.ports.metadata import (
     NewObject,
     ObjectRow,
     Placed,
+    QueueEntry,
     Segment,
     SegmentRow,
     StoredTotals,
     Totals,
     WaitingBlocks,
+    WaitingRow,
 )
 
 
@@ -367,7 +380,43 @@ class _SqlLandingSegments(_SqlPart):
         return self._read(landing_segments.totals)
 
 
-class SqlMetadata(_SqlObjects, _SqlLeases, _SqlBlocks, _SqlLandingQueue, _SqlLandingSegments):
+class _SqlInspection(_SqlPart):
+    """`Inspection` of the port."""
+
+    def objects_after(self, object_id: int, limit: int) -> list[ObjectRow]:
+        """See the port."""
+        return self._read(inspection.objects_after, object_id, limit)
+
+    def objects_with(self, object_ids: Collection[int]) -> dict[int, ObjectRow]:
+        """See the port."""
+        return self._read(inspection.objects_with, object_ids) if object_ids else {}
+
+    def segments_of(self, object_ids: Collection[int]) -> dict[int, list[tuple[int, Segment]]]:
+        """See the port."""
+        return self._read(inspection.segments_of, object_ids) if object_ids else {}
+
+    def owners_after(self, object_id: int, limit: int) -> list[int]:
+        """See the port."""
+        return self._read(inspection.owners_after, object_id, limit)
+
+    def blocks_known(self, block_ids: Collection[BlockId]) -> frozenset[BlockId]:
+        """See the port."""
+        return self._read(inspection.blocks_known, block_ids) if block_ids else frozenset()
+
+    def waiting_after(self, landing_id: LandingId | None, limit: int) -> list[WaitingRow]:
+        """See the port."""
+        return self._read(inspection.waiting_after, landing_id, limit)
+
+    def waiting_with(self, landing_ids: Collection[LandingId]) -> dict[LandingId, WaitingRow]:
+        """See the port."""
+        return self._read(inspection.waiting_with, landing_ids) if landing_ids else {}
+
+    def deletions_after(self, landing_id: LandingId | None, limit: int) -> list[QueueEntry]:
+        """See the port."""
+        return self._read(inspection.deletions_after, landing_id, limit)
+
+
+class SqlMetadata(_SqlObjects, _SqlLeases, _SqlBlocks, _SqlLandingQueue, _SqlLandingSegments, _SqlInspection):
     """`Metadata` on an engine whose tables exist. Safe to call from several threads and several processes."""
 
     def bind_geometry(self, geometry: Geometry) -> None:

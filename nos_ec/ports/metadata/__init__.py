@@ -1,5 +1,5 @@
-"""The metadata store, in five parts: objects, writer leases, blocks, the deletion queue of landing copies, and the
-segments of the landing log.
+"""The metadata store, in six parts: objects, writer leases, blocks, the deletion queue of landing copies, the segments
+of the landing log, and pages of whole tables for checks.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
 combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
@@ -20,6 +20,7 @@ Invariants kept here (numbers of docs/INVARIANTS.md):
 from __future__ import annotations
 
 from nos_ec.ports.metadata.blocks import BlockRow, Blocks, GroupCommit, Move, Placed, WaitingBlocks, WaitReason
+from nos_ec.ports.metadata.inspection import Inspection, QueueEntry, WaitingRow
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, SegmentRow
 from nos_ec.ports.metadata.leases import Lease, Leases
@@ -30,6 +31,7 @@ __all__ = [
     "BlockRow",
     "Blocks",
     "GroupCommit",
+    "Inspection",
     "LandedMove",
     "LandingDeletion",
     "LandingQueue",
@@ -43,10 +45,12 @@ __all__ = [
     "ObjectRow",
     "Objects",
     "Placed",
+    "QueueEntry",
     "Segment",
     "SegmentRow",
     "StoredTotals",
     "Totals",
     "WaitReason",
     "WaitingBlocks",
+    "WaitingRow",
 ]
