@@ -31,6 +31,10 @@ class Incomplete(NosError):
     """A command on many objects did everything but what it named."""
 
 
+class ProblemsFound(NosError):
+    """`check` found what does not fit."""
+
+
 _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
     (InvalidInput, EXIT_USAGE),
     (ConfigError, 3),
@@ -42,6 +46,7 @@ _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
     (Blocklisted, 11),
     (Transient, 7),
     (Incomplete, 12),
+    (ProblemsFound, 13),
 )
 """Order matters: each class comes before its base class."""
 

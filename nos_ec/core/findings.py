@@ -1,0 +1,114 @@
+"""What a check of a store can find, and how it is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FindingKind(StrEnum):
+    """What does not fit. docs/CHECK.md has a line for each: what it means, and what mends it."""
+
+    BLOCK_WITHOUT_ROW = "block-without-row"
+    """The block store has a block that the metadata does not know, and no object lies in it."""
+    BLOCK_ROW_MISSING = "block-row-missing"
+    """Objects lie in a block that has no row."""
+    BLOCK_MISSING = "block-missing"
+    """The metadata has a block that is not in the block store."""
+    BLOCK_LENGTH = "block-length"
+    """A block has fewer stripes than its row says, or is sealed and has more."""
+    BLOCK_COUNTERS = "block-counters"
+    """The counters of a block's row are not what headers and rows of objects add up to."""
+    BLOCK_WITHOUT_WRITER = "block-without-writer"
+    """A block is open, but the lease of its writer is gone."""
+    BLOCK_CONDEMNED = "block-condemned"
+    """A block is about to be deleted, but objects lie in it."""
+    BLOCKS_SHORT = "blocks-short"
+    """Blocks lack a shard."""
+    HEADER_DAMAGED = "header-damaged"
+    """The header of a stripe group cannot be read."""
+    EXTENT_UNCONFIRMED = "extent-unconfirmed"
+    """A row places an object where no header has it."""
+    DATA_DAMAGED = "data-damaged"
+    """The bytes of an object cannot be read, or are not those of its CRC."""
+    ROW_INVALID = "row-invalid"
+    """The columns of an object's row contradict each other."""
+    PARTS_WRONG = "parts-wrong"
+    """The segments of a large object are not the whole object."""
+    PARTS_WITHOUT_OBJECT = "parts-without-object"
+    """There are segments of a large object that does not exist, or of an older version."""
+    COPY_WITHOUT_OWNER = "copy-without-owner"
+    """A landing copy that neither an object nor the deletion queue refers to."""
+    COPY_MISSING = "copy-missing"
+    """An object waits to be packed, but its landing copy is gone."""
+    COPY_DAMAGED = "copy-damaged"
+    """A landing copy is not what its object's row says."""
+    COPY_QUEUED = "copy-queued"
+    """The deletion queue has a landing copy that an object needs."""
+    NOT_WAITING = "not-waiting"
+    """An object is in the landing store, but not among what waits to be packed."""
+    WAITS_FOR_NOTHING = "waits-for-nothing"
+    """What waits to be packed names an object that does not wait, or another copy of it."""
+    LANDING_SEGMENT_WITHOUT_ROW = "landing-segment-without-row"
+    """The landing log has a landing segment that the metadata does not know."""
+    LANDING_SEGMENT_MISSING = "landing-segment-missing"
+    """The metadata has a landing segment with records that is not in the landing log."""
+    LANDING_SEGMENT_WITHOUT_WRITER = "landing-segment-without-writer"
+    """A landing segment is open, but the lease of its log is gone."""
+    LANDING_SEGMENT_DOOMED = "landing-segment-doomed"
+    """A landing segment is about to be given back, but objects wait in it."""
+    LANDING_SEGMENT_END = "landing-segment-end"
+    """Objects wait in a landing segment, but behind its end according to its row."""
+
+
+REPAIRS: Mapping[FindingKind, str] = {
+    FindingKind.BLOCK_WITHOUT_ROW: "nothing refers to it: look whether the metadata is older than the block store"
+    " (restored from a backup?); if it is not, the block only takes space",
+    FindingKind.BLOCK_ROW_MISSING: "GET still reads the objects; restore the row from a backup, or put them again",
+    FindingKind.BLOCK_MISSING: "if objects lie in it, they are lost: put them again or restore the block store",
+    FindingKind.BLOCK_LENGTH: "what lies behind its end is lost: put those objects again",
+    FindingKind.BLOCK_COUNTERS: "no object is harmed; GC decides by these counters",
+    FindingKind.BLOCK_WITHOUT_WRITER: "no object is harmed; nobody seals this block",
+    FindingKind.BLOCK_CONDEMNED: "stop GC at once, and put the objects again before the block is deleted",
+    FindingKind.BLOCKS_SHORT: "mount the missing disk; after `nos-ec init --new-shard`, GC rewrites blocks in time",
+    FindingKind.HEADER_DAMAGED: "objects there can still be read; put them again, so that GC collects the block",
+    FindingKind.EXTENT_UNCONFIRMED: "read the object; if its checksum is wrong, put it again",
+    FindingKind.DATA_DAMAGED: "put the object again",
+    FindingKind.ROW_INVALID: "put the object again, or delete it",
+    FindingKind.PARTS_WRONG: "put the object again",
+    FindingKind.PARTS_WITHOUT_OBJECT: "no object is harmed; the segments' blocks are not collected",
+    FindingKind.COPY_WITHOUT_OWNER: "nothing refers to it: look whether the metadata is older than the landing store"
+    " (restored from a backup?); if it is not, the copy only takes space",
+    FindingKind.COPY_MISSING: "put the object again",
+    FindingKind.COPY_DAMAGED: "put the object again",
+    FindingKind.COPY_QUEUED: "no copy is deleted while an object waits with it",
+    FindingKind.NOT_WAITING: "put the object again: no producer publishes it",
+    FindingKind.WAITS_FOR_NOTHING: "no object is harmed; producers and consumers pass over it",
+    FindingKind.LANDING_SEGMENT_WITHOUT_ROW: "consumers and GC give back an empty one on devices; one with records is"
+    " from after the backup that the metadata was restored from",
+    FindingKind.LANDING_SEGMENT_MISSING: "connect its device; what waits in it is named as copy-missing",
+    FindingKind.LANDING_SEGMENT_WITHOUT_WRITER: "a consumer or GC run seals it within a minute or two",
+    FindingKind.LANDING_SEGMENT_DOOMED: "stop consumers and GC at once, and put the objects again",
+    FindingKind.LANDING_SEGMENT_END: "let consumers pack the objects, then check again",
+}
+"""What mends each, or what it does while it is not mended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that does not fit. what: names it for people, and is the same whenever it is found again. evidence:
+    what was seen, by name, as JSON has it: states, counters, CRCs, versions."""
+
+    kind: FindingKind
+    what: str
+    evidence: Mapping[str, object] = field(default_factory=dict, compare=False)
+
+    @property
+    def repair(self) -> str:
+        """What mends it."""
+        return REPAIRS[self.kind]
+
+    def data(self) -> dict[str, object]:
+        """It, as JSON has it."""
+        return {"kind": self.kind.value, "what": self.what, "evidence": dict(self.evidence), "repair": self.repair}

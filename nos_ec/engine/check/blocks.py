@@ -1,0 +1,224 @@
+"""Checks a block: its row against the block store, headers and the places of objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.findings import Finding, FindingKind
+from nos_ec.core.ids import BlockId, Extent
+from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.reclaim import BlockAccount, account_block
+from nos_ec.engine.header_scan import HeaderScan, scan_headers
+from nos_ec.engine.packable import crc_checked
+from nos_ec.engine.recovery import live_entries
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.metadata import BlockRow, Metadata, Placed
+
+TRIES = 10
+"""Looks at one thing until its row is the same before and after. A look takes milliseconds."""
+NAMED_MAX = 5
+"""Objects, or blocks, that the evidence of a finding about many of them names."""
+READ_BYTES_MAX = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ReadShare:
+    """Which blocks and landing copies are read: a share of them, from 0 to 1, another one for each salt."""
+
+    share: float = 0.0
+    salt: bytes = b""
+
+    def takes(self, name: bytes) -> bool:
+        """Whether this block or copy is read."""
+        return crc32(name + self.salt) < self.share * 2**32
+
+
+@dataclass(slots=True)
+class BlockFigures:
+    """What a check of blocks has read."""
+
+    header_bytes: int = 0
+    data_bytes: int = 0
+
+
+class BlockCheck:
+    """Looks at one block at a time."""
+
+    def __init__(self, metadata: Metadata, blocks: BlockStore, read: ReadShare) -> None:
+        self._metadata = metadata
+        self._blocks = blocks
+        self._read = read
+        self.figures = BlockFigures()
+
+    def findings(self, row: BlockRow) -> list[Finding] | None:
+        """What is wrong with a block; None if it changes all the time, so that nothing can be said. Every change to
+        what lies in a block changes its row too. Raises Transient."""
+        before: BlockRow | None = row
+        for _ in range(TRIES):
+            if before is None:
+                return []  # collected meanwhile
+            found = self._look(before)
+            after = self.row(before.block_id)
+            if after == before:
+                return found
+            before = after
+        return None
+
+    def row(self, block_id: BlockId) -> BlockRow | None:
+        """The row of a block; None if there is none now."""
+        try:
+            return self._metadata.block(block_id)
+        except NotFound:
+            return None
+
+    def _look(self, row: BlockRow) -> list[Finding]:
+        placed = self._metadata.placed_in(row.block_id)
+        found = _Findings(row)
+        if row.size_bytes != self._blocks.geometry.stripe_size * row.stripes:
+            found.add(FindingKind.BLOCK_COUNTERS, row=_booked(row), stripes=row.stripes)
+        elif row.state is BlockState.CONDEMNED:  # it may be half deleted
+            if placed:
+                found.add(FindingKind.BLOCK_CONDEMNED, objects=len(placed), named=_names(placed))
+        elif row.state is not BlockState.FENCED:  # recovery is about to compare those
+            self._compare(row, placed, found)
+        return found.all
+
+    def _compare(self, row: BlockRow, placed: Sequence[Placed], found: _Findings) -> None:
+        try:
+            stripes = self._blocks.stripes(row.block_id)
+            if stripes < row.stripes or (stripes != row.stripes and row.state is BlockState.SEALED):
+                found.add(FindingKind.BLOCK_LENGTH, row_stripes=row.stripes, stripes=stripes, named=_names(placed))
+                return
+            self._against_headers(row, placed, found)
+        except NotFound:
+            if row.stripes or placed or row.state is BlockState.SEALED:
+                found.add(FindingKind.BLOCK_MISSING, objects=len(placed), named=_names(placed))
+
+    def _against_headers(self, row: BlockRow, placed: Sequence[Placed], found: _Findings) -> None:
+        """Compare rows with headers. What an earlier finding explains is not one more: counters are compared where
+        every header can be read and confirms its rows.
+
+        Bytes without a header, in which nothing lies, are what a killed writer left; recovery booked them as dead.
+        """
+        scan = scan_headers(self._blocks, row.block_id, row.stripes)
+        self.figures.header_bytes += scan.bytes_read
+        live = live_entries(list(placed))
+        account = account_block(self._blocks.geometry, row.stripes, scan.headers, scan.damaged_stripes, live)
+        unconfirmed = self._unconfirmed(account, placed)
+        headless = {one for one in unconfirmed if self._lies_in(one, scan)}
+        right = _booked(row) == _counted(account)
+        if scan.damaged_stripes and (headless or not right):
+            stripes = list(scan.damaged_stripes)
+            named = _names([one for one in unconfirmed if one in headless])
+            found.add(FindingKind.HEADER_DAMAGED, stripes=stripes, objects=len(headless), named=named)
+        elif not unconfirmed and not right:
+            found.add(FindingKind.BLOCK_COUNTERS, row=_booked(row), counted=_counted(account))
+        for one in unconfirmed:
+            if one not in headless:
+                found.of_object(FindingKind.EXTENT_UNCONFIRMED, one)
+        if self._read.takes(row.block_id):
+            misplaced = set(unconfirmed) - headless
+            self._read_all([one for one in placed if one not in misplaced], found)
+
+    def _unconfirmed(self, account: BlockAccount, placed: Sequence[Placed]) -> list[Placed]:
+        wrong = {(entry.key_md5, entry.offset, entry.length, entry.version) for entry in account.unconfirmed}
+        if not wrong:
+            return []
+        return [one for one in placed if (one.key.md5, one.extent.offset, one.extent.length, one.version) in wrong]
+
+    def _lies_in(self, one: Placed, scan: HeaderScan) -> bool:
+        """Whether the object lies in stripes without a readable header."""
+        size = self._blocks.geometry.stripe_size
+        first, last = one.extent.offset // size, (one.extent.offset + one.extent.length - 1) // size
+        return all(stripe in scan.damaged_stripes for stripe in range(first, last + 1))
+
+    # --- data -----------------------------------------------------------------------------------------
+    def _read_all(self, placed: Sequence[Placed], found: _Findings) -> None:
+        """Read all objects of a block, in runs, and compare their CRCs."""
+        for run in _runs(placed):
+            for one, data in zip(run, self._bytes_of(run), strict=True):
+                self.figures.data_bytes += one.extent.length
+                try:
+                    if isinstance(data, Corrupt):
+                        raise data
+                    crc_checked(data, one.extent.length, one.crc32c, one.key, str(one.key))
+                except Corrupt as error:
+                    found.of_object(FindingKind.DATA_DAMAGED, one, error=str(error))
+
+    def _bytes_of(self, run: Sequence[Placed]) -> Sequence[bytes | Corrupt]:
+        """The bytes of each object, or why there are none: one by one if they cannot be read together."""
+        block_id = run[0].extent.block_id
+        try:
+            return self._blocks.read_many(block_id, [(one.extent.offset, one.extent.length) for one in run])
+        except Corrupt:
+            return [self._bytes_of_one(one.extent) for one in run]
+
+    def _bytes_of_one(self, extent: Extent) -> bytes | Corrupt:
+        try:
+            return self._blocks.read(extent.block_id, extent.offset, extent.length)
+        except Corrupt as error:
+            return error
+
+
+class _Findings:
+    """Findings about one block."""
+
+    def __init__(self, row: BlockRow) -> None:
+        self._row = row
+        self.all: list[Finding] = []
+
+    def add(self, kind: FindingKind, **evidence: object) -> None:
+        """Add a finding about the block itself."""
+        state = {"kind": self._row.kind.value, "state": self._row.state.value}
+        self.all.append(Finding(kind, block_name(self._row.block_id), state | evidence))
+
+    def of_object(self, kind: FindingKind, placed: Placed, **evidence: object) -> None:
+        """Add a finding about an object, or a segment of one, that lies in the block."""
+        extent = placed.extent
+        where = {
+            "block": extent.block_id.hex(),
+            "offset": extent.offset,
+            "length": extent.length,
+            "version": placed.version,
+            "crc32c": placed.crc32c,
+        }
+        self.all.append(Finding(kind, f"object {placed.key}", where | evidence))
+
+
+def block_name(block_id: BlockId) -> str:
+    """How findings name a block."""
+    return f"block {block_id.hex()}"
+
+
+def _booked(row: BlockRow) -> dict[str, int]:
+    return {"live": row.live_bytes, "dead": row.dead_bytes, "overhead": row.overhead_bytes, "objects": row.live_objects}
+
+
+def _counted(account: BlockAccount) -> dict[str, int]:
+    return {
+        "live": account.live_bytes,
+        "dead": account.dead_bytes,
+        "overhead": account.overhead_bytes,
+        "objects": account.live_objects,
+    }
+
+
+def _names(placed: Sequence[Placed]) -> list[str]:
+    return [str(one.key) for one in placed[:NAMED_MAX]]
+
+
+def _runs(placed: Sequence[Placed]) -> Iterator[list[Placed]]:
+    """Objects that are read together, of at most READ_BYTES_MAX or a single one."""
+    run: list[Placed] = []
+    size = 0
+    for one in placed:
+        if run and size + one.extent.length > READ_BYTES_MAX:
+            yield run
+            run, size = [], 0
+        run.append(one)
+        size += one.extent.length
+    if run:
+        yield run

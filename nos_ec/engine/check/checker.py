@@ -1,0 +1,241 @@
+"""A check of a whole store: everything that does not fit, found from metadata, headers and listings alone.
+
+9  rows and listings are read page by page; what is kept of them does not grow with the number of objects
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+
+from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.findings import Finding, FindingKind
+from nos_ec.core.ids import BlockId
+from nos_ec.core.lifecycle import BlockState
+from nos_ec.engine.check.blocks import NAMED_MAX, BlockCheck, ReadShare, block_name
+from nos_ec.engine.check.copies import CopyCheck
+from nos_ec.engine.check.log import LogCheck
+from nos_ec.engine.check.objects import ObjectCheck
+from nos_ec.engine.check.second_look import WAIT_MS, SecondLook
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.metadata import BlockRow, Metadata
+from nos_ec.ports.segment_medium import SegmentMedium
+
+PAGE_ROWS = 500
+BUSY_MAX = 1000
+"""Blocks that are looked at again at the end, because they changed all the time."""
+UNANSWERED_MAX = 10
+"""Blocks that did not answer; after as many, blocks are not looked at any more."""
+
+Tick = Callable[[str, int], object]
+"""Is told which part is looked at, and how much of it has been."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a check looks at. medium: that of the landing log; None for a store without one."""
+
+    metadata: Metadata
+    blocks: BlockStore
+    landing: LandingStore
+    medium: SegmentMedium | None
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A part of the store that could not be looked at, and why."""
+
+    part: str
+    reason: str
+
+
+@dataclass(slots=True)
+class CheckFigures:
+    """How much was looked at. The last four count what daemons still have to do, which is no problem: blocks of dead
+    writers to recover, condemned blocks to delete, entries of the deletion queue that are due, expired leases."""
+
+    blocks: int = 0
+    objects: int = 0
+    copies: int = 0
+    waiting: int = 0
+    queue_entries: int = 0
+    landing_segments: int = 0
+    header_bytes: int = 0
+    data_bytes: int = 0
+    blocks_fenced: int = 0
+    blocks_condemned: int = 0
+    deletions_due: int = 0
+    leases_expired: int = 0
+
+
+@dataclass(slots=True)
+class _Short:
+    """Blocks that lack shards. by_shards: how many lack each set of shards."""
+
+    by_shards: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    named: list[str] = field(default_factory=list)
+
+
+class Checker:
+    """Checks once. read: what is read besides. wait_ms: see SecondLook."""
+
+    def __init__(
+        self, checked: Checked, read: ReadShare, *, wait_ms: int = WAIT_MS, tick: Tick = lambda _part, _done: None
+    ) -> None:
+        self._checked = checked
+        self._read = read
+        self._tick = tick
+        self._second = SecondLook(checked.clock, wait_ms)
+        self._blocks = BlockCheck(checked.metadata, checked.blocks, read)
+        self._unknown: set[BlockId] = set()
+        """Blocks without a row in which objects lie, which are reported once."""
+        self.figures = CheckFigures()
+        self.unfinished: list[Unfinished] = []
+        """What could not be looked at: unless it is empty, nothing is known of what was not found."""
+
+    def findings(self) -> Iterator[Finding]:
+        """Everything that is wrong, as it is found. What cannot be looked at is in `unfinished` afterwards."""
+        parts: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+            ("block store", self._of_stored),
+            ("blocks", self._of_blocks),
+            ("objects", self._of_objects),
+            ("landing copies", self._of_copies),
+            ("landing log", self._of_log),
+            ("leases", self._of_leases),
+        )
+        for part, look in parts:
+            try:
+                yield from look()
+            except Transient as error:
+                self.unfinished.append(Unfinished(part, str(error)))
+
+    # --- blocks ---------------------------------------------------------------------------------------
+    def _of_stored(self) -> Iterator[Finding]:
+        """Blocks of the block store that have no row. A row comes before its block and goes after it."""
+        self._checked.blocks.free_bytes()  # raises while a shard is away; a listing does not say so
+        listed = self._checked.blocks.list_blocks()
+        while page := list(islice(listed, PAGE_ROWS)):
+            known = self._checked.metadata.blocks_known(page)
+            for block_id in page:
+                if block_id not in known:
+                    yield from self._doubt_row(block_id)
+        yield from self._second.settle()
+
+    def _doubt_row(self, block_id: BlockId) -> Iterator[Finding]:
+        if block_id not in self._unknown:
+            yield from self._second.doubt(partial(self._without_row, block_id))
+
+    def _without_row(self, block_id: BlockId) -> Iterable[Finding]:
+        """A block without a row that is there, or in which objects lie."""
+        placed = self._checked.metadata.placed_in(block_id)
+        try:
+            stripes: int | None = self._checked.blocks.stripes(block_id)
+        except NotFound:
+            stripes = None
+        if self._blocks.row(block_id) is not None:
+            return
+        if placed:
+            self._unknown.add(block_id)
+            seen = {"objects": len(placed), "named": [str(one.key) for one in placed[:NAMED_MAX]], "stripes": stripes}
+            yield Finding(FindingKind.BLOCK_ROW_MISSING, block_name(block_id), seen)
+        elif stripes is not None:
+            yield Finding(FindingKind.BLOCK_WITHOUT_ROW, block_name(block_id), {"stripes": stripes})
+
+    def _of_blocks(self) -> Iterator[Finding]:
+        short, busy, unanswered = _Short(), list[BlockRow](), 0
+        for row in self._rows():
+            try:
+                found = self._of_block(row, short)
+            except Transient as error:
+                unanswered += 1
+                if unanswered > UNANSWERED_MAX:
+                    raise
+                self.unfinished.append(Unfinished(block_name(row.block_id), str(error)))
+                continue
+            if found is None:
+                busy.append(row)
+                if len(busy) > BUSY_MAX:
+                    raise Transient(f"more than {BUSY_MAX} blocks change all the time")
+            yield from found or ()
+            if row.state is BlockState.OPEN:
+                yield from self._second.doubt(partial(self._without_writer, row.block_id))
+        yield from self._second.settle()
+        for row in busy:
+            found = self._blocks.findings(row)
+            if found is None:
+                self.unfinished.append(Unfinished(block_name(row.block_id), "it changes all the time"))
+            yield from found or ()
+        self.figures.header_bytes = self._blocks.figures.header_bytes
+        self.figures.data_bytes += self._blocks.figures.data_bytes
+        if short.by_shards:
+            lacking = [{"shards": list(shards), "blocks": count} for shards, count in sorted(short.by_shards.items())]
+            blocks = sum(short.by_shards.values())
+            seen = {"blocks": blocks, "lack": lacking, "named": short.named}
+            yield Finding(FindingKind.BLOCKS_SHORT, "block store", seen)
+
+    def _of_block(self, row: BlockRow, short: _Short) -> Sequence[Finding] | None:
+        self._count(row)
+        found = self._blocks.findings(row)
+        if row.state is BlockState.SEALED and not found:
+            missing = tuple(self._checked.blocks.missing_shards(row.block_id))
+            if missing and self._blocks.row(row.block_id) == row:
+                short.by_shards[missing] += 1
+                if len(short.named) < NAMED_MAX:
+                    short.named.append(row.block_id.hex())
+        return found
+
+    def _rows(self) -> Iterator[BlockRow]:
+        after: BlockId | None = None
+        while page := self._checked.metadata.list_blocks(after, PAGE_ROWS):
+            yield from page
+            after = page[-1].block_id
+
+    def _count(self, row: BlockRow) -> None:
+        figures = self.figures
+        figures.blocks += 1
+        figures.blocks_fenced += row.state is BlockState.FENCED
+        figures.blocks_condemned += row.state is BlockState.CONDEMNED
+        self._tick("blocks", figures.blocks)
+
+    def _without_writer(self, block_id: BlockId) -> Iterable[Finding]:
+        """A block is open only while the lease of its writer is held: one transaction ends both."""
+        before = self._blocks.row(block_id)
+        if before is None or before.state is not BlockState.OPEN:
+            return
+        held = {(lease.name, lease.epoch) for lease in self._checked.metadata.list_leases(before.writer)}
+        after = self._blocks.row(block_id)
+        if after is not None and after.state is BlockState.OPEN and (before.writer, before.epoch) not in held:
+            seen = {"writer": after.writer, "epoch": after.epoch, "stripes": after.stripes}
+            yield Finding(FindingKind.BLOCK_WITHOUT_WRITER, block_name(block_id), seen)
+
+    # --- the rest -------------------------------------------------------------------------------------
+    def _of_objects(self) -> Iterator[Finding]:
+        check = ObjectCheck(self._checked.metadata, self._second, self._doubt_row)
+        yield from check.findings()
+        self.figures.objects = check.objects
+
+    def _of_copies(self) -> Iterator[Finding]:
+        checked, figures = self._checked, self.figures
+        now_ms = checked.clock.now_ms()
+        check = CopyCheck(checked.metadata, checked.landing, checked.medium, self._second, self._read, now_ms)
+        yield from check.findings()
+        figures.copies, figures.waiting = check.copies, check.waiting
+        figures.queue_entries, figures.deletions_due = check.queued, check.due
+        figures.data_bytes += check.data_bytes
+
+    def _of_log(self) -> Iterator[Finding]:
+        if self._checked.medium is not None:
+            check = LogCheck(self._checked.metadata, self._checked.medium, self._second)
+            yield from check.findings()
+            self.figures.landing_segments = check.segments
+
+    def _of_leases(self) -> Iterator[Finding]:
+        """Expired leases are no problem: a consumer or GC run fences them."""
+        self.figures.leases_expired = len(self._checked.metadata.expired_leases(self._checked.clock.now_ms()))
+        yield from ()

@@ -1,0 +1,83 @@
+"""Checks landing segments: rows against the landing log, the leases of their logs, and what waits in them.
+
+9  there are as many landing segments as fit into the log
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nos_ec.core.findings import Finding, FindingKind
+from nos_ec.core.ids import SegmentId, log_of, record_offset
+from nos_ec.core.lifecycle import SegmentState
+from nos_ec.engine import log_lease
+from nos_ec.engine.check.blocks import NAMED_MAX
+from nos_ec.engine.check.second_look import SecondLook
+from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.ports.metadata import Metadata, SegmentRow
+from nos_ec.ports.segment_medium import SegmentMedium
+
+PAGE_ROWS = 1000
+
+
+class LogCheck:
+    """Looks at all landing segments."""
+
+    def __init__(self, metadata: Metadata, medium: SegmentMedium, second: SecondLook) -> None:
+        self._metadata = metadata
+        self._medium = medium
+        self._second = second
+        self.segments = 0
+
+    def findings(self) -> Iterator[Finding]:
+        """What is wrong. Raises Transient."""
+        yield from self._second.doubt(self._look)
+        yield from self._second.settle()
+
+    def _look(self) -> list[Finding]:
+        """Compare what is there and what is written down, each before and after. A row comes before its landing
+        segment and goes after it; it is open only while the lease of its log is held."""
+        stored_before, rows_before = set(self._medium.segments()), self._rows()
+        held = {(lease.name, lease.epoch) for lease in self._metadata.list_leases(log_lease.LEASE_PREFIX)}
+        stored, rows = set(self._medium.segments()), self._rows()
+        self.segments = len(rows)
+        without_row = sorted((stored_before & stored) - rows_before.keys() - rows.keys())
+        found = [_finding(FindingKind.LANDING_SEGMENT_WITHOUT_ROW, segment) for segment in without_row]
+        for row in rows.values():
+            if rows_before.get(row.segment) == row:
+                found += self._of_row(row, stored, held)
+        return found
+
+    def _rows(self) -> dict[SegmentId, SegmentRow]:
+        return {row.segment: row for page in segment_pages(self._metadata) for row in page}
+
+    def _of_row(self, row: SegmentRow, stored: set[SegmentId], held: set[tuple[str, int]]) -> Iterator[Finding]:
+        lease = f"{log_lease.LEASE_PREFIX}{log_of(row.segment)}"
+        if row.state is SegmentState.OPEN:
+            if (lease, row.epoch) not in held:
+                yield _finding(FindingKind.LANDING_SEGMENT_WITHOUT_WRITER, row.segment, lease=lease, epoch=row.epoch)
+        elif row.state is SegmentState.DOOMED:
+            waiting = self._metadata.live_in(row.segment, None, NAMED_MAX)
+            if waiting:
+                named = [str(one.key) for one in waiting]
+                yield _finding(FindingKind.LANDING_SEGMENT_DOOMED, row.segment, named=named)
+        elif row.end and row.segment not in stored:
+            yield _finding(FindingKind.LANDING_SEGMENT_MISSING, row.segment, bytes=row.end)
+        else:
+            yield from self._of_end(row)
+
+    def _of_end(self, row: SegmentRow) -> Iterator[Finding]:
+        beyond = 0
+        named: list[str] = []
+        after = None
+        while page := self._metadata.live_in(row.segment, after, PAGE_ROWS):
+            after = page[-1].landing_id
+            late = [str(one.key) for one in page if one.landing_id and record_offset(one.landing_id) >= row.end]
+            beyond += len(late)
+            named += late[: NAMED_MAX - len(named)]
+        if beyond:
+            yield _finding(FindingKind.LANDING_SEGMENT_END, row.segment, end=row.end, objects=beyond, named=named)
+
+
+def _finding(kind: FindingKind, segment: SegmentId, **evidence: object) -> Finding:
+    return Finding(kind, f"landing segment {segment.hex()}", evidence)

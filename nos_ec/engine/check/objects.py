@@ -1,0 +1,142 @@
+"""Checks rows of objects: their columns, the segments of large ones, and whether they are entered among what waits.
+What lies in a block is compared with its headers there (blocks.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+
+from nos_ec.core.findings import Finding, FindingKind
+from nos_ec.core.ids import BlockId
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.check.blocks import TRIES
+from nos_ec.engine.check.second_look import SecondLook
+from nos_ec.ports.metadata import Metadata, ObjectRow, Segment
+
+PAGE_ROWS = 1000
+
+
+class ObjectCheck:
+    """Looks at all rows of objects, in the order of their ids. unknown: is given blocks without a row that objects
+    name."""
+
+    def __init__(self, metadata: Metadata, second: SecondLook, unknown: Callable[[BlockId], Iterable[Finding]]) -> None:
+        self._metadata = metadata
+        self._second = second
+        self._unknown = unknown
+        self.objects = 0
+
+    def findings(self) -> Iterator[Finding]:
+        """What is wrong. Raises Transient."""
+        after = 0
+        while page := self._metadata.objects_after(after, PAGE_ROWS):
+            after = page[-1].object_id
+            self.objects += len(page)
+            parts = self._parts(page)
+            doubtful = self._look(page, parts)
+            for object_id in sorted({row.object_id for row, found in doubtful if found}):
+                yield from self._second.doubt(partial(self._again, object_id))
+            for block_id in sorted(self._without_row(page, parts)):
+                yield from self._unknown(block_id)
+        after = 0
+        while owners := self._metadata.owners_after(after, PAGE_ROWS):
+            after = owners[-1]
+            for object_id in self._stray(owners):
+                yield from self._second.doubt(partial(self._strays, object_id))
+        yield from self._second.settle()
+
+    # --- rows -----------------------------------------------------------------------------------------
+    def _again(self, object_id: int) -> list[Finding]:
+        """Look at one object until its row is the same before and after."""
+        before = self._row(object_id)
+        for _ in range(TRIES):
+            if before is None:
+                return []
+            found = [one for _, of_row in self._look([before], self._parts([before])) for one in of_row]
+            after = self._row(object_id)
+            if after == before:
+                return found
+            before = after
+        return []  # it changes all the time, so it is in use
+
+    def _row(self, object_id: int) -> ObjectRow | None:
+        return self._metadata.objects_with([object_id]).get(object_id)
+
+    def _parts(self, page: Sequence[ObjectRow]) -> dict[int, list[tuple[int, Segment]]]:
+        return self._metadata.segments_of([row.object_id for row in page if row.state is ObjectState.LARGE])
+
+    def _look(
+        self, page: Sequence[ObjectRow], parts: dict[int, list[tuple[int, Segment]]]
+    ) -> Iterator[tuple[ObjectRow, list[Finding]]]:
+        waiting = self._metadata.waiting_with([row.landing_id for row in page if row.landing_id is not None])
+        for row in page:
+            found = [_finding(FindingKind.ROW_INVALID, row, error=error) for error in _contradictions(row)]
+            if row.state is ObjectState.LARGE:
+                found += [_finding(FindingKind.PARTS_WRONG, row, error=error) for error in _gaps(row, _own(row, parts))]
+            if row.landing_id is not None and row.landing_id not in waiting:
+                found.append(_finding(FindingKind.NOT_WAITING, row, landing=row.landing_id.hex()))
+            yield row, found
+
+    def _without_row(
+        self, page: Sequence[ObjectRow], parts: dict[int, list[tuple[int, Segment]]]
+    ) -> Collection[BlockId]:
+        """The blocks that a page names and that have no row now."""
+        named = {row.extent.block_id for row in page if row.extent is not None}
+        named |= {part.extent.block_id for row in page for part in _own(row, parts)}
+        return named - self._metadata.blocks_known(named)
+
+    # --- segments without an object -------------------------------------------------------------------
+    def _stray(self, object_ids: Sequence[int]) -> list[int]:
+        """Those of which a segment is not of the object's version. A version and its segments go at once: what is gone
+        when the rows are read is not there in a second look at the segments."""
+        parts = self._metadata.segments_of(object_ids)
+        rows = self._metadata.objects_with(object_ids)
+        return [one for one in sorted(parts) if any(version != _large(rows.get(one)) for version, _ in parts[one])]
+
+    def _strays(self, object_id: int) -> Iterator[Finding]:
+        if not self._stray([object_id]):
+            return
+        row = self._row(object_id)
+        parts = self._metadata.segments_of([object_id]).get(object_id, [])
+        if row != self._row(object_id):
+            return
+        for version in sorted({version for version, _ in parts} - {_large(row)}):
+            own = [part.extent for of_version, part in parts if of_version == version]
+            seen = {"key": None if row is None else str(row.key), "bytes": sum(part.length for part in own)}
+            blocks = sorted({part.block_id.hex() for part in own})
+            yield Finding(
+                FindingKind.PARTS_WITHOUT_OBJECT,
+                f"segments of object {object_id}, version {version}",
+                seen | {"blocks": blocks},
+            )
+
+
+def _large(row: ObjectRow | None) -> int | None:
+    """The version that may have segments."""
+    return row.version if row is not None and row.state is ObjectState.LARGE else None
+
+
+def _own(row: ObjectRow, parts: dict[int, list[tuple[int, Segment]]]) -> list[Segment]:
+    return [segment for version, segment in parts.get(row.object_id, ()) if version == row.version]
+
+
+def _finding(kind: FindingKind, row: ObjectRow, **evidence: object) -> Finding:
+    seen = {"state": row.state.value, "version": row.version, "size": row.size, "crc32c": row.crc32c}
+    return Finding(kind, f"object {row.key}", seen | evidence)
+
+
+def _contradictions(row: ObjectRow) -> Iterable[str]:
+    if row.state.in_landing and row.landing_id is None:
+        yield f"a {row.state.value} object without a landing copy"
+    if row.state is ObjectState.PACKED and row.extent is None:
+        yield "a packed object without a place in a block"
+    if (row.state is ObjectState.EMPTY) != (row.size == 0):
+        yield f"a {row.state.value} object of {row.size} bytes"
+    if row.size < 0 or row.version < 1:
+        yield f"size {row.size}, version {row.version}"
+
+
+def _gaps(row: ObjectRow, parts: Sequence[Segment]) -> Iterable[str]:
+    size = sum(part.extent.length for part in parts)
+    if size != row.size:
+        yield f"{len(parts)} segments of {size} bytes in all"
