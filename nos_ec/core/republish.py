@@ -21,6 +21,11 @@ time of publishing. It is never later than the due time, so at worst the row is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+CLOCK_MARGIN_MS = 60_000
+"""How much the clocks of producers and brokers may differ. If they differ by more, an event that still waits may count
+as passed. It is then in the log twice, which does no harm."""
 _GRAINS_PER_WAIT = 128
 _GRAIN_MS_MIN = 8
 """A smaller grain has too few remainders to tell a spread event from others."""
@@ -35,6 +40,7 @@ class Republishing:
             raise ValueError(f"republish_ms {republish_ms}; at least {2 * _GRAINS_PER_WAIT}")
         self.grain_ms = 1 << ((republish_ms // _GRAINS_PER_WAIT).bit_length() - 1)
         self.step_ms = self._floor(republish_ms) - 2 * self.grain_ms
+        self._margin_ms = min(CLOCK_MARGIN_MS, self.step_ms // 2)
         spread_count = self.grain_ms // 4 if self.grain_ms >= _GRAIN_MS_MIN else 0
         self._spread_after = self.grain_ms - spread_count - 1
         """The largest remainder that does not say that the event was spread."""
@@ -69,6 +75,11 @@ class Republishing:
         until_ms = self._decoded(due_ms)[0] + self.grain_ms
         return until_ms if until_ms <= now_ms + self.grain_ms else None
 
+    def is_passed(self, published_until_ms: int, passed_ms: int | None) -> bool:
+        """Whether the consumer group has passed the event of a row. published_until_ms: of `published_until_ms`.
+        passed_ms: of `passed_ms`; None when the log cannot tell."""
+        return passed_ms is not None and published_until_ms + self._margin_ms < passed_ms
+
     def _decoded(self, due_ms: int) -> tuple[int, int, int]:
         """Returns (time of publishing, how often it has come due, what the remainder has on top of that)."""
         remainder = due_ms % self.grain_ms
@@ -78,3 +89,20 @@ class Republishing:
 
     def _floor(self, time_ms: int) -> int:
         return time_ms - time_ms % self.grain_ms
+
+
+def passed_ms(passed: Mapping[int, int], home: int, partitions: int, *, spread: bool) -> int | None:
+    """The time before which no event waits where that of a row can be; None when the log cannot tell. An event that was
+    spread can be in any partition, because the spread may have changed since.
+
+    home: the partition of the row's bucket. passed: by partition, the time before which no event waits in it; without
+    partitions that cannot tell.
+    """
+    if spread:
+        return passed_everywhere_ms(passed, partitions)
+    return passed.get(home)
+
+
+def passed_everywhere_ms(passed: Mapping[int, int], partitions: int) -> int | None:
+    """The time before which no event waits in any partition; None when a partition cannot tell."""
+    return min(passed.values()) if len(passed) == partitions else None

@@ -18,20 +18,17 @@ import structlog
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.republish import Republishing
+from nos_ec.core.republish import Republishing, passed_ms
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.message_log import GroupProgress
 from nos_ec.ports.metadata import ObjectRow
-from nos_producer.spreading import home_partition, passed_everywhere_ms
+from nos_producer.spreading import home_partition
 
 _log = structlog.get_logger(__name__)
 
 ASK_WAIT_MS_MAX = 10_000
 """Longest time for which an answer of the log is used before the log is asked again."""
 _ASKS_PER_STEP = 16
-CLOCK_MARGIN_MS = 60_000
-"""How much the clocks of producers and brokers may differ. If they differ by more, an event that still waits may count
-as passed. It is then in the log twice, which does no harm."""
 
 
 @dataclass(slots=True)
@@ -50,7 +47,6 @@ class Repeats:
         self._clock = clock
         self._rule = rule
         self._partitions = partitions
-        self._margin_ms = min(CLOCK_MARGIN_MS, rule.step_ms // 2)
         self._ask_wait_ms = min(ASK_WAIT_MS_MAX, max(1, rule.step_ms // _ASKS_PER_STEP))
         self._ask_ms = 0
         self._passed: Mapping[int, int] = {}
@@ -81,18 +77,10 @@ class Repeats:
         until_ms = self._rule.published_until_ms(row.due_ms, now_ms)
         if until_ms is None:
             return None
-        passed_ms = self._passed_ms(row, row.due_ms)
-        if passed_ms is not None and until_ms + self._margin_ms < passed_ms:
-            return None
-        return self._rule.later_due_ms(row.due_ms, now_ms)
-
-    def _passed_ms(self, row: ObjectRow, due_ms: int) -> int | None:
-        """The time before which no event waits where the row's event can be; None when the log cannot tell. An event
-        that was spread can be in any partition, because the spread may have changed since."""
-        passed = self._passed_until()
-        if self._rule.was_spread(due_ms):
-            return passed_everywhere_ms(passed, self._partitions)
-        return passed.get(home_partition(row.key.bucket, self._partitions))
+        spread = self._rule.was_spread(row.due_ms)
+        home = home_partition(row.key.bucket, self._partitions)
+        passed = passed_ms(self._passed_until(), home, self._partitions, spread=spread)
+        return None if self._rule.is_passed(until_ms, passed) else self._rule.later_due_ms(row.due_ms, now_ms)
 
     def _passed_until(self) -> Mapping[int, int]:
         """The log's answer, which may be a few seconds old. An old answer is safe: groups do not move back."""

@@ -22,6 +22,7 @@ import structlog
 from nos_ec.core.errors import Transient
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.messages import partition_for
+from nos_ec.core.republish import passed_everywhere_ms
 from nos_ec.core.spread import message_key, spread_partition
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import ObjectRow
@@ -194,11 +195,6 @@ class Spreading:
     def _waiting(self, bucket: str, new: Counter[str], since_ms: int) -> int:
         """How many rows of the bucket are due, or were published from `since_ms` on."""
         return new[bucket] + sum(b.counts.get(bucket, 0) for b in self._recent if b.published_ms >= since_ms)
-
-
-def passed_everywhere_ms(passed: Mapping[int, int], partitions: int) -> int | None:
-    """The time before which no event waits in any partition; None when a partition cannot tell."""
-    return min(passed.values()) if len(passed) == partitions else None
 
 
 def _new(rows: Sequence[ObjectRow]) -> Counter[str]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.core.republish import Republishing
+from nos_ec.core.republish import CLOCK_MARGIN_MS, Republishing, passed_ms
 
 TIMES_MS = st.integers(1_600_000_000_000, 4_000_000_000_000)
 REPUBLISH_MS = st.integers(1000, 30 * 86_400_000)
@@ -76,3 +76,19 @@ def test_a_time_ahead_of_the_clock_is_ignored() -> None:
 def test_too_short_a_wait_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 256"):
         Republishing(255)
+
+
+def test_an_event_is_passed_when_the_group_is_past_it_by_more_than_clocks_differ() -> None:
+    rule, slow = Republishing(256), Republishing(86_400_000)
+    assert not rule.is_passed(1000, None)
+    assert not rule.is_passed(1000, 1000 + rule.step_ms // 2)
+    assert rule.is_passed(1000, 1001 + rule.step_ms // 2)
+    assert not slow.is_passed(1000, 1000 + CLOCK_MARGIN_MS)
+    assert slow.is_passed(1000, 1001 + CLOCK_MARGIN_MS)
+
+
+def test_an_event_that_was_spread_may_wait_in_any_partition() -> None:
+    assert passed_ms({0: 5, 1: 7, 2: 9}, 1, 3, spread=False) == 7
+    assert passed_ms({0: 5, 1: 7, 2: 9}, 1, 3, spread=True) == 5
+    assert passed_ms({0: 5, 2: 9}, 1, 3, spread=False) is None
+    assert passed_ms({1: 7, 2: 9}, 1, 3, spread=True) is None, "nobody knows of partition 0"
