@@ -67,6 +67,12 @@ class GroupProgress(Protocol):
         """
         ...
 
+    def holders(self) -> Mapping[int, str]:
+        """Return {partition: name of the member that owns it}, without partitions that nobody owns. A member that died
+        is listed until its session is over. One request, whatever the backlog. Raises ConfigError, Transient.
+        """
+        ...
+
     def close(self) -> None:
         """Release all open resources. Idempotent."""
         ...

@@ -256,6 +256,19 @@ class MessageLogContract:
             one.close()
             two.close()
 
+    def test_the_holders_of_partitions_are_members(self, log: MessageLogHarness) -> None:
+        progress = log.progress("g")
+        assert progress.holders() == {}, "the group has no member yet"
+        one = log.consumer("g")
+        settle([one], log.partitions)
+        holders = progress.holders()
+        assert holders.keys() == set(range(log.partitions))
+        assert len(set(holders.values())) == 1
+        assert all(holders.values())
+        assert log.progress("another").holders() == {}
+        one.close()
+        assert progress.holders() == {}
+
     # --- dead letters -----------------------------------------------------------------------------
     def test_a_message_set_aside_is_kept_with_its_reason_and_commits_nothing(self, log: MessageLogHarness) -> None:
         log.publisher().publish([(b"k", b"\xff rubbish"), (b"", b""), (b"k", b"x" * 100_000)])

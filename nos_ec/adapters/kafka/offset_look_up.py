@@ -1,4 +1,4 @@
-"""Looks up offsets: what a group has committed, and where the partitions of the topic begin and end.
+"""Looks up offsets: what a group has committed, and where the partitions of the topic begin and end. Also its members.
 
 Offsets belong to a topic, and a topic that is deleted and recreated under the same name starts again at offset 0. The
 group's offsets may outlive the old topic; a member that trusted them would skip the first messages of the new one. So
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
+    ConsumerGroupDescription,
     ListOffsetsResultInfo,
     OffsetSpec,
     TopicDescription,
@@ -140,6 +141,28 @@ class OffsetLookUp:
             answers: dict[str, Future[TopicDescription]]
             answers = self._client().describe_topics(wanted, request_timeout=self._topic.timeout_s)
         return answers[self._topic.name]
+
+    def holders(self, group: str) -> dict[int, str]:
+        """Return {partition: client id of the member of the group that owns it}. Raises ConfigError, Transient."""
+        with translated_errors(self._topic, "look up the members of the group"):
+            answers: dict[str, Future[ConsumerGroupDescription]]
+            answers = self._client().describe_consumer_groups([group], request_timeout=self._topic.timeout_s)
+            answer = answers[group]
+            if wait([answer], 2 * self._topic.timeout_s).not_done:
+                raise Transient(f"message log: look up the members: no answer; check the brokers {self._topic.servers}")
+            try:
+                members = answer.result().members
+            except KafkaException as error:
+                if bare_error(error).code() != KafkaError.GROUP_ID_NOT_FOUND:
+                    raise
+                members = []  # brokers from Kafka 4 on say so of a group that never had a member
+            return {
+                place.partition: str(member.client_id)
+                for member in members
+                if member.assignment is not None
+                for place in member.assignment.topic_partitions
+                if place.topic == self._topic.name
+            }
 
     def offsets(self, which: OffsetSpec) -> dict[int, int]:
         """Return {partition: offset} for all partitions. Raises ConfigError, Transient."""

@@ -26,6 +26,7 @@ class KafkaGroupProgress:
     def __init__(self, topic: KafkaTopic, *, group: str, name: str) -> None:
         """`name` is for operators. Raises ConfigError for options that librdkafka refuses."""
         self._topic = topic
+        self._group = group
         self._look_up = OffsetLookUp(topic, f"{name}-offsets")
         defaults = {"queued.max.messages.kbytes": 1 << 10, "max.partition.fetch.bytes": _FETCH_BYTES}
         fixed = {
@@ -64,6 +65,10 @@ class KafkaGroupProgress:
                 f"message log: the group's progress is not known for any partition; check {self._topic.servers}"
             )
         return passed
+
+    def holders(self) -> Mapping[int, str]:
+        """See GroupProgress.holders."""
+        return self._look_up.holders(self._group)
 
     def close(self) -> None:
         """Release the connections. Idempotent."""

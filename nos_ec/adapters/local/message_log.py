@@ -57,6 +57,10 @@ OLDEST_WAITING_SQL = """
     )
     FROM log l LEFT JOIN shares s ON s.group_name = ? AND s.partition = l.partition
 """
+HOLDERS_SQL = """
+    SELECT s.partition, m.name FROM shares s JOIN members m ON m.member_id = s.owner
+    WHERE s.group_name = ? AND m.expires_ms > ?
+"""
 TRIM_SQL = "DELETE FROM messages WHERE partition = ? AND offset >= ? AND offset < ?"
 GROUP_SQL = """
     SELECT generation, (SELECT min(expires_ms) FROM members WHERE group_name = groups.name)
@@ -183,6 +187,11 @@ class LocalGroupProgress:
         with translated_errors(self._path):
             found = self._connection.execute(OLDEST_WAITING_SQL, (self._group,)).fetchall()
         return {partition: now_ms if oldest_ms is None else oldest_ms for partition, oldest_ms in found}
+
+    def holders(self) -> Mapping[int, str]:
+        """See GroupProgress.holders."""
+        with translated_errors(self._path):
+            return dict(self._connection.execute(HOLDERS_SQL, (self._group, self._clock.now_ms())).fetchall())
 
     def close(self) -> None:
         """Release the file. Idempotent."""
