@@ -35,6 +35,7 @@ from nos_ec.testing.metadata_bench import (
     new_landing_id,
 )
 from nos_ec.testing.metadata_block_contract import BlockContract
+from nos_ec.testing.metadata_explanation_contract import ExplanationContract
 from nos_ec.testing.metadata_inspection_contract import InspectionContract
 from nos_ec.testing.metadata_producer_contract import ProducerContract
 from nos_ec.testing.metadata_segment_contract import LandingSegmentContract
@@ -935,6 +936,7 @@ class MetadataContract(
     LandingContract,
     LandingSegmentContract,
     InspectionContract,
+    ExplanationContract,
     FiguresContract,
 ):
     """The whole contract."""

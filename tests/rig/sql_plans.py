@@ -336,6 +336,9 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "postpone_deletion": lambda: metadata.postpone_deletion(ids[:50], bench.now_ms),
         "landing_known": lambda: metadata.landing_known(ids),
         "queued_copy": lambda: metadata.queued_copy(placed[0], ids[0], ids[0]),
+        "find_queued_copy": lambda: metadata.find_queued_copy(placed[0], ids[0], ids[0]),
+        "object_facts": lambda: [metadata.object_facts(row.key) for row in (landed[0], placed[0])],
+        "block_facts": lambda: metadata.block_facts(block.block_id, 0.9, bench.now_ms, 1000),
         "landing_needed": lambda: metadata.landing_needed(ids),
         "doom_landing": lambda: metadata.doom_landing({one.landing_id: block.block_id for one in deletions[:100]}),
         "forget_landing": lambda: metadata.forget_landing(ids[100:200]),
@@ -349,6 +352,9 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "deletions_after": lambda: metadata.deletions_after(None, 50),
         "record_puts of new objects": lambda: bench.put_all([f"new{i}" for i in range(100)], 50),
         "queued_copy of a record": lambda: metadata.queued_copy(placed[0], *record_ids_between(0, bench.now_ms)),
+        "find_queued_copy of a record": lambda: metadata.find_queued_copy(
+            placed[0], *record_ids_between(0, bench.now_ms)
+        ),
         "record_puts of landed objects": lambda: put(landed[200:300]),
         "record_puts of packed objects": lambda: put(placed),
         "record_puts of a large object": lambda: put([large]),

@@ -70,7 +70,7 @@ CANDIDATES = (
 )
 
 
-_waits = case(
+wait_reason = case(
     (_B.state == BlockState.OPEN, WaitReason.OPEN.value),
     (_B.state == BlockState.FENCED, WaitReason.FENCED.value),
     (_B.state == BlockState.CONDEMNED, WaitReason.CONDEMNED.value),
@@ -85,14 +85,14 @@ _waits = case(
     ),
     else_=None,
 )
-_until_ms = case(
+wait_until_ms = case(
     (_B.state == BlockState.CONDEMNED, _B.delete_after_ms),
-    (_waits == WaitReason.SET_ASIDE.value, _B.gc_not_before_ms),
+    (wait_reason == WaitReason.SET_ASIDE.value, _B.gc_not_before_ms),
     else_=None,
 )
 _freed_bytes = case((_B.state == BlockState.CONDEMNED, _B.live_bytes + _wasted_bytes), else_=_B.dead_bytes)
 _EACH = (
-    select(_waits.label("reason"), _freed_bytes.label("dead_bytes"), _until_ms.label("until_ms"))
+    select(wait_reason.label("reason"), _freed_bytes.label("dead_bytes"), wait_until_ms.label("until_ms"))
     .where(or_(_B.dead_bytes > 0, _B.state == BlockState.CONDEMNED))
     .subquery()
 )

@@ -20,6 +20,7 @@ from sqlalchemy import (
     false,
     insert,
     null,
+    or_,
     select,
     true,
     union_all,
@@ -97,12 +98,14 @@ ROWS_OF_ENTRIES = (
 )
 CLAIMED = select(_W.landing_id).join_from(IDS.table, WAITING, _W.landing_id == IDS["id"])
 KNOWN = union_all(CLAIMED, QUEUED)
+_OF_VERSION = and_(
+    _D.object_id == bindparam("object", type_=BigInteger), _D.version == bindparam("of_version", type_=BigInteger)
+)
 QUEUED_COPY = (
     select(_D.landing_id)
     .where(
         _D.landing_id.between(bindparam("first", type_=_ID), bindparam("last", type_=_ID)),
-        _D.object_id == bindparam("object", type_=BigInteger),
-        _D.version == bindparam("of_version", type_=BigInteger),
+        _OF_VERSION,
         _D.doomed == false(),
     )
     .limit(1)
@@ -281,6 +284,17 @@ def queued_copy(connection: Connection, row: ObjectRow, first: LandingId, last: 
         if found is not None:
             return LandingId(found)
     return None
+
+
+def find_queued(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> Sequence[Any] | None:
+    """(landing id, not before, doomed) of the entry of that version, if its id is in the range. At most two statements,
+    whatever the number of segments."""
+    ranges = _ranges(connection, row, first, last)
+    if not ranges:
+        return None
+    within = or_(*(_D.landing_id.between(lower, upper) for lower, upper in ranges))
+    found = select(_D.landing_id, _D.not_before_ms, _D.doomed).where(within, _OF_VERSION).limit(1)
+    return connection.execute(found, {"object": row.object_id, "of_version": row.version}).first()
 
 
 def _ranges(

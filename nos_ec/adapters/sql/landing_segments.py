@@ -133,6 +133,12 @@ def of_log(connection: Connection, log: int, epoch_max: int) -> list[SegmentRow]
     return [_segment_row(row) for row in connection.execute(OPEN_OF_LOG, {"of_log": log, "epoch_max": epoch_max})]
 
 
+def find(connection: Connection, segment: SegmentId) -> SegmentRow | None:
+    """See `Metadata.landing_segment`."""
+    row = connection.execute(BY_ID, {"segment": segment}).first()
+    return None if row is None else _segment_row(row)
+
+
 def page(connection: Connection, after: SegmentId | None, limit: int) -> list[SegmentRow]:
     """See `Metadata.list_segments`."""
     found = select(*_COLUMNS).order_by(_G.segment_id).limit(limit)

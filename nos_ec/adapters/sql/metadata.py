@@ -1,8 +1,8 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
 What each transaction does is in the modules named after their subjects: objects, puts, commits, blocks, leases,
-landing, landing_segments, inspection, store_info, totals. This module only says which function a method runs, and
-whether it writes.
+landing, landing_segments, inspection, explanations, store_info, totals. This module only says which function a method
+runs, and whether it writes.
 
 Each part of the port has a class here, to be read beside its protocol. `SqlMetadata` inherits them all, because the
 parts share one `Transactions` (connections and retries) and one geometry, and because users that need several parts
@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine
 from nos_ec.adapters.sql import (
     blocks,
     commits,
+    explanations,
     inspection,
     landing,
     landing_segments,
@@ -36,6 +37,7 @@ from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
 from nos_ec.core.lifecycle import BlockKind, SegmentState
 from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.ports.metadata import (
+    BlockFacts,
     BlockRow,
     GroupCommit,
     LandedMove,
@@ -44,8 +46,10 @@ from nos_ec.ports.metadata import (
     Metadata,
     NewLargeObject,
     NewObject,
+    ObjectFacts,
     ObjectRow,
     Placed,
+    QueuedCopy,
     QueueEntry,
     Segment,
     SegmentRow,
@@ -416,7 +420,29 @@ class _SqlInspection(_SqlPart):
         return self._read(inspection.deletions_after, landing_id, limit)
 
 
-class SqlMetadata(_SqlObjects, _SqlLeases, _SqlBlocks, _SqlLandingQueue, _SqlLandingSegments, _SqlInspection):
+class _SqlExplanations(_SqlPart):
+    """`Explanations` of the port."""
+
+    def object_facts(self, key: ObjectKey) -> ObjectFacts:
+        """See the port."""
+        return self._read(explanations.object_facts, key)
+
+    def find_queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> QueuedCopy | None:
+        """See the port."""
+        return self._read(explanations.find_queued_copy, row, first, last)
+
+    def landing_segment(self, segment: SegmentId) -> SegmentRow | None:
+        """See the port."""
+        return self._read(explanations.landing_segment, segment)
+
+    def block_facts(self, block_id: BlockId, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> BlockFacts:
+        """See the port."""
+        return self._read(explanations.block_facts, block_id, waste_ratio_min, now_ms, cool_down_ms_max)
+
+
+class SqlMetadata(
+    _SqlObjects, _SqlLeases, _SqlBlocks, _SqlLandingQueue, _SqlLandingSegments, _SqlInspection, _SqlExplanations
+):
     """`Metadata` on an engine whose tables exist. Safe to call from several threads and several processes."""
 
     def bind_geometry(self, geometry: Geometry) -> None:

@@ -1,5 +1,5 @@
-"""The metadata store, in six parts: objects, writer leases, blocks, the deletion queue of landing copies, the segments
-of the landing log, and pages of whole tables for checks.
+"""The metadata store, in seven parts: objects, writer leases, blocks, the deletion queue of landing copies, the segments
+of the landing log, pages of whole tables for checks, and what explains one object or block.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
 combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
@@ -20,6 +20,7 @@ Invariants kept here (numbers of docs/INVARIANTS.md):
 from __future__ import annotations
 
 from nos_ec.ports.metadata.blocks import BlockRow, Blocks, GroupCommit, Move, Placed, WaitingBlocks, WaitReason
+from nos_ec.ports.metadata.explanations import BlockFacts, Explanations, ObjectFacts, QueuedCopy
 from nos_ec.ports.metadata.inspection import Inspection, QueueEntry, WaitingRow
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, SegmentRow
@@ -28,8 +29,10 @@ from nos_ec.ports.metadata.objects import NewLargeObject, NewObject, ObjectRow, 
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
 
 __all__ = [
+    "BlockFacts",
     "BlockRow",
     "Blocks",
+    "Explanations",
     "GroupCommit",
     "Inspection",
     "LandedMove",
@@ -42,10 +45,12 @@ __all__ = [
     "Move",
     "NewLargeObject",
     "NewObject",
+    "ObjectFacts",
     "ObjectRow",
     "Objects",
     "Placed",
     "QueueEntry",
+    "QueuedCopy",
     "Segment",
     "SegmentRow",
     "StoredTotals",

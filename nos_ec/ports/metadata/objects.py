@@ -17,7 +17,7 @@ from nos_ec.ports.metadata.leases import Lease
 class ObjectRow:
     """The current version of one object. `landing_id` is set when state.in_landing, `extent` when PACKED.
 
-    `due_ms`: when the producer should publish it; set only in the rows that `due_objects` returns.
+    `due_ms`: when the producer should publish it; set only in the rows that `due_objects` and `object_facts` return.
     """
 
     object_id: int

@@ -10,6 +10,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.ratios import hole_ratio, ratio
 from nos_ec.ports.metadata.blocks import Blocks
+from nos_ec.ports.metadata.explanations import Explanations
 from nos_ec.ports.metadata.inspection import Inspection
 from nos_ec.ports.metadata.landing_queue import LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandingSegments
@@ -83,7 +84,7 @@ class StoredTotals:
     """When they are to be computed again."""
 
 
-class Metadata(Objects, Leases, Blocks, LandingQueue, LandingSegments, Inspection, Protocol):
+class Metadata(Objects, Leases, Blocks, LandingQueue, LandingSegments, Inspection, Explanations, Protocol):
     """All parts of the metadata store. See the package docstring. Safe to call from several threads."""
 
     # --- identity ---------------------------------------------------------------------------------

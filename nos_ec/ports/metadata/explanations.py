@@ -1,0 +1,61 @@
+"""What rows say about one object or one block, for who asks why it is where it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
+from nos_ec.ports.metadata.blocks import BlockRow, WaitReason
+from nos_ec.ports.metadata.landing_segments import SegmentRow
+from nos_ec.ports.metadata.objects import ObjectRow
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    """An object as of one point in time. `row` has its due time if it waits to be packed. block: that of its extent."""
+
+    row: ObjectRow
+    block: BlockRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedCopy:
+    """An entry of the deletion queue. not_before_ms: when the reaper may settle it. doomed: it is verified."""
+
+    landing_id: LandingId
+    not_before_ms: int
+    doomed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFacts:
+    """A block as of one point in time. waits: why GC leaves it alone now. until_ms: when that ends, if a time decides.
+    Both are None for an empty block, for one of a large object, and for a candidate."""
+
+    row: BlockRow
+    sealed_ms: int | None
+    gc_not_before_ms: int | None
+    waits: WaitReason | None
+    until_ms: int | None
+
+
+class Explanations(Protocol):
+    """Each method takes a fixed number of statements, which find their rows by keys. Safe to call from several
+    threads."""
+
+    def object_facts(self, key: ObjectKey) -> ObjectFacts:
+        """The current version of an object, in one statement. Raises NotFound, which carries the key."""
+        ...
+
+    def find_queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> QueuedCopy | None:
+        """As `LandingQueue.queued_copy`, also for a copy that is doomed."""
+        ...
+
+    def landing_segment(self, segment: SegmentId) -> SegmentRow | None:
+        """A segment of the landing log; None when it was given back."""
+        ...
+
+    def block_facts(self, block_id: BlockId, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> BlockFacts:
+        """One block, judged as `Blocks.waiting_blocks` does. Raises NotFound."""
+        ...
