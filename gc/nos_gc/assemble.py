@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 
-from nos_ec.composition.packing import new_merge_list
+from nos_ec.composition.packing import collector_options, new_merge_list
 from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.packing.merge_list import DENSITY
 from nos_ec.engine.gc.collector import Collector
-from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.leases import HeldLease
-from nos_ec.engine.room import PUT_RESERVES
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, parking_samples
@@ -27,23 +24,12 @@ def gc_collector(system: System) -> Collector:
     """The collector, which plans and runs collections with the same packer as the consumer."""
     settings = system.settings
     rng = random.Random(0)
-    gc = settings.gc
-    options = CollectorOptions(
-        waste_ratio_min=gc.hole_ratio_min,
-        block_grace_ms=gc.block_grace_ms,
-        block_grace_ms_min=gc.block_grace_ms_min,
-        blocks_max=gc.blocks_max_per_run,
-        floor_bytes=gc.floor_bytes,
-        short_bytes=PUT_RESERVES * gc.reserve_bytes,
-        cool_down_ms_max=gc.cool_down_ms_max,
-        density=DENSITY[settings.consumer.policy],
-    )
     return Collector(
         system.metadata,
         system.blocks,
         system.clock,
         lambda: new_merge_list(settings.consumer, system.geometry, NO_DEADLINE_MS, rng),
-        options,
+        collector_options(settings),
     )
 
 

@@ -11,6 +11,7 @@ import structlog
 
 from nos_ec.core.errors import LeaseLost, NosError, Transient
 from nos_ec.engine.gc.collector import Collector
+from nos_ec.engine.gc.options import LEASE_NAME
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.victims import CollectionPlan
 from nos_ec.engine.housekeeping import Housekeeping
@@ -21,9 +22,6 @@ from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Lease
 
 _log = structlog.get_logger(__name__)
-
-LEASE_NAME = "gc"
-"""Only one GC runs in a store at a time, because two would rewrite the same survivors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,11 @@ def is_member_lease(name: str) -> bool:
     return name.startswith(_MEMBER_PREFIX)
 
 
+def member_of(name: str) -> str:
+    """The producer whose lease that is, for a lease of `is_member_lease`."""
+    return name.removeprefix(_MEMBER_PREFIX)
+
+
 def is_producer_lease(name: str) -> bool:
     """True for any lease of a producer."""
     return name.startswith(LEASE_PREFIX)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import LandingId, record_ids_between, timed_ids_between
 from nos_ec.engine.packable import crc_checked
@@ -10,6 +12,17 @@ from nos_ec.ports.metadata import LandingQueue, ObjectRow
 
 _PUT_MS_USUAL = 2_000
 """Nearly every PUT is recorded within this time after its landing id was made."""
+
+
+def copy_ranges(row: ObjectRow, put_ms_max: int) -> Iterator[tuple[LandingId, LandingId]]:
+    """Ranges of ids, ends included, in which the copy of this version may be, the likeliest first: see SecondCopies."""
+    last_ms = row.created_ms + _PUT_MS_USUAL
+    for first, last in (
+        timed_ids_between(row.created_ms - _PUT_MS_USUAL, last_ms),
+        record_ids_between(0, last_ms),
+        timed_ids_between(row.created_ms - max(_PUT_MS_USUAL, put_ms_max), last_ms),
+    ):
+        yield LandingId(first), LandingId(last)
 
 
 class SecondCopies:
@@ -23,20 +36,15 @@ class SecondCopies:
     def __init__(self, metadata: LandingQueue, landing: LandingStore, put_ms_max: int) -> None:
         self._metadata = metadata
         self._landing = landing
-        self._put_ms_max = max(_PUT_MS_USUAL, put_ms_max)
+        self._put_ms_max = put_ms_max
 
     def read(self, row: ObjectRow) -> bytes | None:
         """The checked bytes of this version. None when its copy is gone or damaged.
 
         Takes one or two look-ups in the metadata, rarely three. Raises Transient.
         """
-        last_ms = row.created_ms + _PUT_MS_USUAL
-        for first, last in (
-            timed_ids_between(row.created_ms - _PUT_MS_USUAL, last_ms),
-            record_ids_between(0, last_ms),
-            timed_ids_between(row.created_ms - self._put_ms_max, last_ms),
-        ):
-            landing_id = self._metadata.queued_copy(row, LandingId(first), LandingId(last))
+        for first, last in copy_ranges(row, self._put_ms_max):
+            landing_id = self._metadata.queued_copy(row, first, last)
             if landing_id is not None:
                 return self._read(row, landing_id)
         return None

@@ -7,9 +7,9 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import LEASE_MS_MAX, WAIT_MS_MAX
 from nos_ec.core.lifecycle import BlockKind
+from nos_ec.engine.gc.options import LEASE_NAME
 from nos_ec.testing.clock import SetClock
 from nos_gc.assemble import gc_service
-from nos_gc.service import LEASE_NAME
 from nos_producer.assemble import producer_service
 from tests.rig.at_rest import end_log
 

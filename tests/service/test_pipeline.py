@@ -24,6 +24,7 @@ from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.messages import PackRequest, encode_pack_request
 from nos_ec.core.packing.packer import size_max
+from nos_ec.engine.gc.options import LEASE_NAME
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.read_threads import ReadThreads
@@ -38,7 +39,6 @@ from nos_ec.testing.clock import FakeClock
 from nos_ec.testing.faulty import Faults, faulty
 from nos_ec.testing.metadata_bench import pack_request
 from nos_gc.assemble import gc_service
-from nos_gc.service import LEASE_NAME
 from tests.rig.at_rest import HOUR_MS, LaterClock, end_log
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench

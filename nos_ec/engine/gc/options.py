@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from nos_ec.engine.parking import BackOff
 
+LEASE_NAME = "gc"
+"""Only one GC runs in a store at a time, because two would rewrite the same survivors."""
 COOL_DOWN_FIRST_MS = 600_000
 """How long a block is left alone after its first failure. The time doubles with each further failure in a row."""
 

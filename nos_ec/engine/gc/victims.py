@@ -83,19 +83,31 @@ def choose(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_
     victims: list[ChosenBlock] = []
     dense: list[BlockRow] = []
     for block in candidates:
-        if block.hole_ratio >= options.waste_ratio_min:
-            # Its dead bytes alone make it a victim. The same packer packed its survivors, so they will be packed about
-            # as densely as before.
-            victims.append(ChosenBlock(block, block.stripes * (1 - block.hole_ratio) / options.density))
-            continue
-        needs = _needs(blocks, metadata.placed_in(block.block_id)) / options.density
-        if needs <= block.stripes * (1 - options.waste_ratio_min):
-            victims.append(ChosenBlock(block, needs))
-        else:
+        victim = judge(metadata, blocks, options, block)
+        if victim is None:
             dense.append(block)
+        else:
+            victims.append(victim)
     if not pays([Victim(victim.block.stripes, victim.needs) for victim in victims]):
         victims = []
     return Choice(candidates, victims, dense)
+
+
+def judge(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candidate: BlockRow) -> ChosenBlock | None:
+    """A candidate as a victim; None when it is packed as densely as possible. Raises Transient."""
+    victim = judge_by_row(options, candidate)
+    if victim is not None:
+        return victim
+    needs = _needs(blocks, metadata.placed_in(candidate.block_id)) / options.density
+    return ChosenBlock(candidate, needs) if needs <= candidate.stripes * (1 - options.waste_ratio_min) else None
+
+
+def judge_by_row(options: CollectorOptions, candidate: BlockRow) -> ChosenBlock | None:
+    """A candidate as a victim, if its dead bytes alone make it one: the same packer packed its survivors, so they will
+    be packed about as densely as before. None when the rows of its objects decide."""
+    if candidate.hole_ratio < options.waste_ratio_min:
+        return None
+    return ChosenBlock(candidate, candidate.stripes * (1 - candidate.hole_ratio) / options.density)
 
 
 def _needs(blocks: BlockStore, placed: Sequence[Placed]) -> float:

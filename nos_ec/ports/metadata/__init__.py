@@ -1,5 +1,5 @@
-"""The metadata store, in seven parts: objects, writer leases, blocks, the deletion queue of landing copies, the segments
-of the landing log, pages of whole tables for checks, and what explains one object or block.
+"""The metadata store, in seven parts: objects, writer leases, blocks, the deletion queue of landing copies, the
+segments of the landing log, pages of whole tables for checks, and what explains one object or block.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
 combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.

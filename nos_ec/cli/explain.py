@@ -1,0 +1,160 @@
+"""explain."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from nos_ec.cli.context import AsJson, context, parse_object
+from nos_ec.cli.output import count_text, emit, facts, out, printable, size_text
+from nos_ec.composition.explaining import block_explainer, object_explainer
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.ids import BlockId
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.explain.blocks import BlockExplanation
+from nos_ec.engine.explain.object_facts import Copy, Holder, Publishing
+from nos_ec.engine.explain.objects import ObjectExplanation
+from nos_ec.engine.explain.times import span, when
+
+_BLOCK = re.compile("[0-9a-f]{32}")
+_PLACES_SHOWN = 10
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(explain)
+
+
+def explain(
+    ctx: typer.Context,
+    target: Annotated[
+        str, typer.Argument(metavar="BUCKET/NAME|BLOCK", help="An object, or the id of a block (32 hex digits).")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Say why an object is where it is, or why a block is not collected, and what happens next. Changes nothing.
+
+    Reads rows, leases, the progress of the consumers, and the landing copy of an object that waits.
+    """
+    if "/" not in target:
+        if not _BLOCK.fullmatch(target.lower()):
+            raise InvalidInput(f"{target!r}: give an object as BUCKET/NAME, or a block as its 32 hexadecimal digits")
+        with context(ctx).system() as system:
+            block = block_explainer(system).explain(BlockId(bytes.fromhex(target)))
+        emit(asdict(block), as_json, lambda: _print_block(block))
+        return
+    key = parse_object(target)
+    with context(ctx).system() as system:
+        found = object_explainer(system).explain(key)
+    emit(asdict(found), as_json, lambda: _print_object(found))
+
+
+def _print_sentences(one: ObjectExplanation | BlockExplanation) -> None:
+    sentences = {"why": one.why, "next": one.next, "what to do": one.advice}
+    out.print()
+    for name, text in sentences.items():
+        if text is not None:
+            out.print(f"{name}: {printable(text)}", markup=False)
+
+
+def _print_object(one: ObjectExplanation) -> None:
+    now_ms = one.explained_ms
+    rows: dict[str, object] = {
+        "state": f"{one.state.value} ({one.reason.value})",
+        "size": f"{one.size} ({size_text(one.size)}), version {one.version}",
+        "stored": when(one.created_ms, now_ms),
+    }
+    if one.copy is not None:
+        rows |= _copy_rows(one.copy, now_ms)
+    elif one.state is ObjectState.PACKED:
+        rows["landing copy"] = "none is queued"
+    if one.publishing is not None:
+        rows |= _publishing_rows(one.publishing, now_ms)
+    for number, place in enumerate(one.places[:_PLACES_SHOWN]):
+        where = f"{place.block} at {place.offset}, {size_text(place.length)}"
+        rows["block" if len(one.places) == 1 else f"block {number}"] = where
+    more = len(one.places[_PLACES_SHOWN:]) + one.places_left_out
+    if more:
+        rows["more blocks"] = f"{more}; `nos-ec stat` lists all"
+    if one.block is not None:
+        block = one.block
+        rows["its block"] = f"{block.kind.value}, {block.state.value}, made {when(block.created_ms, now_ms)}"
+        rows["written by"] = block.writer
+    for text in one.unknown:
+        rows["not known"] = f"{rows['not known']}; {text}" if "not known" in rows else text
+    facts(printable(f"{one.bucket}/{one.name}"), {name: printable(str(value)) for name, value in rows.items()})
+    _print_sentences(one)
+
+
+def _copy_rows(copy: Copy, now_ms: int) -> dict[str, object]:
+    rows: dict[str, object] = {"landing copy": f"{copy.landing}, in the landing {copy.medium}{_read_text(copy)}"}
+    if copy.segment is not None:
+        state = "given back" if copy.segment_state is None else copy.segment_state.value
+        opened = "" if copy.segment_opened_ms is None else f", opened {when(copy.segment_opened_ms, now_ms)}"
+        rows["landing segment"] = f"{copy.segment}, {state}{opened}"
+    if copy.delete_after_ms is not None:
+        verified = ", verified" if copy.doomed else ""
+        rows["deletion"] = f"queued, due {when(copy.delete_after_ms, now_ms)}{verified}"
+    return rows
+
+
+def _read_text(copy: Copy) -> str:
+    if copy.problem is not None:
+        return f": {copy.problem}"
+    return "" if copy.readable is None else "; its bytes are good"
+
+
+def _publishing_rows(way: Publishing, now_ms: int) -> dict[str, object]:
+    held = way.slot_held_until_ms
+    holder = (
+        "nobody holds its lease" if held is None else f"its lease is held, and ends {when(held, now_ms)} unless renewed"
+    )
+    rows: dict[str, object] = {
+        "slot": f"{way.slot}; {holder}",
+        "producers alive": ", ".join(way.producers) or "none",
+        "due": "-" if way.due_ms is None else when(way.due_ms, now_ms),
+    }
+    if way.published_ms is None:
+        rows["partition"] = ", ".join(str(one.partition) for one in way.holders)
+        return rows
+    rows["published"] = when(min(way.published_ms, now_ms), now_ms) + (", spread" if way.spread else "")
+    rows["partition"] = ", ".join(_holder_text(one) if way.members_known else str(one.partition) for one in way.holders)
+    rows["consumers passed"] = (
+        "-" if way.passed_ms is None else f"what was published before {when(way.passed_ms, now_ms)}"
+    )
+    return rows
+
+
+def _holder_text(one: Holder) -> str:
+    return f"{one.partition} ({'nobody' if one.member is None else one.member})"
+
+
+def _print_block(one: BlockExplanation) -> None:
+    now_ms, until_ms = one.explained_ms, one.writer_until_ms
+    lease = "is over" if until_ms is None else f"ends {when(until_ms, now_ms)}"
+    needed = "" if one.stripes_needed is None else f", need {one.stripes_needed:.1f} stripes"
+    rows = {
+        "state": f"{one.kind.value}, {one.state.value} ({one.reason.value})",
+        "size": f"{count_text(one.stripes, 'stripe')}, {size_text(one.size_bytes)}",
+        "live": f"{count_text(one.live_objects, 'object')}, {size_text(one.live_bytes)}{needed}",
+        "dead": f"{size_text(one.dead_bytes)}, hole ratio {one.hole_ratio:.1%}",
+        "waste": f"{one.waste_ratio:.1%} with headers and padding; GC collects from {one.waste_ratio_min:.1%} on",
+        "made": f"{when(one.created_ms, now_ms)} by {one.writer}, epoch {one.epoch}; its lease {lease}",
+        "sealed": "-" if one.sealed_ms is None else when(one.sealed_ms, now_ms),
+    }
+    if one.gc_not_before_ms is not None:
+        rows["GC looks again"] = when(one.gc_not_before_ms, now_ms)
+    if one.gc_failures:
+        rows["failures of GC"] = str(one.gc_failures)
+    if one.delete_after_ms is not None:
+        rows["grace period ends"] = when(one.delete_after_ms, now_ms)
+    if one.grace_ms:
+        rows["grace left"] = span(one.grace_ms)
+    if one.would_collect is not None:
+        rows["a GC run now"] = "would collect it" if one.would_collect else "would leave it"
+    rows["GC"] = "a run is at work" if one.gc_runs else "no run is at work"
+    facts(f"block {one.block}", {name: printable(value) for name, value in rows.items()})
+    _print_sentences(one)

@@ -1,0 +1,37 @@
+"""What explains objects and blocks, with the rules that the settings give producers, consumers and GC."""
+
+from __future__ import annotations
+
+from nos_ec.composition.packing import collector_options
+from nos_ec.composition.wiring import System
+from nos_ec.engine.explain.blocks import BlockExplainer
+from nos_ec.engine.explain.object_facts import ObjectOptions
+from nos_ec.engine.explain.objects import ObjectExplainer
+from nos_ec.engine.room import PACKING_RESERVES
+
+
+def object_explainer(system: System) -> ObjectExplainer:
+    """Explains objects of an open store."""
+    settings = system.settings
+    options = ObjectOptions(
+        republish_ms=settings.producer.republish_ms,
+        partitions=settings.log.partitions,
+        linger_ms=settings.consumer.linger_ms,
+        linger_ms_max=settings.consumer.linger_max_ms,
+        packing_reserve_bytes=PACKING_RESERVES * settings.gc.reserve_bytes,
+        put_ms_max=settings.put.reservation_ms,
+    )
+    return ObjectExplainer(
+        system.metadata,
+        system.landing,
+        system.blocks,
+        system.clock,
+        lambda: system.group_progress("explain"),
+        options,
+    )
+
+
+def block_explainer(system: System) -> BlockExplainer:
+    """Explains blocks of an open store."""
+    options = collector_options(system.settings)
+    return BlockExplainer(system.metadata, system.blocks, system.clock, options, system.settings.gc.wait_ms)

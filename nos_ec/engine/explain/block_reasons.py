@@ -1,0 +1,238 @@
+"""What the facts about a block mean: a reason, and sentences for people. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nos_ec.core.deadlines import WAIT_MS_MAX
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.engine.explain.times import span, when
+from nos_ec.engine.gc.options import CollectorOptions
+from nos_ec.ports.clock import waits
+from nos_ec.ports.metadata import BlockFacts, WaitReason
+
+LATE_MS = 300_000
+"""What is overdue by more than this does not happen by itself."""
+
+
+class BlockReason(StrEnum):
+    """Why a block is not collected, or what the next GC run does with it."""
+
+    OPEN = "open"
+    """Its writer appends to it."""
+    WRITER_DEAD = "writer_dead"
+    """It is open, and its writer's lease has run out."""
+    FENCED = "fenced"
+    """It was taken from a dead writer; recovery has to seal it."""
+    TOO_FULL = "too_full"
+    """Too little of it is wasted."""
+    SET_ASIDE = "set_aside"
+    """GC could not collect it, and leaves it alone for a while."""
+    DENSE = "dense"
+    """It wastes enough, but its objects are packed as densely as they can be."""
+    LARGE = "large"
+    """It holds a part of a large object, which lives."""
+    EMPTY = "empty"
+    """Nothing in it lives: the next run condemns it."""
+    VICTIM = "victim"
+    """The next run rewrites it."""
+    PAYS_NOT = "pays_not"
+    """Rewriting it, with all other candidates, frees no stripe."""
+    LATER_RUN = "later_run"
+    """The next run has more wasteful blocks than it rewrites at a time."""
+    UNDECIDED = "undecided"
+    """It is a candidate; whether rewriting pays depends on too many other blocks to look at here."""
+    CONDEMNED = "condemned"
+    """It is emptied, and its grace period is not over."""
+    GRACE_OVER = "grace_over"
+    """It is emptied; the next run deletes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvidence:
+    """facts: of the block. writer_until_ms: the end of the lease of its writer; None when it is over or gone. gc_runs:
+    a GC run is at work. candidate: what GC would do with a candidate; None for other blocks. needs: the stripes that
+    its objects need at least, if that was computed. wait_ms: between the runs of a GC daemon."""
+
+    facts: BlockFacts
+    now_ms: int
+    options: CollectorOptions
+    wait_ms: int
+    writer_until_ms: int | None
+    gc_runs: bool
+    candidate: BlockReason | None
+    needs: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockVerdict:
+    """See BlockExplanation."""
+
+    reason: BlockReason
+    why: str
+    next: str
+    advice: str | None = None
+    next_ms: int | None = None
+
+
+def judge_block(e: BlockEvidence) -> BlockVerdict:
+    """What the evidence means."""
+    match e.facts.waits:
+        case WaitReason.OPEN:
+            return _open(e)
+        case WaitReason.FENCED:
+            return BlockVerdict(
+                BlockReason.FENCED,
+                "Its writer died or lost its lease, or an append to it failed. Only sealed blocks are collected.",
+                "Recovery, in the next round of a consumer or GC run, seals it and counts what lives in it.",
+                "If it stays fenced, start `nos-ec consumer`, or read its log: a block that does not answer is parked"
+                ' (nos_ec_parked_items{what="fenced block"}).',
+            )
+        case WaitReason.CONDEMNED:
+            return _condemned(e)
+        case WaitReason.SET_ASIDE:
+            return _set_aside(e)
+        case WaitReason.TOO_FULL:
+            return BlockVerdict(
+                BlockReason.TOO_FULL,
+                f"{e.facts.row.waste_ratio:.1%} of it is waste (dead bytes, headers, padding). GC collects a block from"
+                f" {e.options.waste_ratio_min:.1%} on (gc.hole_ratio_min).",
+                "It is collected once so many of its objects are deleted or overwritten.",
+            )
+    return _sealed(e)
+
+
+def _open(e: BlockEvidence) -> BlockVerdict:
+    row = e.facts.row
+    if e.writer_until_ms is None:
+        return BlockVerdict(
+            BlockReason.WRITER_DEAD,
+            f"It is open, but its writer {row.writer} no longer holds its lease: it died, or hangs.",
+            "The next consumer or GC run fences the writer, then seals the block. From then on GC may collect it.",
+            "If nothing happens within a minute, start `nos-ec consumer` or `nos-ec gc run --apply`.",
+        )
+    return BlockVerdict(
+        BlockReason.OPEN,
+        f"Its writer {row.writer} appends to it; its lease ends {when(e.writer_until_ms, e.now_ms)} unless it is"
+        " renewed. Only sealed blocks are collected.",
+        "The writer seals it when it is full, or when the process ends.",
+    )
+
+
+def _condemned(e: BlockEvidence) -> BlockVerdict:
+    until_ms = e.facts.until_ms
+    assert until_ms is not None
+    if waits(until_ms, e.now_ms, WAIT_MS_MAX):
+        return BlockVerdict(
+            BlockReason.CONDEMNED,
+            "It is emptied: no object is in it. It is kept for gc.block_grace_ms, for reads that began before.",
+            f"The first GC run after its grace period, which ends {when(until_ms, e.now_ms)}, deletes it. When space is"
+            " short, a run deletes it sooner (gc.block_grace_ms_min).",
+            None,
+            until_ms,
+        )
+    overdue_ms = max(0, e.now_ms - until_ms)
+    return BlockVerdict(
+        BlockReason.GRACE_OVER,
+        f"It is emptied, and its grace period is over for {span(overdue_ms)}.",
+        f"{_next_run(e)} deletes it.",
+        "That is late: start `nos-ec gc run --apply`, or read its log for blocks that could not be deleted."
+        if overdue_ms > LATE_MS + e.wait_ms
+        else None,
+        until_ms,
+    )
+
+
+def _set_aside(e: BlockEvidence) -> BlockVerdict:
+    until_ms, failures = e.facts.until_ms, e.facts.row.gc_failures
+    assert until_ms is not None
+    after = (
+        f"{_capital(when(until_ms, e.now_ms))}, GC looks at it again. If its last object goes before, it is collected."
+    )
+    if failures == 0:
+        return BlockVerdict(
+            BlockReason.DENSE,
+            f"{e.facts.row.waste_ratio:.1%} of it is waste, but its objects are packed as densely as they can be:"
+            " rewriting it would free nothing.",
+            after,
+            None,
+            until_ms,
+        )
+    times = "once" if failures == 1 else f"{failures} times"
+    return BlockVerdict(
+        BlockReason.SET_ASIDE,
+        f"GC failed {times} to collect it, because it did not answer or holds an object that cannot be read, and leaves"
+        " it alone for a while.",
+        after,
+        "The log of GC has the reason. After a repair, `NOS_EC_GC__COOL_DOWN_MS_MAX=0 nos-ec gc run --apply` tries at"
+        " once.",
+        until_ms,
+    )
+
+
+def _sealed(e: BlockEvidence) -> BlockVerdict:
+    """A sealed block that waits for nothing."""
+    row = e.facts.row
+    wasted = f"{row.waste_ratio:.1%} of it is waste, and GC collects a block from {e.options.waste_ratio_min:.1%} on"
+    apply = None if e.gc_runs else "To have it done now: `nos-ec gc run --apply`."
+    if e.candidate is None and row.live_objects and row.kind is BlockKind.LARGE:
+        return BlockVerdict(
+            BlockReason.LARGE,
+            "It holds a part of a large object, which lives. Such a block is all live or all dead.",
+            "It is collected when the object is deleted or overwritten.",
+        )
+    match e.candidate:
+        case BlockReason.VICTIM:
+            needs = "" if e.needs is None else f", of which it needs about {e.needs:.1f}"
+            return BlockVerdict(
+                BlockReason.VICTIM,
+                f"{wasted}: it is to be collected.",
+                f"{_next_run(e)} moves what lives out of its {row.stripes} stripes{needs}, condemns it, and deletes it"
+                f" {span(e.options.block_grace_ms)} later (gc.block_grace_ms).",
+                apply,
+            )
+        case BlockReason.DENSE:
+            return BlockVerdict(
+                BlockReason.DENSE,
+                f"{wasted}; but its objects are packed as densely as they can be: rewriting it would free nothing.",
+                f"{_next_run(e)} sets it aside for gc.cool_down_ms_max. If its last object goes, it is collected.",
+            )
+        case BlockReason.PAYS_NOT:
+            return BlockVerdict(
+                BlockReason.PAYS_NOT,
+                f"{wasted}; but rewriting it, together with all other such blocks, would take as many stripes as it"
+                " frees.",
+                "It is collected once more of it, or of other blocks, is dead.",
+            )
+        case BlockReason.LATER_RUN:
+            return BlockVerdict(
+                BlockReason.LATER_RUN,
+                f"{wasted}; but a run rewrites at most {e.options.blocks_max} blocks (gc.blocks_max_per_run), and"
+                " others waste more.",
+                "A later run gets to it.",
+                apply,
+            )
+        case BlockReason.UNDECIDED:
+            return BlockVerdict(
+                BlockReason.UNDECIDED,
+                f"{wasted}. Whether rewriting it pays depends on many other blocks.",
+                f"{_next_run(e)} decides.",
+                "`nos-ec gc plan` shows what a run would do.",
+            )
+    return BlockVerdict(
+        BlockReason.EMPTY,
+        "Nothing in it lives any more.",
+        f"{_next_run(e)} condemns it, and deletes it {span(e.options.block_grace_ms)} later (gc.block_grace_ms).",
+        apply,
+    )
+
+
+def _next_run(e: BlockEvidence) -> str:
+    if e.gc_runs:
+        return "The GC run that is at work now, or the next one,"
+    return f"The next GC run (cron, or every {span(e.wait_ms)} with --loop)"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,189 @@
+"""Why a block is not collected: what its row, leases and GC's own rules say. Only reads, a bounded number of times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nos_ec.core.deadlines import LEASE_MS_MAX
+from nos_ec.core.errors import NotFound
+from nos_ec.core.ids import BlockId
+from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.ratios import DIGITS
+from nos_ec.core.reclaim import Victim, pays
+from nos_ec.engine.explain.block_reasons import BlockEvidence, BlockReason, judge_block
+from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
+from nos_ec.engine.gc.victims import ChosenBlock, judge, judge_by_row
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock, waits
+from nos_ec.ports.metadata import BlockFacts, BlockRow, Metadata
+
+EXAMINED_MAX = 20
+"""Most other blocks whose objects are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockExplanation:
+    """All that is known of a block, and what it means. Sizes in bytes, times in Unix milliseconds, ids in hex.
+
+    why, next, advice: sentences. advice: what to do if it is stuck; None when there is nothing to do. next_ms: when the
+    next thing happens, if a time decides that. writer_until_ms: the end of its writer's lease; None when that is over.
+    gc_runs: whether a GC run is at work. waste_ratio_min: gc.hole_ratio_min. stripes_needed: what the objects of a
+    candidate need at least. would_collect: whether a run now would collect it; None when that is not known. grace_ms:
+    what is left of its grace period; None unless it is condemned.
+    """
+
+    block: str
+    kind: BlockKind
+    state: BlockState
+    writer: str
+    epoch: int
+    writer_until_ms: int | None
+    stripes: int
+    size_bytes: int
+    live_bytes: int
+    dead_bytes: int
+    overhead_bytes: int
+    live_objects: int
+    hole_ratio: float
+    waste_ratio: float
+    waste_ratio_min: float
+    created_ms: int
+    sealed_ms: int | None
+    delete_after_ms: int | None
+    grace_ms: int | None
+    gc_not_before_ms: int | None
+    gc_failures: int
+    gc_runs: bool
+    stripes_needed: float | None
+    would_collect: bool | None
+    reason: BlockReason
+    why: str
+    next: str
+    advice: str | None
+    next_ms: int | None
+    explained_ms: int
+
+
+_COLLECTED = (BlockReason.VICTIM, BlockReason.EMPTY, BlockReason.GRACE_OVER)
+
+
+class BlockExplainer:
+    """Safe to call from several threads. wait_ms: between the runs of a GC daemon."""
+
+    def __init__(
+        self, metadata: Metadata, blocks: BlockStore, clock: Clock, options: CollectorOptions, wait_ms: int
+    ) -> None:
+        self._metadata = metadata
+        self._blocks = blocks
+        self._clock = clock
+        self._options = options
+        self._wait_ms = wait_ms
+
+    def explain(self, block_id: BlockId) -> BlockExplanation:
+        """Explain a block. Raises NotFound when it has no row, Transient when the metadata is away."""
+        options, now_ms = self._options, self._clock.now_ms()
+        facts = self._look(block_id, now_ms)
+        row = facts.row
+        candidate, needs = self._judged(facts, now_ms)
+        evidence = BlockEvidence(
+            facts=facts,
+            now_ms=now_ms,
+            options=options,
+            wait_ms=self._wait_ms,
+            writer_until_ms=self._lease_until_ms(row.writer, now_ms, row.epoch),
+            gc_runs=self._lease_until_ms(LEASE_NAME, now_ms) is not None,
+            candidate=candidate,
+            needs=needs,
+        )
+        verdict = judge_block(evidence)
+        grace_ms = None if row.delete_after_ms is None else max(0, row.delete_after_ms - now_ms)
+        return BlockExplanation(
+            block=block_id.hex(),
+            kind=row.kind,
+            state=row.state,
+            writer=row.writer,
+            epoch=row.epoch,
+            writer_until_ms=evidence.writer_until_ms,
+            stripes=row.stripes,
+            size_bytes=row.size_bytes,
+            live_bytes=row.live_bytes,
+            dead_bytes=row.dead_bytes,
+            overhead_bytes=row.overhead_bytes,
+            live_objects=row.live_objects,
+            hole_ratio=round(row.hole_ratio, DIGITS),
+            waste_ratio=round(row.waste_ratio, DIGITS),
+            waste_ratio_min=options.waste_ratio_min,
+            created_ms=row.created_ms,
+            sealed_ms=facts.sealed_ms,
+            delete_after_ms=row.delete_after_ms,
+            grace_ms=grace_ms,
+            gc_not_before_ms=facts.gc_not_before_ms,
+            gc_failures=row.gc_failures,
+            gc_runs=evidence.gc_runs,
+            stripes_needed=None if needs is None else round(needs, DIGITS),
+            would_collect=None if verdict.reason is BlockReason.UNDECIDED else verdict.reason in _COLLECTED,
+            reason=verdict.reason,
+            why=verdict.why,
+            next=verdict.next,
+            advice=verdict.advice,
+            next_ms=verdict.next_ms,
+            explained_ms=now_ms,
+        )
+
+    def _look(self, block_id: BlockId, now_ms: int) -> BlockFacts:
+        options = self._options
+        try:
+            return self._metadata.block_facts(block_id, options.waste_ratio_min, now_ms, options.cool_down_ms_max)
+        except NotFound as error:
+            raise NotFound(
+                f"block {block_id.hex()} has no row: GC deleted it, or it never was one of this store. Objects that"
+                " were in it have moved or are deleted",
+                block_id=block_id,
+            ) from error
+
+    def _lease_until_ms(self, name: str, now_ms: int, epoch: int | None = None) -> int | None:
+        """The end of a lease, of this epoch if one is given; None when it is over or gone."""
+        for lease in self._metadata.list_leases(name):
+            if lease.name == name and epoch in (None, lease.epoch) and waits(lease.expires_ms, now_ms, LEASE_MS_MAX):
+                return lease.expires_ms
+        return None
+
+    # --- what a run would do with a candidate -----------------------------------------------------
+    def _judged(self, facts: BlockFacts, now_ms: int) -> tuple[BlockReason | None, float | None]:
+        """What a run would do with a candidate, as `choose` decides, and the stripes that its objects need; (None,
+        None) for a block that is none.
+
+        Rewriting pays with more victims if it pays with some of them, because each needs fewer stripes than it has. So
+        most often no other block has to be looked at.
+        """
+        options, row = self._options, facts.row
+        if facts.waits is not None or not row.live_objects or row.kind is BlockKind.LARGE:
+            return None, None
+        chosen = judge(self._metadata, self._blocks, options, row)
+        if chosen is None:
+            return BlockReason.DENSE, None
+        found = self._metadata.gc_candidates(
+            options.waste_ratio_min, now_ms, options.cool_down_ms_max, options.blocks_max
+        )
+        if row.block_id not in {one.block_id for one in found}:
+            return BlockReason.LATER_RUN, chosen.needs
+        return self._pays(chosen, [one for one in found if one.block_id != row.block_id]), chosen.needs
+
+    def _pays(self, chosen: ChosenBlock, others: list[BlockRow]) -> BlockReason:
+        victims, rest = [chosen], []
+        for one in others:
+            by_row = judge_by_row(self._options, one)
+            if by_row is None:
+                rest.append(one)
+            else:
+                victims.append(by_row)
+        examined = (judge(self._metadata, self._blocks, self._options, one) for one in rest[:EXAMINED_MAX])
+        while True:
+            if pays([Victim(one.block.stripes, one.needs) for one in victims]):
+                return BlockReason.VICTIM
+            try:
+                victim = next(examined)
+            except StopIteration:
+                return BlockReason.UNDECIDED if len(rest) > EXAMINED_MAX else BlockReason.PAYS_NOT
+            if victim is not None:
+                victims.append(victim)

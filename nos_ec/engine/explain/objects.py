@@ -1,0 +1,288 @@
+"""Why an object is where it is: what rows, leases, the message log and its landing copy say.
+
+Only reads. A question that has no answer now, such as one to a message log that is away, is named in `unknown`, and the
+other facts are given all the same. The number of statements and requests is fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from nos_ec.core.deadlines import LEASE_MS_MAX
+from nos_ec.core.errors import Corrupt, NosError, NoSpace, NotFound, Transient
+from nos_ec.core.ids import LandingId, ObjectKey, in_log, segment_of
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.messages import partition_for
+from nos_ec.core.republish import Republishing, passed_ms
+from nos_ec.core.slots import LEASE_PREFIX, bucket_slot, is_member_lease, member_of, slot_lease
+from nos_ec.engine.explain.object_facts import Copy, Holder, ItsBlock, ObjectOptions, PlaceInBlock, Publishing
+from nos_ec.engine.explain.object_reasons import ObjectEvidence, ObjectReason, judge_object
+from nos_ec.engine.packable import crc_checked
+from nos_ec.engine.room import require_room
+from nos_ec.engine.second_copy import copy_ranges
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock, waits
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.message_log import GroupProgress
+from nos_ec.ports.metadata import BlockRow, Metadata, ObjectRow, QueuedCopy
+
+PLACES_MAX = 1000
+"""Most places of a large object that are listed."""
+_LOOKS_MAX = 3
+"""How often an object is looked at that moves while it is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectExplanation:
+    """All that is known of an object, and what it means. Sizes in bytes, times in Unix milliseconds, ids in hex.
+
+    why, next, advice: sentences. advice: what to do if it is stuck; None when there is nothing to do. next_ms: when the
+    next thing happens, if a time decides that. unknown: questions without an answer, with the reason.
+    """
+
+    bucket: str
+    name: str
+    version: int
+    size: int
+    state: ObjectState
+    created_ms: int
+    age_ms: int
+    reason: ObjectReason
+    why: str
+    next: str
+    advice: str | None
+    next_ms: int | None
+    publishing: Publishing | None
+    copy: Copy | None
+    places: list[PlaceInBlock]
+    places_left_out: int
+    block: ItsBlock | None
+    unknown: list[str]
+    explained_ms: int
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What was asked besides the rows."""
+
+    unknown: list[str] = field(default_factory=list)
+    members_known: bool = False
+    no_space: str | None = None
+
+
+class ObjectExplainer:
+    """Safe to call from several threads. new_progress: opens a client of the message log, which is closed after use."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        landing: LandingStore,
+        blocks: BlockStore,
+        clock: Clock,
+        new_progress: Callable[[], GroupProgress],
+        options: ObjectOptions,
+    ) -> None:
+        self._metadata = metadata
+        self._landing = landing
+        self._blocks = blocks
+        self._clock = clock
+        self._new_progress = new_progress
+        self._options = options
+        self._rule = Republishing(options.republish_ms)
+
+    def explain(self, key: ObjectKey) -> ObjectExplanation:
+        """Explain the current version. Raises NotFound when there is none, Transient when the metadata is away."""
+        for _ in range(_LOOKS_MAX):
+            row, block = self._look(key)
+            copy = self._landed_copy(row) if row.state.in_landing else self._queued_copy(row)
+            if copy is None or copy.problem is None or self._is_still(row):
+                break
+        asked = _Asked()
+        publishing = self._publishing(row, asked) if row.state.in_landing else None
+        places, left_out = self._places(row)
+        now_ms = self._clock.now_ms()
+        evidence = ObjectEvidence(
+            row=row,
+            now_ms=now_ms,
+            options=self._options,
+            copy=copy,
+            publishing=publishing,
+            is_passed=self._is_passed(publishing),
+            no_space=asked.no_space,
+            places=len(places) + left_out,
+        )
+        verdict = judge_object(evidence)
+        return ObjectExplanation(
+            bucket=key.bucket,
+            name=key.name,
+            version=row.version,
+            size=row.size,
+            state=row.state,
+            created_ms=row.created_ms,
+            age_ms=max(0, now_ms - row.created_ms),
+            reason=verdict.reason,
+            why=verdict.why,
+            next=verdict.next,
+            advice=verdict.advice,
+            next_ms=verdict.next_ms,
+            publishing=publishing,
+            copy=copy,
+            places=places,
+            places_left_out=left_out,
+            block=None if block is None else _its_block(block),
+            unknown=asked.unknown,
+            explained_ms=now_ms,
+        )
+
+    def _look(self, key: ObjectKey) -> tuple[ObjectRow, BlockRow | None]:
+        try:
+            facts = self._metadata.object_facts(key)
+        except NotFound as error:
+            raise NotFound(
+                f"object {key} does not exist: it was never stored, or it was deleted. Nothing is kept of a deleted"
+                " object; its bytes go with the GC of their block, or with their landing copy",
+                key=key,
+            ) from error
+        return facts.row, facts.block
+
+    def _is_still(self, row: ObjectRow) -> bool:
+        """Whether the object is still where it was. Raises NotFound, Transient."""
+        now, _ = self._look(row.key)
+        return (now.version, now.landing_id, now.extent) == (row.version, row.landing_id, row.extent)
+
+    # --- the landing copy -------------------------------------------------------------------------
+    def _landed_copy(self, row: ObjectRow) -> Copy:
+        """The only copy of an object that waits. It is read, because a copy that cannot be read cannot be packed."""
+        assert row.landing_id is not None
+        try:
+            log = in_log(row.landing_id)
+            data = self._landing.read_range(row.landing_id, 0, row.size) if log else self._landing.read(row.landing_id)
+            crc_checked(data, row.size, row.crc32c, row.key, "landing copy")
+        except (NotFound, Corrupt) as error:
+            return self._copy(row.landing_id, None, readable=False, problem=str(error))
+        except NosError as error:
+            return self._copy(row.landing_id, None, readable=None, problem=str(error))
+        return self._copy(row.landing_id, None, readable=True)
+
+    def _queued_copy(self, row: ObjectRow) -> Copy | None:
+        """The copy that a packed object still has."""
+        if row.state is not ObjectState.PACKED:
+            return None
+        for first, last in copy_ranges(row, self._options.put_ms_max):
+            found = self._metadata.find_queued_copy(row, first, last)
+            if found is not None:
+                return self._copy(found.landing_id, found)
+        return None
+
+    def _copy(
+        self,
+        landing_id: LandingId,
+        queued: QueuedCopy | None,
+        *,
+        readable: bool | None = None,
+        problem: str | None = None,
+    ) -> Copy:
+        name = landing_id.hex()
+        delete_after_ms = None if queued is None else queued.not_before_ms
+        doomed = queued is not None and queued.doomed
+        if not in_log(landing_id):
+            return Copy(
+                name,
+                "store",
+                queued=queued is not None,
+                delete_after_ms=delete_after_ms,
+                doomed=doomed,
+                readable=readable,
+                problem=problem,
+            )
+        segment = self._metadata.landing_segment(segment_of(landing_id))
+        return Copy(
+            name,
+            "log",
+            segment=segment_of(landing_id).hex(),
+            segment_state=None if segment is None else segment.state,
+            segment_opened_ms=None if segment is None else segment.opened_ms,
+            segment_sealed_ms=None if segment is None else segment.sealed_ms,
+            segment_bytes=None if segment is None else segment.end,
+            queued=queued is not None,
+            delete_after_ms=delete_after_ms,
+            doomed=doomed,
+            readable=readable,
+            problem=problem,
+        )
+
+    # --- the way to a consumer --------------------------------------------------------------------
+    def _publishing(self, row: ObjectRow, asked: _Asked) -> Publishing:
+        now_ms = self._clock.now_ms()
+        leases = {lease.name: lease for lease in self._metadata.list_leases(LEASE_PREFIX)}
+        alive = {name: one for name, one in leases.items() if waits(one.expires_ms, now_ms, LEASE_MS_MAX)}
+        slot = bucket_slot(row.key.bucket)
+        held = alive.get(slot_lease(slot))
+        due_ms = row.due_ms
+        is_published = row.state is ObjectState.QUEUED and due_ms is not None
+        published_ms = self._rule.published_until_ms(due_ms, now_ms) if is_published and due_ms is not None else None
+        spread = published_ms is not None and due_ms is not None and self._rule.was_spread(due_ms)
+        home = partition_for(row.key.bucket, self._options.partitions)
+        passed: Mapping[int, int] = {}
+        members: Mapping[int, str] = {}
+        if published_ms is not None:
+            passed, members = self._ask_log(asked)
+            self._ask_space(asked)
+        where = range(self._options.partitions) if spread else (home,)
+        return Publishing(
+            slot=slot,
+            slot_held_until_ms=None if held is None else held.expires_ms,
+            producers=[member_of(name) for name in alive if is_member_lease(name)],
+            due_ms=due_ms,
+            published_ms=published_ms,
+            spread=spread,
+            holders=[Holder(partition, members.get(partition)) for partition in where],
+            members_known=asked.members_known,
+            passed_ms=passed_ms(passed, home, self._options.partitions, spread=spread),
+        )
+
+    def _ask_log(self, asked: _Asked) -> tuple[Mapping[int, int], Mapping[int, str]]:
+        """Until when the group has passed each partition, and who owns it; empty when the log does not say."""
+        passed: Mapping[int, int] = {}
+        members: Mapping[int, str] = {}
+        try:
+            with closing(self._new_progress()) as progress:
+                try:
+                    passed = progress.passed_until()
+                except NosError as error:
+                    asked.unknown.append(f"whether its event still waits: {error}")
+                members = progress.holders()
+                asked.members_known = True
+        except NosError as error:
+            asked.unknown.append(f"which consumer holds its partition: {error}")
+        return passed, members
+
+    def _is_passed(self, publishing: Publishing | None) -> bool:
+        if publishing is None or publishing.published_ms is None:
+            return False
+        return self._rule.is_passed(publishing.published_ms, publishing.passed_ms)
+
+    def _ask_space(self, asked: _Asked) -> None:
+        try:
+            require_room(self._blocks, self._blocks.geometry.stripe_size, self._options.packing_reserve_bytes)
+        except NoSpace as error:
+            asked.no_space = str(error)
+        except Transient as error:
+            asked.unknown.append(f"whether there is room to pack: {error}")
+
+    # --- blocks -----------------------------------------------------------------------------------
+    def _places(self, row: ObjectRow) -> tuple[list[PlaceInBlock], int]:
+        if row.extent is not None:
+            extents = [row.extent]
+        elif row.state is ObjectState.LARGE:
+            extents = [segment.extent for segment in self._metadata.segments(row.object_id, row.version)]
+        else:
+            return [], 0
+        listed = [PlaceInBlock(one.block_id.hex(), one.offset, one.length) for one in extents[:PLACES_MAX]]
+        return listed, max(0, len(extents) - PLACES_MAX)
+
+
+def _its_block(row: BlockRow) -> ItsBlock:
+    return ItsBlock(row.block_id.hex(), row.kind, row.state, row.writer, row.created_ms)

@@ -1,0 +1,30 @@
+"""Times as people say them, with the moment in ISO 8601."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+_UNITS = (("day", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
+
+
+def span(ms: int) -> str:
+    """A length of time in its two largest units: '3 min 20 s', '2 days 4 h', '0 s'."""
+    rest = max(0, ms)
+    parts: list[str] = []
+    for unit, unit_ms in _UNITS:
+        count, rest = divmod(rest, unit_ms)
+        if count or parts:
+            parts.append(f"{count} {unit}{'s' if unit == 'day' and count != 1 else ''}")
+        if len(parts) == 2:
+            break
+    return " ".join(part for part in parts if not part.startswith("0 ")) or "0 s"
+
+
+def moment(ms: int) -> str:
+    """ISO 8601 in UTC, to the second."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+def when(ms: int, now_ms: int) -> str:
+    """'in 3 min 20 s (2026-01-31T12:00:00+00:00)', or '3 min 20 s ago (...)'."""
+    return f"in {span(ms - now_ms)} ({moment(ms)})" if ms > now_ms else f"{span(now_ms - ms)} ago ({moment(ms)})"
