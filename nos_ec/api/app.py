@@ -28,6 +28,8 @@ Credentials = Annotated[
     Depends(HTTPBearer(auto_error=False, description="The token of api.token or api.token_file.")),
 ]
 BlockName = Annotated[str, Path(pattern=_BLOCK_PATTERN, examples=[_BLOCK_EXAMPLE])]
+BucketName = Annotated[str, Query(min_length=1, max_length=BUCKET_BYTES_MAX, examples=["photos"])]
+ObjectName = Annotated[str, Query(min_length=1, max_length=NAME_BYTES_MAX, examples=["2026/a.jpg"])]
 Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Maximum number of entries in the page.")]
 
 
@@ -141,12 +143,16 @@ def _add_store(app: FastAPI, readings: Readings, token: Token | None) -> None:
         return readings.gc_plan(limit)
 
     @app.get("/v1/object", tags=["store"], dependencies=guard, responses=_responses(token, 400, 404, 422, 503))
-    def find_object(
-        bucket: Annotated[str, Query(min_length=1, max_length=BUCKET_BYTES_MAX, examples=["photos"])],
-        name: Annotated[str, Query(min_length=1, max_length=NAME_BYTES_MAX, examples=["2026/a.jpg"])],
-    ) -> models.ObjectDetail:
+    def find_object(bucket: BucketName, name: ObjectName) -> models.ObjectDetail:
         """Where an object's bytes are. The limits of bucket and name are in bytes of UTF-8."""
         return readings.object(ObjectKey(bucket, name))
+
+    @app.get(
+        "/v1/object/explanation", tags=["store"], dependencies=guard, responses=_responses(token, 400, 404, 422, 503)
+    )
+    def explain_object(bucket: BucketName, name: ObjectName) -> models.ObjectExplanationModel:
+        """Why an object is where it is, and what happens next. Reads the landing copy of an object that waits."""
+        return readings.explain_object(ObjectKey(bucket, name))
 
 
 def _add_blocks(app: FastAPI, readings: Readings, token: Token | None) -> None:
@@ -169,6 +175,16 @@ def _add_blocks(app: FastAPI, readings: Readings, token: Token | None) -> None:
     def block(block: BlockName) -> models.BlockDetail:
         """One block, decoded from its headers."""
         return readings.block(_block_id(block))
+
+    @app.get(
+        "/v1/blocks/{block}/explanation",
+        tags=["blocks"],
+        dependencies=guard,
+        responses=_responses(token, 404, 422, 503),
+    )
+    def explain_block(block: BlockName) -> models.BlockExplanationModel:
+        """Why a block is not collected, and what GC would do with it."""
+        return readings.explain_block(_block_id(block))
 
     @app.get(
         "/v1/blocks/{block}/entries", tags=["blocks"], dependencies=guard, responses=_responses(token, 404, 422, 503)

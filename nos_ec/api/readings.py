@@ -10,6 +10,7 @@ from collections.abc import KeysView
 from dataclasses import asdict
 
 from nos_ec.api import models
+from nos_ec.composition.explaining import block_explainer, object_explainer
 from nos_ec.composition.wiring import System
 from nos_ec.core.header import GroupHeader
 from nos_ec.core.histogram import Histogram
@@ -174,6 +175,15 @@ class Readings:
             places=[self._place(extent) for extent in extents[:PAGE_MAX]],
             places_left_out=max(0, len(extents) - PAGE_MAX),
         )
+
+    # --- explanations -----------------------------------------------------------------------------
+    def explain_object(self, key: ObjectKey) -> models.ObjectExplanationModel:
+        """Why an object is where it is. Raises NotFound, Transient."""
+        return models.ObjectExplanationModel(**asdict(object_explainer(self._system).explain(key)))
+
+    def explain_block(self, block_id: BlockId) -> models.BlockExplanationModel:
+        """Why a block is not collected. Raises NotFound, Transient."""
+        return models.BlockExplanationModel(**asdict(block_explainer(self._system).explain(block_id)))
 
     def _extents(self, row: ObjectRow) -> list[Extent]:
         if row.extent is not None:

@@ -67,8 +67,8 @@ def _print_object(one: ObjectExplanation) -> None:
         "size": f"{one.size} ({size_text(one.size)}), version {one.version}",
         "stored": when(one.created_ms, now_ms),
     }
-    if one.copy is not None:
-        rows |= _copy_rows(one.copy, now_ms)
+    if one.landing_copy is not None:
+        rows |= _copy_rows(one.landing_copy, now_ms)
     elif one.state is ObjectState.PACKED:
         rows["landing copy"] = "none is queued"
     if one.publishing is not None:

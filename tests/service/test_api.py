@@ -260,6 +260,33 @@ def test_the_location_of_an_object(api: Api, bench: Bench, system: System) -> No
     assert api("/v1/object", bucket="b", name="ä//ö #?%2F")["landing"]
 
 
+def test_objects_and_blocks_are_explained_as_by_the_command(
+    api: Api, bench: Bench, system: System, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def said(target: str) -> Any:
+        capfd.readouterr()
+        assert run(["--config", str(bench.config), "explain", target, "--json"]) == 0
+        return json.loads(capfd.readouterr().out.splitlines()[-1])
+
+    fill(bench, system)
+    bench.produce(system)
+    reasons = set()
+    waiting = [key for key in bench.acknowledged if key.name.startswith("waiting")][:2]
+    for key in [ObjectKey("b", "large"), ObjectKey("b", "empty"), next(iter(bench.acknowledged)), *waiting]:
+        found, wanted = api("/v1/object/explanation", bucket=key.bucket, name=key.name), said(str(key))
+        assert found.keys() == wanted.keys()
+        for name in ("version", "state", "reason", "landing_copy", "places", "block"):
+            assert found[name] == wanted[name], name
+        reasons.add(found["reason"])
+    assert reasons == {"large", "empty", "packed", "no_consumer"}
+    for row in system.metadata.list_blocks(None, 1000):
+        path, wanted = f"/v1/blocks/{row.block_id.hex()}/explanation", said(row.block_id.hex())
+        times = ("explained_ms", "next")
+        assert {**api(path), **dict.fromkeys(times)} == {**wanted, **dict.fromkeys(times)}
+    assert "was deleted" in api.refused("/v1/object/explanation", 404, bucket="b", name="none").detail
+    assert api.refused(f"/v1/blocks/{'0' * 32}/explanation", 404).block == "0" * 32
+
+
 def test_the_gc_plan_matches_the_command(
     api: Api, bench: Bench, system: System, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -502,11 +529,16 @@ def test_no_request_changes_anything(bench: Bench, system: System, api: Api) -> 
     for row in system.metadata.list_blocks(None, 1000):
         api(f"/v1/blocks/{row.block_id.hex()}")
         api(f"/v1/blocks/{row.block_id.hex()}/entries")
+        api(f"/v1/blocks/{row.block_id.hex()}/explanation")
     for path in ("/v1/status", "/v1/backlog", "/v1/histograms", "/v1/blocks", "/v1/gc/plan", "/livez", "/readyz"):
         api(path)
     assert api.client.get("/metrics").status_code == 200
     for key in bench.acknowledged:
         api("/v1/object", bucket=key.bucket, name=key.name)
+    for name in ("large", "empty"):
+        api("/v1/object/explanation", bucket="b", name=name)
+    for key in list(bench.acknowledged)[:3] + list(bench.acknowledged)[-3:]:
+        api("/v1/object/explanation", bucket=key.bucket, name=key.name)
     assert dump(bench) == before
     assert gc_service(system).run_once().blocks_deleted >= 0
     assert dump(bench) != before, "the dump would not notice a change"

@@ -133,8 +133,8 @@ def test_an_object_that_no_consumer_takes(bench: Bench, system: System) -> None:
     assert found.publishing is not None
     assert found.publishing.published_ms is not None
     assert abs(found.publishing.published_ms - system.clock.now_ms()) < 60_000
-    assert found.copy is not None
-    assert found.copy.readable
+    assert found.landing_copy is not None
+    assert found.landing_copy.readable
 
 
 def test_an_object_on_the_merge_list_of_a_consumer(bench: Bench, system: System, clock: FakeClock) -> None:
@@ -211,7 +211,7 @@ def test_a_message_log_that_does_not_answer_leaves_the_other_facts(
     assert "no answer" in found.unknown[0]
     assert found.publishing is not None
     assert not found.publishing.members_known
-    assert found.copy is not None
+    assert found.landing_copy is not None
 
 
 def test_an_object_that_cannot_be_packed_for_lack_of_space(bench: Bench, system: System) -> None:
@@ -235,8 +235,12 @@ def test_an_object_whose_only_copy_is_lost(bench: Bench, system: System) -> None
     system.landing.delete(landing_id)
     found = explained(system, key)
     assert found.reason is Why.COPY_LOST
-    assert found.copy is not None
-    assert (found.copy.readable, found.copy.landing, found.copy.medium) == (False, landing_id.hex(), "store")
+    assert found.landing_copy is not None
+    assert (found.landing_copy.readable, found.landing_copy.landing, found.landing_copy.medium) == (
+        False,
+        landing_id.hex(),
+        "store",
+    )
     assert found.advice is not None
 
 
@@ -248,8 +252,8 @@ def test_an_object_whose_only_copy_is_damaged_or_does_not_answer(bench: Bench, s
     found = explained(system, key)
     assert found.reason is Why.COPY_UNREADABLE
     assert "osd.3" in found.why
-    assert found.copy is not None
-    assert found.copy.readable is None
+    assert found.landing_copy is not None
+    assert found.landing_copy.readable is None
 
     class Flipped:
         def read_range(self, _landing_id: LandingId, _offset: int, length: int) -> bytes:
@@ -316,12 +320,16 @@ def test_the_record_of_a_packed_object(bench: Bench, system: System, mode: str) 
         assert (found.reason, found.state) == (Why.COPY_IN_GRACE, ObjectState.PACKED)
         assert "reaper.landing_grace_ms" in found.why
         assert "forgets the record" in found.next
-        assert found.copy is not None
-        assert (found.copy.landing, found.copy.medium, found.copy.queued) == (copy.hex(), "log", True)
-        assert found.copy.segment_state is SegmentState.OPEN
-        assert found.copy.segment is not None
-        assert found.copy.segment in found.why
-        assert found.next_ms == found.copy.delete_after_ms
+        assert found.landing_copy is not None
+        assert (found.landing_copy.landing, found.landing_copy.medium, found.landing_copy.queued) == (
+            copy.hex(),
+            "log",
+            True,
+        )
+        assert found.landing_copy.segment_state is SegmentState.OPEN
+        assert found.landing_copy.segment is not None
+        assert found.landing_copy.segment in found.why
+        assert found.next_ms == found.landing_copy.delete_after_ms
     system.metadata.postpone_deletion([copy], system.clock.now_ms() - HOUR_MS)
     found = explained(system, key)
     assert found.reason is Why.COPY_TO_VERIFY
@@ -336,12 +344,12 @@ def test_the_record_of_a_packed_object(bench: Bench, system: System, mode: str) 
     end_log(system)
     found = explained(system, key)
     assert found.reason is Why.COPY_VERIFIED
-    assert found.copy is not None
-    assert found.copy.segment_state is SegmentState.SEALED
+    assert found.landing_copy is not None
+    assert found.landing_copy.segment_state is SegmentState.SEALED
     system.metadata.postpone_deletion([copy], 0)
     system.housekeeping().run_once()
     found = explained(system, key)
-    assert (found.reason, found.copy) == (Why.PACKED, None)
+    assert (found.reason, found.landing_copy) == (Why.PACKED, None)
     assert found.block is not None
     assert block.block_id.hex() in found.why
     assert [(one.block, one.offset) for one in found.places] == [(found.block.block, block.offset)]
@@ -355,8 +363,8 @@ def test_the_copy_of_a_packed_object_in_the_landing_store(bench: Bench, system: 
     found = explained(system, key)
     assert (found.reason, found.advice) == (Why.COPY_TO_VERIFY, None)
     assert "deletes the copy" in found.next
-    assert found.copy is not None
-    assert (found.copy.medium, found.copy.segment) == ("store", None)
+    assert found.landing_copy is not None
+    assert (found.landing_copy.medium, found.landing_copy.segment) == ("store", None)
     system.housekeeping().run_once()
     assert explained(system, key).reason is Why.PACKED
 
@@ -371,15 +379,15 @@ def test_an_object_that_is_overwritten_while_it_is_packed(bench: Bench, system: 
     assert (found.reason, found.state) == (Why.NO_PRODUCER, ObjectState.LANDED)
     assert found.version > before.version
     assert before.landing_id is not None
-    assert found.copy is not None
-    assert found.copy.landing != before.landing_id.hex()
+    assert found.landing_copy is not None
+    assert found.landing_copy.landing != before.landing_id.hex()
 
 
 def test_large_empty_and_absent_objects(bench: Bench, system: System) -> None:
     found = explained(system, bench.put(system, "empty", b""))
-    assert (found.reason, found.copy, found.publishing, found.places) == (Why.EMPTY, None, None, [])
+    assert (found.reason, found.landing_copy, found.publishing, found.places) == (Why.EMPTY, None, None, [])
     found = explained(system, bench.put(system, "large", bench.data(20 * STRIPE)))
-    assert (found.reason, found.copy, found.publishing) == (Why.LARGE, None, None)
+    assert (found.reason, found.landing_copy, found.publishing) == (Why.LARGE, None, None)
     assert sum(one.length for one in found.places) == 20 * STRIPE
     assert f"{len(found.places)} blocks of its own" in found.why
     bench.delete(system, ObjectKey("b", "large"))

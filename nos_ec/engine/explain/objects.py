@@ -55,7 +55,7 @@ class ObjectExplanation:
     advice: str | None
     next_ms: int | None
     publishing: Publishing | None
-    copy: Copy | None
+    landing_copy: Copy | None
     places: list[PlaceInBlock]
     places_left_out: int
     block: ItsBlock | None
@@ -128,7 +128,7 @@ class ObjectExplainer:
             advice=verdict.advice,
             next_ms=verdict.next_ms,
             publishing=publishing,
-            copy=copy,
+            landing_copy=copy,
             places=places,
             places_left_out=left_out,
             block=None if block is None else _its_block(block),
