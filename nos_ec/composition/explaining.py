@@ -14,6 +14,7 @@ def object_explainer(system: System) -> ObjectExplainer:
     """Explains objects of an open store."""
     settings = system.settings
     options = ObjectOptions(
+        min_age_ms=settings.put.min_age_ms,
         republish_ms=settings.producer.republish_ms,
         partitions=settings.log.partitions,
         linger_ms=settings.consumer.linger_ms,

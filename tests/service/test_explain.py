@@ -369,6 +369,19 @@ def test_the_copy_of_a_packed_object_in_the_landing_store(bench: Bench, system: 
     assert explained(system, key).reason is Why.PACKED
 
 
+def test_an_object_that_went_back_to_its_landing_copy(bench: Bench, system: System, clock: FakeClock) -> None:
+    key = put(bench, system)
+    assert "came due" not in explained(system, key).why
+    bench.produce(system)
+    bench.consume(system)
+    clock.advance(HOUR_MS)
+    (deletion,) = (one for one in system.metadata.due_deletions(clock.now_ms(), 9) if one.row and one.row.key == key)
+    assert system.metadata.revert_to_landing(deletion, clock.now_ms())
+    found = explained(system, key)
+    assert (found.reason, found.state) == (Why.NO_PRODUCER, ObjectState.LANDED)
+    assert "It came due 1 h after its PUT: the reaper has gone back to its landing copy" in found.why
+
+
 # --- other objects --------------------------------------------------------------------------------
 def test_an_object_that_is_overwritten_while_it_is_packed(bench: Bench, system: System) -> None:
     key = put(bench, system)

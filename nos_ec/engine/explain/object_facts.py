@@ -12,6 +12,7 @@ class ObjectOptions:
     """Settings by which producers, consumers and the reaper decide. packing_reserve_bytes: space that packing leaves
     free. put_ms_max: the longest duration of a PUT."""
 
+    min_age_ms: int
     republish_ms: int
     partitions: int
     linger_ms: int

@@ -160,21 +160,33 @@ def _to_publish(e: ObjectEvidence, way: Publishing) -> Verdict:
             way.due_ms,
         )
     overdue_ms = e.now_ms - way.due_ms
+    again = _landed_again(e, way.due_ms)
     if not is_held:
         return Verdict(
             ObjectReason.NO_PRODUCER,
             f"It has been due to be published for {span(overdue_ms)}, but no producer holds slot {way.slot}, in which"
-            " its bucket is.",
+            f" its bucket is.{again}",
             "A producer that runs takes the slot within a third of producer.lease_ttl_ms. Without one nothing happens.",
             "Start `nos-ec producer`." if not way.producers else "Producers run; if it stays so, read their logs.",
             way.due_ms,
         )
     return Verdict(
         ObjectReason.DUE,
-        f"It has been due to be published for {span(overdue_ms)}.",
+        f"It has been due to be published for {span(overdue_ms)}.{again}",
         f"The producer that holds slot {way.slot} publishes it in one of its next turns, the longest due first.",
         "That is late: read the producer's log, and nos_ec_producer_failures_total." if overdue_ms > LATE_MS else None,
         way.due_ms,
+    )
+
+
+def _landed_again(e: ObjectEvidence, due_ms: int) -> str:
+    """What to say of an object that came due long after its PUT."""
+    if due_ms <= e.row.created_ms + e.options.min_age_ms + LATE_MS:
+        return ""
+    return (
+        f" It came due {span(due_ms - e.row.created_ms)} after its PUT: the reaper has gone back to its landing copy,"
+        " because its packed bytes were lost or damaged (the log of a consumer or GC run says so), or put.min_age_ms"
+        " was changed."
     )
 
 
