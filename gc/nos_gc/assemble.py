@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from nos_ec.composition.packing import collector_options, new_merge_list
 from nos_ec.composition.wiring import System
@@ -12,8 +15,9 @@ from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, parking_samples
+from nos_ec.ports.clock import unwatched
 from nos_ec.ports.metadata import Lease
-from nos_gc.samples import gc_samples
+from nos_gc.samples import gc_samples, rebuild_samples
 from nos_gc.service import GcService
 
 NO_DEADLINE_MS = 365 * 86_400_000
@@ -50,3 +54,26 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
         monitor.metrics.add("gc parked", lambda: parking_samples(service.parkings, system.clock.now_ms()))
         monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping, system.clock.now_ms()))
     return service
+
+
+@contextmanager
+def rebuild_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
+    """Rebuilds shards on a thread of its own within the `with` block, if the settings say so and the store does not do
+    that itself. The monitor, if any, shows its figures and watches its loop."""
+    shards = system.settings.shards
+    rebuild = system.shard_rebuild()
+    if rebuild is None or not shards.rebuild:
+        yield
+        return
+    stop = threading.Event()
+    beat = unwatched if monitor is None else monitor.health.heart("rebuilding")
+    if monitor is not None:
+        monitor.metrics.add("shards", lambda: rebuild_samples(rebuild.counters))
+    arguments = (stop, shards.rebuild_wait_ms, beat)
+    thread = threading.Thread(target=rebuild.run, args=arguments, name="shard-rebuild", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

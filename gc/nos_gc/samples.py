@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nos_ec.engine.shard_rebuild import RebuildCounters
 from nos_ec.monitoring import metrics as m
+from nos_ec.monitoring import shard_metrics as of_shards
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.sources import lease_samples
 from nos_gc.service import GcService
@@ -31,3 +33,17 @@ def gc_samples(service: GcService, wait_ms: int) -> Iterator[Sample]:
     held = service.held
     if held is not None:
         yield from lease_samples(held, "gc")
+
+
+def rebuild_samples(counters: RebuildCounters) -> Iterator[Sample]:
+    """Samples of the rebuild of shards. Those of the last look are missing until one has ended."""
+    yield Sample(of_shards.REBUILT_SHARDS, counters.missing, ("missing",))
+    yield Sample(of_shards.REBUILT_SHARDS, counters.replaced, ("damaged",))
+    yield Sample(of_shards.REBUILD_BYTES, counters.read_bytes, ("read",))
+    yield Sample(of_shards.REBUILD_BYTES, counters.written_bytes, ("written",))
+    yield Sample(of_shards.REBUILD_FAILURES, counters.failures)
+    last = counters.last
+    if last is not None:
+        for shards in range(1, max(last.short, default=1) + 1):
+            yield Sample(of_shards.BLOCKS_SHORT, last.short.get(shards, 0), (str(shards),))
+        yield Sample(of_shards.REBUILD_FAILED_BLOCKS, last.unreadable + last.failed)

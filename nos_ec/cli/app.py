@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from nos_ec import __version__
-from nos_ec.cli import api, bench, check, config, dead_letters, demo, explain, objects, services, simulate, status
+from nos_ec.cli import (
+    api,
+    bench,
+    check,
+    config,
+    dead_letters,
+    demo,
+    explain,
+    objects,
+    services,
+    shards,
+    simulate,
+    status,
+)
 from nos_ec.cli.context import Context, log_for_people, logs_json
 from nos_ec.cli.errors import EXIT_BUG, EXIT_READER_GONE, report
 from nos_ec.cli.output import stdout
@@ -51,6 +64,7 @@ api.register(app)
 status.register(app)
 check.register(app)
 explain.register(app)
+shards.register(app)
 dead_letters.register(app)
 simulate.register(app)
 config.register(app)

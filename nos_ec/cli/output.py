@@ -67,6 +67,15 @@ def count_text(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def short_text(short: Mapping[int, int]) -> str:
+    """The blocks that lack shards, from {shards: blocks}: '43 (40 lack 1 shard, 3 lack 2 shards)'."""
+    parts = (
+        f"{blocks:,} {'lacks' if blocks == 1 else 'lack'} {count_text(shards, 'shard')}"
+        for shards, blocks in sorted(short.items())
+    )
+    return f"{sum(short.values()):,}" + (f" ({', '.join(parts)})" if short else "")
+
+
 def time_text(time_ms: int) -> str:
     """A time for people: ISO 8601 in UTC."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.context import AsJson, context
-from nos_ec.cli.output import count_text, emit, err, facts, size_text
+from nos_ec.cli.output import count_text, emit, err, facts, short_text, size_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ratios import ratio, rounded
@@ -48,14 +48,16 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
     utilisation, dead_ratio and overhead_ratio are shares of all stripes and add up to 1. hole_ratio is dead / (live +
     dead), as everywhere. raw_bytes is the size of this store's blocks on all shards according to the metadata.
     stored_raw_bytes and landing_raw_bytes are what the shards and the landing store report; a Ceph pool reports only
-    the sum over all stores in it. blocks_short is the number of blocks that lack a shard; null on Ceph, which repairs
-    them itself. computed_at_ms is when the sums over rows were computed. landing_log is null for a store without one;
-    the bytes of its segments are those of the batches in them, 0 for open ones. Its devices are null on Ceph; `lost`
+    the sum over all stores in it. blocks_short is the number of blocks that lack a shard, and blocks_short_by_shards
+    says how many of them lack how many shards; both are null on Ceph, which repairs them itself. computed_at_ms is when
+    the sums over rows were computed. landing_log is null for a store without one; the bytes of its segments are those
+    of the batches in them, 0 for open ones. Its devices are null on Ceph; `lost`
     has a text for each that is lost.
     """
     now_ms, geometry = system.clock.now_ms(), system.geometry
     dated = DatedTotals(system.metadata.totals(), now_ms) if exact else system.store_totals().read()
     totals = dated.totals
+    short = system.blocks.blocks_short()
     data = {
         "utilisation": rounded(totals.utilisation(geometry)),
         "hole_ratio": rounded(totals.hole_ratio),
@@ -64,7 +66,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
         "raw_bytes": geometry.raw_bytes(totals.stripes),
         "raw_bytes_per_user_byte": rounded(totals.raw_bytes_per_user_byte(geometry)),
         "stored_raw_bytes": system.blocks.raw_bytes(),
-        "blocks_short": system.blocks.blocks_short(),
+        "blocks_short": None if short is None else sum(short.values()),
+        "blocks_short_by_shards": None if short is None else [{"shards": n, "blocks": short[n]} for n in sorted(short)],
         "landing_raw_bytes": system.landing.raw_bytes(),
         "stripes": totals.stripes,
         "live_bytes": totals.live_bytes,
@@ -97,6 +100,10 @@ def _log_data(log: LogFigures | None) -> dict[str, Any] | None:
     segments = [{"state": state.value, **asdict(one)} for state, one in log.segments.items()]
     devices = None if log.devices is None else asdict(log.devices)
     return {"segments": segments, "free_bytes": log.free_bytes, "devices": devices}
+
+
+def _short_text(short: list[dict[str, int]] | None) -> str:
+    return "-" if short is None else short_text({one["shards"]: one["blocks"] for one in short})
 
 
 def _free_bytes(system: System) -> int | None:
@@ -148,7 +155,7 @@ def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
         "landed, to be published": f"{count_text(data['landed_objects'], 'object')}, {size_text(data['landed_bytes'])}",
         "published, to be packed": f"{count_text(data['queued_objects'], 'object')}, {size_text(data['queued_bytes'])}",
         "block store": f"{size_text(data['stored_raw_bytes'])} on disk{whose}",
-        "blocks short of a shard": "-" if data["blocks_short"] is None else data["blocks_short"],
+        "blocks short of a shard": _short_text(data["blocks_short_by_shards"]),
         "landing store": f"{size_text(data['landing_raw_bytes'])} on disk{whose}",
         **_log_rows(data["landing_log"]),
         "landing copies to delete": data["landing_deletions"],

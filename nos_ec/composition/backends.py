@@ -16,6 +16,7 @@ from nos_ec.adapters.local.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.adapters.local.placement import AnyPlace, NoGroups
+from nos_ec.adapters.local.shard_rebuild import LocalShards
 from nos_ec.adapters.local.store_mark import claim_root, require_root_of
 from nos_ec.composition.landing import open_devices
 from nos_ec.core.errors import ConfigError, Transient
@@ -27,6 +28,7 @@ from nos_ec.ports.message_log import DeadLetter, GroupProgress, MessageConsumer,
 from nos_ec.ports.placement import Placement
 from nos_ec.ports.placement_groups import PlacementGroups
 from nos_ec.ports.segment_medium import SegmentMedium
+from nos_ec.ports.shard_store import ShardStore
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,9 +73,10 @@ class Log:
 @dataclass(frozen=True, slots=True)
 class Objects:
     """The open stores of blocks and of landing copies, the medium of the landing log if there is one, the placement of
-    blocks, and the placement groups of all."""
+    blocks, and the placement groups of all. shards: for rebuilding them; None if the store does that itself."""
 
     blocks: BlockStore
+    shards: ShardStore | None
     landing: LandingStore
     medium: SegmentMedium | None
     placement: Placement
@@ -173,6 +176,7 @@ def open_objects(
             require_root_of(root, store_id)
         return Objects(
             stack.enter_context(closing(LocalBlockStore(root / "blocks", geometry))),
+            LocalShards(root / "blocks", geometry),
             stack.enter_context(closing(LocalLandingStore(root / "landing"))),
             None if store_id is None else open_devices(settings, stack, store_id),
             AnyPlace(new_block_id),
@@ -202,7 +206,7 @@ def open_objects(
     placement = stack.enter_context(closing(RadosPlacement(cluster, ceph.blocks_pool, ceph.namespace, new_block_id)))
     pools = {"blocks": ceph.blocks_pool, "landing": ceph.landing_pool}
     groups = stack.enter_context(closing(GroupStates(cluster, pools)))
-    return Objects(blocks, landing, medium, placement, groups)
+    return Objects(blocks, None, landing, medium, placement, groups)
 
 
 def remove_objects(settings: Settings) -> None:

@@ -49,6 +49,7 @@ from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.reaper import Reaper
 from nos_ec.engine.recovery import Recovery
 from nos_ec.engine.room import PACKING_RESERVES, PUT_RESERVES
+from nos_ec.engine.shard_rebuild import ShardRebuild
 from nos_ec.engine.source_reader import SourceReader
 from nos_ec.engine.store import PutOptions, Store
 from nos_ec.engine.store_totals import StoreTotals
@@ -73,6 +74,7 @@ from nos_ec.ports.metadata import Lease, Metadata
 from nos_ec.ports.placement import Placement
 from nos_ec.ports.placement_groups import PlacementGroups
 from nos_ec.ports.segment_medium import SegmentMedium
+from nos_ec.ports.shard_store import ShardStore
 from nos_ec.settings import Settings
 
 _LAG_WAIT_S_MAX = 1.0
@@ -209,6 +211,7 @@ class System:
     landing: LandingStore
     medium: SegmentMedium | None
     blocks: BlockStore
+    shards: ShardStore | None
     placement: Placement
     groups: PlacementGroups
     read_threads: ReadThreads
@@ -412,6 +415,14 @@ class System:
             return None
         return log_figures(self.metadata, self.medium, in_use=self.settings.landing.mode == "log")
 
+    def shard_rebuild(self, bytes_per_s: int | None = None) -> ShardRebuild | None:
+        """Rebuilds shards, at the configured rate or at another one; 0 for no limit. None for a store that does that
+        itself."""
+        if self.shards is None:
+            return None
+        rate = self.settings.shards.rebuild_bytes_per_s if bytes_per_s is None else bytes_per_s
+        return ShardRebuild(self.shards, self.metadata, self.clock, rate)
+
     def shut_out(self) -> Blocklisted | None:
         """The error if the storage cluster refuses this process, else None. Asks the cluster, within the time limit of
         a read. Ignores failures of any other kind."""
@@ -483,6 +494,7 @@ def open_system(settings: Settings) -> System:
             landing,
             objects.medium,
             objects.blocks,
+            objects.shards,
             objects.placement,
             objects.groups,
             read_threads,

@@ -25,7 +25,7 @@ ROWS = {
     "The whole store": ("store_",),
     "Producers": ("producer_",),
     "Consumers": ("consumer_",),
-    "GC": ("gc_",),
+    "GC": ("gc_", "rebuil", "blocks_short"),
     "Reaper, recovery and leases": ("reaper_", "recovery_", "lease_", "housekeeping_", "trimmer_", "copy_forward_"),
     "Every process": ("",),
 }

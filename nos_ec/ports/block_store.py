@@ -8,7 +8,7 @@ NotFound, Conflict and Corrupt carry the `block_id`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -123,8 +123,9 @@ class BlockStore(Protocol):
         """The bytes allocated on all shards together, including coding chunks and framing."""
         ...
 
-    def blocks_short(self) -> int | None:
-        """The number of blocks that lack a shard and therefore survive fewer losses. Costs a listing of the store.
+    def blocks_short(self) -> Mapping[int, int] | None:
+        """{n: number of blocks that lack n shards}, without those that lack none. Such blocks survive fewer losses.
+        Costs a listing of the store.
 
         None if the store finds and repairs such blocks itself.
         """

@@ -14,6 +14,7 @@ from nos_ec.core.geometry import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, K_MAX, M_MAX, S
 from nos_ec.settings.landing import LandingSettings
 from nos_ec.settings.secret_files import read_secret
 from nos_ec.settings.section import DAY, HOUR, MINUTE, SECOND, Section
+from nos_ec.settings.shards import ShardSettings
 from nos_ec.settings.values import Count, Flag, NonEmptyPath, Ratio, Size, Spread, Table
 
 _GEOMETRY = Geometry()
@@ -568,6 +569,7 @@ class Settings(Section):
     consumer: ConsumerSettings = ConsumerSettings()
     reaper: ReaperSettings = ReaperSettings()
     gc: GcSettings = GcSettings()
+    shards: ShardSettings = ShardSettings()
     log: LogSettings = LogSettings()
     kafka: KafkaSettings = KafkaSettings()
     monitoring: MonitoringSettings = MonitoringSettings()

@@ -205,7 +205,7 @@ def test_an_unusable_shard_folder_is_named(root: Path, blocks: LocalBlockStore) 
 def test_a_replaced_shard_takes_new_blocks_but_no_appends_to_old_ones(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 1)
     _unmount(root, 5)
-    assert blocks.blocks_short() == 1
+    assert blocks.blocks_short() == {1: 1}
     assert blocks.missing_shards(block_id) == [5]
     with pytest.raises(ConfigError, match="init --new-shard 5"):
         LocalBlockStore.initialise(root, SMALL)
@@ -217,7 +217,7 @@ def test_a_replaced_shard_takes_new_blocks_but_no_appends_to_old_ones(root: Path
     assert blocks.seal(block_id) == 1
     other_id, other = _written(blocks, 2, seed=9)
     assert blocks.read(other_id, 0, len(other)) == other
-    assert blocks.blocks_short() == 1
+    assert blocks.blocks_short() == {1: 1}
     assert (blocks.missing_shards(block_id), blocks.missing_shards(other_id)) == ([5], [])
     with pytest.raises(ConfigError, match=r"shard 5 .* is not missing"):
         LocalBlockStore.initialise(root, SMALL, [5])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from nos_ec.adapters.local.block_store import LocalBlockStore
 from nos_ec.adapters.local.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalConsumer, LocalMessageLog
+from nos_ec.adapters.local.shard_rebuild import LocalShards
 from nos_ec.adapters.local.store_mark import claim_root, require_root_of
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NotFound
 from nos_ec.core.geometry import Geometry
@@ -151,6 +152,64 @@ class Blocks:
         for start in range(least * STRIPE, stripes * STRIPE, STRIPE):
             with suppress(Corrupt):  # of a torn append any stripe may be lost
                 assert blocks.read(self.ids[name], start, STRIPE) == self.data[name][start : start + STRIPE]
+
+
+class RebuiltShards:
+    """A shard of a sealed block and one of an open block, which are lost and rebuilt."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.data = {name: Random(name).randbytes(2 * STRIPE) for name in ("sealed", "open")}
+        self.ids = {name: BlockId(Random(name + "id").randbytes(16)) for name in self.data}
+        self.lost: dict[str, bytes] = {}
+
+    def work(self, recorder: Recorder, root: Path) -> None:
+        self.history.recorder = recorder
+        self.history.did("init", lambda: LocalBlockStore.initialise(root, SMALL))
+        with closing(LocalBlockStore(root, SMALL)) as blocks:
+            for name, block_id in self.ids.items():
+                blocks.create(block_id, self.data[name])
+            blocks.seal(self.ids["sealed"])
+        for name in self.ids:
+            self.lost[name] = _without_mark(self._file(root, name))
+        self.history.did("stored", lambda: None)
+        for name in self.ids:
+            self._file(root, name).unlink()
+        for name, block_id in self.ids.items():
+            self.history.did(name, partial(self._rebuild, root, block_id))
+
+    def check(self, root: Path, position: int) -> None:
+        if not self.history.was_done("stored", position):
+            with nullcontext() if self.history.was_done("init", position) else suppress(ConfigError):
+                _use(root)
+            return
+        for name, block_id in self.ids.items():
+            file = self._file(root, name)
+            if file.exists():
+                assert _without_mark(file) == self.lost[name], "what has the name of a shard is whole"
+            if self.history.was_done(name, position):
+                assert file.exists()
+                assert _marks(root, block_id) == {2}
+            self._rebuild(root, block_id)
+            assert _without_mark(file) == self.lost[name]
+            with closing(LocalBlockStore(root, SMALL)) as blocks:
+                assert blocks.read(block_id, 0, 2 * STRIPE) == self.data[name]
+        assert not list(root.glob("*/*/*.new"))
+        _use(root)
+
+    def _rebuild(self, root: Path, block_id: BlockId) -> None:
+        shards = LocalShards(root, SMALL)
+        with shards.alone():
+            shards.rebuild(block_id, lambda _: None)
+
+    def _file(self, root: Path, name: str) -> Path:
+        text = self.ids[name].hex()
+        return root / "shard-01" / text[-1] / text
+
+
+def _without_mark(file: Path) -> bytes:
+    data = file.read_bytes()
+    return data[:512] + bytes(12) + data[524:]
 
 
 def _use(root: Path) -> None:
@@ -365,7 +424,7 @@ def loses(recorded: Recorded, folder: Path, ignoring: Site) -> bool:
     return False
 
 
-CASES: list[Callable[[], Case]] = [Blocks, Copies, Log, Marks, Segments]
+CASES: list[Callable[[], Case]] = [Blocks, RebuiltShards, Copies, Log, Marks, Segments]
 
 
 @pytest.fixture(autouse=True)

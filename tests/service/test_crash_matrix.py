@@ -166,6 +166,18 @@ FORWARD_POINTS = [
 REPLACE_POINTS = ["device_log.file_written", "device_log.superblock_written", "device_log.replacement_recorded"]
 OTHER_POINTS = ["delete.done", "reaper.reverted"]
 INIT_POINTS = ["block_store.shard_made"]
+REBUILD_POINTS = [
+    "block_store.shard_sealed",
+    "block_store.shard_sealed:9",
+    "shard_rebuild.created",
+    "shard_rebuild.created:2",
+    "shard_rebuild.written",
+    "shard_rebuild.written:2",
+    "shard_rebuild.installed",
+    "shard_rebuild.installed:2",
+    "shard_rebuild.installed:3",
+]
+"""While two lost shards are rebuilt, and a damaged one in one of the blocks. One block is still open."""
 
 
 def kill(bench: Bench, point: str, *arguments: str, stdin: bytes = b"") -> None:
@@ -409,6 +421,39 @@ def test_init_killed_while_it_recreates_a_shard(bench: Bench, point: str) -> Non
     assert_recovers(bench)
 
 
+@pytest.mark.parametrize("point", REBUILD_POINTS)
+def test_rebuild_of_shards_killed(bench: Bench, point: str) -> None:
+    """What is unfinished counts as missing. The next run ends as one run would have, and any three shards may go."""
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        bench.pack(system)
+        damaged = min(system.blocks.list_blocks())
+        bench.put_some(system, 60, prefix="later")
+        bench.produce(system)
+    kill(bench, "writer.committed", "consumer", "--once")
+    shards = bench.folder / "store" / "blocks"
+    path = next(shards.glob(f"shard-00/*/{damaged.hex()}"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    for lost in ("shard-05", "shard-09"):
+        shutil.rmtree(shards / lost)
+    assert bench.run("init", "--new-shard", "5", "--new-shard", "9").returncode == 0
+    kill(bench, point, "shards", "rebuild")
+    with bench.open() as system:
+        system.clock = LaterClock(TTL_OVER_MS)
+        bench.assert_readable(system)
+    again = bench.run("shards", "rebuild")
+    assert again.returncode == 0, again.stderr
+    assert b"blocks short of a shard: 0" in again.stdout
+    assert path.read_bytes() == whole
+    assert not list(shards.glob("shard-*/*/*.new"))
+    assert_recovers(bench)
+    for lost in ("shard-00", "shard-03", "shard-10"):
+        shutil.rmtree(shards / lost)
+    with bench.open() as system:
+        bench.assert_readable(system)
+
+
 # --- through the landing log --------------------------------------------------------------------------
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("point", LOG_PUT_POINTS)
@@ -529,6 +574,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             REPLACE_POINTS,
             OTHER_POINTS,
             INIT_POINTS,
+            REBUILD_POINTS,
             DEVICE_LOG_POINTS,
             LANDING_LOG_POINTS,
         )

@@ -6,6 +6,7 @@
         identity.json            which shard of which store this is (see shard_identity.py)
         0 .. f/                  last hexadecimal digit of the block's id (the first digits may be a time)
             <block id, hex>      one shard of one block (see shard_file.py)
+            <block id>.new       the same while it is rebuilt (see shard_rebuild.py); never read
 
 Invariants kept here:
   1  (of docs/INVARIANTS.md) What `append` acknowledged is on k + m shards and can be read back from any k of them.
@@ -19,11 +20,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from nos_ec.adapters.local.block_end import readable_stripes, sealed_stripes
 from nos_ec.adapters.local.block_locks import BlockLocks
 from nos_ec.adapters.local.block_reader import BlockReader
 from nos_ec.adapters.local.block_store_folder import check_store, initialise
@@ -124,8 +126,8 @@ class LocalBlockStore:
             if len(unreachable) > self._geometry.m:
                 self._folders.refuse_unreachable(unreachable)
             with translated(f"block {block_id.hex()}", block_id):
-                stripes = self._sealed_stripes(files)
-                stripes = self._readable_stripes(files) if stripes is None else stripes
+                stripes = sealed_stripes(files)
+                stripes = readable_stripes(self._layout, files) if stripes is None else stripes
             self._mark(files, stripes)
             return stripes
 
@@ -168,13 +170,13 @@ class LocalBlockStore:
             files = list(found.values())
             self._folders.require(block_id, files, unreachable)
             with translated(f"block {block_id.hex()}", block_id):
-                stripes = self._sealed_stripes(files)
+                stripes = sealed_stripes(files)
             if stripes is not None:
                 return stripes
             if len(unreachable) > self._geometry.m:
                 self._folders.refuse_unreachable(unreachable)
             with translated(f"block {block_id.hex()}", block_id):
-                return self._readable_stripes(files)
+                return readable_stripes(self._layout, files)
 
     def list_blocks(self) -> Iterator[BlockId]:
         """Yield every block that has a file on a reachable shard."""
@@ -218,9 +220,8 @@ class LocalBlockStore:
                 total += entry.stat().st_blocks * 512
         return total
 
-    def blocks_short(self) -> int:
-        """The number of blocks that have no file on one of the shards. Lists all folders, a sixteenth of the blocks at
-        a time."""
+    def blocks_short(self) -> Mapping[int, int]:
+        """How many blocks have no file on so many shards. Lists all folders, a sixteenth of the blocks at a time."""
         return self._folders.count_short()
 
     def missing_shards(self, block_id: BlockId) -> list[int]:
@@ -255,34 +256,6 @@ class LocalBlockStore:
                 f"block {block_id.hex()} does not end at stripe {at_stripe} on shards {odd}: seal it", block_id=block_id
             )
         return files
-
-    def _sealed_stripes(self, files: Iterable[ShardFile]) -> int | None:
-        marks = [mark for file in files if (mark := file.mark())]
-        counts = [mark.stripes for mark in marks if mark.stripes is not None]
-        return max(counts, default=None)
-
-    def _readable_stripes(self, files: Sequence[ShardFile]) -> int:
-        """The number of the last stripe that k shards can provide, plus one."""
-        sizes = sorted((self._layout.stripes(file.size()) for file in files), reverse=True)
-        k = self._geometry.k
-        for count in range(sizes[k - 1] if len(sizes) >= k else 0, 0, -1):
-            if self._stripe_readable(files, count - 1):
-                return count
-        return 0
-
-    def _stripe_readable(self, files: Iterable[ShardFile], stripe: int) -> bool:
-        pages = self._layout.chunk_pages
-        missing = dict.fromkeys(range(stripe * pages, (stripe + 1) * pages), self._geometry.k)
-        for file in files:
-            try:
-                bad = file.read_pages(stripe * pages, pages).bad
-            except OSError:
-                continue
-            missing = {page: left - (page not in bad) for page, left in missing.items()}
-            missing = {page: left for page, left in missing.items() if left}
-            if not missing:
-                return True
-        return False
 
     # --- parts of writing -----------------------------------------------------------------------------
 

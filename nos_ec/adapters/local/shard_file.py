@@ -119,6 +119,10 @@ class ShardFile:
         """Make what was written durable."""
         os.fsync(self._fd)
 
+    def drop_cached(self) -> None:
+        """Let the next reads come from the disk, as far as the system does that. Call it after `sync`."""
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def size(self) -> int:
         """The size of the file in bytes."""
         return os.fstat(self._fd).st_size
@@ -148,11 +152,14 @@ class ShardFile:
 
     def write_chunks(self, at_stripe: int, chunks: Sequence[memoryview]) -> None:
         """Write the chunks of consecutive stripes and their checksums."""
-        first = at_stripe * self._layout.chunk_pages
+        self.write_pages(at_stripe * self._layout.chunk_pages, chunks)
+
+    def write_pages(self, first: int, parts: Sequence[bytes | memoryview]) -> None:
+        """Write whole pages from number `first` on, and their checksums. Each part is whole pages."""
         sums: list[int] = []
-        for chunk in chunks:
-            sums += self._checksums(first + len(sums), bytes(chunk))
-        write_at(self._fd, chunks, self._layout.data_offset + first * PAGE)
+        for part in parts:
+            sums += self._checksums(first + len(sums), bytes(part))
+        write_at(self._fd, parts, self._layout.data_offset + first * PAGE)
         packed = struct.pack(f"<{len(sums)}I", *sums)
         write_at(self._fd, [packed], self._layout.checksums_offset + first * _CRC.size)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +23,10 @@ FAN_OUT = "0123456789abcdef"
 """The folders in a shard folder, one for each last digit of a block id. The first digits may be a time, which many
 blocks share."""
 
+UNFINISHED = ".new"
+"""The end of the name of a shard file that is being rebuilt. It is renamed when it is whole, durable and checked."""
+
+_BLOCK_NAME = re.compile("[0-9a-f]{32}")
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors that say nothing about the shard, which must not count as lost because of them."""
 
@@ -96,8 +102,7 @@ class ShardFolders:
             if isinstance(error, FileNotFoundError | NotADirectoryError):
                 raise Transient(
                     f"shard folder {folder} is missing: mount its disk, or if it is lost for good, run `nos-ec init"
-                    f" --new-shard {shard}` to recreate it empty (existing blocks stay without this shard until GC"
-                    " rewrites them)"
+                    f" --new-shard {shard}` to recreate it empty, and then `nos-ec shards rebuild`"
                 ) from error
             raise as_port_error(f"shard folder {folder}", error) from error
 
@@ -123,21 +128,65 @@ class ShardFolders:
                 found.append(shard)
         return found
 
-    def count_short(self) -> int:
-        """The number of blocks that lack a file on some shard. Lost shards count. Holds the names of a sixteenth of the
-        blocks in memory."""
-        short = 0
+    def count_short(self) -> Mapping[int, int]:
+        """How many blocks lack a file on so many shards: {shards: blocks}, without those that lack none. Lost shards
+        count. Holds the names of a sixteenth of the blocks in memory. Blocks that are being created or deleted are
+        looked at again, so few of them count."""
+        short: Counter[int] = Counter()
         for digit in FAN_OUT:
-            files: dict[str, int] = {}
-            for shard in self.shards:
-                try:
-                    with os.scandir(self.folder(shard) / digit) as entries:
-                        for entry in entries:
-                            files[entry.name] = files.get(entry.name, 0) + 1
-                except OSError as error:
-                    _refuse_exhausted(self.folder(shard), error)
-            short += sum(count < len(self.shards) and len(name) == 32 for name, count in files.items())
-        return short
+            names, _, _ = self._listed(digit)
+            for name, shards in names.items():
+                if shards.bit_count() < len(self.shards) and (missing := self._missing_now(name, shards)):
+                    short[missing] += 1
+        return dict(sorted(short.items()))
+
+    def short_blocks(self) -> Iterator[BlockId]:
+        """Yield the blocks that lack a file on a shard that can be reached, and those with an unfinished file. Blocks
+        that are being created or deleted are among them. Holds the names of a sixteenth of the blocks in memory."""
+        for digit in FAN_OUT:
+            names, unfinished, reachable = self._listed(digit)
+            short = {name for name, shards in names.items() if shards & reachable != reachable}
+            for name in sorted(short | unfinished):
+                yield BlockId(bytes.fromhex(name))
+
+    def _listed(self, digit: str) -> tuple[dict[str, int], set[str], int]:
+        """The blocks of one folder of each shard, with the set of shards (as bits) that have a file; those with an
+        unfinished file; and the set of shards that can be reached."""
+        reachable = 0
+        names: dict[str, int] = {}
+        unfinished: set[str] = set()
+        for shard in self.shards:
+            try:
+                with os.scandir(self.folder(shard) / digit) as entries:
+                    for entry in entries:
+                        name, dot, _ = entry.name.partition(".")
+                        if not _BLOCK_NAME.fullmatch(name):
+                            continue
+                        if entry.name == name + UNFINISHED:
+                            unfinished.add(name)
+                        elif not dot:
+                            names[name] = names.get(name, 0) | 1 << shard
+                reachable |= 1 << shard
+            except OSError as error:
+                _refuse_exhausted(self.folder(shard), error)
+        return names, unfinished, reachable
+
+    def _missing_now(self, name: str, shards: int) -> int:
+        """The number of shards that have no file of the block now; 0 when the block is being deleted. shards: those
+        that had one, as bits."""
+        paths = [self.path(BlockId(bytes.fromhex(name)), shard) for shard in self.shards]
+        if not any(_there(path) for shard, path in enumerate(paths) if shards >> shard & 1):
+            return 0
+        return sum(not _there(path) for shard, path in enumerate(paths) if not shards >> shard & 1)
+
+
+def _there(path: Path) -> bool:
+    """Whether a file can be reached. One that may not be looked at counts as lost, whatever the reason."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
 
 
 def _refuse_exhausted(path: Path, error: OSError) -> None:

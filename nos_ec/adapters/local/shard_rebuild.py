@@ -1,0 +1,317 @@
+"""Makes blocks of the embedded block store whole again after a disk was lost and replaced by an empty one.
+
+Invariants kept here, besides those of block_store.py:
+  d  A block that lacks a shard is sealed before a shard of it is made again: what is copied never changes.
+  e  A shard file is written under another name. It gets its own when all of it is durable and was read back; every page
+     then matches its checksum, and the good pages of all shards match each other by the coding.
+  f  It gets its name under the block's lock, and only while the block is there and is not being deleted.
+  g  One process rebuilds at a time, so an unfinished file that it finds was left by a dead process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from nos_ec.adapters.local import block_locks
+from nos_ec.adapters.local.block_end import readable_stripes, sealed_stripes, whole_stripes
+from nos_ec.adapters.local.block_locks import BlockLocks
+from nos_ec.adapters.local.durable import sync_folder, translated
+from nos_ec.adapters.local.erasure import StripeCoder, payload
+from nos_ec.adapters.local.shard_file import Pages, ShardFile, ShardLayout
+from nos_ec.adapters.local.shard_folders import UNFINISHED, ShardFolders
+from nos_ec.core.errors import Conflict, Corrupt, Transient
+from nos_ec.core.geometry import PAGE, Geometry
+from nos_ec.core.ids import BlockId
+from nos_ec.core.killpoints import kill_point
+from nos_ec.ports.shard_store import RebuiltBlock
+
+WINDOW_PAGES = 32
+"""Pages of each shard that are held in memory at a time, at most."""
+
+_LOCK = "rebuild"
+
+Pace = Callable[[int], object]
+
+
+class LocalShards:
+    """A `ShardStore` on the folders of an embedded block store (see nos_ec.ports.shard_store for the contract).
+
+    The store is open already as a `LocalBlockStore`, which has checked whose folders these are.
+    """
+
+    def __init__(self, root: Path, geometry: Geometry) -> None:
+        self._lock_file = root / block_locks.FOLDER / _LOCK
+        self._geometry = geometry
+        self._layout = ShardLayout(geometry)
+        self._folders = ShardFolders(root, self._layout)
+        self._locks = BlockLocks(root)
+        self._coder = StripeCoder(geometry.k, geometry.m)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the flock of the file `rebuild`, which the first run creates."""
+        with translated(f"lock file {self._lock_file}"):
+            fd = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise Conflict("another process rebuilds the shards of this store now; let it go on") from error
+            yield
+        finally:
+            os.close(fd)
+
+    def blocks_short(self) -> Mapping[int, int]:
+        """How many blocks have no file on so many shards."""
+        return self._folders.count_short()
+
+    def short_blocks(self) -> Iterator[BlockId]:
+        """Yield the blocks that lack a file on a reachable shard, or have an unfinished one."""
+        return self._folders.short_blocks()
+
+    def rebuild(self, block_id: BlockId, pace: Pace) -> RebuiltBlock:
+        """Make again the shards that a block lacks. Reads all others, so it finds those that are damaged as well. They
+        get their files first: while a shard is missing, the block is found again after a crash."""
+        with ExitStack() as stack:
+            with self._locks.held(block_id):
+                self._remove_unfinished(block_id)
+                files, unreachable = self._folders.open(stack, block_id, write=False)
+                self._folders.require(block_id, list(files.values()), unreachable)
+                lost = [shard for shard in self._folders.shards if shard not in files and shard not in unreachable]
+                if not lost:
+                    return RebuiltBlock()
+                stripes = self._sealed(block_id, files)
+            copy = _Copy(self._layout, self._coder, block_id, files, stripes, pace)
+            made = self._made(stack, copy, lost)
+            replaced = self._replaced(copy)
+            self._install(block_id, made)
+            return RebuiltBlock(
+                missing=tuple(lost),
+                replaced=tuple(sorted(replaced)),
+                damaged=tuple(sorted(copy.damaged - replaced)),
+                read_bytes=copy.read_bytes,
+                written_bytes=copy.written_bytes,
+            )
+
+    def _remove_unfinished(self, block_id: BlockId) -> None:
+        for shard in self._folders.shards:
+            with suppress(OSError):  # if it is still there, it cannot be created again, which is reported
+                self._unfinished(block_id, shard).unlink()
+
+    def _unfinished(self, block_id: BlockId, shard: int) -> Path:
+        path = self._folders.path(block_id, shard)
+        return path.with_name(path.name + UNFINISHED)
+
+    # --- the end of the block -------------------------------------------------------------------------
+    def _sealed(self, block_id: BlockId, files: Mapping[int, ShardFile]) -> int:
+        """Seal the block, if it is not, and return the number of its stripes. The block's lock is held.
+
+        A block whose end is in doubt is left to its writer and to recovery: the first seal is final.
+        """
+        with translated(f"block {block_id.hex()}", block_id):
+            stripes = sealed_stripes(files.values())
+            if stripes is not None:
+                with suppress(OSError):  # a disk that was away when the block was sealed
+                    self._mark(block_id, [file for file in files.values() if not _sealed_mark(file)], stripes)
+                return stripes
+            found = list(files.values())
+            if len(found) < self._geometry.k:
+                raise self._too_few(block_id, len(found))
+            stripes = readable_stripes(self._layout, found)
+            if stripes < whole_stripes(self._layout, found):
+                raise Corrupt(
+                    f"block {block_id.hex()} is not sealed, and its last stripe cannot be read", block_id=block_id
+                )
+            self._mark(block_id, found, stripes)
+            return stripes
+
+    def _mark(self, block_id: BlockId, files: Sequence[ShardFile], stripes: int) -> None:
+        for found in files:
+            file = self._folders.open_shard(block_id, found.shard, write=True)
+            if file is None:
+                continue
+            try:
+                file.write_seal(stripes)
+                kill_point("block_store.shard_sealed")
+                file.sync()
+            finally:
+                file.close()
+
+    def _too_few(self, block_id: BlockId, found: int) -> Corrupt:
+        return Corrupt(
+            f"block {block_id.hex()}: {found} shards are left, and {self._geometry.k} are needed", block_id=block_id
+        )
+
+    # --- writing --------------------------------------------------------------------------------------
+    def _made(self, stack: ExitStack, copy: _Copy, shards: Collection[int]) -> list[ShardFile]:
+        """Write these shards to unfinished files, which are durable and checked on return. `stack` closes them, and
+        removes those that were not installed."""
+        made: list[ShardFile] = []
+        for shard in shards:
+            path = self._unfinished(copy.block_id, shard)
+            with translated(f"shard folder {self._folders.folder(shard)}"):
+                file = ShardFile.create(path, self._layout, copy.block_id, shard)
+            stack.callback(_remove, file)
+            made.append(file)
+            kill_point("shard_rebuild.created")
+        copy.write(made)
+        for file in made:
+            with translated(f"shard folder {self._folders.folder(file.shard)}"):
+                file.write_seal(copy.stripes)
+                file.sync()
+                file.drop_cached()
+                copy.check(file)
+        kill_point("shard_rebuild.written")
+        return made
+
+    def _replaced(self, copy: _Copy) -> frozenset[int]:
+        """Replace the damaged shards, as far as their disks can be written. Returns those that were replaced."""
+        damaged = frozenset(copy.damaged)
+        done = set()
+        for shard in sorted(damaged):
+            with ExitStack() as stack, suppress(Transient):
+                self._install(copy.block_id, self._made(stack, copy, [shard]))
+                done.add(shard)
+        return frozenset(done)
+
+    def _install(self, block_id: BlockId, made: Sequence[ShardFile]) -> None:
+        """Give whole files their names, durably, if the block is still there. Raises NotFound."""
+        with self._locks.held(block_id), ExitStack() as stack:
+            found, unreachable = self._folders.open(stack, block_id, write=False)
+            self._folders.require(block_id, list(found.values()), unreachable)
+            for file in made:
+                path = self._folders.path(block_id, file.shard)
+                with translated(f"shard folder {self._folders.folder(file.shard)}"):
+                    file.path.replace(path)
+                    kill_point("shard_rebuild.installed")
+                    sync_folder(path.parent)
+
+
+class _Copy:
+    """Computes shards of one sealed block from the others. Counts what that costs, and collects the damaged shards."""
+
+    def __init__(
+        self,
+        layout: ShardLayout,
+        coder: StripeCoder,
+        block_id: BlockId,
+        files: Mapping[int, ShardFile],
+        stripes: int,
+        pace: Pace,
+    ) -> None:
+        self.block_id = block_id
+        self.stripes = stripes
+        self.damaged: set[int] = set()
+        self.read_bytes = 0
+        self.written_bytes = 0
+        self._layout = layout
+        self._coder = coder
+        self._files = files
+        self._pace = pace
+
+    def write(self, made: Sequence[ShardFile]) -> None:
+        """Write all pages of these shards. Raises Corrupt when too few shards have a page intact, or when intact pages
+        contradict each other; NoSpace, Transient."""
+        for shard, file in self._files.items():
+            if not _intact_head(file):
+                self.damaged.add(shard)
+        for first, count in self._windows():
+            pages = {shard: self._read(file, first, count) for shard, file in self._files.items()}
+            self.damaged |= {shard for shard, one in pages.items() if one.bad}
+            coded = self._coded(pages, first, count)
+            for file in made:
+                with translated(f"shard folder {file.path.parent.parent}"):
+                    file.write_pages(first, [coded[file.shard]])
+            self.written_bytes += len(made) * count * PAGE
+            self._pace(sum(one.read_bytes for one in pages.values()) + len(made) * count * PAGE)
+
+    def check(self, file: ShardFile) -> None:
+        """Read back a shard that was written. Raises OSError, and Transient when it is not what was written."""
+        good = file.intact_head() and _sealed_mark(file) and file.size() == self._layout.size(self.stripes)
+        for first, count in self._windows():
+            pages = self._read(file, first, count)
+            good = good and not pages.bad
+            self._pace(pages.read_bytes)
+        if not good:
+            raise Transient(
+                f"{file.path} does not read back as it was written: its disk is failing", block_id=self.block_id
+            )
+
+    def _windows(self) -> Iterator[tuple[int, int]]:
+        """The pages of a shard: the number of the first one and the count. A window lies in one stripe."""
+        chunk = self._layout.chunk_pages
+        for start in range(0, self.stripes * chunk, chunk):
+            for first in range(start, start + chunk, WINDOW_PAGES):
+                yield first, min(WINDOW_PAGES, start + chunk - first)
+
+    def _read(self, file: ShardFile, first: int, count: int) -> Pages:
+        try:
+            pages = file.read_pages(first, count)
+        except OSError:
+            return Pages(first, bytes(count * PAGE), frozenset(range(first, first + count)), 0)
+        self.read_bytes += pages.read_bytes
+        return pages
+
+    def _coded(self, pages: Mapping[int, Pages], first: int, count: int) -> list[memoryview]:
+        """The pages of all k + m shards, from the good ones of k."""
+        data = self._decoded(pages, first, count)
+        if data is None:  # damage is scattered
+            columns: list[list[bytes]] = []
+            for page in range(first, first + count):
+                one = self._decoded(pages, page, 1)
+                if one is None:
+                    raise Corrupt(
+                        f"block {self.block_id.hex()}: stripe {page // self._layout.chunk_pages} cannot be read: more"
+                        f" than {self._layout.geometry.m} shards are lost or damaged",
+                        block_id=self.block_id,
+                    )
+                columns.append(one)
+            data = [b"".join(parts) for parts in zip(*columns, strict=True)]
+        coded = [payload(fragment) for fragment in self._coder.encode(b"".join(data))]
+        self._compare(pages, coded, first, count)
+        return coded
+
+    def _decoded(self, pages: Mapping[int, Pages], first: int, count: int) -> list[bytes] | None:
+        parts: dict[int, bytes] = {}
+        for shard, one in pages.items():
+            part = one.part(first, count)
+            if part is not None:
+                parts[shard] = part
+            if len(parts) == self._layout.geometry.k:
+                return self._coder.decode(count * PAGE, parts)
+        return None
+
+    def _compare(self, pages: Mapping[int, Pages], coded: Sequence[memoryview], first: int, count: int) -> None:
+        """Refuse pages that match their checksums, but not the other shards."""
+        for shard, one in pages.items():
+            for page in range(first, first + count):
+                at = (page - first) * PAGE
+                if page not in one.bad and bytes(coded[shard][at : at + PAGE]) != one.data[at : at + PAGE]:
+                    raise Corrupt(
+                        f"block {self.block_id.hex()}: stripe {page // self._layout.chunk_pages}: shard {shard}"
+                        " contradicts other shards, though all match their checksums",
+                        block_id=self.block_id,
+                    )
+
+
+def _sealed_mark(file: ShardFile) -> bool:
+    mark = file.mark()
+    return mark is not None and mark.stripes is not None
+
+
+def _intact_head(file: ShardFile) -> bool:
+    try:
+        return file.intact_head()
+    except OSError:
+        return False
+
+
+def _remove(file: ShardFile) -> None:
+    """Close a file, and remove it if it still has the name of an unfinished one."""
+    file.close()
+    with suppress(OSError):
+        file.path.unlink()
