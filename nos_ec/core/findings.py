@@ -71,7 +71,8 @@ REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.BLOCK_COUNTERS: "no object is harmed; GC decides by these counters",
     FindingKind.BLOCK_WITHOUT_WRITER: "no object is harmed; nobody seals this block",
     FindingKind.BLOCK_CONDEMNED: "stop GC at once, and put the objects again before the block is deleted",
-    FindingKind.BLOCKS_SHORT: "mount the missing disk; after `nos-ec init --new-shard`, GC rewrites blocks in time",
+    FindingKind.BLOCKS_SHORT: "mount the missing disk; if it was replaced with `nos-ec init --new-shard`, run"
+    " `nos-ec shards rebuild`",
     FindingKind.HEADER_DAMAGED: "objects there can still be read; put them again, so that GC collects the block",
     FindingKind.EXTENT_UNCONFIRMED: "read the object; if its checksum is wrong, put it again",
     FindingKind.DATA_DAMAGED: "put the object again",
