@@ -1,11 +1,12 @@
-"""check."""
+"""check and apply."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,18 +17,21 @@ from nos_ec.cli.output import count_text, emit, facts, out, printable, progress,
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput, Transient
 from nos_ec.core.findings import Finding
+from nos_ec.core.plan import PlanHead, Step, plan_lines, read_head, read_steps
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checked, Checker, CheckFigures, Tick
+from nos_ec.engine.check.repairs import Repairer, planned
 
 PROBLEMS_MAX = 10_000
-"""Problems that --json lists; all are counted."""
+"""Problems that --json lists, and steps of a plan; all problems are counted."""
 SHOWN_MAX = 100
 """Problems of a kind that are shown to people; all are counted."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the commands."""
     app.command()(check)
+    app.command()(apply)
 
 
 def check(
@@ -41,6 +45,10 @@ def check(
             " time, and compare their checksums.",
         ),
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Write a plan of the repairs that are safe, for `nos-ec apply`."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare rows with blocks, landing copies and landing segments, both ways. Changes nothing.
@@ -49,6 +57,9 @@ def check(
     something does not fit, and with 7 if a part could not be looked at.
     """
     share = _share(read_data)
+    if plan is not None and plan.exists():
+        raise InvalidInput(f"--plan {plan}: the file exists; name a new one")
+    steps: list[Step] = []
     with context(ctx).system() as system, progress() as bar:
         task = bar.add_task("check", total=None)
         checker = _checker(system, share, lambda part, done: bar.update(task, description=part, completed=done))
@@ -56,10 +67,17 @@ def check(
         for finding in checker.findings():
             bar.stop()
             report.add(finding)
+            step = planned(finding)
+            if step is not None and len(steps) < PROBLEMS_MAX:
+                steps.append(step)
+        head = PlanHead(system.store_id, system.clock.now_ms(), "nos-ec check")
+    if plan is not None:
+        _write(plan, plan_lines(head, steps))
     data = report.data() | {
         "complete": not checker.unfinished,
         "unfinished": [asdict(part) for part in checker.unfinished],
         "looked_at": asdict(checker.figures),
+        "planned": None if plan is None else len(steps),
     }
     emit(data, as_json, lambda: _print(data, checker.figures))
     if report.kinds:
@@ -69,10 +87,63 @@ def check(
         raise Transient(f"the check is not complete, so nothing is certain: {part.part}: {part.reason}")
 
 
+def apply(
+    ctx: typer.Context,
+    plan: Annotated[Path, typer.Argument(help="A plan that `nos-ec check --plan` wrote.")],
+    as_json: AsJson = False,
+) -> None:
+    """Do what a plan says, each step only if what it was planned for still holds. Safe to repeat after any failure."""
+    steps = _read(plan)
+    done, passed = 0, []
+    with context(ctx).system() as system, progress() as bar:
+        if steps.head.store_id != system.store_id:
+            raise InvalidInput(f"{plan} is for the store {steps.head.store_id}, and this one is {system.store_id}")
+        repairer = Repairer(_checked(system))
+        for number, step in bar.track(steps.steps, description="apply"):
+            if repairer.apply(step):
+                done += 1
+            else:
+                passed.append({"step": number, "action": step.action.value, "why": step.why})
+    data = {"steps": len(steps.steps), "done": done, "passed_over": passed}
+    emit(data, as_json, lambda: _print_applied(len(steps.steps), done, passed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    head: PlanHead
+    steps: Sequence[tuple[int, Step]]
+
+
+def _read(plan: Path) -> _Plan:
+    """All of a plan, before the first step is done. Raises InvalidInput."""
+    try:
+        lines = plan.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise InvalidInput(f"{plan}: {error.strerror}") from error
+    return _Plan(read_head(lines[0] if lines else b""), list(read_steps(lines)))
+
+
+def _write(plan: Path, lines: Iterable[bytes]) -> None:
+    try:
+        with plan.open("xb") as file:
+            file.writelines(lines)
+    except OSError as error:
+        raise InvalidInput(f"--plan {plan}: {error.strerror}") from error
+
+
+def _print_applied(steps: int, done: int, passed: Sequence[dict[str, Any]]) -> None:
+    out.print(f"{done:,} of {count_text(steps, 'step')} done")
+    for one in passed:
+        out.print(printable(f"passed over, because it no longer holds: step {one['step']}, {one['why']}"), markup=False)
+
+
 def _checker(system: System, share: float, tick: Tick) -> Checker:
-    checked = Checked(system.metadata, system.blocks, system.landing, system.medium, system.clock)
     salt = system.clock.now_ms().to_bytes(8, "big")
-    return Checker(checked, ReadShare(share, salt), tick=tick)
+    return Checker(_checked(system), ReadShare(share, salt), tick=tick)
+
+
+def _checked(system: System) -> Checked:
+    return Checked(system.metadata, system.blocks, system.landing, system.medium, system.clock)
 
 
 def _share(text: str | None) -> float:
@@ -134,6 +205,8 @@ def _print(data: dict[str, Any], figures: CheckFigures) -> None:
         "problems": _joined(f"{count:,} {kind}" for kind, count in kinds.items())
         or ("none" if data["complete"] else "none in what was looked at"),
     }
+    if data["planned"] is not None:
+        rows["planned"] = f"{count_text(data['planned'], 'repair')}; read the plan, then run `nos-ec apply`"
     facts("check", rows)
 
 

@@ -68,7 +68,8 @@ REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.BLOCK_ROW_MISSING: "GET still reads the objects; restore the row from a backup, or put them again",
     FindingKind.BLOCK_MISSING: "if objects lie in it, they are lost: put them again or restore the block store",
     FindingKind.BLOCK_LENGTH: "what lies behind its end is lost: put those objects again",
-    FindingKind.BLOCK_COUNTERS: "no object is harmed; GC decides by these counters",
+    FindingKind.BLOCK_COUNTERS: "no object is harmed, but GC decides by these counters: mend them with --plan,"
+    " unless rows of objects were lost",
     FindingKind.BLOCK_WITHOUT_WRITER: "no object is harmed; nobody seals this block",
     FindingKind.BLOCK_CONDEMNED: "stop GC at once, and put the objects again before the block is deleted",
     FindingKind.BLOCKS_SHORT: "mount the missing disk; if it was replaced with `nos-ec init --new-shard`, run"
@@ -80,12 +81,12 @@ REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.PARTS_WRONG: "put the object again",
     FindingKind.PARTS_WITHOUT_OBJECT: "no object is harmed; the segments' blocks are not collected",
     FindingKind.COPY_WITHOUT_OWNER: "nothing refers to it: look whether the metadata is older than the landing store"
-    " (restored from a backup?); if it is not, the copy only takes space",
+    " (restored from a backup?); if it is not, --plan queues the copy for deletion",
     FindingKind.COPY_MISSING: "put the object again",
     FindingKind.COPY_DAMAGED: "put the object again",
     FindingKind.COPY_QUEUED: "no copy is deleted while an object waits with it",
-    FindingKind.NOT_WAITING: "put the object again: no producer publishes it",
-    FindingKind.WAITS_FOR_NOTHING: "no object is harmed; producers and consumers pass over it",
+    FindingKind.NOT_WAITING: "no producer publishes the object: mend it with --plan",
+    FindingKind.WAITS_FOR_NOTHING: "no object is harmed; producers and consumers pass over it; mend it with --plan",
     FindingKind.LANDING_SEGMENT_WITHOUT_ROW: "consumers and GC give back an empty one on devices; one with records is"
     " from after the backup that the metadata was restored from",
     FindingKind.LANDING_SEGMENT_MISSING: "connect its device; what waits in it is named as copy-missing",

@@ -38,6 +38,7 @@ from nos_ec.testing.metadata_block_contract import BlockContract
 from nos_ec.testing.metadata_explanation_contract import ExplanationContract
 from nos_ec.testing.metadata_inspection_contract import InspectionContract
 from nos_ec.testing.metadata_producer_contract import ProducerContract
+from nos_ec.testing.metadata_repair_contract import RepairContract
 from nos_ec.testing.metadata_segment_contract import LandingSegmentContract
 
 SIZE = GEOMETRY.stripe_size
@@ -936,6 +937,7 @@ class MetadataContract(
     LandingContract,
     LandingSegmentContract,
     InspectionContract,
+    RepairContract,
     ExplanationContract,
     FiguresContract,
 ):

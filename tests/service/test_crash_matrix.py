@@ -7,6 +7,7 @@ acknowledged object, have block counters that add up (invariant 6) and nothing l
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from nos_consumer.assemble import consumer_service
 from nos_ec.core.ids import ObjectKey, new_segment_id
+from nos_ec.engine.check.repairs import GRACE_MS
 from tests.rig.at_rest import LaterClock
 from tests.rig.device_log_work import KILL_POINTS as DEVICE_LOG_POINTS
 
@@ -178,6 +180,7 @@ REBUILD_POINTS = [
     "shard_rebuild.installed:3",
 ]
 """While two lost shards are rebuilt, and a damaged one in one of the blocks. One block is still open."""
+REPAIR_POINTS = ["repairs.step_done", "repairs.step_done:2"]
 
 
 def kill(bench: Bench, point: str, *arguments: str, stdin: bytes = b"") -> None:
@@ -454,6 +457,26 @@ def test_rebuild_of_shards_killed(bench: Bench, point: str) -> None:
         bench.assert_readable(system)
 
 
+@pytest.mark.parametrize("point", REPAIR_POINTS)
+def test_apply_killed(bench: Bench, point: str) -> None:
+    """What a killed run has done is passed over by the next one, which does the rest."""
+    plan = bench.folder / "plan"
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        bench.pack(system)
+        for _ in range(3):
+            system.landing.put(system.new_landing_id(), b"nobody's")
+    assert bench.run("check", "--plan", str(plan)).returncode == 13
+    kill(bench, point, "apply", str(plan))
+    done = bench.run("apply", str(plan), "--json")
+    assert json.loads(done.stdout)["done"] == 3 - int(point.partition(":")[2] or 1)
+    assert bench.run("check").returncode == 0
+    with bench.open() as system:
+        system.clock = LaterClock(GRACE_MS + TTL_OVER_MS)
+        system.housekeeping().run_once()
+    assert_recovers(bench)
+
+
 # --- through the landing log --------------------------------------------------------------------------
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("point", LOG_PUT_POINTS)
@@ -575,6 +598,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             OTHER_POINTS,
             INIT_POINTS,
             REBUILD_POINTS,
+            REPAIR_POINTS,
             DEVICE_LOG_POINTS,
             LANDING_LOG_POINTS,
         )

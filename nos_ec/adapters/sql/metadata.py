@@ -1,8 +1,8 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
 What each transaction does is in the modules named after their subjects: objects, puts, commits, blocks, leases,
-landing, landing_segments, inspection, explanations, store_info, totals. This module only says which function a method
-runs, and whether it writes.
+landing, landing_segments, inspection, repairs, explanations, store_info, totals. This module only says which function a
+method runs, and whether it writes.
 
 Each part of the port has a class here, to be read beside its protocol. `SqlMetadata` inherits them all, because the
 parts share one `Transactions` (connections and retries) and one geometry, and because users that need several parts
@@ -25,6 +25,7 @@ from nos_ec.adapters.sql import (
     leases,
     objects,
     puts,
+    repairs,
     store_info,
     totals,
 )
@@ -36,6 +37,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
 from nos_ec.core.lifecycle import BlockKind, SegmentState
 from nos_ec.core.messages import NamedVersion, PackRequest
+from nos_ec.core.reclaim import BlockAccount
 from nos_ec.ports.metadata import (
     BlockFacts,
     BlockRow,
@@ -420,6 +422,22 @@ class _SqlInspection(_SqlPart):
         return self._read(inspection.deletions_after, landing_id, limit)
 
 
+class _SqlRepairs(_SqlPart):
+    """`Repairs` of the port."""
+
+    def recount_block(self, row: BlockRow, account: BlockAccount) -> bool:
+        """See the port."""
+        return self._write(repairs.recount_block, row, account)
+
+    def wait_again(self, row: ObjectRow, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(repairs.wait_again, row, now_ms)
+
+    def stop_waiting(self, landing_id: LandingId, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(repairs.stop_waiting, landing_id, now_ms)
+
+
 class _SqlExplanations(_SqlPart):
     """`Explanations` of the port."""
 
@@ -441,7 +459,14 @@ class _SqlExplanations(_SqlPart):
 
 
 class SqlMetadata(
-    _SqlObjects, _SqlLeases, _SqlBlocks, _SqlLandingQueue, _SqlLandingSegments, _SqlInspection, _SqlExplanations
+    _SqlObjects,
+    _SqlLeases,
+    _SqlBlocks,
+    _SqlLandingQueue,
+    _SqlLandingSegments,
+    _SqlInspection,
+    _SqlRepairs,
+    _SqlExplanations,
 ):
     """`Metadata` on an engine whose tables exist. Safe to call from several threads and several processes."""
 

@@ -67,6 +67,16 @@ class BlockCheck:
             before = after
         return None
 
+    def account(self, row: BlockRow) -> BlockAccount | None:
+        """What the counters of a block should be; None unless they are all that is wrong with it. Whoever sets them
+        checks that the row is still the same. Raises Transient."""
+        found = self._look(row)
+        if [one.kind for one in found] != [FindingKind.BLOCK_COUNTERS]:
+            return None
+        scan = scan_headers(self._blocks, row.block_id, row.stripes)
+        live = live_entries(self._metadata.placed_in(row.block_id))
+        return account_block(self._blocks.geometry, row.stripes, scan.headers, scan.damaged_stripes, live)
+
     def row(self, block_id: BlockId) -> BlockRow | None:
         """The row of a block; None if there is none now."""
         try:
@@ -77,9 +87,7 @@ class BlockCheck:
     def _look(self, row: BlockRow) -> list[Finding]:
         placed = self._metadata.placed_in(row.block_id)
         found = _Findings(row)
-        if row.size_bytes != self._blocks.geometry.stripe_size * row.stripes:
-            found.add(FindingKind.BLOCK_COUNTERS, row=_booked(row), stripes=row.stripes)
-        elif row.state is BlockState.CONDEMNED:  # it may be half deleted
+        if row.state is BlockState.CONDEMNED:  # it may be half deleted
             if placed:
                 found.add(FindingKind.BLOCK_CONDEMNED, objects=len(placed), named=_names(placed))
         elif row.state is not BlockState.FENCED:  # recovery is about to compare those
@@ -109,13 +117,14 @@ class BlockCheck:
         account = account_block(self._blocks.geometry, row.stripes, scan.headers, scan.damaged_stripes, live)
         unconfirmed = self._unconfirmed(account, placed)
         headless = {one for one in unconfirmed if self._lies_in(one, scan)}
-        right = _booked(row) == _counted(account)
+        right = booked(row) == counted(account)
         if scan.damaged_stripes and (headless or not right):
             stripes = list(scan.damaged_stripes)
             named = _names([one for one in unconfirmed if one in headless])
             found.add(FindingKind.HEADER_DAMAGED, stripes=stripes, objects=len(headless), named=named)
         elif not unconfirmed and not right:
-            found.add(FindingKind.BLOCK_COUNTERS, row=_booked(row), counted=_counted(account))
+            seen = {"block": row.block_id.hex(), "row": booked(row), "counted": counted(account)}
+            found.add(FindingKind.BLOCK_COUNTERS, **seen)
         for one in unconfirmed:
             if one not in headless:
                 found.of_object(FindingKind.EXTENT_UNCONFIRMED, one)
@@ -193,11 +202,13 @@ def block_name(block_id: BlockId) -> str:
     return f"block {block_id.hex()}"
 
 
-def _booked(row: BlockRow) -> dict[str, int]:
+def booked(row: BlockRow) -> dict[str, int]:
+    """The counters of a block's row, as findings show them."""
     return {"live": row.live_bytes, "dead": row.dead_bytes, "overhead": row.overhead_bytes, "objects": row.live_objects}
 
 
-def _counted(account: BlockAccount) -> dict[str, int]:
+def counted(account: BlockAccount) -> dict[str, int]:
+    """What headers and rows add up to, likewise."""
     return {
         "live": account.live_bytes,
         "dead": account.dead_bytes,

@@ -79,7 +79,9 @@ class CopyCheck:
             size = len(self._landing.read(copy))
         except NotFound:
             return
-        yield Finding(FindingKind.COPY_WITHOUT_OWNER, f"landing copy {copy.hex()}", {"bytes": size})
+        yield Finding(
+            FindingKind.COPY_WITHOUT_OWNER, f"landing copy {copy.hex()}", {"landing": copy.hex(), "bytes": size}
+        )
 
     # --- what waits -----------------------------------------------------------------------------------
     def _of_waiting(self, part: int, parts: int, present: set[LandingId]) -> Iterator[Finding]:

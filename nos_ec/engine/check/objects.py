@@ -122,7 +122,7 @@ def _own(row: ObjectRow, parts: dict[int, list[tuple[int, Segment]]]) -> list[Se
 
 def _finding(kind: FindingKind, row: ObjectRow, **evidence: object) -> Finding:
     seen = {"state": row.state.value, "version": row.version, "size": row.size, "crc32c": row.crc32c}
-    return Finding(kind, f"object {row.key}", seen | evidence)
+    return Finding(kind, f"object {row.key}", seen | {"object_id": row.object_id} | evidence)
 
 
 def _contradictions(row: ObjectRow) -> Iterable[str]:

@@ -16,6 +16,7 @@ from nos_ec.ports.metadata.landing_queue import LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.metadata.leases import Leases
 from nos_ec.ports.metadata.objects import Objects
+from nos_ec.ports.metadata.repairs import Repairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class StoredTotals:
     """When they are to be computed again."""
 
 
-class Metadata(Objects, Leases, Blocks, LandingQueue, LandingSegments, Inspection, Explanations, Protocol):
+class Metadata(Objects, Leases, Blocks, LandingQueue, LandingSegments, Inspection, Repairs, Explanations, Protocol):
     """All parts of the metadata store. See the package docstring. Safe to call from several threads."""
 
     # --- identity ---------------------------------------------------------------------------------

@@ -1,0 +1,111 @@
+"""Repairs of what a check found: planned from the finding, done only while the same is still wrong.
+
+Each step is one transaction, so a run that is killed can be repeated: what it did no longer holds, and is passed over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nos_ec.core.errors import InvalidInput, NotFound
+from nos_ec.core.findings import Finding, FindingKind
+from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.plan import Action, Cost, Step
+from nos_ec.engine.check.blocks import BlockCheck, ReadShare, booked, counted
+from nos_ec.engine.check.checker import Checked
+
+GRACE_MS = 24 * 3_600_000
+"""A landing copy that is queued is deleted so much later."""
+
+
+def planned(finding: Finding) -> Step | None:
+    """The step that mends a finding; None for one that needs more than a change of rows.
+
+    Counters of a block that count more objects than there are rows are left alone: rows may have been lost, and can
+    still be restored while the bytes count as live.
+    """
+    seen: Any = finding.evidence
+    why = f"{finding.kind.value}: {finding.what}"
+    match finding.kind:
+        case FindingKind.BLOCK_COUNTERS if seen["counted"]["objects"] >= seen["row"]["objects"]:
+            holds = {"row": seen["row"], "counted": seen["counted"]}
+            return Step(Action.RECOUNT_BLOCK, {"block": seen["block"]}, why, dict(seen), holds)
+        case FindingKind.COPY_WITHOUT_OWNER:
+            size = seen["bytes"]
+            cost = Cost(read=size, free=size)
+            return Step(Action.QUEUE_COPY, {"landing": seen["landing"]}, why, dict(seen), {"bytes": size}, cost)
+        case FindingKind.NOT_WAITING:
+            target = {"object_id": str(seen["object_id"]), "landing": seen["landing"]}
+            return Step(Action.WAIT, target, why, dict(seen), {"version": seen["version"], "state": seen["state"]})
+        case FindingKind.WAITS_FOR_NOTHING:
+            holds = {"object_id": seen["object_id"], "state": seen["state"], "size": seen["size"]}
+            return Step(Action.STOP_WAITING, {"landing": seen["landing"]}, why, dict(seen), holds)
+    return None
+
+
+class Repairer:
+    """Does the steps of a plan, one at a time."""
+
+    def __init__(self, checked: Checked) -> None:
+        self._metadata = checked.metadata
+        self._landing = checked.landing
+        self._clock = checked.clock
+        self._blocks = BlockCheck(checked.metadata, checked.blocks, ReadShare())
+
+    def apply(self, step: Step) -> bool:
+        """Do a step if what it was planned for still holds. Returns whether it was done. Raises InvalidInput for a
+        step that lacks something, Transient."""
+        try:
+            done = self._do(step)
+        except (KeyError, ValueError) as error:
+            raise InvalidInput(f"a step of the plan cannot be understood: {step.action.value} {step.target}") from error
+        kill_point("repairs.step_done")
+        return done
+
+    def _do(self, step: Step) -> bool:
+        match step.action:
+            case Action.RECOUNT_BLOCK:
+                return self._recount(BlockId(bytes.fromhex(step.target["block"])), step.holds)
+            case Action.QUEUE_COPY:
+                return self._queue(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
+            case Action.WAIT:
+                return self._wait(step)
+            case Action.STOP_WAITING:
+                return self._stop(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
+
+    def _recount(self, block_id: BlockId, holds: dict[str, Any]) -> bool:
+        row = self._blocks.row(block_id)
+        if row is None or booked(row) != holds["row"]:
+            return False
+        account = self._blocks.account(row)
+        if account is None or counted(account) != holds["counted"]:
+            return False
+        return self._metadata.recount_block(row, account)
+
+    def _queue(self, copy: LandingId, holds: dict[str, Any]) -> bool:
+        """The entry is one of a PUT that died: the reaper deletes the copy when it is due, unless an object has claimed
+        it."""
+        try:
+            if len(self._landing.read(copy)) != holds["bytes"] or self._metadata.landing_known([copy]):
+                return False
+        except NotFound:
+            return False
+        self._metadata.reserve_landing([copy], self._clock.now_ms() + GRACE_MS)
+        return True
+
+    def _wait(self, step: Step) -> bool:
+        object_id = int(step.target["object_id"])
+        row = self._metadata.objects_with([object_id]).get(object_id)
+        if row is None or row.landing_id is None or row.landing_id.hex() != step.target["landing"]:
+            return False
+        if (row.version, row.state.value) != (step.holds["version"], step.holds["state"]):
+            return False
+        return self._metadata.wait_again(row, self._clock.now_ms())
+
+    def _stop(self, copy: LandingId, holds: dict[str, Any]) -> bool:
+        one = self._metadata.waiting_with([copy]).get(copy)
+        wanted = (holds["object_id"], holds["state"], holds["size"])
+        if one is None or (one.object_id, one.state.value, one.size) != wanted:
+            return False
+        return self._metadata.stop_waiting(copy, self._clock.now_ms())
