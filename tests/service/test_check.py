@@ -128,6 +128,7 @@ FRESH = "(SELECT min(block_id) FROM blocks WHERE kind = 'fresh')"
         ),
         (f"UPDATE objects SET size = size + 1 WHERE object_id = {LARGE}", [K.PARTS_WRONG]),
         (f"DELETE FROM segments WHERE object_id = {LARGE} AND part = 0", [K.BLOCK_COUNTERS, K.PARTS_WRONG]),
+        (f"UPDATE objects SET crc32c = crc32c - 1 WHERE object_id = {LARGE}", [K.PARTS_WRONG]),
         (
             "INSERT INTO segments SELECT object_id + 1000, version, part, block_id, block_offset, length, crc32c"
             " FROM segments WHERE part = 0",
@@ -164,6 +165,14 @@ def test_rows_that_are_wrong(bench: Bench, statement: str, expected: list[Findin
         run(bench, statement)
         found = check(system)
         assert sorted(finding.kind for finding in found) == expected, found
+
+
+def test_segments_in_the_wrong_order(bench: Bench) -> None:
+    with bench.open() as system:
+        bench.put(system, "large", bench.data(16 * STRIPE))
+        assert check(system) == []
+        run(bench, "UPDATE segments SET part = 99 WHERE part = 0")
+        assert [finding.kind for finding in check(system)] == [K.PARTS_WRONG]
 
 
 # --- stores that are damaged --------------------------------------------------------------------------

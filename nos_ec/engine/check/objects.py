@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
+from nos_ec.core.crc32c import joined
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import ObjectState
@@ -138,5 +139,11 @@ def _contradictions(row: ObjectRow) -> Iterable[str]:
 
 def _gaps(row: ObjectRow, parts: Sequence[Segment]) -> Iterable[str]:
     size = sum(part.extent.length for part in parts)
-    if size != row.size:
+    if size != row.size or any(part.extent.length < 0 for part in parts):
         yield f"{len(parts)} segments of {size} bytes in all"
+        return
+    crc32c = 0
+    for part in parts:
+        crc32c = joined(crc32c, part.crc32c, part.extent.length)
+    if crc32c != row.crc32c:
+        yield f"the CRC32Cs of {len(parts)} segments make {crc32c} in their order"
