@@ -465,6 +465,26 @@ def test_a_check_that_could_not_see_everything_says_so(bench: Bench, monkeypatch
         assert [one.part for one in made.unfinished] == [f"block {row.block_id.hex()}"]
 
 
+@pytest.mark.parametrize(
+    ("statement", "parts", "reason"),
+    [
+        (f"UPDATE blocks SET state = 'odd' WHERE block_id = {FRESH}", ["blocks"], "'odd' is no BlockState"),
+        (f"UPDATE objects SET state = 'odd' WHERE object_id = {FIRST_WAITING}", ["objects", "landing copies"], "'odd'"),
+        (f"UPDATE objects SET name = x'ff' WHERE object_id = {FIRST_PACKED}", ["block ", "objects"], "not UTF-8"),
+        (f"UPDATE objects SET landing_id = x'01' WHERE object_id = {FIRST_WAITING}", ["objects"], "1 bytes"),
+    ],
+)
+def test_rows_that_cannot_be_read(bench: Bench, statement: str, parts: list[str], reason: str) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        run(bench, statement)
+        made = checker(system)
+        list(made.findings())
+        unfinished = [(part.part, part.reason) for part in made.unfinished]
+        for part in parts:
+            assert any(name.startswith(part) and reason in text for name, text in unfinished), unfinished
+
+
 def test_a_shard_that_is_away(bench: Bench) -> None:
     with bench.open() as system:
         fill(bench, system)

@@ -38,7 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from nos_ec.core.errors import InvalidInput
+from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
 
@@ -76,7 +76,10 @@ class Utf8(TypeDecorator[str]):
         return utf8(value) if isinstance(value, str) else value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002
-        return None if value is None else bytes(value).decode("utf-8")
+        try:
+            return None if value is None else bytes(value).decode("utf-8")
+        except UnicodeDecodeError:
+            raise _damaged(f"{bytes(value)!r} is not UTF-8") from None
 
 
 class Id(TypeDecorator[bytes]):
@@ -100,6 +103,8 @@ class Id(TypeDecorator[bytes]):
         return value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> bytes | None:  # noqa: ARG002
+        if value is not None and len(value) != self.size:
+            raise _damaged(f"an id of {len(value)} bytes; it must have {self.size}")
         return None if value is None else bytes(value)
 
 
@@ -122,7 +127,14 @@ class Word(TypeDecorator[_S]):
         return None if value is None else self.words(value).value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> _S | None:  # noqa: ARG002
-        return None if value is None else self.words(value)
+        try:
+            return None if value is None else self.words(value)
+        except ValueError:
+            raise _damaged(f"{value!r} is no {self.words.__name__}") from None
+
+
+def _damaged(text: str) -> Corrupt:
+    return Corrupt(f"metadata damaged: a column holds {text}")
 
 
 def _table(name: str, *parts: Any, **options: Any) -> Table:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockState
@@ -30,7 +30,7 @@ PAGE_ROWS = 500
 BUSY_MAX = 1000
 """Blocks that are looked at again at the end, because they changed all the time."""
 UNANSWERED_MAX = 10
-"""Blocks that did not answer; after as many, blocks are not looked at any more."""
+"""Blocks that did not answer, or whose rows cannot be read; after as many, blocks are not looked at any more."""
 
 Tick = Callable[[str, int], object]
 """Is told which part is looked at, and how much of it has been."""
@@ -112,7 +112,7 @@ class Checker:
         for part, look in parts:
             try:
                 yield from look()
-            except Transient as error:
+            except (Transient, Corrupt) as error:  # Corrupt: rows that cannot be read
                 self.unfinished.append(Unfinished(part, str(error)))
 
     # --- blocks ---------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Checker:
         for row in self._rows():
             try:
                 found = self._of_block(row, short)
-            except Transient as error:
+            except (Transient, Corrupt) as error:
                 unanswered += 1
                 if unanswered > UNANSWERED_MAX:
                     raise
