@@ -8,7 +8,9 @@ _UNITS = (("day", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
 
 
 def span(ms: int) -> str:
-    """A length of time in its two largest units: '3 min 20 s', '2 days 4 h', '0 s'."""
+    """A length of time in its two largest units: '3 min 20 s', '2 days 4 h', '700 ms', '0 s'."""
+    if 0 < ms < 1000:
+        return f"{ms} ms"
     rest = max(0, ms)
     parts: list[str] = []
     for unit, unit_ms in _UNITS:
