@@ -51,10 +51,11 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare rows with blocks, landing copies and landing segments, both ways. Changes nothing.
+    """Look for what does not fit, in rows and stores.
 
-    Reads all rows and headers, but no object without --read-data. May run beside a working store. Ends with 13 if
-    something does not fit, and with 7 if a part could not be looked at.
+    Compares rows with blocks, landing copies and landing segments, both ways. Changes nothing. Reads all rows and
+    headers, but no object without --read-data. May run beside a working store. Ends with 13 if something does not fit,
+    and with 7 if a part could not be looked at.
     """
     share = _share(read_data)
     if plan is not None and plan.exists():
@@ -92,7 +93,10 @@ def apply(
     plan: Annotated[Path, typer.Argument(help="A plan that `nos-ec check --plan` wrote.")],
     as_json: AsJson = False,
 ) -> None:
-    """Do what a plan says, each step only if what it was planned for still holds. Safe to repeat after any failure."""
+    """Do what a plan of `check` says.
+
+    Each step is done only if what it was planned for still holds. Safe to repeat after any failure.
+    """
     steps = _read(plan)
     done, passed = 0, []
     with context(ctx).system() as system, progress() as bar:

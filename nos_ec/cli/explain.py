@@ -35,9 +35,10 @@ def explain(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Say why an object is where it is, or why a block is not collected, and what happens next. Changes nothing.
+    """Say why an object or block is still there.
 
-    Reads rows, leases, the progress of the consumers, and the landing copy of an object that waits.
+    For an object, why it is where it is; for a block, why it is not collected; and what happens next. Reads rows,
+    leases, the progress of the consumers, and the landing copy of an object that waits. Changes nothing.
     """
     if "/" not in target:
         if not _BLOCK.fullmatch(target.lower()):

@@ -43,10 +43,10 @@ def shards_rebuild(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make blocks whole again that lack a shard, after a lost disk was replaced (init --new-shard).
+    """Write the shards again that blocks lack.
 
-    Ends when all are whole. Safe beside everything else, and safe to interrupt: the next run continues. On Ceph there
-    is nothing to rebuild.
+    For use after a lost disk was replaced (init --new-shard). Ends when all are whole. Safe beside everything else, and
+    safe to interrupt: the next run continues. On Ceph there is nothing to rebuild.
     """
     bytes_per_s = None if rate is None else _rate(rate)
     with context(ctx).system() as system:

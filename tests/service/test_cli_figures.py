@@ -12,7 +12,7 @@ from nos_ec.composition.wiring import System
 from .conftest import CHUNK, Bench
 
 
-@pytest.mark.parametrize("group", [(), ("gc",), ("config",), ("bench",)], ids=" ".join)
+@pytest.mark.parametrize("group", [(), ("gc",), ("config",), ("bench",), ("shards",)], ids=" ".join)
 def test_summaries_are_not_cut(
     group: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
