@@ -7,7 +7,7 @@ import pytest
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, record_ids_between
 from nos_ec.core.lifecycle import BlockState, ObjectState, SegmentState
-from nos_ec.ports.metadata import QueuedCopy, WaitReason
+from nos_ec.ports.metadata import QueueEntry, WaitReason
 from nos_ec.testing.metadata_bench import MetadataBench, new_block_id
 from nos_ec.testing.metadata_segment_contract import SegmentBench
 
@@ -42,10 +42,11 @@ class ExplanationContract:
         packed = bench.get("n")
         (deletion,) = (one for one in metadata.due_deletions(2**60, 9) if one.object_id == packed.object_id)
         found = metadata.find_queued_copy(packed, landed.landing_id, landed.landing_id)
-        assert found == QueuedCopy(deletion.landing_id, bench.now_ms + 5, doomed=False)
+        of_version = (deletion.landing_id, packed.object_id, packed.version)
+        assert found == QueueEntry(*of_version, bench.now_ms + 5, doomed=False)
         metadata.doom_landing({landed.landing_id: block_id})
         found = metadata.find_queued_copy(packed, landed.landing_id, landed.landing_id)
-        assert found == QueuedCopy(deletion.landing_id, bench.now_ms + 5, doomed=True)
+        assert found == QueueEntry(*of_version, bench.now_ms + 5, doomed=True)
         metadata.forget_landing([landed.landing_id])
         assert metadata.find_queued_copy(packed, LOWEST, HIGHEST) is None
 

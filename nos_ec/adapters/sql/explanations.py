@@ -9,7 +9,7 @@ from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, OBJECT_COLUMNS, block_row, o
 from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, WAITING
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
-from nos_ec.ports.metadata import BlockFacts, ObjectFacts, ObjectRow, QueuedCopy, SegmentRow, WaitReason
+from nos_ec.ports.metadata import BlockFacts, ObjectFacts, ObjectRow, QueueEntry, SegmentRow, WaitReason
 
 _O, _W, _B = OBJECTS.c, WAITING.c, BLOCKS.c
 
@@ -37,10 +37,9 @@ def object_facts(connection: Connection, key: ObjectKey) -> ObjectFacts:
     return ObjectFacts(object_row(found[:due], found[due]), block)
 
 
-def find_queued_copy(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> QueuedCopy | None:
+def find_queued_copy(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
     """See `Metadata.find_queued_copy`."""
-    found = landing.find_queued(connection, row, first, last)
-    return None if found is None else QueuedCopy(LandingId(found[0]), found[1], bool(found[2]))
+    return landing.find_queued(connection, row, first, last)
 
 
 def landing_segment(connection: Connection, segment: SegmentId) -> SegmentRow | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, bindparam, select
 
+from nos_ec.adapters.sql import landing
 from nos_ec.adapters.sql.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.rows import IDS, OBJECT_COLUMNS, by_index, id_rows, object_row
 from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
@@ -50,7 +51,7 @@ WAITING_AFTER = (
 )
 WAITING_WITH = looked_up(select(*_WAITING_COLUMNS).join_from(IDS.table, WAITING, _W.landing_id == IDS["id"]), WAITING)
 DELETIONS_AFTER = (
-    by_index(select(_D.landing_id, _D.object_id, _D.version, _D.not_before_ms, _D.doomed), LANDING_DELETIONS, "PRIMARY")
+    by_index(select(*landing.QUEUE_COLUMNS), LANDING_DELETIONS, "PRIMARY")
     .where(_D.landing_id > bindparam("after", type_=_D.landing_id.type))
     .order_by(_D.landing_id)
     .limit(bindparam("rows_max"))
@@ -110,4 +111,4 @@ def waiting_with(connection: Connection, landing_ids: Collection[LandingId]) -> 
 def deletions_after(connection: Connection, landing_id: LandingId | None, limit: int) -> list[QueueEntry]:
     """See `Inspection.deletions_after`."""
     after = {"after": landing_id or _LEAST, "rows_max": limit}
-    return [QueueEntry(LandingId(row[0]), *row[1:]) for row in connection.execute(DELETIONS_AFTER, after)]
+    return [landing.queue_entry(row) for row in connection.execute(DELETIONS_AFTER, after)]

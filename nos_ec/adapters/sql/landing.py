@@ -46,7 +46,7 @@ from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId, LandingId, ids_in_segment, in_log, segment_of
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
-from nos_ec.ports.metadata import LandedMove, LandingDeletion, ObjectRow
+from nos_ec.ports.metadata import LandedMove, LandingDeletion, ObjectRow, QueueEntry
 
 _D, _O, _W = LANDING_DELETIONS.c, OBJECTS.c, WAITING.c
 _ID = LANDING_DELETIONS.c.landing_id.type
@@ -98,6 +98,7 @@ ROWS_OF_ENTRIES = (
 )
 CLAIMED = select(_W.landing_id).join_from(IDS.table, WAITING, _W.landing_id == IDS["id"])
 KNOWN = union_all(CLAIMED, QUEUED)
+QUEUE_COLUMNS = (_D.landing_id, _D.object_id, _D.version, _D.not_before_ms, _D.doomed)
 _OF_VERSION = and_(
     _D.object_id == bindparam("object", type_=BigInteger), _D.version == bindparam("of_version", type_=BigInteger)
 )
@@ -286,15 +287,20 @@ def queued_copy(connection: Connection, row: ObjectRow, first: LandingId, last: 
     return None
 
 
-def find_queued(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> Sequence[Any] | None:
-    """(landing id, not before, doomed) of the entry of that version, if its id is in the range. At most two statements,
-    whatever the number of segments."""
+def find_queued(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
+    """The entry of that version, if its id is in the range. At most two statements, whatever the number of segments."""
     ranges = _ranges(connection, row, first, last)
     if not ranges:
         return None
     within = or_(*(_D.landing_id.between(lower, upper) for lower, upper in ranges))
-    found = select(_D.landing_id, _D.not_before_ms, _D.doomed).where(within, _OF_VERSION).limit(1)
-    return connection.execute(found, {"object": row.object_id, "of_version": row.version}).first()
+    found = select(*QUEUE_COLUMNS).where(within, _OF_VERSION).limit(1)
+    entry = connection.execute(found, {"object": row.object_id, "of_version": row.version}).first()
+    return None if entry is None else queue_entry(entry)
+
+
+def queue_entry(row: Sequence[Any]) -> QueueEntry:
+    """The entry that these QUEUE_COLUMNS are."""
+    return QueueEntry(LandingId(row[0]), *row[1:])
 
 
 def _ranges(

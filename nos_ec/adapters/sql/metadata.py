@@ -51,7 +51,6 @@ from nos_ec.ports.metadata import (
     ObjectFacts,
     ObjectRow,
     Placed,
-    QueuedCopy,
     QueueEntry,
     Segment,
     SegmentRow,
@@ -445,7 +444,7 @@ class _SqlExplanations(_SqlPart):
         """See the port."""
         return self._read(explanations.object_facts, key)
 
-    def find_queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> QueuedCopy | None:
+    def find_queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
         """See the port."""
         return self._read(explanations.find_queued_copy, row, first, last)
 

@@ -26,7 +26,7 @@ from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.message_log import GroupProgress
-from nos_ec.ports.metadata import BlockRow, Metadata, ObjectRow, QueuedCopy
+from nos_ec.ports.metadata import BlockRow, Metadata, ObjectRow, QueueEntry
 
 PLACES_MAX = 1000
 """Most places of a large object that are listed."""
@@ -179,7 +179,7 @@ class ObjectExplainer:
     def _copy(
         self,
         landing_id: LandingId,
-        queued: QueuedCopy | None,
+        queued: QueueEntry | None,
         *,
         readable: bool | None = None,
         problem: str | None = None,

@@ -21,7 +21,7 @@ Invariants kept here (numbers of docs/INVARIANTS.md):
 from __future__ import annotations
 
 from nos_ec.ports.metadata.blocks import BlockRow, Blocks, GroupCommit, Move, Placed, WaitingBlocks, WaitReason
-from nos_ec.ports.metadata.explanations import BlockFacts, Explanations, ObjectFacts, QueuedCopy
+from nos_ec.ports.metadata.explanations import BlockFacts, Explanations, ObjectFacts
 from nos_ec.ports.metadata.inspection import Inspection, QueueEntry, WaitingRow
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, SegmentRow
@@ -52,7 +52,6 @@ __all__ = [
     "Objects",
     "Placed",
     "QueueEntry",
-    "QueuedCopy",
     "Repairs",
     "Segment",
     "SegmentRow",

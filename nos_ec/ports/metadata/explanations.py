@@ -7,6 +7,7 @@ from typing import Protocol
 
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
 from nos_ec.ports.metadata.blocks import BlockRow, WaitReason
+from nos_ec.ports.metadata.inspection import QueueEntry
 from nos_ec.ports.metadata.landing_segments import SegmentRow
 from nos_ec.ports.metadata.objects import ObjectRow
 
@@ -17,15 +18,6 @@ class ObjectFacts:
 
     row: ObjectRow
     block: BlockRow | None
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedCopy:
-    """An entry of the deletion queue. not_before_ms: when the reaper may settle it. doomed: it is verified."""
-
-    landing_id: LandingId
-    not_before_ms: int
-    doomed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,7 @@ class Explanations(Protocol):
         """The current version of an object, in one statement. Raises NotFound, which carries the key."""
         ...
 
-    def find_queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> QueuedCopy | None:
+    def find_queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
         """As `LandingQueue.queued_copy`, also for a copy that is doomed."""
         ...
 
