@@ -17,6 +17,7 @@ from nos_ec.cli import (
     demo,
     explain,
     objects,
+    quarantine,
     services,
     shards,
     simulate,
@@ -63,6 +64,7 @@ services.register(app)
 api.register(app)
 status.register(app)
 check.register(app)
+quarantine.register(app)
 explain.register(app)
 shards.register(app)
 dead_letters.register(app)

@@ -64,7 +64,7 @@ class FindingKind(StrEnum):
 
 REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.BLOCK_WITHOUT_ROW: "nothing refers to it: look whether the metadata is older than the block store"
-    " (restored from a backup?); if it is not, the block only takes space",
+    " (restored from a backup?); if it is not, --plan puts the block into quarantine",
     FindingKind.BLOCK_ROW_MISSING: "GET still reads the objects; restore the row from a backup, or put them again",
     FindingKind.BLOCK_MISSING: "if objects lie in it, they are lost: put them again or restore the block store",
     FindingKind.BLOCK_LENGTH: "what lies behind its end is lost: put those objects again",
@@ -81,10 +81,10 @@ REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.PARTS_WRONG: "put the object again",
     FindingKind.PARTS_WITHOUT_OBJECT: "no object is harmed; the segments' blocks are not collected",
     FindingKind.COPY_WITHOUT_OWNER: "nothing refers to it: look whether the metadata is older than the landing store"
-    " (restored from a backup?); if it is not, --plan queues the copy for deletion",
+    " (restored from a backup?); if it is not, --plan puts the copy into quarantine",
     FindingKind.COPY_MISSING: "put the object again",
     FindingKind.COPY_DAMAGED: "put the object again",
-    FindingKind.COPY_QUEUED: "no copy is deleted while an object waits with it",
+    FindingKind.COPY_QUEUED: "a consumer cannot pack the object: mend it with --plan",
     FindingKind.NOT_WAITING: "no producer publishes the object: mend it with --plan",
     FindingKind.WAITS_FOR_NOTHING: "no object is harmed; producers and consumers pass over it; mend it with --plan",
     FindingKind.LANDING_SEGMENT_WITHOUT_ROW: "consumers and GC give back an empty one on devices; one with records is"

@@ -81,6 +81,8 @@ class BlockEvent(StrEnum):
     FENCE = "fence"
     SEAL = "seal"
     CONDEMN = "condemn"
+    QUARANTINE = "quarantine"
+    """The block store has the block, but nothing refers to it."""
 
 
 class BlockKind(StrEnum):
@@ -125,6 +127,7 @@ _OBJECT_TABLE: dict[tuple[ObjectState | None, ObjectEvent], ObjectState] = {
 
 _BLOCK_TABLE: dict[tuple[BlockState | None, BlockEvent], BlockState] = {
     (None, BlockEvent.ALLOCATE): BlockState.OPEN,
+    (None, BlockEvent.QUARANTINE): BlockState.CONDEMNED,
     (BlockState.OPEN, BlockEvent.APPEND): BlockState.OPEN,
     (BlockState.OPEN, BlockEvent.FENCE): BlockState.FENCED,
     (BlockState.FENCED, BlockEvent.FENCE): BlockState.FENCED,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nos_ec.core.lifecycle import BlockState
 from nos_ec.core.reclaim import BlockAccount
-from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
+from nos_ec.ports.metadata import QUARANTINE, QueueEntry
+from nos_ec.testing.metadata_bench import MetadataBench, new_block_id, new_landing_id
 from nos_ec.testing.metadata_segment_contract import copy_of
 
 
 class RepairContract:
-    """recount_block, wait_again, stop_waiting. What is wrong enough for the last two, none of the port's methods can
-    make: tests/service/test_repairs.py does it by SQL."""
+    """What is wrong enough for wait_again and stop_waiting, none of the port's methods can make:
+    tests/service/test_repairs.py does it by SQL."""
 
     def test_counters_are_set_while_the_row_is_the_same(self, bench: MetadataBench) -> None:
         bench.pack([bench.put("a", 10), bench.put("b", 20)])
@@ -35,3 +37,50 @@ class RepairContract:
         bench.pack([row])
         assert not bench.metadata.wait_again(row, bench.now_ms)
         assert bench.metadata.waiting_after(None, 10) == []
+
+    def test_a_copy_that_an_object_waits_with_leaves_the_queue(self, bench: MetadataBench) -> None:
+        copy = copy_of(bench.put("a"))
+        assert not bench.metadata.unqueue_copy(copy)
+        bench.metadata.reserve_landing([copy], bench.now_ms + 5)
+        assert bench.metadata.unqueue_copy(copy)
+        assert bench.metadata.deletions_after(None, 10) == []
+        nobodys = new_landing_id()
+        bench.metadata.reserve_landing([nobodys], bench.now_ms + 5)
+        assert not bench.metadata.unqueue_copy(nobodys)
+
+    def test_a_block_comes_into_quarantine_and_out(self, bench: MetadataBench) -> None:
+        bench.pack([bench.put("a", 10)])
+        (known,) = bench.metadata.list_blocks(None, 10)
+        account = BlockAccount(0, 30, 70, 0, ())
+        now_ms = bench.now_ms
+        assert not bench.metadata.quarantine_block(known.block_id, 1, account, now_ms, now_ms + 9)
+        block_id = new_block_id()
+        assert bench.metadata.quarantine_block(block_id, 1, account, now_ms, now_ms + 9)
+        assert not bench.metadata.quarantine_block(block_id, 1, account, now_ms, now_ms + 9)
+        row = bench.metadata.block(block_id)
+        assert (row.writer, row.state, row.delete_after_ms) == (QUARANTINE, BlockState.CONDEMNED, now_ms + 9)
+        assert (row.stripes, row.live_bytes, row.dead_bytes, row.overhead_bytes) == (1, 0, 30, 70)
+        assert [one.block_id for one in bench.metadata.condemned_blocks(now_ms + 9, 10)] == [block_id]
+        assert not bench.metadata.release_block(block_id, now_ms + 9)
+        assert not bench.metadata.release_block(known.block_id, now_ms)
+        assert bench.metadata.release_block(block_id, now_ms + 8)
+        assert bench.metadata.list_blocks(None, 10) == [known]
+
+    def test_a_copy_comes_into_quarantine_and_out(self, bench: MetadataBench) -> None:
+        waiting, copy, late_ms = copy_of(bench.put("a")), new_landing_id(), bench.now_ms + 9
+        assert not bench.metadata.quarantine_copy(waiting, late_ms)
+        assert bench.metadata.quarantine_copy(copy, late_ms)
+        assert not bench.metadata.quarantine_copy(copy, late_ms)
+        assert bench.metadata.deletions_after(None, 10) == [QueueEntry(copy, None, 0, late_ms, doomed=False)]
+        assert bench.metadata.release_copy(copy)
+        assert not bench.metadata.release_copy(copy)
+        bench.metadata.reserve_landing([copy], late_ms)
+        assert not bench.metadata.release_copy(copy)
+
+    def test_a_copy_in_quarantine_is_deleted_when_it_is_due(self, bench: MetadataBench) -> None:
+        copy, late_ms = new_landing_id(), bench.now_ms + 9
+        assert bench.metadata.quarantine_copy(copy, late_ms)
+        (due,) = bench.metadata.due_deletions(late_ms, 10)
+        assert (due.landing_id, due.object_id, due.row) == (copy, None, None)
+        assert bench.metadata.doom_landing({copy: None}) == {copy}
+        assert not bench.metadata.release_copy(copy)

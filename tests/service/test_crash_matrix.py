@@ -17,13 +17,15 @@ import pytest
 
 from nos_consumer.assemble import consumer_service
 from nos_ec.core.ids import ObjectKey, new_segment_id
-from nos_ec.engine.check.repairs import GRACE_MS
+from nos_ec.engine.check.repairs import QUARANTINE_MS
+from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
 from tests.rig.device_log_work import KILL_POINTS as DEVICE_LOG_POINTS
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
 from .foreign import publish_named
 from .gathered_puts import data_of
+from .test_check import check
 from .test_landing_log_kills import LANDING_LOG_POINTS
 
 pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
@@ -180,7 +182,7 @@ REBUILD_POINTS = [
     "shard_rebuild.installed:3",
 ]
 """While two lost shards are rebuilt, and a damaged one in one of the blocks. One block is still open."""
-REPAIR_POINTS = ["repairs.step_done", "repairs.step_done:2"]
+REPAIR_POINTS = ["repairs.step_done", "repairs.step_done:2", "repairs.step_done:4"]
 
 
 def kill(bench: Bench, point: str, *arguments: str, stdin: bytes = b"") -> None:
@@ -466,14 +468,18 @@ def test_apply_killed(bench: Bench, point: str) -> None:
         bench.pack(system)
         for _ in range(3):
             system.landing.put(system.new_landing_id(), b"nobody's")
+        for _ in range(2):
+            system.blocks.create(system.new_block_id(), bytes(STRIPE))
     assert bench.run("check", "--plan", str(plan)).returncode == 13
     kill(bench, point, "apply", str(plan))
     done = bench.run("apply", str(plan), "--json")
-    assert json.loads(done.stdout)["done"] == 3 - int(point.partition(":")[2] or 1)
+    assert json.loads(done.stdout)["done"] == 5 - int(point.partition(":")[2] or 1)
     assert bench.run("check").returncode == 0
     with bench.open() as system:
-        system.clock = LaterClock(GRACE_MS + TTL_OVER_MS)
+        system.clock = LaterClock(QUARANTINE_MS + TTL_OVER_MS)
         system.housekeeping().run_once()
+        assert gc_service(system).run_once().blocks_deleted == 2
+        assert check(system) == []
     assert_recovers(bench)
 
 

@@ -9,14 +9,15 @@ import pytest
 
 from nos_ec.cli.app import run as start
 from nos_ec.composition.wiring import System, initialise
-from nos_ec.core.ids import in_log
-from nos_ec.engine.check.repairs import GRACE_MS
+from nos_ec.engine.check.quarantine import held, release
+from nos_ec.engine.check.repairs import QUARANTINE_MS
 from nos_ec.testing.audit import all_blocks
 from nos_ec.testing.clock import SetClock
+from nos_gc.assemble import gc_service
 from tests.rig.at_rest import end_log
 
 from .conftest import Bench
-from .test_check import FIRST_PACKED, FIRST_WAITING, FRESH, check, fill, leak_copy, run
+from .test_check import FIRST_PACKED, FIRST_WAITING, FRESH, check, fill, leak_block, leak_copy, run
 from .test_cli import Cli
 
 WRONG = {
@@ -25,6 +26,8 @@ WRONG = {
     "wait": f"DELETE FROM waiting WHERE object_id = {FIRST_WAITING}",
     "stop-waiting": "INSERT INTO waiting SELECT randomblob(16), object_id, slot, due_ms, state, size FROM waiting"
     " LIMIT 1",
+    "unqueue-copy": "INSERT INTO landing_deletions SELECT landing_id, NULL, NULL, 1, 0 FROM waiting"
+    " ORDER BY object_id DESC LIMIT 1",
 }
 
 
@@ -71,29 +74,78 @@ def test_an_object_that_waits_wrongly_waits_rightly(
         bench.assert_readable(system)
 
 
-def test_a_copy_without_owner_is_deleted_after_a_grace(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_nothing_refers_to_is_deleted_after_a_day(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        copies, blocks = set(system.landing.list_ids()), set(system.blocks.list_blocks())
+        leak_copy(bench, system)
+        leak_block(bench, system)
+        cli, plan = Cli(bench, capfd), plan_of(bench)
+        assert cli("apply", str(plan))["done"] == 2
+        assert check(system, read_share=1.0) == []
+        block, copy = held(system.metadata)
+        shown = cli("quarantine", "list")["held"]
+        assert [one["kind"] for one in shown] == ["block", "landing copy"]
+        assert [one["id"] for one in shown] == [block.id.hex(), copy.id.hex()]
+        assert shown[0]["stripes"] == 1
+        assert "in 23 h 59 min" in cli.text("quarantine", "list")
+        now_ms = system.clock.now_ms()
+        _reap(system, now_ms + QUARANTINE_MS // 2)
+        assert {copy.id} == set(system.landing.list_ids()) - copies
+        assert {block.id} == set(system.blocks.list_blocks()) - blocks
+        _reap(system, now_ms + QUARANTINE_MS + 60_000)
+        assert set(system.landing.list_ids()) <= copies
+        assert block.id not in set(system.blocks.list_blocks())
+        assert check(system) == []
+        assert cli("apply", str(plan))["done"] == 0
+        assert cli.text("quarantine", "list") == "nothing is in quarantine\n"
+        bench.assert_readable(system)
+
+
+def test_what_is_released_from_quarantine_stays(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     with bench.open() as system:
         fill(bench, system)
         leak_copy(bench, system)
-        before = set(system.landing.list_ids())
-        plan = plan_of(bench)
-        assert Cli(bench, capfd)("apply", str(plan))["done"] == 1
-        assert check(system) == []
-        now_ms = system.clock.now_ms()
-        _reap(system, now_ms + GRACE_MS // 2)
-        assert set(system.landing.list_ids()) == before
-        _reap(system, now_ms + GRACE_MS + 60_000)
-        (gone,) = before - set(system.landing.list_ids())
-        assert not in_log(gone)
-        assert check(system) == []
-        assert Cli(bench, capfd)("apply", str(plan))["done"] == 0
-        bench.assert_readable(system)
+        leak_block(bench, system)
+        cli = Cli(bench, capfd)
+        cli("apply", str(plan_of(bench)))
+        found = list(held(system.metadata))
+        for one in found:
+            assert cli("quarantine", "release", one.id.hex())["released"] == one.id.hex()
+            assert "not in quarantine" in cli("quarantine", "release", one.id.hex(), exits=4)["message"]
+        assert list(held(system.metadata)) == []
+        _reap(system, system.clock.now_ms() + QUARANTINE_MS + 60_000)
+        assert sorted(finding.kind.value for finding in check(system)) == ["block-without-row", "copy-without-owner"]
+        sealed = next(all_blocks(system.metadata))
+        assert "not in quarantine" in cli("quarantine", "release", sealed.block_id.hex(), exits=4)["message"]
+        assert "32 hexadecimal digits" in cli("quarantine", "release", "odd", exits=2)["message"]
+
+
+def test_a_block_whose_time_is_over_is_not_released(bench: Bench) -> None:
+    with bench.open() as system:
+        leak_block(bench, system)
+        assert start(["--config", str(bench.config), "apply", str(plan_of(bench))]) == 0
+        (block,) = held(system.metadata)
+        assert not release(system.metadata, block.id, block.delete_after_ms)
+        assert release(system.metadata, block.id, block.delete_after_ms - 1)
+
+
+def test_blocks_in_quarantine_stay_when_space_is_short(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 20)
+        bench.pack(system)
+        leak_block(bench, system)
+        assert start(["--config", str(bench.config), "apply", str(plan_of(bench))]) == 0
+        monkeypatch.setattr(type(system.blocks), "free_bytes", lambda _: 0)
+        assert gc_service(system).run_once().blocks_deleted == 0
+        assert len(list(held(system.metadata))) == 1
 
 
 def _reap(system: System, now_ms: int) -> None:
     clock, system.clock = system.clock, SetClock(now_ms)
     try:
         system.housekeeping().run_once()
+        gc_service(system).run_once()
     finally:
         system.clock = clock
         end_log(system)
@@ -105,8 +157,9 @@ def test_what_has_changed_since_is_passed_over(bench: Bench, capfd: pytest.Captu
         for statement in WRONG.values():
             run(bench, statement)
         leak_copy(bench, system)
+        leak_block(bench, system)
         plan = plan_of(bench)
-        assert sorted(actions(plan)) == ["queue-copy", "recount-block", "stop-waiting", "wait"]
+        assert sorted(actions(plan)) == sorted([*WRONG, "quarantine-block", "quarantine-copy"])
         run(
             bench,
             f"UPDATE blocks SET live_bytes = live_bytes - 1, dead_bytes = dead_bytes + 1 WHERE block_id = {FRESH}",
@@ -115,6 +168,8 @@ def test_what_has_changed_since_is_passed_over(bench: Bench, capfd: pytest.Captu
         run(bench, "UPDATE objects SET version = version + 1 WHERE state = 'landed'")
         for copy in set(system.landing.list_ids()) - system.metadata.landing_known(list(system.landing.list_ids())):
             system.landing.delete(copy)
+        for block_id in set(system.blocks.list_blocks()) - {row.block_id for row in all_blocks(system.metadata)}:
+            system.blocks.delete(block_id)
         rows = system.metadata.objects_after(0, 1000), list(all_blocks(system.metadata))
         assert Cli(bench, capfd)("apply", str(plan))["done"] == 0
         assert (system.metadata.objects_after(0, 1000), list(all_blocks(system.metadata))) == rows

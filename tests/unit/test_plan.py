@@ -11,7 +11,7 @@ HEAD = PlanHead("store", 1_700_000_000_000, "nos-ec check")
 STEPS = [
     Step(Action.RECOUNT_BLOCK, {"block": "00"}, "block-counters", {"row": [1, 2]}, {"stripes": 3}, Cost(read=4096)),
     Step(Action.WAIT, {"object": "b/täg\n"}, "not-waiting"),
-    Step(Action.QUEUE_COPY, {"landing": "ff"}, "copy-without-owner", {"bytes": 5}, {}, Cost(free=5)),
+    Step(Action.QUARANTINE_COPY, {"landing": "ff"}, "copy-without-owner", {"bytes": 5}, {}, Cost(free=5)),
 ]
 
 

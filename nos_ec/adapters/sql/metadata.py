@@ -436,6 +436,28 @@ class _SqlRepairs(_SqlPart):
         """See the port."""
         return self._write(repairs.stop_waiting, landing_id, now_ms)
 
+    def unqueue_copy(self, landing_id: LandingId) -> bool:
+        """See the port."""
+        return self._write(repairs.unqueue_copy, landing_id)
+
+    def quarantine_block(
+        self, block_id: BlockId, stripes: int, account: BlockAccount, now_ms: int, delete_after_ms: int
+    ) -> bool:
+        """See the port."""
+        return self._write(repairs.quarantine_block, block_id, stripes, account, now_ms, delete_after_ms)
+
+    def quarantine_copy(self, landing_id: LandingId, not_before_ms: int) -> bool:
+        """See the port."""
+        return self._write(repairs.quarantine_copy, landing_id, not_before_ms)
+
+    def release_block(self, block_id: BlockId, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(repairs.release_block, block_id, now_ms)
+
+    def release_copy(self, landing_id: LandingId) -> bool:
+        """See the port."""
+        return self._write(repairs.release_copy, landing_id)
+
 
 class _SqlExplanations(_SqlPart):
     """`Explanations` of the port."""

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, select, update
+from sqlalchemy import Connection, and_, delete, exists, false, insert, select, update
 
-from nos_ec.adapters.sql import blocks, waiting
+from nos_ec.adapters.sql import blocks, landing, waiting
 from nos_ec.adapters.sql.rows import OBJECT_COLUMNS, by_primary, object_row
-from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, WAITING
-from nos_ec.core.ids import LandingId
+from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
+from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.lifecycle import BlockEvent, BlockKind, BlockState, advance_block
 from nos_ec.core.reclaim import BlockAccount
-from nos_ec.ports.metadata import BlockRow, ObjectRow
+from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow
 
-_O, _W = OBJECTS.c, WAITING.c
+_B, _D, _O, _S, _W = BLOCKS.c, LANDING_DELETIONS.c, OBJECTS.c, SEGMENTS.c, WAITING.c
 
 
 def recount_block(connection: Connection, row: BlockRow, account: BlockAccount) -> bool:
     """See `Repairs.recount_block`."""
     if blocks.lock(connection, row.block_id) != row:
         return False
-    counters = {
+    connection.execute(by_primary(update(BLOCKS)).where(_B.block_id == row.block_id).values(_counters(account)))
+    return True
+
+
+def _counters(account: BlockAccount) -> dict[str, int]:
+    return {
         "live_bytes": account.live_bytes,
         "dead_bytes": account.dead_bytes,
         "overhead_bytes": account.overhead_bytes,
         "live_objects": account.live_objects,
     }
-    connection.execute(by_primary(update(BLOCKS)).where(BLOCKS.c.block_id == row.block_id).values(counters))
-    return True
 
 
 def wait_again(connection: Connection, row: ObjectRow, now_ms: int) -> bool:
@@ -58,6 +62,76 @@ def stop_waiting(connection: Connection, landing_id: LandingId, now_ms: int) -> 
     if row is not None and landed:
         waiting.enter(connection, [(row, now_ms)])
     return True
+
+
+def unqueue_copy(connection: Connection, landing_id: LandingId) -> bool:
+    """See `Repairs.unqueue_copy`."""
+    entry = _entry(connection, landing_id)
+    row = None if entry is None else _lock(connection, entry.object_id)
+    if row is None or row.landing_id != landing_id:
+        return False
+    queued = delete(LANDING_DELETIONS).where(_D.landing_id == landing_id, _D.doomed == false())
+    return connection.execute(queued).rowcount == 1
+
+
+# --- quarantine ---------------------------------------------------------------------------------------
+
+
+def quarantine_block(
+    connection: Connection, block_id: BlockId, stripes: int, account: BlockAccount, now_ms: int, delete_after_ms: int
+) -> bool:
+    """See `Repairs.quarantine_block`."""
+    used = select(
+        exists().where(_B.block_id == block_id),
+        exists().where(_O.block_id == block_id),
+        exists().where(_S.block_id == block_id),
+    )
+    if any(connection.execute(used).one()):
+        return False
+    made: dict[str, Any] = {
+        "block_id": block_id,
+        "kind": BlockKind.FRESH,
+        "state": advance_block(None, BlockEvent.QUARANTINE),
+        "writer": QUARANTINE,
+        "epoch": 0,
+        "stripes": stripes,
+        "created_ms": now_ms,
+        "sealed_ms": now_ms,
+        "delete_after_ms": delete_after_ms,
+    }
+    connection.execute(insert(BLOCKS), made | _counters(account))
+    return True
+
+
+def quarantine_copy(connection: Connection, landing_id: LandingId, not_before_ms: int) -> bool:
+    """See `Repairs.quarantine_copy`."""
+    if landing.known(connection, [landing_id]):
+        return False
+    queued = {"landing_id": landing_id, "version": 0, "not_before_ms": not_before_ms, "doomed": False}
+    connection.execute(insert(LANDING_DELETIONS), queued)
+    return True
+
+
+def release_block(connection: Connection, block_id: BlockId, now_ms: int) -> bool:
+    """See `Repairs.release_block`."""
+    held = and_(
+        _B.block_id == block_id,
+        _B.writer == QUARANTINE,
+        _B.state == BlockState.CONDEMNED,
+        _B.delete_after_ms > now_ms,
+    )
+    return connection.execute(delete(BLOCKS).where(held)).rowcount == 1
+
+
+def release_copy(connection: Connection, landing_id: LandingId) -> bool:
+    """See `Repairs.release_copy`."""
+    held = and_(
+        _D.landing_id == landing_id,
+        _D.object_id.is_(None),
+        _D.version == 0,
+        _D.doomed == false(),
+    )
+    return connection.execute(delete(LANDING_DELETIONS).where(held)).rowcount == 1
 
 
 def _lock(connection: Connection, object_id: int) -> ObjectRow | None:

@@ -145,7 +145,9 @@ class Checker:
             seen = {"objects": len(placed), "named": [str(one.key) for one in placed[:NAMED_MAX]], "stripes": stripes}
             yield Finding(FindingKind.BLOCK_ROW_MISSING, block_name(block_id), seen)
         elif stripes is not None:
-            yield Finding(FindingKind.BLOCK_WITHOUT_ROW, block_name(block_id), {"stripes": stripes})
+            size = stripes * self._checked.blocks.geometry.stripe_size
+            seen = {"block": block_id.hex(), "stripes": stripes, "bytes": size}
+            yield Finding(FindingKind.BLOCK_WITHOUT_ROW, block_name(block_id), seen)
 
     def _of_blocks(self) -> Iterator[Finding]:
         short, busy, unanswered = _Short(), list[BlockRow](), 0

@@ -157,7 +157,12 @@ class CopyCheck:
         before = self._entry(copy)
         entry = self._queue_entry(copy)
         if before is not None and entry is not None and self._entry(copy) == before:
-            seen = {"object_id": before.object_id, "not_before_ms": entry.not_before_ms, "doomed": entry.doomed}
+            seen = {
+                "landing": copy.hex(),
+                "object_id": before.object_id,
+                "not_before_ms": entry.not_before_ms,
+                "doomed": entry.doomed,
+            }
             yield Finding(FindingKind.COPY_QUEUED, f"landing copy {copy.hex()}", seen)
 
     def _queue_entry(self, copy: LandingId) -> QueueEntry | None:

@@ -12,11 +12,13 @@ from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.plan import Action, Cost, Step
+from nos_ec.core.reclaim import account_block
 from nos_ec.engine.check.blocks import BlockCheck, ReadShare, booked, counted
 from nos_ec.engine.check.checker import Checked
+from nos_ec.engine.header_scan import scan_headers
 
-GRACE_MS = 24 * 3_600_000
-"""A landing copy that is queued is deleted so much later."""
+QUARANTINE_MS = 24 * 3_600_000
+"""How long what nothing refers to is kept before it is deleted."""
 
 
 def planned(finding: Finding) -> Step | None:
@@ -31,10 +33,17 @@ def planned(finding: Finding) -> Step | None:
         case FindingKind.BLOCK_COUNTERS if seen["counted"]["objects"] >= seen["row"]["objects"]:
             holds = {"row": seen["row"], "counted": seen["counted"]}
             return Step(Action.RECOUNT_BLOCK, {"block": seen["block"]}, why, dict(seen), holds)
+        case FindingKind.BLOCK_WITHOUT_ROW:
+            holds = {"stripes": seen["stripes"]}
+            cost = Cost(free=seen["bytes"])
+            return Step(Action.QUARANTINE_BLOCK, {"block": seen["block"]}, why, dict(seen), holds, cost)
         case FindingKind.COPY_WITHOUT_OWNER:
             size = seen["bytes"]
             cost = Cost(read=size, free=size)
-            return Step(Action.QUEUE_COPY, {"landing": seen["landing"]}, why, dict(seen), {"bytes": size}, cost)
+            return Step(Action.QUARANTINE_COPY, {"landing": seen["landing"]}, why, dict(seen), {"bytes": size}, cost)
+        case FindingKind.COPY_QUEUED if not seen["doomed"]:
+            holds = {"object_id": seen["object_id"]}
+            return Step(Action.UNQUEUE_COPY, {"landing": seen["landing"]}, why, dict(seen), holds)
         case FindingKind.NOT_WAITING:
             target = {"object_id": str(seen["object_id"]), "landing": seen["landing"]}
             return Step(Action.WAIT, target, why, dict(seen), {"version": seen["version"], "state": seen["state"]})
@@ -49,6 +58,7 @@ class Repairer:
 
     def __init__(self, checked: Checked) -> None:
         self._metadata = checked.metadata
+        self._stored_blocks = checked.blocks
         self._landing = checked.landing
         self._clock = checked.clock
         self._blocks = BlockCheck(checked.metadata, checked.blocks, ReadShare())
@@ -67,8 +77,12 @@ class Repairer:
         match step.action:
             case Action.RECOUNT_BLOCK:
                 return self._recount(BlockId(bytes.fromhex(step.target["block"])), step.holds)
-            case Action.QUEUE_COPY:
-                return self._queue(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
+            case Action.QUARANTINE_BLOCK:
+                return self._quarantine_block(BlockId(bytes.fromhex(step.target["block"])), step.holds)
+            case Action.QUARANTINE_COPY:
+                return self._quarantine_copy(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
+            case Action.UNQUEUE_COPY:
+                return self._unqueue(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
             case Action.WAIT:
                 return self._wait(step)
             case Action.STOP_WAITING:
@@ -83,16 +97,31 @@ class Repairer:
             return False
         return self._metadata.recount_block(row, account)
 
-    def _queue(self, copy: LandingId, holds: dict[str, Any]) -> bool:
-        """The entry is one of a PUT that died: the reaper deletes the copy when it is due, unless an object has claimed
-        it."""
+    def _quarantine_block(self, block_id: BlockId, holds: dict[str, Any]) -> bool:
+        """Its bytes count as dead. GC deletes it when it is due."""
+        blocks = self._stored_blocks
         try:
-            if len(self._landing.read(copy)) != holds["bytes"] or self._metadata.landing_known([copy]):
+            if blocks.stripes(block_id) != holds["stripes"]:
+                return False
+            scan = scan_headers(blocks, block_id, holds["stripes"])
+        except NotFound:
+            return False
+        account = account_block(blocks.geometry, holds["stripes"], scan.headers, scan.damaged_stripes, [])
+        now_ms = self._clock.now_ms()
+        return self._metadata.quarantine_block(block_id, holds["stripes"], account, now_ms, now_ms + QUARANTINE_MS)
+
+    def _quarantine_copy(self, copy: LandingId, holds: dict[str, Any]) -> bool:
+        """The reaper deletes the copy when it is due, unless an object has claimed it."""
+        try:
+            if len(self._landing.read(copy)) != holds["bytes"]:
                 return False
         except NotFound:
             return False
-        self._metadata.reserve_landing([copy], self._clock.now_ms() + GRACE_MS)
-        return True
+        return self._metadata.quarantine_copy(copy, self._clock.now_ms() + QUARANTINE_MS)
+
+    def _unqueue(self, copy: LandingId, holds: dict[str, Any]) -> bool:
+        one = self._metadata.waiting_with([copy]).get(copy)
+        return one is not None and one.object_id == holds["object_id"] and self._metadata.unqueue_copy(copy)
 
     def _wait(self, step: Step) -> bool:
         object_id = int(step.target["object_id"])

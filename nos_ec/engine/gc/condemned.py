@@ -12,7 +12,7 @@ from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.gc.run_context import RunContext
-from nos_ec.ports.metadata import BlockRow
+from nos_ec.ports.metadata import QUARANTINE, BlockRow
 
 _log = structlog.get_logger(__name__)
 
@@ -84,7 +84,7 @@ class CondemnedBlocks:
         of another machine nor a changed setting shortens it. No row points into these blocks, so only reads that began
         earlier can still need them.
         """
-        found = self._condemned(_FAR_MS)
+        found = [block for block in self._condemned(_FAR_MS) if block.writer != QUARANTINE]
         if not found:
             return False
         _log.warning("space is short, so condemned blocks are deleted early", blocks=len(found))

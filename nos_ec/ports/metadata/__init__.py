@@ -27,10 +27,11 @@ from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, SegmentRow
 from nos_ec.ports.metadata.leases import Lease, Leases
 from nos_ec.ports.metadata.objects import NewLargeObject, NewObject, ObjectRow, Objects, Segment
-from nos_ec.ports.metadata.repairs import Repairs
+from nos_ec.ports.metadata.repairs import QUARANTINE, Repairs
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
 
 __all__ = [
+    "QUARANTINE",
     "BlockFacts",
     "BlockRow",
     "Blocks",

@@ -29,8 +29,8 @@ class WaitingRow:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """An entry of the deletion queue of landing copies. object_id, version: None while no object claims the copy.
-    not_before_ms: when the reaper may settle it. doomed: it is verified."""
+    """An entry of the deletion queue of landing copies. object_id, version: None while no object claims the copy; in
+    quarantine, the version is 0. not_before_ms: when the reaper may settle it. doomed: it is verified."""
 
     landing_id: LandingId
     object_id: int | None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from nos_ec.core.ids import LandingId
+from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.reclaim import BlockAccount
 from nos_ec.ports.metadata.blocks import BlockRow
 from nos_ec.ports.metadata.objects import ObjectRow
+
+QUARANTINE = "quarantine"
+"""The writer of blocks in quarantine. No process has this name, and no lease."""
 
 
 class Repairs(Protocol):
@@ -25,4 +28,30 @@ class Repairs(Protocol):
     def stop_waiting(self, landing_id: LandingId, now_ms: int) -> bool:
         """Remove what waits with this copy, unless the row of its object says the same. If that row has the copy, but
         another state or size, it is entered again as it is."""
+        ...
+
+    def unqueue_copy(self, landing_id: LandingId) -> bool:
+        """Remove the entry of a copy from the deletion queue if an object waits with the copy, and the entry is not
+        doomed."""
+        ...
+
+    # --- quarantine -----------------------------------------------------------------------------------
+    def quarantine_block(
+        self, block_id: BlockId, stripes: int, account: BlockAccount, now_ms: int, delete_after_ms: int
+    ) -> bool:
+        """Enter a block without a row as CONDEMNED, with QUARANTINE as its writer, if nothing refers to it. GC deletes
+        it after `delete_after_ms`, and not earlier if space is short."""
+        ...
+
+    def quarantine_copy(self, landing_id: LandingId, not_before_ms: int) -> bool:
+        """Queue a copy that neither an object nor the queue refers to for deletion. Its entry has version 0 and no
+        object, which tells it from the reservation of a PUT. A late PUT can still claim it."""
+        ...
+
+    def release_block(self, block_id: BlockId, now_ms: int) -> bool:
+        """Remove the row of a block in quarantine, if it is not due by now. Nothing is known of the block then."""
+        ...
+
+    def release_copy(self, landing_id: LandingId) -> bool:
+        """Remove the queue entry of a copy in quarantine, unless it is doomed."""
         ...
