@@ -34,6 +34,7 @@ def gc_collector(system: System) -> Collector:
         system.clock,
         lambda: new_merge_list(settings.consumer, system.geometry, NO_DEADLINE_MS, rng),
         collector_options(settings),
+        system.trail,
     )
 
 

@@ -10,6 +10,7 @@ import typer
 from nos_ec import __version__
 from nos_ec.cli import (
     api,
+    audit,
     bench,
     check,
     config,
@@ -66,6 +67,7 @@ status.register(app)
 check.register(app)
 quarantine.register(app)
 explain.register(app)
+audit.register(app)
 shards.register(app)
 dead_letters.register(app)
 simulate.register(app)

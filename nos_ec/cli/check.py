@@ -102,7 +102,7 @@ def apply(
     with context(ctx).system() as system, progress() as bar:
         if steps.head.store_id != system.store_id:
             raise InvalidInput(f"{plan} is for the store {steps.head.store_id}, and this one is {system.store_id}")
-        repairer = Repairer(_checked(system))
+        repairer = Repairer(_checked(system), system.trail)
         for number, step in bar.track(steps.steps, description="apply"):
             if repairer.apply(step):
                 done += 1

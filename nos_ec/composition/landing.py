@@ -16,6 +16,7 @@ from nos_ec.engine.layered_landing import LayeredLanding
 from nos_ec.engine.leases import HeldLeases
 from nos_ec.engine.log_bypass import LogBypass
 from nos_ec.engine.log_keeper import LogKeeper
+from nos_ec.ports.audit_trail import AuditTrail
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Metadata
@@ -125,6 +126,7 @@ class Landers:
         randomness: Callable[[int], bytes],
         reserve_bytes: int,
         stack: ExitStack,
+        trail: AuditTrail,
     ) -> None:
         self._settings = settings
         self._metadata = metadata
@@ -134,6 +136,7 @@ class Landers:
         self._randomness = randomness
         self._reserve_bytes = reserve_bytes
         self._stack = stack
+        self._trail = trail
 
     def for_puts(self, store: LandingStore, medium: SegmentMedium | None) -> Lander:
         """What PUTs of this process land by."""
@@ -156,6 +159,7 @@ class Landers:
             self._new_landing_id,
             self._settings.put.reservation_ms,
             self._reserve_bytes,
+            self._trail,
         )
 
     def log(self, medium: SegmentMedium, lanes: int) -> LandingLog:

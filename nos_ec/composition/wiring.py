@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from time import perf_counter
 from types import TracebackType
 from typing import Self
@@ -17,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.composition.audit import command_of, open_trail
 from nos_ec.composition.backends import (
     Log,
     initialise_log,
@@ -66,6 +69,7 @@ from nos_ec.monitoring.sources import (
     store_samples,
     waiting_samples,
 )
+from nos_ec.ports.audit_trail import AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
@@ -215,6 +219,7 @@ class System:
     placement: Placement
     groups: PlacementGroups
     read_threads: ReadThreads
+    trail: AuditTrail
     _locations: LocationCache
     _messages: LogOnDemand
     _lag: LagProbe
@@ -262,7 +267,14 @@ class System:
         put = self.settings.put
         options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry))
         large = LargeObjects(
-            self.metadata, self.blocks, self.clock, self.placement, put.lease_ttl_ms, self._put_reserve, self._held
+            self.metadata,
+            self.blocks,
+            self.clock,
+            self.placement,
+            put.lease_ttl_ms,
+            self._put_reserve,
+            self._held,
+            self.trail,
         )
         return Store(self.metadata, self.landing, self.blocks, large, self.clock, self.puts, options, self._locations)
 
@@ -291,6 +303,7 @@ class System:
             os.urandom,
             self._put_reserve,
             self._stack,
+            self.trail,
         )
 
     @property
@@ -319,7 +332,14 @@ class System:
             read_back=not fresh,
         )
         return StripeWriter(
-            self.metadata, self.blocks, self.source_reader(), self.clock, lease, self.placement, options
+            self.metadata,
+            self.blocks,
+            self.source_reader(),
+            self.clock,
+            lease,
+            self.placement,
+            options,
+            self.trail,
         )
 
     def source_reader(self) -> SourceReader:
@@ -331,18 +351,18 @@ class System:
         """Recovery and the reaper. What the reaper still has to log, it logs when the store is closed."""
         threads = self._stack.enter_context(closing(ReadThreads(READS_MAX, perf_counter, CALM_S, WARY_S)))
         batch_objects = self.settings.reaper.batch_objects
-        reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, batch_objects, threads)
+        reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, batch_objects, threads, self.trail)
         self._stack.callback(reaper.close)
         wait_ms = self.settings.reaper.wait_ms
         if self.medium is None:
-            recovery = Recovery(self.metadata, self.blocks, self.clock, self._held)
+            recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, trail=self.trail)
             return Housekeeping(recovery, reaper, self.clock, wait_ms)
         # On Ceph, listing the pool would cost more than the 4 KiB of an empty segment.
         on_devices = self.settings.store.backend == "local"
-        unknown = UnknownSegments(self.metadata, self.medium, self.clock) if on_devices else None
+        unknown = UnknownSegments(self.metadata, self.medium, self.clock, self.trail) if on_devices else None
         logs = LogRecovery(self.metadata, self.medium, self.clock, unknown)
-        recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, logs)
-        trimmer = Trimmer(self.metadata, self.medium, self.clock)
+        recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, logs, self.trail)
+        trimmer = Trimmer(self.metadata, self.medium, self.clock, self.trail)
         forward = self._copy_forward(self.medium) if self.settings.landing.mode == "log" else None
         return Housekeeping(recovery, reaper, self.clock, wait_ms, trimmer, forward)
 
@@ -352,7 +372,7 @@ class System:
         open_segments = lanes_of(self.settings, medium) + 1
         options = ForwardOptions(landing.segment_age_ms, open_segments * medium.limits.segment_bytes)
         log = self._landers().log(medium, lanes=1)
-        return CopyForward(self.metadata, LogReader(medium), log, self.clock, options)
+        return CopyForward(self.metadata, LogReader(medium), log, self.clock, options, self.trail)
 
     # --- the message log --------------------------------------------------------------------------
     def publisher(self) -> MessagePublisher:
@@ -421,7 +441,7 @@ class System:
         if self.shards is None:
             return None
         rate = self.settings.shards.rebuild_bytes_per_s if bytes_per_s is None else bytes_per_s
-        return ShardRebuild(self.shards, self.metadata, self.clock, rate)
+        return ShardRebuild(self.shards, self.metadata, self.clock, rate, self.trail)
 
     def shut_out(self) -> Blocklisted | None:
         """The error if the storage cluster refuses this process, else None. Asks the cluster, within the time limit of
@@ -465,6 +485,11 @@ def _new_block_id(clock: Clock) -> BlockId:
     return BlockId(_new_id(clock))
 
 
+def _run_name(clock: Clock) -> str:
+    started = datetime.fromtimestamp(clock.now_ms() / 1000, UTC).isoformat(timespec="seconds")
+    return f"{socket.gethostname()} {os.getpid()} {started} {command_of(sys.argv)}"
+
+
 def open_system(settings: Settings) -> System:
     """Open an initialised store. Raises ConfigError when it is missing or does not match, Transient when one of its
     servers cannot be reached."""
@@ -498,6 +523,7 @@ def open_system(settings: Settings) -> System:
             objects.placement,
             objects.groups,
             read_threads,
+            open_trail(settings, clock, _run_name(clock)),
             locations,
             log,
             lag,

@@ -5,9 +5,9 @@ segments hold more than twice their live bytes and an allowance. Then the segmen
 copied, and only those of which less than a quarter is live. Objects in them that wait for their age are not copied at
 once: they are made due, so that they may be packed before they have to be copied.
 
-Order: read and check -> land in a segment of the copies' own log -> move (compare-and-set of the landing id in the row,
-or in the queue entry that has taken its place). Killed before the move, the new records have no row, and go with their
-segment. A segment that was emptied is given back by the trimmer.
+Order: read and check -> land in a segment of the copies' own log -> record it in the audit trail -> move
+(compare-and-set of the landing id in the row, or in the queue entry that has taken its place). Killed before the move,
+the new records have no row, and go with their segment. A segment that was emptied is given back by the trimmer.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from nos_ec.core.ids import LandingId, SegmentId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.landing_format import RECORD_HEADER_SIZE
 from nos_ec.core.lifecycle import ObjectState, SegmentState
+from nos_ec.engine.audit_entries import copies_moved
 from nos_ec.engine.lander import Lander, NewCopy
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.metadata import LandedMove, LandingSegments, ObjectRow, SegmentRow
 
@@ -100,13 +102,20 @@ class CopyForward:
     """
 
     def __init__(
-        self, metadata: LandingSegments, reader: RecordReader, lander: Lander, clock: Clock, options: ForwardOptions
+        self,
+        metadata: LandingSegments,
+        reader: RecordReader,
+        lander: Lander,
+        clock: Clock,
+        options: ForwardOptions,
+        trail: AuditTrail = NO_TRAIL,
     ) -> None:
         self._metadata = metadata
         self._reader = reader
         self._lander = lander
         self._clock = clock
         self._options = options
+        self._trail = trail
         self._look_ms = 0
         self._hastened: dict[SegmentId, int] = {}
         """Sparse segments whose objects were made due, and until when they are left alone."""
@@ -240,6 +249,7 @@ class CopyForward:
                 sizes[outcome] = row.size
         moved: frozenset[LandingId] = frozenset()
         try:
+            self._trail.record([copies_moved(rows, {one.object_id: one for one in moves})] if moves else [])
             moved = self._metadata.move_landed(moves)
             kill_point("copy_forward.moved")
         finally:

@@ -13,7 +13,9 @@ import structlog
 from nos_ec.core.errors import NosError, NoSpace
 from nos_ec.core.ids import LandingId
 from nos_ec.core.killpoints import kill_point
+from nos_ec.engine.audit_entries import abandoned_copies
 from nos_ec.engine.lander import NewCopy
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import LandingQueue
@@ -42,6 +44,7 @@ class CopyLander:
         new_landing_id: Callable[[], LandingId],
         reservation_ms: int,
         reserve_bytes: int,
+        trail: AuditTrail = NO_TRAIL,
     ) -> None:
         self._metadata = metadata
         self._landing = landing
@@ -49,6 +52,7 @@ class CopyLander:
         self._new_landing_id = new_landing_id
         self._reservation_ms = reservation_ms
         self._reserve_bytes = reserve_bytes
+        self._trail = trail
 
     @property
     def batches_max(self) -> int:
@@ -118,9 +122,10 @@ class CopyLander:
         """
         try:
             needed = self._metadata.landing_needed(landing_ids)
-            for landing_id in landing_ids:
-                if landing_id not in needed:
-                    self._landing.delete(landing_id)
+            late = [landing_id for landing_id in landing_ids if landing_id not in needed]
+            self._trail.record([abandoned_copies(late)] if late else [])
+            for landing_id in late:
+                self._landing.delete(landing_id)
         except NosError as error:
             _log.warning("landing copies of a failed PUT not deleted", error=str(error))
 

@@ -26,6 +26,7 @@ from nos_ec.engine.refused_blocks import forget_refused_block
 from nos_ec.engine.room import require_room
 from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.engine.stripe_writer import APPEND_TRIES, another_place_may_do
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow, Segment
@@ -46,6 +47,7 @@ class LargeObjects:
         lease_ttl_ms: int,
         reserve_bytes: int,
         held: HeldLeases,
+        trail: AuditTrail = NO_TRAIL,
     ) -> None:
         self._metadata = metadata
         self._blocks = blocks
@@ -54,6 +56,7 @@ class LargeObjects:
         self._lease_ttl_ms = lease_ttl_ms
         self._reserve_bytes = reserve_bytes
         self._held = held
+        self._trail = trail
 
     def put(self, key: ObjectKey, head: bytes, rest: ByteStream) -> ObjectRow:
         """Store `head` followed by all of `rest`. Durable on return.
@@ -71,7 +74,7 @@ class LargeObjects:
                 self._metadata.record_large(new, held.lease, self._clock.now_ms())
             except NosError as error:
                 for block_id in made:
-                    remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms())
+                    remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms(), self._trail)
                 if isinstance(error, NotFound | Conflict) and not held.renew():
                     # Other processes have since recovered the blocks, or even collected them.
                     raise LeaseLost(

@@ -12,6 +12,8 @@ from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockState
+from nos_ec.engine.audit_entries import late_block
+from nos_ec.ports.audit_trail import AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import waits
 from nos_ec.ports.metadata import Blocks
@@ -19,7 +21,7 @@ from nos_ec.ports.metadata import Blocks
 _log = structlog.get_logger(__name__)
 
 
-def remove_late_block(metadata: Blocks, blocks: BlockStore, block_id: BlockId, now_ms: int) -> None:
+def remove_late_block(metadata: Blocks, blocks: BlockStore, block_id: BlockId, now_ms: int, trail: AuditTrail) -> None:
     """Delete a block of this writer if it was created after GC had deleted it, since GC will not delete it again. The
     row of such a block is gone, or about to be removed: the block is condemned and its grace period is over.
 
@@ -31,6 +33,7 @@ def remove_late_block(metadata: Blocks, blocks: BlockStore, block_id: BlockId, n
     except NosError as error:
         _log.warning("block left to recovery", block=block_id.hex(), error=str(error))
         return
+    trail.record([late_block(block_id, "its writer created it after it had been recovered and collected")])
     try:
         blocks.delete(block_id)
     except NosError as error:

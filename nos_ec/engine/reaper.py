@@ -3,8 +3,9 @@
     2  a landing copy is deleted only after the extent is committed, the packed bytes have been read back and matched
        their CRC, and the grace period is over (the queue returns no entry sooner)
 
-Order of one deletion: verify -> doom (compare-and-set, so a row that moved in the meantime keeps its copy) -> delete
-the copy -> forget the entry. After a crash anywhere in between, the next run completes the deletion.
+Order of one deletion: verify -> doom (compare-and-set, so a row that moved in the meantime keeps its copy) -> record it
+in the audit trail -> delete the copy -> forget the entry. After a crash anywhere in between, the next run completes the
+deletion.
 
 A record of the landing log is not deleted by itself: its entry is forgotten, and the trimmer gives back whole segments
 to which no entry belongs. An entry of a segment that is still OPEN stays, doomed, until its log has sealed the segment.
@@ -20,11 +21,13 @@ from nos_ec.core.errors import Corrupt, NosError, NotFound, Transient
 from nos_ec.core.ids import BlockId, LandingId, in_log
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.audit_entries import copies_deleted, object_reverted
 from nos_ec.engine.limited_log import LimitedLog
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.verifier import PackedObject, Verifier
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.landing_store import LandingStore
@@ -80,6 +83,7 @@ class Reaper:
         clock: Clock,
         batch_objects: int,
         threads: ReadThreads,
+        trail: AuditTrail = NO_TRAIL,
     ) -> None:
         """threads: for reading packed objects back."""
         self._metadata = metadata
@@ -87,6 +91,9 @@ class Reaper:
         self._verifier = Verifier(blocks, threads, clock)
         self._clock = clock
         self._batch_objects = batch_objects
+        self._trail = trail
+        self._held: frozenset[LandingId] = frozenset()
+        """Entries that stay until their segments are sealed, and are in the trail already."""
         self._errors = LimitedLog(__name__, clock)
         self._look_ms = 0
         """When to look again for parked entries that another reaper has settled."""
@@ -132,7 +139,10 @@ class Reaper:
             else:
                 failures[deletion.landing_id] = outcome
         doomed = self._metadata.doom_landing(verified)
+        new = [one for one in due if one.landing_id in doomed and one.landing_id not in self._held]
+        self._trail.record(copies_deleted(new, verified))
         not_deleted, held = self._delete(sorted(doomed), beat)
+        self._held = (self._held - doomed if len(self._held) < PARKED_MAX else frozenset()) | held
         failures |= not_deleted
         settled = (doomed - failures.keys() - held) | reverted
         self._postpone([deletion for deletion in due if deletion.landing_id not in settled], failures, now_ms)
@@ -234,6 +244,7 @@ class Reaper:
         reverted = self._metadata.revert_to_landing(deletion, now_ms)
         kill_point("reaper.reverted")
         if reverted:
+            self._trail.record([object_reverted(deletion, row, damage)])
             self._errors.error(
                 "packed bytes are lost or damaged; going back to the landing copy",
                 object=f"{row.key} v{row.version}",

@@ -20,10 +20,12 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.core.reclaim import BlockAccount, LiveEntry, account_block
 from nos_ec.core.slots import is_producer_lease
+from nos_ec.engine.audit_entries import late_block
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.leases import RETRY_WAIT_MS, HeldLeases
 from nos_ec.engine.log_recovery import LogRecovery
 from nos_ec.engine.parking import BackOff, Parking
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.metadata import BlockRow, Blocks, Lease, Leases, Placed
@@ -74,6 +76,7 @@ class Recovery:
         clock: Clock,
         held: HeldLeases | None = None,
         logs: LogRecovery | None = None,
+        trail: AuditTrail = NO_TRAIL,
     ) -> None:
         """held: the leases of this process. logs: seals segments of the landing log; None without one."""
         self._metadata = metadata
@@ -81,6 +84,7 @@ class Recovery:
         self._clock = clock
         self._held = held or HeldLeases()
         self.logs = logs
+        self._trail = trail
         self._away = False
         self._others_ms = 0
         """When leases of other processes may be fenced again, after the metadata store was away."""
@@ -200,6 +204,7 @@ class Recovery:
         stripes = self._blocks.seal(block_id)
         if self._state(block_id) not in (BlockState.FENCED, BlockState.SEALED):
             # Others reconciled it, and GC deleted it before it was created here. No other process would delete it now.
+            self._trail.record([late_block(block_id, "recovery created it after it had been collected; it is empty")])
             self._blocks.delete(block_id)
             raise NotFound(f"block {block_id.hex()} was collected", block_id=block_id)
         return stripes

@@ -12,11 +12,13 @@ from threading import Event
 
 import structlog
 
+from nos_ec.core.audit_trail import AuditEntry, AuditKind
 from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.engine.limited_log import LimitedLog
 from nos_ec.engine.pace import Pace
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Metadata
 from nos_ec.ports.shard_store import RebuiltBlock, ShardStore
@@ -79,11 +81,19 @@ class _Stopped(Exception):
 class ShardRebuild:
     """Runs in one thread. Other processes may be told to rebuild as well: one does, and the others are refused."""
 
-    def __init__(self, shards: ShardStore, metadata: Metadata, clock: Clock, bytes_per_s: int) -> None:
+    def __init__(
+        self,
+        shards: ShardStore,
+        metadata: Metadata,
+        clock: Clock,
+        bytes_per_s: int,
+        trail: AuditTrail = NO_TRAIL,
+    ) -> None:
         """bytes_per_s: read and written, on all shards together; 0 for no limit."""
         self._shards = shards
         self._metadata = metadata
         self._clock = clock
+        self._trail = trail
         self._pace = Pace(clock, bytes_per_s)
         self._errors = LimitedLog(__name__, clock)
         self.counters = RebuildCounters()
@@ -143,7 +153,15 @@ class ShardRebuild:
             raise
         except (Corrupt, Transient) as error:
             return self._failed(block_id, error, result)
+        self._record(block_id, done)
         return self._done(block_id, done, result)
+
+    def _record(self, block_id: BlockId, done: RebuiltBlock) -> None:
+        """Only after the block: before, nobody knows which shards are damaged. What they held is made again first."""
+        if done.missing or done.replaced:
+            seen = {"missing": list(done.missing), "replaced": list(done.replaced), "damaged": list(done.damaged)}
+            why = "shards of the block were missing or damaged"
+            self._trail.record([AuditEntry(AuditKind.SHARDS_WRITTEN, why, block=block_id.hex(), seen=seen)])
 
     def _done(self, block_id: BlockId, done: RebuiltBlock, result: RebuildResult) -> RebuildResult:
         counters = self.counters

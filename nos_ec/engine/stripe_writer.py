@@ -31,6 +31,7 @@ from nos_ec.engine.packable import Packable
 from nos_ec.engine.refused_blocks import forget_refused_block
 from nos_ec.engine.room import require_room
 from nos_ec.engine.source_reader import SourceReader
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Blocks, GroupCommit, Lease, Move
@@ -109,6 +110,7 @@ class StripeWriter:
         lease: Lease,
         placement: Placement,
         options: WriterOptions,
+        trail: AuditTrail = NO_TRAIL,
     ) -> None:
         self._metadata = metadata
         self._blocks = blocks
@@ -117,6 +119,7 @@ class StripeWriter:
         self._lease = lease
         self._placement = placement
         self._options = options
+        self._trail = trail
         self._open: _OpenBlock | None = None
         self._never = Event()
 
@@ -227,7 +230,7 @@ class StripeWriter:
             _log.warning("block not fenced yet", block=block_id.hex(), error=str(error))
             return
         kill_point("writer.abandoned")
-        remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms())
+        remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms(), self._trail)
 
     def _give_up(self, block: _OpenBlock, error: NosError) -> None:
         """Stop using a block after a failed append."""

@@ -3,8 +3,9 @@
     2  an entry of the deletion queue is forgotten only when its packed bytes were verified, or its version is gone; so
        a segment without entries and rows holds nothing that is needed
 
-Order: doom (one transaction, which looks for rows and entries) -> release on the medium -> forget the row. After a
-crash anywhere in between, the next run completes it: a DOOMED segment is released again, which is no error.
+Order: doom (one transaction, which looks for rows and entries) -> record it in the audit trail -> release on the medium
+-> forget the row. After a crash anywhere in between, the next run completes it: a DOOMED segment is released again,
+which is no error.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from nos_ec.core.errors import Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import SegmentState
+from nos_ec.engine.audit_entries import segments_released
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import LandingSegments, SegmentRow
 from nos_ec.ports.segment_medium import SegmentMedium
@@ -47,9 +50,12 @@ class TrimResult:
 class Trimmer:
     """Several may run at once: they repeat some of each other's work, but do no harm. Each belongs to one thread."""
 
-    def __init__(self, metadata: LandingSegments, medium: SegmentMedium, clock: Clock) -> None:
+    def __init__(
+        self, metadata: LandingSegments, medium: SegmentMedium, clock: Clock, trail: AuditTrail = NO_TRAIL
+    ) -> None:
         self._metadata = metadata
         self._medium = medium
+        self._trail = trail
         self.parked: Parking[SegmentId] = Parking("landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX)
         """Segments that could not be given back, until their next try."""
 
@@ -89,6 +95,8 @@ class Trimmer:
         if not doomed:
             return TrimResult(failed=failed)
         kill_point("trimmer.doomed")
+        rows = {row.segment: row for row in page}
+        self._trail.record([segments_released(doomed, rows, "no object and no queued copy refers to a record of them")])
         not_released = self._medium.release(doomed, beat)
         kill_point("trimmer.released")
         released = [segment for segment in doomed if segment not in not_released]

@@ -18,7 +18,9 @@ import structlog
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.core.killpoints import kill_point
+from nos_ec.engine.audit_entries import segments_released
 from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.metadata import LandingSegments
 from nos_ec.ports.segment_medium import SegmentMedium
@@ -32,10 +34,13 @@ LOOK_MS = 600_000
 class UnknownSegments:
     """Several may run at once. Each belongs to one thread. For a medium that lists its segments at no cost."""
 
-    def __init__(self, metadata: LandingSegments, medium: SegmentMedium, clock: Clock) -> None:
+    def __init__(
+        self, metadata: LandingSegments, medium: SegmentMedium, clock: Clock, trail: AuditTrail = NO_TRAIL
+    ) -> None:
         self._metadata = metadata
         self._medium = medium
         self._clock = clock
+        self._trail = trail
         self._look_ms = 0
         self._kept: set[SegmentId] = set()
         """Those with records, which were reported."""
@@ -59,6 +64,7 @@ class UnknownSegments:
         empty = [segment for segment in sorted(unknown - self._kept) if self._is_empty(segment, beat)]
         if not empty:
             return 0
+        self._trail.record([segments_released(empty, {}, "they are empty, and have no row")])
         failed = self._medium.release(empty, beat)
         kill_point("recovery.unknown_released")
         released = [segment for segment in empty if segment not in failed]

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, K_MAX, M_MAX, STRIPES_PER_BLOCK_MAX, Geometry
+from nos_ec.settings.audit import AuditSettings
 from nos_ec.settings.landing import LandingSettings
 from nos_ec.settings.secret_files import read_secret
 from nos_ec.settings.section import DAY, HOUR, MINUTE, SECOND, Section
@@ -570,6 +571,7 @@ class Settings(Section):
     reaper: ReaperSettings = ReaperSettings()
     gc: GcSettings = GcSettings()
     shards: ShardSettings = ShardSettings()
+    audit: AuditSettings = AuditSettings()
     log: LogSettings = LogSettings()
     kafka: KafkaSettings = KafkaSettings()
     monitoring: MonitoringSettings = MonitoringSettings()

@@ -20,12 +20,14 @@ import pytest
 
 import nos_ec.adapters.local as adapters
 from nos_ec.adapters.local import block_locks, landing_store
+from nos_ec.adapters.local.audit_files import FILES, AuditFiles, TrailLimits, TrailReader, rotated
 from nos_ec.adapters.local.block_store import LocalBlockStore
 from nos_ec.adapters.local.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalConsumer, LocalMessageLog
 from nos_ec.adapters.local.shard_rebuild import LocalShards
 from nos_ec.adapters.local.store_mark import claim_root, require_root_of
+from nos_ec.core.audit_trail import AuditEntry, AuditKind
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId
@@ -382,6 +384,42 @@ class Segments:
         device_log_work.check(root, begun, done)
 
 
+class Trail:
+    """Entries of the audit trail, with a full file now and then."""
+
+    def __init__(self) -> None:
+        self.history = History()
+
+    def work(self, recorder: Recorder, root: Path) -> None:
+        self.history.recorder = recorder
+        trail = _trail(root)
+        for number in range(8):
+            self.history.did(str(number), partial(trail.record, [_entry(number)]))
+        assert trail.failures == 0
+        assert len(rotated(root / "deep")) == 2
+
+    def check(self, root: Path, position: int) -> None:
+        done = [number for number in range(8) if self.history.was_done(str(number), position)]
+        begun = [number for number in range(8) if self.history.was_begun(str(number), position)]
+        assert _numbers(root) in (done, begun)
+        trail = _trail(root)
+        trail.record([_entry(8)])
+        assert trail.failures == 0
+        assert _numbers(root) in ([*done, 8], [*begun, 8])
+
+
+def _trail(root: Path) -> AuditFiles:
+    return AuditFiles(root / "deep", FakeClock(1), "run", TrailLimits(FILES * 16 * 1024, 1))
+
+
+def _entry(number: int) -> AuditEntry:
+    return AuditEntry(AuditKind.REPAIR, "x" * 6_000, seen={"number": number})
+
+
+def _numbers(root: Path) -> list[int]:
+    return [entry.seen["number"] for entry in TrailReader(root / "deep").entries(0, lambda _: True)]
+
+
 # --- cutting --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Recorded:
@@ -424,7 +462,7 @@ def loses(recorded: Recorded, folder: Path, ignoring: Site) -> bool:
     return False
 
 
-CASES: list[Callable[[], Case]] = [Blocks, RebuiltShards, Copies, Log, Marks, Segments]
+CASES: list[Callable[[], Case]] = [Blocks, RebuiltShards, Copies, Log, Marks, Segments, Trail]
 
 
 @pytest.fixture(autouse=True)

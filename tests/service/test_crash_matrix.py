@@ -48,6 +48,8 @@ CONSUMER_POINTS = [
     "writer.store_sealed",
     "writer.sealed",
     "reaper.doomed",
+    "audit.written",
+    "audit.recorded",
     "reaper.deleted",
 ]
 COPY_POINTS = ["landing_store.unlinked", "landing_store.unlinked:20"]
@@ -113,6 +115,9 @@ GC_POINTS = [
     "gc.batch_drained",
     "gc.condemned",
     "gc.condemned:3",
+    "audit.written",
+    "audit.recorded",
+    "audit.recorded:2",
     "block_store.shard_deleted",
     "gc.block_deleted",
     "gc.block_deleted:2",
@@ -183,6 +188,8 @@ REBUILD_POINTS = [
 ]
 """While two lost shards are rebuilt, and a damaged one in one of the blocks. One block is still open."""
 REPAIR_POINTS = ["repairs.step_done", "repairs.step_done:2", "repairs.step_done:4"]
+TRAIL_POINTS = ["audit.put_aside"]
+"""While a file of the audit trail is full."""
 
 
 def kill(bench: Bench, point: str, *arguments: str, stdin: bytes = b"") -> None:
@@ -483,6 +490,16 @@ def test_apply_killed(bench: Bench, point: str) -> None:
     assert_recovers(bench)
 
 
+@pytest.mark.parametrize("point", TRAIL_POINTS)
+def test_killed_while_a_file_of_the_trail_is_put_aside(bench: Bench, point: str) -> None:
+    bench.config.write_text(bench.config.read_text() + "[audit]\nsize_bytes_max = 1\n")
+    with bench.open() as system:
+        bench.put_some(system, 220)
+        bench.produce(system)
+    kill(bench, point, "consumer", "--once")
+    assert_recovers(bench)
+
+
 # --- through the landing log --------------------------------------------------------------------------
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("point", LOG_PUT_POINTS)
@@ -605,6 +622,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             INIT_POINTS,
             REBUILD_POINTS,
             REPAIR_POINTS,
+            TRAIL_POINTS,
             DEVICE_LOG_POINTS,
             LANDING_LOG_POINTS,
         )

@@ -135,7 +135,8 @@ def test_the_fresh_machine_runs_units_with_their_drop_ins(tmp_path: Path) -> Non
     drop_ins.mkdir()
     shutil.copy(DROP_IN, drop_ins)
     unit = UnitFile("nos-ec-consumer@3.service", tmp_path)
-    assert (unit.one("User"), unit.one("Group"), unit.all("StateDirectory")) == ("nos-ec-consumer",) * 2 + ([],)
+    assert [unit.one("User"), unit.one("Group"), *unit.all("StateDirectory")] == ["nos-ec-consumer"] * 3
+    assert unit.environment()["NOS_EC_AUDIT__FOLDER"] == "/var/lib/nos-ec-consumer/audit"
     assert "metadata-url:/etc/nos-ec/consumer/metadata-url" in unit.all("LoadCredential")
     file = tmp_path / "environment"
     file.write_text("# a comment\nNOS_EC_CEPH__USER='client.other'\n")

@@ -250,7 +250,7 @@ def test_every_problem_is_named_with_its_place(file: Path) -> None:
     env = {
         "NOS_EC_PUT__MIN_AGE_MS": "soon",
         "NOS_EC_CONSUMER_LANES": "2",
-        "NOS_EC_QUITE_ELSE": "",
+        "NOS_EC_WHATEVER": "",
         "NOS_EC_CONSUMER__LINGER_MS": "-1",
     }
     problems = check_settings(file, env)
@@ -262,8 +262,7 @@ def test_every_problem_is_named_with_its_place(file: Path) -> None:
             f"{file}: consumer.lane: no such setting; did you mean consumer.lanes?",
             f"{file}: gc.linger_ms: no such setting; did you mean consumer.linger_ms?",
             "environment variable NOS_EC_CONSUMER_LANES: no such setting; did you mean NOS_EC_CONSUMER__LANES?",
-            "environment variable NOS_EC_QUITE_ELSE: no such setting; remove it, or see docs/CONFIG.md for all"
-            " settings",
+            "environment variable NOS_EC_WHATEVER: no such setting; remove it, or see docs/CONFIG.md for all settings",
             f"{file}: consumer.lanes: 0 is not allowed; use a whole number, 1 to 64",
             f'{file}: consumer.policy: \'worst\' is not allowed; use "best" or "nos"',
             f"{file}: consumer.read_threads: True is not allowed; use a whole number, 1 to 256",

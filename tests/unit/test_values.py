@@ -138,6 +138,7 @@ def test_object_transitions_are_the_documented_ones() -> None:
 def test_block_transitions_are_the_documented_ones() -> None:
     legal = {
         (None, BlockEvent.ALLOCATE): BlockState.OPEN,
+        (None, BlockEvent.QUARANTINE): BlockState.CONDEMNED,
         (BlockState.OPEN, BlockEvent.APPEND): BlockState.OPEN,
         (BlockState.OPEN, BlockEvent.FENCE): BlockState.FENCED,
         (BlockState.FENCED, BlockEvent.FENCE): BlockState.FENCED,

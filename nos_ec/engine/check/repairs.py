@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nos_ec.core.audit_trail import AuditEntry, AuditKind, CopyEntry
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId, LandingId
@@ -16,6 +17,7 @@ from nos_ec.core.reclaim import account_block
 from nos_ec.engine.check.blocks import BlockCheck, ReadShare, booked, counted
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.header_scan import scan_headers
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 
 QUARANTINE_MS = 24 * 3_600_000
 """How long what nothing refers to is kept before it is deleted."""
@@ -56,7 +58,8 @@ def planned(finding: Finding) -> Step | None:
 class Repairer:
     """Does the steps of a plan, one at a time."""
 
-    def __init__(self, checked: Checked) -> None:
+    def __init__(self, checked: Checked, trail: AuditTrail = NO_TRAIL) -> None:
+        self._trail = trail
         self._metadata = checked.metadata
         self._stored_blocks = checked.blocks
         self._landing = checked.landing
@@ -67,7 +70,10 @@ class Repairer:
         """Do a step if what it was planned for still holds. Returns whether it was done. Raises InvalidInput for a
         step that lacks something, Transient."""
         try:
+            self._trail.record([_entry(AuditKind.REPAIR, step)])
             done = self._do(step)
+            if not done:
+                self._trail.record([_entry(AuditKind.REPAIR_PASSED_OVER, step)])
         except (KeyError, ValueError) as error:
             raise InvalidInput(f"a step of the plan cannot be understood: {step.action.value} {step.target}") from error
         kill_point("repairs.step_done")
@@ -138,3 +144,10 @@ class Repairer:
         if one is None or (one.object_id, one.state.value, one.size) != wanted:
             return False
         return self._metadata.stop_waiting(copy, self._clock.now_ms())
+
+
+def _entry(kind: AuditKind, step: Step) -> AuditEntry:
+    target = step.target
+    copies = (CopyEntry(target["landing"]),) if "landing" in target else ()
+    seen = {"action": step.action.value, "target": dict(target), "holds": dict(step.holds)}
+    return AuditEntry(kind, step.why, block=target.get("block"), copies=copies, seen=seen)

@@ -18,6 +18,7 @@ from nos_ec.engine.gc.victims import BlockDecision, CollectionPlan, choose, deci
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.stripe_writer import StripeWriter
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import BlockRow, Metadata
@@ -38,12 +39,14 @@ class Collector:
         clock: Clock,
         new_merge_list: Callable[[], MergeList[Packable]],
         options: CollectorOptions,
+        trail: AuditTrail = NO_TRAIL,
     ) -> None:
         self._metadata = metadata
         self._blocks = blocks
         self._clock = clock
         self._new_merge_list = new_merge_list
         self._options = options
+        self._trail = trail
         self.parked: Parking[BlockId] = Parking(
             "block to collect", bytes.hex, clock, options.cool_down, BLOCKS_PARKED_MAX
         )
@@ -81,6 +84,7 @@ class Collector:
         run = RunContext(
             metadata=self._metadata,
             blocks=self._blocks,
+            trail=self._trail,
             clock=self._clock,
             options=self._options,
             parking=self.parked,

@@ -11,6 +11,7 @@ import structlog
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
+from nos_ec.engine.audit_entries import block_deleted
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.ports.metadata import QUARANTINE, BlockRow
 
@@ -30,6 +31,7 @@ class CondemnedBlocks:
     def __init__(self, run: RunContext) -> None:
         self._metadata = run.metadata
         self._blocks = run.blocks
+        self._trail = run.trail
         self._clock = run.clock
         self._options = run.options
         self._parking = run.parking
@@ -74,7 +76,7 @@ class CondemnedBlocks:
             found = self._condemned(self._clock.now_ms())
             if not found:
                 break
-            deleted += self._delete_all(found)
+            deleted += self._delete_all(found, "it holds nothing live, and its grace period is over")
         return deleted > 0
 
     def cut_grace_short(self) -> bool:
@@ -92,7 +94,7 @@ class CondemnedBlocks:
         if self._stop.is_set():
             return False
         kill_point("gc.grace_cut")
-        return self._delete_all(found) > 0
+        return self._delete_all(found, "it holds nothing live; space is short, so its grace period was cut") > 0
 
     def _condemned(self, until_ms: int) -> list[BlockRow]:
         """Condemned blocks whose grace period ends by `until_ms`, without those that could not be deleted."""
@@ -100,12 +102,14 @@ class CondemnedBlocks:
         found = self._metadata.condemned_blocks(until_ms, limit)
         return [block for block in found if block.block_id not in self._undeletable]
 
-    def _delete_all(self, blocks: list[BlockRow]) -> int:
+    def _delete_all(self, blocks: list[BlockRow], why: str) -> int:
         """Delete each of the blocks. Returns how many were deleted."""
-        return sum([self._delete(block) for block in blocks])
+        return sum([self._delete(block, why) for block in blocks])
 
-    def _delete(self, block: BlockRow) -> bool:
-        """Delete the data, then the row, so that no data is orphaned. A failure does not stop the other deletions."""
+    def _delete(self, block: BlockRow, why: str) -> bool:
+        """Record it, delete the data, then the row, so that no data is orphaned. A failure does not stop the other
+        deletions."""
+        self._trail.record([block_deleted(block, why)])
         try:
             self._blocks.delete(block.block_id)
         except Transient as error:

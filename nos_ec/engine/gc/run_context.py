@@ -9,6 +9,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.progress import Progress
 from nos_ec.engine.parking import Parking
+from nos_ec.ports.audit_trail import AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Metadata
@@ -20,6 +21,7 @@ class RunContext:
 
     metadata: Metadata
     blocks: BlockStore
+    trail: AuditTrail
     clock: Clock
     options: CollectorOptions
     parking: Parking[BlockId]

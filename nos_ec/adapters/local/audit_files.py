@@ -1,0 +1,216 @@
+"""The audit trail as files of a folder, which all processes of a host share (docs/adr/0025).
+
+    trail.jsonl             entries are appended to it
+    trail-TIME.jsonl        full files; TIME: when the file was put aside, in Unix milliseconds
+
+Entries are appended while the folder is locked, and synced before the lock is released. A full file is renamed; the
+oldest files are deleted when there are too many bytes or they are too old. A crash can tear the last line. The next
+process ends that line and goes on behind it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import structlog
+
+from nos_ec.adapters.local.durable import make_folder, sync_folder, write_at
+from nos_ec.core.audit_trail import AuditEntry, Recorded, audit_line, is_whole, read_line
+from nos_ec.core.killpoints import kill_point
+from nos_ec.ports.clock import Clock
+
+_log = structlog.get_logger(__name__)
+
+CURRENT = "trail.jsonl"
+FILE_BYTES_MAX = 16 << 20
+FILE_BYTES_MIN = 16 << 10
+FILES = 8
+"""At least so many files share the bytes of the trail, so that deleting the oldest one loses little of it."""
+LOCK_S_MAX = 5.0
+"""Longer than any process holds the lock, unless it is stopped."""
+LOG_WAIT_MS = 60_000
+LINE_BYTES_MAX = 4 << 20
+"""More than the longest line has."""
+PRUNE_WAIT_MS = 3_600_000
+"""Old files are looked for this often, and whenever a file is full."""
+
+_LOCK_WAIT_S = 0.005
+_ROTATED = re.compile(r"trail-(\d{13,15})\.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class TrailLimits:
+    """size_bytes_max: all files together, about. keep_ms: how long a full file is kept."""
+
+    size_bytes_max: int
+    keep_ms: int
+
+    @property
+    def file_bytes(self) -> int:
+        """From this size on, a file is full."""
+        return max(FILE_BYTES_MIN, min(FILE_BYTES_MAX, self.size_bytes_max // FILES))
+
+
+class AuditFiles:
+    """An `AuditTrail`. Opens nothing before the first entry. run: names this process in its entries."""
+
+    def __init__(self, folder: Path, clock: Clock, run: str, limits: TrailLimits) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._run = run
+        self._limits = limits
+        self._mutex = threading.Lock()
+        self._pruned_ms: int | None = None
+        self._logged_ms: int | None = None
+        self.failures = 0
+        """Calls whose entries were not written. Any thread may read it."""
+
+    def record(self, entries: Sequence[AuditEntry]) -> None:
+        """See the port."""
+        if not entries:
+            return
+        now_ms = self._clock.now_ms()
+        data = b"".join(audit_line(entry, now_ms, self._run) for entry in entries)
+        with self._mutex:
+            try:
+                self._append(data, now_ms)
+            except OSError as error:
+                self.failures += 1
+                self._report(entries, error, now_ms)
+        kill_point("audit.recorded")
+
+    def _append(self, data: bytes, now_ms: int) -> None:
+        make_folder(self._folder)
+        with _locked(self._folder):
+            path = self._folder / CURRENT
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                size = os.fstat(fd).st_size
+                if size and os.pread(fd, 1, size - 1) != b"\n":
+                    data = b"\n" + data  # a crash has torn the last line
+                _write(fd, data, size)
+                kill_point("audit.written")
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            if not size:
+                sync_folder(self._folder)
+            if size + len(data) >= self._limits.file_bytes:
+                self._put_aside(path, now_ms)
+            if self._pruned_ms is None or not 0 <= now_ms - self._pruned_ms < PRUNE_WAIT_MS:
+                self._prune(now_ms)
+
+    def _put_aside(self, path: Path, now_ms: int) -> None:
+        """Rename the full file. Its name is later than those of the files before it, whatever the clock says."""
+        before = [time_ms for time_ms, _ in rotated(self._folder)]
+        path.rename(self._folder / f"trail-{max([now_ms, *(one + 1 for one in before)]):013d}.jsonl")
+        sync_folder(self._folder)
+        kill_point("audit.put_aside")
+        self._prune(now_ms)
+
+    def _prune(self, now_ms: int) -> None:
+        """Delete the oldest full files, until the rest fits with one more, and those that are too old."""
+        self._pruned_ms = now_ms
+        kept_bytes = self._limits.file_bytes
+        for time_ms, path in reversed(rotated(self._folder)):
+            kept_bytes += path.stat().st_size
+            if kept_bytes > self._limits.size_bytes_max or now_ms - time_ms > self._limits.keep_ms:
+                path.unlink(missing_ok=True)
+
+    def _report(self, entries: Sequence[AuditEntry], error: OSError, now_ms: int) -> None:
+        if self._logged_ms is not None and 0 <= now_ms - self._logged_ms < LOG_WAIT_MS:
+            return
+        self._logged_ms = now_ms
+        _log.error(
+            "audit trail not written; the deletion goes on",
+            folder=str(self._folder),
+            error=error.strerror or str(error),
+            kinds=sorted({entry.kind.value for entry in entries}),
+            failures=self.failures,
+        )
+
+
+class TrailReader:
+    """Reads the entries of a folder, oldest first. damaged: lines passed over so far, because they are torn, damaged or
+    of a later version."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.damaged = 0
+
+    def entries(self, since_ms: int, wanted: Callable[[bytes], bool]) -> Iterator[Recorded]:
+        """Entries whose line is `wanted`, from files that were full no sooner than `since_ms`. Holds one line in
+        memory. Raises OSError; a folder that is not there has none."""
+        with suppress(FileNotFoundError), (self._folder / CURRENT).open("rb") as current:
+            inode = os.fstat(current.fileno()).st_ino
+            yield from self._full(since_ms, wanted, inode)
+            yield from self._lines(current, wanted, is_current=True)
+            return
+        yield from self._full(since_ms, wanted, None)
+
+    def _full(self, since_ms: int, wanted: Callable[[bytes], bool], inode: int | None) -> Iterator[Recorded]:
+        for time_ms, path in rotated(self._folder):
+            if time_ms < since_ms:
+                continue
+            with suppress(FileNotFoundError), path.open("rb") as file:  # another process may just have pruned it
+                if os.fstat(file.fileno()).st_ino != inode:
+                    yield from self._lines(file, wanted, is_current=False)
+
+    def _lines(self, file: BinaryIO, wanted: Callable[[bytes], bool], *, is_current: bool) -> Iterator[Recorded]:
+        while line := file.readline(LINE_BYTES_MAX):
+            if is_current and not line.endswith(b"\n"):
+                return  # it may be being written
+            if not wanted(line):
+                self.damaged += not is_whole(line)
+            elif (entry := read_line(line)) is None:
+                self.damaged += 1
+            else:
+                yield entry
+
+
+def rotated(folder: Path) -> list[tuple[int, Path]]:
+    """The full files with their times, oldest first. Raises OSError; a folder that is not there has none."""
+    try:
+        found = [(match, path) for path in folder.iterdir() if (match := _ROTATED.fullmatch(path.name))]
+    except FileNotFoundError:
+        return []
+    return sorted((int(match[1]), path) for match, path in found)
+
+
+def _write(fd: int, data: bytes, size: int) -> None:
+    """Append all of it, or nothing. Raises OSError."""
+    try:
+        write_at(fd, [data], size)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(fd, size)
+        raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out. A process that is stopped with the lock must not stop all the others. Raises OSError,
+    also after LOCK_S_MAX."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        end_s = time.monotonic() + LOCK_S_MAX
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(_LOCK_WAIT_S)
+        yield
+    finally:
+        os.close(fd)

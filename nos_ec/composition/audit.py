@@ -1,0 +1,42 @@
+"""The audit trail that the settings describe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from nos_ec.adapters.local.audit_files import AuditFiles, TrailLimits, TrailReader
+from nos_ec.core.errors import InvalidInput
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
+from nos_ec.ports.clock import Clock
+from nos_ec.settings import Settings
+
+_WORDS_MAX = 2
+_WORD = re.compile(r"[a-z]+(-[a-z]+)*")
+
+
+def open_trail(settings: Settings, clock: Clock, run: str) -> AuditTrail:
+    """The trail that this process records in. run: names the process."""
+    audit, store = settings.audit, settings.store
+    folder = audit.folder_in(store.root, store.backend)
+    if folder is None:
+        return NO_TRAIL
+    return AuditFiles(folder, clock, run, TrailLimits(audit.size_bytes_max, audit.keep_ms))
+
+
+def trail_reader(settings: Settings) -> TrailReader:
+    """A reader of the trail. Raises InvalidInput when the settings keep none."""
+    folder = settings.audit.folder_in(settings.store.root, settings.store.backend)
+    if folder is None:
+        raise InvalidInput(
+            "this process keeps no audit trail: set audit.folder, and audit.size_bytes_max above 0",
+            settings=("audit.folder", "audit.size_bytes_max"),
+        )
+    return TrailReader(folder)
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """The program and the command of a process, without its options and what they name."""
+    words = [word for word in arguments[1:] if _WORD.fullmatch(word)]
+    return " ".join([PurePath(arguments[0]).name if arguments else "", *words[:_WORDS_MAX]])

@@ -1,0 +1,110 @@
+"""Entries of the audit trail, from what the engine knows when it deletes or replaces something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from nos_ec.core.audit_trail import COPIES_MAX, AuditEntry, AuditKind, CopyEntry
+from nos_ec.core.ids import BlockId, LandingId, SegmentId
+from nos_ec.ports.metadata import BlockRow, LandedMove, LandingDeletion, ObjectRow, SegmentRow
+
+VERIFIED = "the packed bytes were read back and match their CRC"
+UNNEEDED = "no object has this version any more, or an earlier run has verified its packed bytes"
+
+
+def block_deleted(row: BlockRow, why: str) -> AuditEntry:
+    """GC deletes a condemned block."""
+    seen = {
+        "kind": row.kind.value,
+        "writer": row.writer,
+        "epoch": row.epoch,
+        "stripes": row.stripes,
+        "live_bytes": row.live_bytes,
+        "dead_bytes": row.dead_bytes,
+        "overhead_bytes": row.overhead_bytes,
+        "live_objects": row.live_objects,
+        "created_ms": row.created_ms,
+        "delete_after_ms": row.delete_after_ms,
+    }
+    return AuditEntry(AuditKind.BLOCK_DELETED, why, block=row.block_id.hex(), seen=seen)
+
+
+def late_block(block_id: BlockId, why: str) -> AuditEntry:
+    """A block is deleted that was created after GC had deleted it."""
+    return AuditEntry(AuditKind.BLOCK_DELETED, why, block=block_id.hex())
+
+
+def copies_deleted(
+    deletions: Iterable[LandingDeletion], verified: Mapping[LandingId, BlockId | None]
+) -> list[AuditEntry]:
+    """The reaper deletes copies. verified: the block in which each was verified in this run; None if it was not."""
+    by_block: dict[BlockId | None, list[CopyEntry]] = {}
+    for deletion in deletions:
+        by_block.setdefault(verified[deletion.landing_id], []).append(_copy(deletion))
+    return [
+        AuditEntry(
+            AuditKind.COPIES_DELETED,
+            UNNEEDED if block_id is None else VERIFIED,
+            block=None if block_id is None else block_id.hex(),
+            copies=tuple(copies[first : first + COPIES_MAX]),
+        )
+        for block_id, copies in by_block.items()
+        for first in range(0, len(copies), COPIES_MAX)
+    ]
+
+
+def _copy(deletion: LandingDeletion) -> CopyEntry:
+    row, landing = deletion.row, deletion.landing_id.hex()
+    if row is None:
+        return CopyEntry(landing, None, deletion.object_id, deletion.version)
+    extent = row.extent
+    if extent is None:
+        return CopyEntry(landing, str(row.key), row.object_id, row.version)
+    return CopyEntry(landing, str(row.key), row.object_id, row.version, extent.offset, extent.length, row.crc32c)
+
+
+def abandoned_copies(landing_ids: Iterable[LandingId]) -> AuditEntry:
+    """A PUT that failed deletes copies that nothing refers to."""
+    copies = tuple(CopyEntry(landing_id.hex()) for landing_id in landing_ids)
+    return AuditEntry(AuditKind.COPIES_DELETED, "their PUT failed, and no object has them", copies=copies)
+
+
+def copies_moved(rows: Iterable[ObjectRow], moves: Mapping[int, LandedMove]) -> AuditEntry:
+    """Records were written again. moves: by object_id."""
+    copies = tuple(
+        CopyEntry(
+            move.source.hex(),
+            str(row.key),
+            row.object_id,
+            row.version,
+            length=row.size,
+            crc32c=row.crc32c,
+            moved_to=move.target.hex(),
+        )
+        for row in rows
+        if (move := moves.get(row.object_id)) is not None
+    )
+    return AuditEntry(AuditKind.COPIES_MOVED, "their landing segment holds little else", copies=copies)
+
+
+def segments_released(segments: Sequence[SegmentId], rows: Mapping[SegmentId, SegmentRow], why: str) -> AuditEntry:
+    """Landing segments are given back. rows: as they were before; without those that have none."""
+    ends = {
+        segment.hex(): {
+            "bytes": row.end,
+            "records": row.records,
+            "opened_ms": row.opened_ms,
+            "sealed_ms": row.sealed_ms,
+        }
+        for segment in segments
+        if (row := rows.get(segment)) is not None
+    }
+    return AuditEntry(
+        AuditKind.SEGMENTS_RELEASED, why, segments=tuple(segment.hex() for segment in segments), seen=ends
+    )
+
+
+def object_reverted(deletion: LandingDeletion, row: ObjectRow, damage: Exception) -> AuditEntry:
+    """An object goes back to its landing copy."""
+    block = None if row.extent is None else row.extent.block_id.hex()
+    return AuditEntry(AuditKind.OBJECT_REVERTED, str(damage), block=block, copies=(_copy(deletion),))

@@ -1,0 +1,40 @@
+"""The section [audit]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from nos_ec.settings.section import DAY, HOUR, Section
+from nos_ec.settings.values import Count, NonEmptyPath, Size
+
+
+class AuditSettings(Section):
+    """The audit trail: what was deleted or replaced, when and by which process (OPERATIONS.md)."""
+
+    folder: NonEmptyPath | None = Field(
+        default=None,
+        title="a path",
+        description="Folder of the trail, which all processes of a host may share. If unset: audit in store.root, or no"
+        " trail with Ceph. A relative path in a file starts at the file's folder.",
+    )
+    size_bytes_max: Size = Field(
+        default=256 << 20,
+        ge=0,
+        le=1 << 40,
+        description="Size of the folder; beyond it the oldest entries are deleted. A deleted landing copy takes some"
+        " 200 bytes. 0: no trail.",
+    )
+    keep_ms: Count = Field(
+        default=365 * DAY,
+        ge=HOUR,
+        le=3650 * DAY,
+        description="How long entries are kept, in milliseconds, if they fit into size_bytes_max.",
+    )
+
+    def folder_in(self, root: Path, backend: str) -> Path | None:
+        """The folder of the trail, for a store with that root; None if it keeps no trail."""
+        if not self.size_bytes_max:
+            return None
+        return self.folder or (root / "audit" if backend == "local" else None)

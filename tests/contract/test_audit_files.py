@@ -1,0 +1,205 @@
+"""The audit trail in files: what was recorded is found again, whatever is torn; the folder stays bounded."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nos_ec.adapters.local import audit_files
+from nos_ec.adapters.local.audit_files import CURRENT, FILES, AuditFiles, TrailLimits, TrailReader, rotated
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.core.audit_trail import AuditEntry, AuditKind, CopyEntry, Recorded, audit_line, read_line
+from nos_ec.testing.clock import FakeClock, SetClock
+
+HOUR_MS = 3_600_000
+LIMITS = TrailLimits(FILES * (64 << 10), 24 * HOUR_MS)
+BLOCK = AuditEntry(AuditKind.BLOCK_DELETED, "it holds nothing live", block="ab" * 16, seen={"stripes": 3})
+PADDING = "x" * 1000
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return SetClock(1_700_000_000_000)
+
+
+def numbered(number: int) -> AuditEntry:
+    return AuditEntry(AuditKind.SEGMENTS_RELEASED, PADDING, seen={"number": number})
+
+
+def read(folder: Path, since_ms: int = 0) -> list[Recorded]:
+    return list(TrailReader(folder).entries(since_ms, lambda _: True))
+
+
+def numbers(folder: Path) -> list[int]:
+    return [entry.seen["number"] for entry in read(folder)]
+
+
+def test_entries_are_read_as_they_were_recorded(tmp_path: Path, clock: FakeClock) -> None:
+    copy = CopyEntry("cd" * 16, 'b/a "name"\n\u00e9', 7, 1, 4096, 100, 0xDEADBEEF)
+    moved = AuditEntry(AuditKind.COPIES_MOVED, "sparse", copies=(copy, CopyEntry("ef" * 16, moved_to="01" * 16)))
+    trail = AuditFiles(tmp_path / "a" / "trail", clock, "host 1 gc", LIMITS)
+    trail.record([])
+    assert not (tmp_path / "a").exists()
+    trail.record([BLOCK, moved])
+    clock.advance(5)
+    AuditFiles(tmp_path / "a" / "trail", clock, "host 2 consumer", LIMITS).record([BLOCK])
+    found = read(tmp_path / "a" / "trail")
+    assert [(one.at_ms - found[0].at_ms, one.run) for one in found] == [
+        (0, "host 1 gc"),
+        (0, "host 1 gc"),
+        (5, "host 2 consumer"),
+    ]
+    assert (found[0].kind, found[0].why, found[0].block, found[0].seen) == (
+        BLOCK.kind,
+        BLOCK.why,
+        BLOCK.block,
+        BLOCK.seen,
+    )
+    assert found[1].copies == moved.copies
+
+
+def test_every_cut_and_every_flipped_byte_of_a_line_is_noticed() -> None:
+    line = audit_line(BLOCK, 1, "run")
+    assert read_line(line) is not None
+    assert all(read_line(line[:end]) is None for end in range(len(line) - 1))
+    for index in range(len(line) - 1):
+        assert read_line(line[:index] + bytes([line[index] ^ 1]) + line[index + 1 :]) is None
+    assert read_line(audit_line(BLOCK, 1, "run").replace(b'"v":1', b'"v":2')) is None
+
+
+def test_a_torn_line_is_passed_over_and_the_next_process_goes_on(tmp_path: Path, clock: FakeClock) -> None:
+    trail = AuditFiles(tmp_path, clock, "run", LIMITS)
+    trail.record([numbered(1)])
+    with (tmp_path / CURRENT).open("ab") as file:
+        file.write(audit_line(numbered(2), 1, "run")[:-20])
+    reader = TrailReader(tmp_path)
+    assert [one.seen["number"] for one in reader.entries(0, lambda _: True)] == [1]
+    assert reader.damaged == 0  # it may be being written
+    AuditFiles(tmp_path, clock, "run", LIMITS).record([numbered(3)])
+    assert [one.seen["number"] for one in reader.entries(0, lambda _: True)] == [1, 3]
+    assert reader.damaged == 1
+    list(reader.entries(0, lambda _: False))
+    assert reader.damaged == 2  # also where nothing is looked for
+
+
+def test_full_files_are_put_aside_and_the_oldest_go(tmp_path: Path, clock: FakeClock) -> None:
+    trail = AuditFiles(tmp_path, clock, "run", LIMITS)
+    for number in range(1000):
+        clock.advance(1000)
+        trail.record([numbered(number)])
+    kept = numbers(tmp_path)
+    assert kept == list(range(kept[0], 1000))
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert LIMITS.size_bytes_max * 3 // 4 < size <= LIMITS.size_bytes_max + 2000
+    times = [time_ms for time_ms, _ in rotated(tmp_path)]
+    assert len(times) >= FILES - 2
+    since = read(tmp_path, times[-1])
+    assert since
+    assert len(since) < len(kept) / 2  # older files are not read
+
+
+def test_files_that_are_too_old_go_within_an_hour(tmp_path: Path, clock: FakeClock) -> None:
+    trail = AuditFiles(tmp_path, clock, "run", LIMITS)
+    for number in range(70):
+        trail.record([numbered(number)])
+    assert len(rotated(tmp_path)) == 1
+    clock.advance(LIMITS.keep_ms + HOUR_MS)
+    trail.record([numbered(70)])
+    assert rotated(tmp_path) == []
+    assert numbers(tmp_path)[-1] == 70
+
+
+def test_a_clock_that_is_set_back_does_not_change_the_order(tmp_path: Path, clock: FakeClock) -> None:
+    trail = AuditFiles(tmp_path, clock, "run", LIMITS)
+    for number in range(300):
+        trail.record([numbered(number)])
+        if number == 100:
+            trail = AuditFiles(tmp_path, SetClock(clock.now_ms() - HOUR_MS), "run", LIMITS)
+    assert len(rotated(tmp_path)) > 2
+    assert numbers(tmp_path) == list(range(300))
+
+
+def _record_many(folder: Path, first: int) -> None:
+    trail = AuditFiles(folder, SystemClock(), f"run {first}", LIMITS)
+    for number in range(first, first + 60):
+        trail.record([numbered(number)])
+
+
+def test_processes_share_a_folder(tmp_path: Path) -> None:
+    started = [multiprocessing.Process(target=_record_many, args=(tmp_path, 1000 * one)) for one in range(4)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(60)
+        assert process.exitcode == 0
+    reader = TrailReader(tmp_path)
+    found = [one.seen["number"] for one in reader.entries(0, lambda _: True)]
+    assert sorted(found) == [1000 * one + number for one in range(4) for number in range(60)]
+    assert reader.damaged == 0
+
+
+def test_a_file_that_is_put_aside_while_it_is_read_is_read_once(tmp_path: Path, clock: FakeClock) -> None:
+    trail = AuditFiles(tmp_path, clock, "run", LIMITS)
+    for number in range(100):
+        trail.record([numbered(number)])
+    entries: Iterator[Recorded] = TrailReader(tmp_path).entries(0, lambda _: True)
+    found = [next(entries).seen["number"] for _ in range(10)]
+    for number in range(100, 250):
+        trail.record([numbered(number)])
+    found += [entry.seen["number"] for entry in entries]
+    assert found[:100] == list(range(100))
+    assert len(set(found)) == len(found)
+
+
+def test_what_cannot_be_recorded_stops_nobody(
+    tmp_path: Path, clock: FakeClock, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    trail = AuditFiles(tmp_path / "file", clock, "run", LIMITS)
+    trail.record([BLOCK])
+    trail.record([BLOCK])
+    assert trail.failures == 2
+    said = capfd.readouterr().out
+    assert said.count("audit trail not written; the deletion goes on") == 1
+    assert "block-deleted" in said
+
+
+def test_a_full_disk_leaves_no_half_of_a_line(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trail = AuditFiles(tmp_path, clock, "run", LIMITS)
+    trail.record([numbered(1)])
+
+    def full(fd: int, buffers: list[bytes], offset: int) -> None:
+        os.pwrite(fd, buffers[0][:100], offset)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(audit_files, "write_at", full)
+        trail.record([numbered(2)])
+    assert trail.failures == 1
+    trail.record([numbered(3)])
+    reader = TrailReader(tmp_path)
+    assert [one.seen["number"] for one in reader.entries(0, lambda _: True)] == [1, 3]
+    assert reader.damaged == 0
+
+
+def test_a_stopped_process_with_the_lock_stops_nobody(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_files, "LOCK_S_MAX", 0.05)
+    trail = AuditFiles(tmp_path, clock, "run", LIMITS)
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        trail.record([numbered(1)])
+        assert trail.failures == 1
+    finally:
+        os.close(fd)
+    trail.record([numbered(2)])
+    assert numbers(tmp_path) == [2]
