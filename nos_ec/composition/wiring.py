@@ -60,6 +60,8 @@ from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
 from nos_ec.engine.trimmer import Trimmer
 from nos_ec.engine.unknown_segments import UnknownSegments
 from nos_ec.engine.verifier import CALM_S, READS_MAX, WARY_S
+from nos_ec.monitoring.exposition import Sample
+from nos_ec.monitoring.metrics import AUDIT_FAILURES
 from nos_ec.monitoring.monitor import Cached, Monitor
 from nos_ec.monitoring.sources import (
     StoreFigures,
@@ -406,6 +408,7 @@ class System:
         if writes:
             monitor.health.require("block store", self.blocks.probe)
             monitor.health.require("landing store", self.landing.probe)
+            monitor.metrics.add("audit trail", lambda: [Sample(AUDIT_FAILURES, self.trail.failures)])
         monitor.metrics.add("reads", lambda: read_samples(self.blocks.counters()))
         return monitor
 

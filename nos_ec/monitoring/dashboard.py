@@ -26,7 +26,15 @@ ROWS = {
     "Producers": ("producer_",),
     "Consumers": ("consumer_",),
     "GC": ("gc_", "rebuil", "blocks_short"),
-    "Reaper, recovery and leases": ("reaper_", "recovery_", "lease_", "housekeeping_", "trimmer_", "copy_forward_"),
+    "Reaper, recovery and leases": (
+        "reaper_",
+        "recovery_",
+        "lease_",
+        "housekeeping_",
+        "trimmer_",
+        "copy_forward_",
+        "audit_",
+    ),
     "Every process": ("",),
 }
 """Rows after the overview, with the beginnings of the names of their metrics; a metric is in the first that fits."""

@@ -329,6 +329,12 @@ FORWARD_OBJECTS = _counter(
 FORWARD_BYTES = _counter(
     "copy_forward_bytes", _KEEPERS, "Bytes of these objects.", "Far below the bytes of PUTs, or it costs too much."
 )
+AUDIT_FAILURES = _counter(
+    "audit_failures",
+    _PARKERS,
+    "Deletions that are not in the audit trail, or batches of them, because it could not be written.",
+    "Must not grow; the log names the folder and the error. No deletion waits for it.",
+)
 
 # --- GC ------------------------------------------------------------------------------------------------------------
 GC_RUNS = _counter("gc_runs", (GC,), "Collections that succeeded.", "Grows every gc.wait_ms.")

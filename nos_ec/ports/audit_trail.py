@@ -11,6 +11,11 @@ from nos_ec.core.audit_trail import AuditEntry
 class AuditTrail(Protocol):
     """Entries are only ever added. Safe to call from several threads and processes."""
 
+    @property
+    def failures(self) -> int:
+        """How many calls could not write their entries. Any thread may read it."""
+        ...
+
     def record(self, entries: Sequence[AuditEntry]) -> None:
         """Add entries, durably on return. Call it before the bytes go: a crash in between leaves an entry without a
         deletion, never a deletion without an entry.
@@ -23,6 +28,8 @@ class AuditTrail(Protocol):
 
 class NoTrail:
     """Keeps nothing: for a store without an audit trail."""
+
+    failures = 0
 
     def record(self, entries: Sequence[AuditEntry]) -> None:
         """Do nothing."""

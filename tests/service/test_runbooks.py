@@ -49,6 +49,7 @@ def test_the_runbook_works(section: str, environment: dict[str, str]) -> None:
 
 def test_the_important_runbooks_are_among_them() -> None:
     assert {"A disk of the embedded store is lost", "Backup and restore of the metadata"} <= SECTIONS.keys()
+    assert "An application deleted objects by mistake" in SECTIONS
     assert {"An OSD is lost", "Backup and restore of the metadata", "Rotating keys"} <= sections("stack").keys()
 
 
