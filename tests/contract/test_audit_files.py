@@ -72,6 +72,16 @@ def test_every_cut_and_every_flipped_byte_of_a_line_is_noticed() -> None:
     assert read_line(audit_line(BLOCK, 1, "run").replace(b'"v":1', b'"v":2')) is None
 
 
+def test_the_format_stays() -> None:
+    copy = CopyEntry("cd" * 4, "b/n", 7, 1, 4096, 100, 5)
+    entry = AuditEntry(AuditKind.COPIES_DELETED, "why", block="ab" * 4, segments=("01",), copies=(copy,), seen={"a": 1})
+    assert audit_line(entry, 12, "host 1 gc") == (
+        b'{"v":1,"at_ms":12,"run":"host 1 gc","kind":"copies-deleted","why":"why","block":"abababab","segments":["01"],'
+        b'"copies":[{"landing":"cdcdcdcd","object":"b/n","object_id":7,"version":1,"offset":4096,"length":100,"crc32c":5}],'
+        b'"seen":{"a":1},"crc32c":839382418}\n'
+    )
+
+
 def test_a_torn_line_is_passed_over_and_the_next_process_goes_on(tmp_path: Path, clock: FakeClock) -> None:
     trail = AuditFiles(tmp_path, clock, "run", LIMITS)
     trail.record([numbered(1)])

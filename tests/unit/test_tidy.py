@@ -107,6 +107,21 @@ def offences(path: Path) -> Iterator[str]:
                 yield f"{name_of(path)}:{node.lineno}: {node.id}"
 
 
+DELETION = re.compile(r"\b_?(blocks|landing|store)\.delete(_many)?\(|\b_?medium\.release\(")
+DELETES_UNRECORDED = {
+    "nos_ec/engine/layered_landing.py": "is a landing store itself: its callers record",
+    "nos_ec/engine/segment_maker.py": "gives back a segment to which nothing was ever written",
+}
+
+
+def test_what_deletes_data_records_it_in_the_audit_trail() -> None:
+    """Whoever deletes elsewhere has to record it there."""
+    found = {name_of(path): path.read_text() for path in modules("nos_ec/engine")}
+    deleting = {name for name, text in found.items() if DELETION.search(text)}
+    assert len(deleting) > 6
+    assert {name for name in deleting if "trail.record(" not in found[name]} == set(DELETES_UNRECORDED)
+
+
 def states_written(tree: ast.Module) -> Iterator[int]:
     """Lines with `state=...` or `"state": ...` whose value names a state, except in a comparison or a call of
     `advance_object` or `advance_block`."""

@@ -137,7 +137,7 @@ class BlockExplainer:
         except NotFound as error:
             raise NotFound(
                 f"block {block_id.hex()} has no row: GC deleted it, or it never was one of this store. Objects that"
-                " were in it have moved or are deleted",
+                " were in it have moved or are deleted; `nos-ec audit --block` may say when it was deleted, and why",
                 block_id=block_id,
             ) from error
 
