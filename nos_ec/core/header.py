@@ -1,4 +1,4 @@
-"""Header of a stripe group and the names behind it, on-disk format version 1 (see docs/FORMAT.md).
+"""Header of a stripe group, on-disk format version 1, and the names behind it, version 2 (see docs/FORMAT.md).
 
 A header is the preamble, the entries, then zeros up to a multiple of PAGE. Integers are little-endian.
 
@@ -29,13 +29,15 @@ A header is the preamble, the entries, then zeros up to a multiple of PAGE. Inte
     offset  size  name record; the names are the zlib stream of one record per entry, in the entries' order
          0     1  bytes of the bucket's name
          1     2  bytes of the object's name
-         3     1  kind: 0 a whole object, 1 a segment of a large one
+         3     1  kind; bit 0: a segment of a large object; bit 1: attributes; the others zero [4]
          4    16  for a segment only: its offset in the object (u64), size of the object (u64) [3]
-                  then bucket and name, UTF-8
+               2  with attributes only: their bytes, at least 1
+                  then bucket and name, UTF-8, then the attributes
 
 [1] Together with first_stripe it exposes bytes copied from elsewhere and user data that imitates a header.
 [2] The first and the last 8 bytes of the digest, each read as a big-endian number and stored little-endian.
 [3] 0 in all segments but the last: a stream's size is known only at its end.
+[4] Version 1 of the names had no bit 1. So names without attributes are of both versions (docs/adr/0023).
 
 Invariants kept here (numbers of docs/INVARIANTS.md):
   7  whatever `encode_header` and `encode_names` accept, the decoders return unchanged; for any other input
@@ -54,6 +56,7 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 
+from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.geometry import BLOCK_SIZE_MAX, K_MAX, M_MAX, PAGE, STRIPES_PER_BLOCK_MAX, is_chunk_size
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId
@@ -66,10 +69,15 @@ NAME_RECORD_FIXED = 4
 """Bytes of a name record besides the bucket's and the name's own bytes."""
 SEGMENT_RECORD_FIXED = 20
 """The same for a segment of a large object."""
+ATTRIBUTES_FIXED = 2
+"""Bytes that attributes add to a record besides their own bytes."""
+NAME_RECORD_BYTES_MAX = (
+    SEGMENT_RECORD_FIXED + ATTRIBUTES_FIXED + BUCKET_BYTES_MAX + NAME_BYTES_MAX + ATTRIBUTES_SIZE_MAX
+)
 
 _FLAG_NAMES = 1
-_KIND_WHOLE = 0
 _KIND_SEGMENT = 1
+_KIND_ATTRIBUTES = 2
 _NO_CRC = bytes(4)
 
 _PREAMBLE = struct.Struct("<4sHHIIIIIII16sIQQIHH12sI")
@@ -79,11 +87,14 @@ _CRC = struct.Struct("<I")
 _CRC_OFFSET = PREAMBLE_SIZE - _CRC.size
 _NAME = struct.Struct("<BHB")
 _SEGMENT = struct.Struct("<QQ")
+_ATTRIBUTES = struct.Struct("<H")
 
 assert _PREAMBLE.size == PREAMBLE_SIZE
 assert _ENTRY.size == ENTRY_SIZE
 assert _NAME.size == NAME_RECORD_FIXED
 assert _NAME.size + _SEGMENT.size == SEGMENT_RECORD_FIXED
+assert _ATTRIBUTES.size == ATTRIBUTES_FIXED
+assert ATTRIBUTES_SIZE_MAX < 1 << 16
 assert BUCKET_BYTES_MAX < 1 << 8
 assert NAME_BYTES_MAX < 1 << 16
 
@@ -132,11 +143,13 @@ class GroupHeader:
 
 class NameRecord(NamedTuple):
     """The name of one entry. For a segment of a large object, `segment` is (offset of this segment in the object, size
-    of the whole object), in bytes, with size 0 in all segments but the last. For a whole object it is None."""
+    of the whole object), in bytes, with size 0 in all segments but the last. For a whole object it is None.
+    `attributes` are bytes that nothing here looks into; of a large object, its last segment has them."""
 
     bucket: str
     name: str
     segment: tuple[int, int] | None = None
+    attributes: bytes = b""
 
 
 def header_length(entry_count: int) -> int:
@@ -324,10 +337,11 @@ def _entries_defect(header: GroupHeader) -> str | None:
 # --- the names ----------------------------------------------------------------------------------------
 
 
-def name_record_size(bucket: str, name: str, segment: tuple[int, int] | None = None) -> int:
+def name_record_size(bucket: str, name: str, segment: tuple[int, int] | None = None, attributes: bytes = b"") -> int:
     """Bytes of one name record before compression."""
     fixed = NAME_RECORD_FIXED if segment is None else SEGMENT_RECORD_FIXED
-    return fixed + len(bucket.encode()) + len(name.encode())
+    size = fixed + len(bucket.encode()) + len(name.encode())
+    return size + ATTRIBUTES_FIXED + len(attributes) if attributes else size
 
 
 def encode_names(records: Sequence[NameRecord]) -> bytes:
@@ -348,7 +362,7 @@ def decode_names(data: bytes, crc32c: int, entry_count: int) -> list[NameRecord]
     if google_crc32c.value(data) != crc32c:
         raise Corrupt("names: checksum does not match")
     records = []
-    raw = _decompress(data, entry_count * (SEGMENT_RECORD_FIXED + BUCKET_BYTES_MAX + NAME_BYTES_MAX))
+    raw = _decompress(data, entry_count * NAME_RECORD_BYTES_MAX)
     position = 0
     for _ in range(entry_count):
         record, position = decode_name(raw, position)
@@ -363,34 +377,65 @@ def encode_name(record: NameRecord) -> bytes:
     bucket, name = record.bucket.encode(), record.name.encode()
     if not (1 <= len(bucket) <= BUCKET_BYTES_MAX and 1 <= len(name) <= NAME_BYTES_MAX):
         raise ValueError(f"name record: bucket of {len(bucket)} bytes or name of {len(name)} bytes is out of bounds")
-    if record.segment is None:
-        return _NAME.pack(len(bucket), len(name), _KIND_WHOLE) + bucket + name
-    offset, object_size = record.segment
-    if not (0 <= offset < 1 << 64 and (object_size == 0 or offset < object_size < 1 << 64)):
-        raise ValueError(f"name record: an object of {object_size} bytes has no segment at {offset}")
-    return _NAME.pack(len(bucket), len(name), _KIND_SEGMENT) + _SEGMENT.pack(offset, object_size) + bucket + name
+    if record.segment is None and not record.attributes:
+        return _NAME.pack(len(bucket), len(name), 0) + bucket + name
+    return _encode_more(record, bucket, name)
+
+
+def _encode_more(record: NameRecord, bucket: bytes, name: bytes) -> bytes:
+    """A record of another kind than 0."""
+    kind, more, attributes = 0, b"", record.attributes
+    if record.segment is not None:
+        offset, object_size = record.segment
+        if not (0 <= offset < 1 << 64 and (object_size == 0 or offset < object_size < 1 << 64)):
+            raise ValueError(f"name record: an object of {object_size} bytes has no segment at {offset}")
+        kind, more = _KIND_SEGMENT, _SEGMENT.pack(offset, object_size)
+    if attributes:
+        if len(attributes) > ATTRIBUTES_SIZE_MAX:
+            raise ValueError(
+                f"name record: attributes of {len(attributes)} bytes; the maximum is {ATTRIBUTES_SIZE_MAX}"
+            )
+        kind |= _KIND_ATTRIBUTES
+        more += _ATTRIBUTES.pack(len(attributes))
+    return _NAME.pack(len(bucket), len(name), kind) + more + bucket + name + attributes
 
 
 def decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
     """The record at `position`, and the position after it. Raises Corrupt."""
+    segment, attributes_length = None, 0
     try:
         bucket_length, name_length, kind = _NAME.unpack_from(raw, position)
         position += _NAME.size
-        segment = None
-        if kind == _KIND_SEGMENT:
-            segment = _SEGMENT.unpack_from(raw, position)
-            position += _SEGMENT.size
+        if kind:
+            segment, attributes_length, position = _decode_more(raw, position, kind)
     except struct.error as error:
         raise Corrupt("names: record cut short") from error
-    if kind not in (_KIND_WHOLE, _KIND_SEGMENT) or (segment and 0 < segment[1] <= segment[0]):
-        raise Corrupt(f"names: unknown kind of record, or impossible segment (kind {kind})")
-    middle, end = position + bucket_length, position + bucket_length + name_length
+    middle = position + bucket_length
+    behind = middle + name_length
+    end = behind + attributes_length
     if not (bucket_length and 1 <= name_length <= NAME_BYTES_MAX and end <= len(raw)):
         raise Corrupt("names: record with an impossible length")
     try:
-        return NameRecord(raw[position:middle].decode(), raw[middle:end].decode(), segment), end
+        bucket, name = raw[position:middle].decode(), raw[middle:behind].decode()
     except UnicodeDecodeError as error:
         raise Corrupt("names: not UTF-8") from error
+    return NameRecord(bucket, name, segment, raw[behind:end] if attributes_length else b""), end
+
+
+def _decode_more(raw: bytes, position: int, kind: int) -> tuple[tuple[int, int] | None, int, int]:
+    """Of a record of another kind than 0: its segment, bytes of its attributes, and the position behind both."""
+    segment, attributes_length = None, 0
+    if kind & _KIND_SEGMENT:
+        segment = _SEGMENT.unpack_from(raw, position)
+        position += _SEGMENT.size
+    if kind & _KIND_ATTRIBUTES:
+        (attributes_length,) = _ATTRIBUTES.unpack_from(raw, position)
+        position += _ATTRIBUTES.size
+        if not 1 <= attributes_length <= ATTRIBUTES_SIZE_MAX:
+            raise Corrupt(f"names: attributes of {attributes_length} bytes")
+    if kind & ~(_KIND_SEGMENT | _KIND_ATTRIBUTES) or (segment and 0 < segment[1] <= segment[0]):
+        raise Corrupt(f"names: unknown kind of record, or impossible segment (kind {kind})")
+    return segment, attributes_length, position
 
 
 def _decompress(data: bytes, size_max: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The names of a group: golden bytes, round trips, refusals (invariant 7)."""
+"""The names of a group: golden bytes, round trips, refusals (invariant 7). For attributes see test_attributes.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX, decode_attributes
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.header import (
+    ATTRIBUTES_FIXED,
     NAME_RECORD_FIXED,
     NameRecord,
     decode_names,
@@ -27,6 +29,13 @@ NAMES = [
     NameRecord("photos", "2024/a.jpg"),
     NameRecord("photos", "été/ü.png"),
     NameRecord("logs", "big.tar", (32 << 20, 100 << 20)),
+]
+# The same for tests/golden/names_v2.bin.
+NAMES_V2 = [
+    NameRecord("photos", "2024/a.jpg", None, b"\x0c\x0a\0content-typeimage/jpeg\x05\0\0" + "été".encode()),
+    NameRecord("photos", "été/ü.png"),
+    NameRecord("logs", "big.tar", (0, 0)),
+    NameRecord("logs", "big.tar", (32 << 20, 100 << 20), b"\x07\x0e\0expires" + "2027-01-01 €".encode()),
 ]
 
 
@@ -45,10 +54,23 @@ def test_golden() -> None:
     assert zlib.decompress(encode_names(NAMES)) == zlib.decompress(golden)
 
 
+def test_golden_with_attributes() -> None:
+    golden = (GOLDEN / "names_v2.bin").read_bytes()
+    assert _decode(golden, 4) == NAMES_V2
+    assert zlib.decompress(encode_names(NAMES_V2)) == zlib.decompress(golden)
+    assert [decode_attributes(record.attributes) for record in NAMES_V2] == [
+        {"content-type": "image/jpeg", "été": ""},
+        {},
+        {},
+        {"expires": "2027-01-01 €"},
+    ]
+
+
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 u63 = st.integers(0, (1 << 63) - 1)
 parts = st.none() | st.tuples(u63, st.just(0)) | st.tuples(u63, u63).map(lambda pair: (pair[0], pair[0] + pair[1] + 1))
-records = st.builds(NameRecord, texts, texts, parts)
+attributes = st.one_of(st.just(b""), st.binary(max_size=100), st.just(b"a" * ATTRIBUTES_SIZE_MAX))
+records = st.builds(NameRecord, texts, texts, parts, attributes)
 
 
 @given(st.lists(records, max_size=200))
@@ -67,10 +89,11 @@ def test_names_size_max_holds(raw: bytes) -> None:
 
 def test_a_whole_record_has_its_fixed_bytes() -> None:
     assert name_record_size("b", "né") == NAME_RECORD_FIXED + 1 + 3
+    assert name_record_size("b", "né", None, b"abc") == NAME_RECORD_FIXED + 1 + 3 + ATTRIBUTES_FIXED + 3
 
 
 def test_the_longest_names() -> None:
-    names = [NameRecord("b" * 255, "n" * 1024, (0, 1))] * 3
+    names = [NameRecord("b" * 255, "n" * 1024, (0, 1), bytes(ATTRIBUTES_SIZE_MAX))] * 3
     assert _decode(encode_names(names), 3) == names
 
 
@@ -114,6 +137,12 @@ def test_any_bytes_give_names_or_corrupt(raw: bytes, entry_count: int, compress:
         _record(b"b", b""),
         _record(b"b", b"n" * 1025),
         _record(b"b", b"n", kind=2),
+        _record(b"b", b"n", 2, b"\0\0"),
+        _record(b"b", b"n", 2, b"\1\0"),
+        _record(b"b", b"n", 2, b"\1\x20") + bytes(8193),
+        _record(b"b", b"n", 3, b"\1" * 16 + b"\1\0") + b"a",
+        _record(b"b", b"n", kind=4),
+        _record(b"b", b"n", 6, b"\1\0") + b"a",
         _record(b"b", b"n", kind=1),
         _record(b"b", b"n", 1, b"\1" * 16),
         _record(b"\xff", b"n"),
@@ -149,6 +178,7 @@ def test_a_truncated_stream_or_one_with_trailing_bytes_is_refused() -> None:
         NameRecord("b", "n", (-1, 5)),
         NameRecord("b", "n", (0, 1 << 64)),
         NameRecord("b", "\ud800"),
+        NameRecord("b", "n", None, bytes(8193)),
     ],
 )
 def test_the_encoder_refuses_what_the_decoder_would(record: NameRecord) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.header import header_length, names_size_max
 from nos_ec.core.packing.merge_list import POLICIES, merge_list
-from nos_ec.core.packing.packer import NAME_RECORD_MAX, size_max
+from nos_ec.core.packing.packer import ATTRIBUTES_ROOM, NAME_RECORD_MAX, PLAIN_RECORD_MAX, size_max
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList, P
 
 KIB = 1024
@@ -73,8 +74,17 @@ def backlogs(draw: st.DrawFn) -> tuple[Geometry, list[tuple[int, int]]]:
         st.integers(max(1, chunk - PAGE - 100), chunk),
         st.sampled_from(boundary_sizes(geometry)),
     )
-    name_size = st.one_of(st.integers(6, 80), st.just(NAME_RECORD_MAX), st.integers(0, NAME_RECORD_MAX))
-    return geometry, draw(st.lists(st.tuples(size, name_size), max_size=120))
+    name_size = st.one_of(
+        st.integers(6, 80), st.integers(0, PLAIN_RECORD_MAX), st.just(NAME_RECORD_MAX), st.integers(0, NAME_RECORD_MAX)
+    )
+    return geometry, [
+        (min(size, limit_with(limit, name_size)), name_size)
+        for size, name_size in draw(st.lists(st.tuples(size, name_size), max_size=120))
+    ]
+
+
+def limit_with(limit: int, name_size: int) -> int:
+    return limit - ATTRIBUTES_ROOM if name_size > PLAIN_RECORD_MAX else limit
 
 
 @settings(max_examples=120, deadline=None)
@@ -114,12 +124,16 @@ def test_everything_is_planned_exactly_once_in_valid_groups(
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_any_accepted_object_can_be_planned_alone(geometry: Geometry, policy: str) -> None:
     """With the longest name there is, in the fewest stripes."""
-    for size in boundary_sizes(geometry):
+    for size, name_size in product(boundary_sizes(geometry), [PLAIN_RECORD_MAX, PLAIN_RECORD_MAX + 1, NAME_RECORD_MAX]):
         merge: MergeList[None] = merge_list(policy, geometry, 10, 1000, random.Random(0))
-        merge.add(Candidate(size, NAME_RECORD_MAX, None, 0))
+        if size > limit_with(size_max(geometry), name_size):
+            with pytest.raises(ValueError, match=f"object of {size} bytes"):
+                merge.add(Candidate(size, name_size, None, 0))
+            continue
+        merge.add(Candidate(size, name_size, None, 0))
         (plan,) = drain(merge)
         check_plan(plan, geometry)
-        stripes = geometry.stripes_for(PAGE + names_size_max(NAME_RECORD_MAX) + size)
+        stripes = geometry.stripes_for(PAGE + names_size_max(name_size) + size)
         if size > geometry.chunk_size or geometry.k > 1:
             assert plan.stripe_count == stripes, "invariant D"
 
@@ -167,7 +181,7 @@ def test_sizes_that_cannot_be_packed_are_refused(policy: str, size: int) -> None
 @pytest.mark.parametrize("policy", POLICIES)
 def test_impossible_names_and_double_adds_are_refused(policy: str) -> None:
     merge: MergeList[None] = merge_list(policy, Geometry(), 10, 1000, random.Random(0))
-    with pytest.raises(ValueError, match="name record of 1284 bytes"):
+    with pytest.raises(ValueError, match="name record of 9478 bytes"):
         merge.add(Candidate(1, NAME_RECORD_MAX + 1, None, 0))
     candidate = Candidate(1, 44, None, 0)
     merge.add(candidate)

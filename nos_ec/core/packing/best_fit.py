@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import Generic
 
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.packing.packer import NAME_RECORD_MAX, Bin, GroupLayout, check_candidate, size_max
+from nos_ec.core.packing.packer import PLAIN_RECORD_MAX, Bin, GroupLayout, check_candidate, size_max
 from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, P, lingering
 from nos_ec.core.packing.size_classes import SizeClasses
 
@@ -92,7 +92,7 @@ class BestFitMergeList(Generic[P]):
     def add(self, candidate: Candidate[P]) -> None:
         """See MergeList."""
         size = candidate.size
-        if not 1 <= size <= self._size_max or not 0 <= candidate.name_size <= NAME_RECORD_MAX or candidate.seq >= 0:
+        if not 1 <= size <= self._size_max or not 0 <= candidate.name_size <= PLAIN_RECORD_MAX or candidate.seq >= 0:
             check_candidate(candidate, self._size_max)
             if self._group is not None and any(candidate is placed for placed in self._group.candidates()):
                 raise ValueError("this candidate is already in the open group; add each candidate once")
@@ -297,5 +297,5 @@ class BestFitMergeList(Generic[P]):
             taken, size, names_size = self._waiting.fill(allowed.room, entries, allowed.names)
             if taken:
                 group.extend(into, taken, size, names_size)
-            if not taken or (len(taken) < entries and names_size + NAME_RECORD_MAX <= allowed.names):
-                return allowed.room - size  # nothing more fits: no limit stopped the search
+            if not taken or (len(taken) < entries and names_size + PLAIN_RECORD_MAX <= allowed.names):
+                return allowed.room - size  # nothing more fits: no limit stopped the search, or very long attributes

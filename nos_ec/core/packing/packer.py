@@ -27,8 +27,10 @@ from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Generic
 
+from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
 from nos_ec.core.geometry import CHUNK_SIZE_MIN, PAGE, Geometry
 from nos_ec.core.header import (
+    ATTRIBUTES_FIXED,
     ENTRY_SIZE,
     NAME_RECORD_FIXED,
     PREAMBLE_SIZE,
@@ -38,8 +40,12 @@ from nos_ec.core.header import (
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX
 from nos_ec.core.packing.plan import Candidate, GroupPlan, P, PlacedObject
 
-NAME_RECORD_MAX = NAME_RECORD_FIXED + BUCKET_BYTES_MAX + NAME_BYTES_MAX
+PLAIN_RECORD_MAX = NAME_RECORD_FIXED + BUCKET_BYTES_MAX + NAME_BYTES_MAX
+"""Bytes of the largest name record without attributes, before compression."""
+NAME_RECORD_MAX = PLAIN_RECORD_MAX + ATTRIBUTES_FIXED + ATTRIBUTES_SIZE_MAX
 """Bytes of the largest name record before compression."""
+ATTRIBUTES_ROOM = names_size_max(NAME_RECORD_MAX) - names_size_max(PLAIN_RECORD_MAX)
+"""Bytes by which the largest object that can be packed is smaller if it has attributes."""
 
 NAMES_AHEAD = 8
 """Objects of average name size for which an allowance reserves room near the front."""
@@ -51,12 +57,15 @@ assert names_size_max(NAME_RECORD_MAX) + PAGE < CHUNK_SIZE_MIN, "a front of one 
 
 
 def size_max(geometry: Geometry) -> int:
-    """Bytes of the largest object that every policy can plan: a group of its own, with the longest name."""
-    return geometry.group_size_max - PAGE - names_size_max(NAME_RECORD_MAX)
+    """Bytes of the largest object without attributes that every policy can plan: a group of its own, with the longest
+    name."""
+    return geometry.group_size_max - PAGE - names_size_max(PLAIN_RECORD_MAX)
 
 
 def check_candidate(candidate: Candidate[P], size_max: int) -> None:
-    """Raise ValueError for a candidate that no merge list may take."""
+    """Raise ValueError for a candidate that no merge list may take. size_max: for objects without attributes."""
+    if candidate.name_size > PLAIN_RECORD_MAX:
+        size_max -= ATTRIBUTES_ROOM
     if not 1 <= candidate.size <= size_max:
         raise ValueError(f"object of {candidate.size} bytes: only 1 to {size_max} bytes can be packed")
     if not 0 <= candidate.name_size <= NAME_RECORD_MAX:

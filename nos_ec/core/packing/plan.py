@@ -90,8 +90,9 @@ class MergeList(Protocol[P]):
     """
 
     def add(self, candidate: Candidate[P]) -> None:
-        """Take a candidate. Raises ValueError when its size is not between 1 and `size_max`, its name record is
-        larger than any valid name makes, or it already waits in a merge list."""
+        """Take a candidate. Raises ValueError when its size is not between 1 and `size_max`, less ATTRIBUTES_ROOM
+        (packer.py) with a name record that only attributes make so large, its name record is larger than any valid name
+        and attributes make, or it already waits in a merge list."""
         ...
 
     def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan[P] | None:
@@ -116,5 +117,5 @@ class MergeList(Protocol[P]):
 
     @property
     def size_max(self) -> int:
-        """Largest object that can be packed (bytes)."""
+        """Largest object without attributes that can be packed (bytes)."""
         ...

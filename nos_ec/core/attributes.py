@@ -1,0 +1,69 @@
+"""Attributes of an object: what clients say of it besides its name and bytes, such as a content type, user metadata,
+tags, an expiry. They belong to one version of it and never change.
+
+Everything but this module, and what talks to clients, passes them on as bytes that it does not look into. No
+attributes are no bytes. Otherwise the bytes are one entry per attribute, in ascending order of the names' UTF-8:
+
+    offset  size  entry
+         0     1  bytes of the attribute's name, at least 1
+         1     2  bytes of its value, little-endian
+         3        name, then value, UTF-8
+
+So a mapping has exactly one encoding (docs/adr/0023).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+from nos_ec.core.errors import Corrupt, InvalidInput
+
+ATTRIBUTES_SIZE_MAX = 8192
+"""Bytes of all entries. With it the name record of one object fits into the smallest chunk, behind a header."""
+ATTRIBUTE_NAME_BYTES_MAX = 255
+
+_ENTRY = struct.Struct("<BH")
+
+
+def encode_attributes(attributes: Mapping[str, str]) -> bytes:
+    """Raises InvalidInput for what does not fit the format."""
+    pairs = sorted((_utf8(name, "name"), _utf8(value, f"value of {name!r}")) for name, value in attributes.items())
+    for name, _ in pairs:
+        if not 1 <= len(name) <= ATTRIBUTE_NAME_BYTES_MAX:
+            raise InvalidInput(
+                f"attribute name of {len(name)} bytes of UTF-8; 1 to {ATTRIBUTE_NAME_BYTES_MAX} are possible"
+            )
+    size = sum(_ENTRY.size + len(name) + len(value) for name, value in pairs)
+    if size > ATTRIBUTES_SIZE_MAX:
+        raise InvalidInput(f"attributes take {size} bytes; the maximum is {ATTRIBUTES_SIZE_MAX}")
+    return b"".join([_ENTRY.pack(len(name), len(value)) + name + value for name, value in pairs])
+
+
+def decode_attributes(data: bytes) -> dict[str, str]:
+    """What `encode_attributes` took, in its order. Raises Corrupt, and nothing else, whatever the bytes are."""
+    found: dict[str, str] = {}
+    if len(data) > ATTRIBUTES_SIZE_MAX:
+        raise Corrupt(f"attributes: {len(data)} bytes")
+    position, before = 0, b""
+    while position < len(data):
+        if position + _ENTRY.size > len(data):
+            raise Corrupt("attributes: cut short")
+        name_length, value_length = _ENTRY.unpack_from(data, position)
+        middle = position + _ENTRY.size + name_length
+        name, position = data[position + _ENTRY.size : middle], middle + value_length
+        if position > len(data) or name <= before:
+            raise Corrupt("attributes: cut short, or not in order")
+        try:
+            found[name.decode()] = data[middle:position].decode()
+        except UnicodeDecodeError as error:
+            raise Corrupt("attributes: not UTF-8") from error
+        before = name
+    return found
+
+
+def _utf8(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"attribute {what}: {text!r} is not valid UTF-8 ({error.reason})") from error
