@@ -94,20 +94,21 @@ class Backlog:
         taken, self._unchecked = self._unchecked, []
         stale = []
         for message, asked in taken:
-            request = found.get(asked)
-            if request is None or (request.object_id, request.version) in self._known:
+            holds = found.get(asked)
+            if holds is None or (holds[0].object_id, holds[0].version) in self._known:
                 stale.append(message)
             else:
-                self.wait(_packable(message, request))
+                self.wait(_packable(message, *holds))
         return stale
 
-    def _found(self) -> dict[PackRequest | NamedVersion, PackRequest]:
-        """The requests taken that still hold, completed from their rows where they only name a version."""
+    def _found(self) -> dict[PackRequest | NamedVersion, tuple[PackRequest, bytes]]:
+        """The requests taken that still hold, completed from their rows where they only name a version, and the
+        attributes of their objects."""
         requests = [request for _, request in self._unchecked if isinstance(request, PackRequest)]
         named = [request for _, request in self._unchecked if isinstance(request, NamedVersion)]
-        found: dict[PackRequest | NamedVersion, PackRequest] = {}
+        found: dict[PackRequest | NamedVersion, tuple[PackRequest, bytes]] = {}
         if requests:
-            found |= {request: request for request in self._metadata.still_landed(requests)}
+            found |= {request: (request, having) for request, having in self._metadata.still_landed(requests).items()}
         if named:
             found.update(self._metadata.complete(named, self._clock.now_ms() + CLOCK_MARGIN_MS).items())
         return found
@@ -146,7 +147,7 @@ class Backlog:
                 self.wait(packable)
 
 
-def _packable(message: Message, request: PackRequest) -> Packable:
+def _packable(message: Message, request: PackRequest, attributes: bytes) -> Packable:
     return Packable(
         object_id=request.object_id,
         key=request.key,
@@ -156,4 +157,5 @@ def _packable(message: Message, request: PackRequest) -> Packable:
         source=request.landing_id,
         request=request,
         tickets=((message.partition, message.offset),),
+        attributes=attributes,
     )

@@ -71,7 +71,9 @@ class ForwardResult:
 
 def record_bytes(row: ObjectRow) -> int:
     """About what its record takes: with the header, so that a segment full of tiny objects is not taken for sparse."""
-    return RECORD_HEADER_SIZE + len(row.key.bucket.encode()) + len(row.key.name.encode()) + row.size
+    return (
+        RECORD_HEADER_SIZE + len(row.key.bucket.encode()) + len(row.key.name.encode()) + len(row.attributes) + row.size
+    )
 
 
 class RecordReader(Protocol):
@@ -234,7 +236,7 @@ class CopyForward:
             except NosError as error:
                 failure = failure or error
             else:
-                good.append((row, source, NewCopy(row.key, data, row.crc32c)))
+                good.append((row, source, NewCopy(row.key, data, row.crc32c, row.attributes)))
         if not good:
             return ForwardResult(), failure
         landed = self._lander.land([copy for _, _, copy in good])

@@ -23,6 +23,7 @@ class GroupItem:
     crc32c: int
     segment: tuple[int, int] | None = None
     """(offset in the object, size of the object) for a segment of a large object."""
+    attributes: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) 
     """Returns the stripe_count x stripe_size bytes of a group, copied once. Raises ValueError when items overlap the
     header, the names or each other, or do not fit into the group (a bug)."""
     front = header_length(len(items))
-    names = encode_names([NameRecord(item.key.bucket, item.key.name, item.segment) for item in items])
+    names = encode_names([NameRecord(item.key.bucket, item.key.name, item.segment, item.attributes) for item in items])
     if items and front + len(names) > min(item.offset for item in items):
         raise ValueError(f"header and names take {front + len(names)} bytes and overlap the first object")
     header = GroupHeader(

@@ -1,4 +1,4 @@
-"""Reads the headers of a block, and nothing else in it."""
+"""Reads the headers of a block, and the names behind one of them; nothing else in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.geometry import PAGE
-from nos_ec.core.header import GroupHeader, decode_header, peek_length
+from nos_ec.core.header import GroupHeader, NameRecord, decode_header, decode_names, peek_length
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
 
@@ -85,3 +85,15 @@ def _decode(page: bytes | None, rest: bytes | None, block_id: BlockId, stripe: i
         return decode_header(page + rest, block_id, stripe)
     except Corrupt:
         return None
+
+
+def read_names(blocks: BlockStore, header: GroupHeader) -> list[NameRecord]:
+    """The name records of a group, in the order of the header's entries; none if it was written without names.
+
+    Raises Corrupt when they are damaged, NotFound when the block is gone, Transient.
+    """
+    if not header.names_length:
+        return []
+    start = header.first_stripe * blocks.geometry.stripe_size + header.names_offset
+    data = blocks.read(header.block_id, start, header.names_length)
+    return decode_names(data, header.names_crc32c, len(header.entries))

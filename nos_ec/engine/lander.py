@@ -13,11 +13,12 @@ from nos_ec.core.ids import LandingId, ObjectKey
 
 @dataclass(frozen=True, slots=True)
 class NewCopy:
-    """The bytes of one PUT, at least one, and their CRC32C."""
+    """The bytes of one PUT, at least one, their CRC32C, and the attributes of the object."""
 
     key: ObjectKey
     data: bytes
     crc32c: int
+    attributes: bytes = b""
 
 
 class LandedBatch(Protocol):

@@ -58,7 +58,7 @@ class LargeObjects:
         self._held = held
         self._trail = trail
 
-    def put(self, key: ObjectKey, head: bytes, rest: ByteStream) -> ObjectRow:
+    def put(self, key: ObjectKey, head: bytes, rest: ByteStream, attributes: bytes = b"") -> ObjectRow:
         """Store `head` followed by all of `rest`. Durable on return.
 
         Raises NoSpace, Transient, LeaseLost. The blocks written so far are then left to recovery, which deletes
@@ -69,7 +69,7 @@ class LargeObjects:
             version = self._metadata.next_version(key, self._clock.now_ms())
             made: list[BlockId] = []
             try:
-                new = self._write(key, version, head, rest, held.lease, made)
+                new = self._write(key, version, head, rest, attributes, held.lease, made)
                 kill_point("large.written")
                 self._metadata.record_large(new, held.lease, self._clock.now_ms())
             except NosError as error:
@@ -92,7 +92,14 @@ class LargeObjects:
             raise Conflict(f"{new.key}: deleted by another client while it was being stored", key=new.key) from None
 
     def _write(
-        self, key: ObjectKey, version: int, head: bytes, rest: ByteStream, lease: Lease, made: list[BlockId]
+        self,
+        key: ObjectKey,
+        version: int,
+        head: bytes,
+        rest: ByteStream,
+        attributes: bytes,
+        lease: Lease,
+        made: list[BlockId],
     ) -> NewLargeObject:
         """Write all segments. Adds the id of each block to `made` when it is allocated, so that `made` is right after a
         failure too."""
@@ -101,28 +108,38 @@ class LargeObjects:
         size = 0
         segments: list[Segment] = []
         block_stripes: list[int] = []
-        for data, last in self._cut(key, head, rest):
+        front = self._front(key, attributes)
+        for data, last in self._cut(front, head, rest):
             md5.update(data)
             crc32c = google_crc32c.extend(crc32c, data)
             # The size of a stream is known only at its end, so the last segment carries it and the others have 0.
-            span = (size, size + len(data) if last else 0)
-            segment, stripes = self._write_block(key, version, data, span, lease, made)
+            item = GroupItem(
+                key,
+                version,
+                front,
+                data,
+                google_crc32c.value(data),
+                segment=(size, size + len(data) if last else 0),
+                attributes=attributes if last else b"",
+            )
+            segment, stripes = self._write_block(item, lease, made)
             size += len(data)
             segments.append(segment)
             block_stripes.append(stripes)
-        return NewLargeObject(key, version, size, crc32c, md5.digest(), segments, block_stripes)
+        return NewLargeObject(key, version, size, crc32c, md5.digest(), segments, block_stripes, attributes)
 
-    def _front(self, key: ObjectKey) -> int:
-        record_size = name_record_size(key.bucket, key.name, segment=(0, 0))
+    def _front(self, key: ObjectKey, attributes: bytes) -> int:
+        """Bytes of header and name. Those of the last segment, which nobody knows to be the last when it is cut."""
+        record_size = name_record_size(key.bucket, key.name, (0, 0), attributes)
         return header_length(1) + names_size_max(record_size)
 
-    def _cut(self, key: ObjectKey, head: bytes, rest: ByteStream) -> Iterator[tuple[bytes, bool]]:
-        """Cut the stream into pieces that fit into a block behind header and name. Yields (piece, whether it is the
-        last).
+    def _cut(self, front: int, head: bytes, rest: ByteStream) -> Iterator[tuple[bytes, bool]]:
+        """Cut the stream into pieces that fit into a block behind header and name, `front` bytes. Yields (piece,
+        whether it is the last).
 
         One byte is read ahead, to learn whether anything follows a piece that fills its block.
         """
-        capacity = self._blocks.geometry.block_size - self._front(key)
+        capacity = self._blocks.geometry.block_size - front
         while True:
             head += read_up_to(rest, max(0, capacity + 1 - len(head)))
             if len(head) <= capacity:
@@ -131,21 +148,10 @@ class LargeObjects:
             yield head[:capacity], False
             head = head[capacity:]
 
-    def _write_block(
-        self,
-        key: ObjectKey,
-        version: int,
-        data: bytes,
-        span: tuple[int, int],
-        lease: Lease,
-        made: list[BlockId],
-    ) -> tuple[Segment, int]:
+    def _write_block(self, item: GroupItem, lease: Lease, made: list[BlockId]) -> tuple[Segment, int]:
         geometry = self._blocks.geometry
-        front = self._front(key)
-        stripes = geometry.stripes_for(front + len(data))
+        stripes = geometry.stripes_for(item.offset + len(item.data))
         require_room(self._blocks, stripes * geometry.stripe_size, self._reserve_bytes)
-        crc32c = google_crc32c.value(data)
-        item = GroupItem(key, version, front, data, crc32c, segment=span)
         for tries_left in reversed(range(APPEND_TRIES)):
             block_id = self._placement.new_block_id()
             self._metadata.allocate_block(lease, block_id, BlockKind.LARGE, self._clock.now_ms())
@@ -153,7 +159,7 @@ class LargeObjects:
             kill_point("large.allocated")
             try:
                 self._fill(block_id, stripes, item, lease)
-                return Segment(Extent(block_id, front, len(data)), crc32c), stripes
+                return Segment(Extent(block_id, item.offset, len(item.data)), item.crc32c), stripes
             except NosError as error:
                 # The block stays with this lease; releasing the lease at the end of the PUT leaves it to recovery.
                 if not tries_left or not another_place_may_do(self._placement, error):

@@ -30,6 +30,7 @@ class Packable:
     source: LandingId | Extent
     request: PackRequest | None = field(default=None, compare=False)
     tickets: tuple[tuple[int, int], ...] = ()
+    attributes: bytes = b""
     patient: bool = field(default=False, compare=False)
 
     @property
@@ -37,9 +38,14 @@ class Packable:
         """The block it is in now; None while it is in the landing store."""
         return self.source.block_id if isinstance(self.source, Extent) else None
 
+    @property
+    def name_size(self) -> int:
+        """Bytes of its name record before compression."""
+        return name_record_size(self.key.bucket, self.key.name, None, self.attributes)
+
     def candidate(self, now_ms: int) -> Candidate[Packable]:
         """The merge-list candidate that represents it."""
-        return Candidate(self.size, name_record_size(self.key.bucket, self.key.name), self, now_ms)
+        return Candidate(self.size, self.name_size, self, now_ms)
 
 
 def crc_checked(data: bytes, size: int, crc32c: int, key: ObjectKey, what: str) -> bytes:

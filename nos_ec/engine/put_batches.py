@@ -17,13 +17,14 @@ from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
 
 @dataclass(frozen=True, slots=True)
 class NewPut:
-    """A small object to store. due_ms: when the producer should publish it."""
+    """A small object to store. due_ms: when the producer should publish it. attributes: see core.attributes."""
 
     key: ObjectKey
     data: bytes
     crc32c: int
     md5: bytes
     due_ms: int
+    attributes: bytes = b""
 
 
 class PutBatches:
@@ -59,7 +60,7 @@ class PutBatches:
         return answers
 
     def _land(self, puts: Sequence[NewPut], *, together: bool) -> LandedBatch:
-        copies = [NewCopy(put.key, put.data, put.crc32c) for put in puts if put.data]
+        copies = [NewCopy(put.key, put.data, put.crc32c, put.attributes) for put in puts if put.data]
         if not copies:
             return _NotLanded([])
         try:
@@ -78,7 +79,8 @@ class PutBatches:
         answers: dict[int, ObjectRow | NosError] = {}
         for index, (put, place) in enumerate(zip(puts, places, strict=True)):
             if not isinstance(place, NosError):
-                new[index] = NewObject(put.key, len(put.data), put.crc32c, put.md5, place, put.due_ms)
+                size = len(put.data)
+                new[index] = NewObject(put.key, size, put.crc32c, put.md5, place, put.due_ms, put.attributes)
             elif together:
                 raise place
             else:

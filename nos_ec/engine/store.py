@@ -18,6 +18,7 @@ from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound, Transi
 from nos_ec.core.ids import ObjectKey, in_log
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
 from nos_ec.engine.large import LargeObjects
 from nos_ec.engine.location_cache import LocationCache
 from nos_ec.engine.packable import crc_checked
@@ -42,7 +43,8 @@ READ_TRIES = 10
 @dataclass(frozen=True, slots=True)
 class PutOptions:
     """min_age_ms: how old an object must be before the producer publishes it. reservation_ms: how long a PUT may
-    take before its landing copy counts as abandoned. packed_size_max: larger objects go to blocks of their own."""
+    take before its landing copy counts as abandoned. packed_size_max: larger objects go to blocks of their own. It is
+    ATTRIBUTES_ROOM less for objects with attributes."""
 
     min_age_ms: int
     reservation_ms: int
@@ -83,23 +85,25 @@ class Store:
         return self._options.packed_size_max
 
     # --- writing ----------------------------------------------------------------------------------
-    def put(self, key: ObjectKey, stream: ByteStream) -> ObjectRow:
-        """Store an object; durable on return. Overwrites. Holds at most one block in memory.
+    def put(self, key: ObjectKey, stream: ByteStream, attributes: bytes = b"") -> ObjectRow:
+        """Store an object; durable on return. Overwrites. Holds at most one block in memory. attributes: see
+        core.attributes.
 
         Small objects that several threads store at the same time share transactions (nos_ec.engine.put_queue). Raises
         NoSpace, Transient. After an error the old version, if any, is still current.
         """
         self._puts.wait_for_room()
-        head = read_up_to(stream, self._options.packed_size_max + 1)
-        if len(head) > self._options.packed_size_max:
+        packed_size_max = self._options.packed_size_max - (ATTRIBUTES_ROOM if attributes else 0)
+        head = read_up_to(stream, packed_size_max + 1)
+        if len(head) > packed_size_max:
             try:
-                return self._large.put(key, head, stream)
+                return self._large.put(key, head, stream, attributes)
             finally:
                 self._locations.forget([key])
-        return self._puts.put(self._new_put(key, head))
+        return self._puts.put(self._new_put(key, head, attributes))
 
     def put_many(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> list[ObjectRow]:
-        """Store several small objects as one batch, for bulk loads: all of them or none.
+        """Store several small objects without attributes as one batch, for bulk loads: all of them or none.
 
         Raises InvalidInput when one is over `packed_size_max` (use `put`), NoSpace, Transient.
         """
@@ -215,9 +219,10 @@ class Store:
         return self._metadata.list_buckets(after, limit)
 
     # --- parts ------------------------------------------------------------------------------------
-    def _new_put(self, key: ObjectKey, data: bytes) -> NewPut:
+    def _new_put(self, key: ObjectKey, data: bytes, attributes: bytes = b"") -> NewPut:
         md5 = hashlib.md5(data, usedforsecurity=False).digest()
-        return NewPut(key, data, google_crc32c.value(data), md5, self._clock.now_ms() + self._options.min_age_ms)
+        due_ms = self._clock.now_ms() + self._options.min_age_ms
+        return NewPut(key, data, google_crc32c.value(data), md5, due_ms, attributes)
 
     def _read(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
         """Read from where the row says. When the bytes are gone or damaged there, look the row up again: the object may

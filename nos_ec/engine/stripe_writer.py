@@ -172,7 +172,14 @@ class StripeWriter:
         outcomes = self._sources.read(packables)
         for placed, packable, outcome in zip(plan.placed, packables, outcomes, strict=True):
             if isinstance(outcome, bytes):
-                item = GroupItem(packable.key, packable.version, placed.offset, outcome, packable.crc32c)
+                item = GroupItem(
+                    packable.key,
+                    packable.version,
+                    placed.offset,
+                    outcome,
+                    packable.crc32c,
+                    attributes=packable.attributes,
+                )
                 items.append((packable, item))
             elif isinstance(outcome, Transient):
                 unread.append(Failure(packable, outcome))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nos_ec.core.errors import InvalidInput
+from nos_ec.core.attributes import decode_attributes
+from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.ports.metadata import ObjectRow
@@ -15,7 +16,8 @@ class ObjectInfo:
     """One version of an object. size: bytes. crc32c, md5 (16 bytes): of all of them. state: where they were when this
     was read. created_ms: when the version was stored, in Unix milliseconds.
 
-    `get` and `open_read` take it in place of a key, and then read exactly this version.
+    `attributes` are those that its PUT gave it. `get` and `open_read` take it in place of a key, and then read exactly
+    this version.
     """
 
     key: ObjectKey
@@ -28,10 +30,23 @@ class ObjectInfo:
     row: ObjectRow = field(repr=False, compare=False)
     """For this package alone: it says where the bytes are."""
 
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Raises Corrupt when they are damaged."""
+        return attributes_of(self.row)
+
 
 def info_of(row: ObjectRow) -> ObjectInfo:
     """The public part of a row."""
     return ObjectInfo(row.key, row.version, row.size, row.crc32c, row.md5, row.state, row.created_ms, row)
+
+
+def attributes_of(row: ObjectRow) -> dict[str, str]:
+    """The attributes of an object. Raises Corrupt, which carries its key."""
+    try:
+        return decode_attributes(row.attributes)
+    except Corrupt as error:
+        raise Corrupt(f"{row.key} v{row.version}: {error}", key=row.key) from error
 
 
 def key_of(key: ObjectKey | str) -> ObjectKey:

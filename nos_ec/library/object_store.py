@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import BytesIO
 from time import perf_counter
@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from nos_ec import __version__
 from nos_ec.composition.wiring import System
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
@@ -75,13 +76,18 @@ class ObjectStore:
 
     # --- writing ----------------------------------------------------------------------------------
     def put(
-        self, key: ObjectKey | str, data: Buffer | Readable | Iterable[Buffer], size: int | None = None
+        self,
+        key: ObjectKey | str,
+        data: Buffer | Readable | Iterable[Buffer],
+        size: int | None = None,
+        attributes: Mapping[str, str] | None = None,
     ) -> ObjectInfo:
         """Store an object, durably on return; it replaces the one of that name.
 
         data: bytes, a binary file, or an iterable of bytes. size: how many bytes these are, if that is known. Then
         fewer bytes are refused, a file is not read beyond them, and bytes or an iterable with more are refused. At most
-        one block (32 MiB by default) and its coding are in memory.
+        one block (32 MiB by default) and its coding are in memory. attributes: what `ObjectInfo.attributes` returns:
+        names of at most 255 bytes, with values; 8 KiB in all, with 3 bytes beside each.
 
         After an error the previous version, if any, is still the current one, unless the outcome of the last step is
         unknown (a Transient): a repeated PUT is right in both cases. Raises InvalidInput, NoSpace, Transient, Conflict
@@ -89,19 +95,19 @@ class ObjectStore:
         lease), TypeError for data that is not binary, and what reading `data` raises.
         """
         with Request(self._requests, self._requests.puts) as request:
-            whole = key_of(key)
+            whole, given = key_of(key), encode_attributes(attributes or {})
             if isinstance(data, Buffer):
-                row = self._store.put(whole, BytesIO(_of_size(data, size)))
+                row = self._store.put(whole, BytesIO(_of_size(data, size)), given)
             else:
                 source = PutSource(data, size, self._requests.timer)
-                row = self._store.put(whole, source)
+                row = self._store.put(whole, source, given)
                 request.leave_out(source.seconds)
             request.size = row.size
             return info_of(row)
 
     def put_many(self, objects: Sequence[tuple[ObjectKey | str, bytes]]) -> Sequence[ObjectInfo]:
-        """Store several small objects, all of them or none; much faster than one by one. Raises InvalidInput when one
-        has more than `small_bytes_max` bytes, NoSpace, Transient."""
+        """Store several small objects without attributes, all of them or none; much faster than one by one. Raises
+        InvalidInput when one has more than `small_bytes_max` bytes, NoSpace, Transient."""
         with Request(self._requests, self._requests.puts):
             rows = self._store.put_many([(key_of(key), data) for key, data in objects])
         for row in rows:

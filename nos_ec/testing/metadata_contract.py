@@ -26,6 +26,7 @@ from nos_ec.ports.metadata import (
     StoredTotals,
 )
 from nos_ec.testing.audit import counted_totals
+from nos_ec.testing.metadata_attribute_contract import AttributeContract
 from nos_ec.testing.metadata_bench import (
     GEOMETRY,
     HEADER,
@@ -928,6 +929,7 @@ class MetadataContract(
     MetadataSuite,
     IdentityContract,
     PutContract,
+    AttributeContract,
     LargeContract,
     LookUpContract,
     ProducerContract,

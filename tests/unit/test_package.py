@@ -35,7 +35,7 @@ SIGNATURES = {
     "ObjectKey": "(bucket: 'str', name: 'str') -> None",
     "ObjectStore": "(system: 'System') -> 'None'",
     "ObjectStore.put": "(self, key: 'ObjectKey | str', data: 'Buffer | Readable | Iterable[Buffer]',"
-    " size: 'int | None' = None) -> 'ObjectInfo'",
+    " size: 'int | None' = None, attributes: 'Mapping[str, str] | None' = None) -> 'ObjectInfo'",
     "ObjectStore.put_many": "(self, objects: 'Sequence[tuple[ObjectKey | str, bytes]]') -> 'Sequence[ObjectInfo]'",
     "ObjectStore.get": "(self, key: 'ObjectKey | str | ObjectInfo', start: 'int' = 0, length: 'int | None' = None)"
     " -> 'bytes'",

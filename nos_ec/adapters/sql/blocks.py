@@ -18,6 +18,7 @@ from sqlalchemy import (
     exists,
     func,
     insert,
+    null,
     or_,
     select,
     union_all,
@@ -120,10 +121,10 @@ def _condemned(until: ColumnElement[bool]) -> Select[Any]:
 CONDEMNED = _condemned(_B.delete_after_ms <= bindparam("now_ms"))
 FAR_CONDEMNED = _condemned(_B.delete_after_ms > bindparam("far_ms"))
 PLACED = union_all(
-    select(_O.object_id, _O.bucket, _O.name, _O.version, _O.block_offset, _O.size.label("length"), _O.crc32c).where(
-        _O.block_id == bindparam("block_id")
-    ),
-    select(_S.object_id, _O.bucket, _O.name, _S.version, _S.block_offset, _S.length, _S.crc32c)
+    select(
+        _O.object_id, _O.bucket, _O.name, _O.version, _O.block_offset, _O.size.label("length"), _O.crc32c, _O.attributes
+    ).where(_O.block_id == bindparam("block_id")),
+    select(_S.object_id, _O.bucket, _O.name, _S.version, _S.block_offset, _S.length, _S.crc32c, null())
     .join_from(SEGMENTS, OBJECTS, and_(_O.object_id == _S.object_id, _O.version == _S.version))
     .where(_S.block_id == bindparam("block_id")),
 )
@@ -270,8 +271,8 @@ def page(connection: Connection, after: BlockId | None, limit: int) -> list[Bloc
 def placed_in(connection: Connection, block_id: BlockId) -> list[Placed]:
     """See `Metadata.placed_in`. One statement, so that it sees a single point in time."""
     placed = [
-        Placed(object_id, ObjectKey(bucket, name), version, Extent(block_id, offset, length), crc32c)
-        for object_id, bucket, name, version, offset, length, crc32c in connection.execute(
+        Placed(object_id, ObjectKey(bucket, name), version, Extent(block_id, offset, length), crc32c, attributes)
+        for object_id, bucket, name, version, offset, length, crc32c, attributes in connection.execute(
             PLACED, {"block_id": block_id}
         )
     ]

@@ -37,7 +37,7 @@ from nos_ec.ports.metadata import BlockRow, GroupCommit, Move
 
 _O, _B = OBJECTS.c, BLOCKS.c
 _MOVES = JsonRows(
-    "moves", optional="from_block", object_id=0, version=0, from_block=ID_BYTES, block_offset=0, length=0, number=0
+    "moves", optional=["from_block"], object_id=0, version=0, from_block=ID_BYTES, block_offset=0, length=0, number=0
 )
 _FROM_LANDING = sorted(state for state in object_sources(ObjectEvent.PACK) if state.in_landing)
 _PACKED = advance_object(ObjectState.PACKED, ObjectEvent.PACK)

@@ -28,6 +28,8 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import TableValuedAlias
 
+_VARCHAR_BYTES_MAX = 2048
+
 
 class _JsonFunction(FunctionElement[Any]):
     """The base of one subclass per shape: SQLAlchemy's statement cache distinguishes elements by class."""
@@ -46,19 +48,25 @@ def _json_each(element: _JsonFunction, compiler: Any, **options: Any) -> str:
 @compiles(_JsonFunction, "mariadb")
 def _json_table(element: _JsonFunction, compiler: Any, **options: Any) -> str:
     columns = ", ".join(
-        f"{name} {f'VARCHAR({2 * bytes_max})' if bytes_max else 'DECIMAL(20,0)'} PATH '$[{i}]'"
-        for i, (name, bytes_max) in enumerate(element.shape)
+        f"{name} {_type_of(bytes_max)} PATH '$[{i}]'" for i, (name, bytes_max) in enumerate(element.shape)
     )
     return f"JSON_TABLE({compiler.process(element.clauses, **options)}, '$[*]' COLUMNS ({columns}))"
+
+
+def _type_of(bytes_max: int) -> str:
+    """A row has room for few long VARCHARs, but for any number of TEXTs, which cost more."""
+    if bytes_max > _VARCHAR_BYTES_MAX:
+        return "TEXT"
+    return f"VARCHAR({2 * bytes_max})" if bytes_max else "DECIMAL(20,0)"
 
 
 class JsonRows:
     """Rows bound to the parameter `parameter`. A column's number is its size in bytes; 0 means an integer.
 
-    Values of the one `optional` column may be None.
+    Values of the `optional` columns may be None.
     """
 
-    def __init__(self, parameter: str, *, optional: str = "", **columns: int) -> None:
+    def __init__(self, parameter: str, *, optional: Sequence[str] = (), **columns: int) -> None:
         self.parameter = parameter
         self._sizes = columns
         self._optional = optional
@@ -73,15 +81,15 @@ class JsonRows:
         plain: ColumnElement[Any] = self.table.c[name]
         if not self._sizes[name]:
             return cast(plain, BigInteger)
-        return func.unhex(func.nullif(plain, "") if name == self._optional else plain, type_=LargeBinary)
+        return func.unhex(func.nullif(plain, "") if name in self._optional else plain, type_=LargeBinary)
 
     def missing(self, name: str) -> ColumnElement[bool]:
         """An expression that is true where the optional column has no id."""
-        assert name == self._optional, f"{name} is not optional"
+        assert name in self._optional, f"{name} is not optional"
         return self.table.c[name] == ""
 
     def dump(self, rows: Iterable[Sequence[int | bytes | None]]) -> dict[str, str]:
-        """Return the parameter for these rows, each in column order. Only the optional column may hold None."""
+        """Return the parameter for these rows, each in column order. Only optional columns may hold None."""
         given: list[list[int | bytes | str | None]] = [list(row) for row in rows]
         for at in self._ids_at:
             for row in given:

@@ -44,7 +44,8 @@ FAILURES = (pymysql.err.Error, SQLAlchemyError, ReadOnlyServer)
 BY_KEY = (
     f"SELECT CONCAT_WS(' ', {READ_ONLY_FLAGS},"  # noqa: S608 - our own words
     " (SELECT CONCAT_WS(' ', object_id, version, size, crc32c, HEX(md5), state, created_ms,"
-    " COALESCE(HEX(landing_id), ''), COALESCE(HEX(block_id), ''), COALESCE(block_offset, ''))"
+    " COALESCE(HEX(landing_id), ''), COALESCE(HEX(block_id), ''), COALESCE(block_offset, ''),"
+    " COALESCE(HEX(attributes), ''))"
     " FROM objects WHERE bucket = %s AND name = %s))"
 )
 """The flags, and the row if there is one. Ids are hexadecimal text. NULL is empty text, because CONCAT_WS would skip a
@@ -123,7 +124,9 @@ def _asked(cursor: Any, key: ObjectKey) -> str:
 
 def _object_row(key: ObjectKey, found: str) -> ObjectRow:
     """The row in an answer to BY_KEY, as a value of the port."""
-    object_id, version, size, crc32c, md5, state, created_ms, landing_id, block_id, offset = found.split(" ")
+    object_id, version, size, crc32c, md5, state, created_ms, landing_id, block_id, offset, attributes = found.split(
+        " "
+    )
     now = ObjectState(state)
     return ObjectRow(
         object_id=int(object_id),
@@ -136,4 +139,5 @@ def _object_row(key: ObjectKey, found: str) -> ObjectRow:
         landing_id=LandingId(bytes.fromhex(landing_id)) if now.in_landing else None,
         extent=Extent(BlockId(bytes.fromhex(block_id)), int(offset), int(size)) if now is ObjectState.PACKED else None,
         created_ms=int(created_ms),
+        attributes=bytes.fromhex(attributes),
     )

@@ -158,11 +158,11 @@ class _SqlObjects(_SqlPart):
         """See the port."""
         return self._write(objects.mark_published, rows, due_ms)
 
-    def complete(self, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, PackRequest]:
+    def complete(self, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, tuple[PackRequest, bytes]]:
         """See the port."""
         return self._read(objects.complete, named, due_ms) if named else {}
 
-    def still_landed(self, requests: Sequence[PackRequest]) -> frozenset[PackRequest]:
+    def still_landed(self, requests: Sequence[PackRequest]) -> dict[PackRequest, bytes]:
         """See the port."""
         return self._read(objects.still_landed, requests)
 

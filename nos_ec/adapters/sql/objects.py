@@ -13,9 +13,9 @@ from sqlalchemy import (
     Connection,
     LargeBinary,
     Select,
+    and_,
     bindparam,
     delete,
-    exists,
     func,
     or_,
     select,
@@ -108,9 +108,12 @@ _REQUESTS = JsonRows(
     landing_id=ID_BYTES,
     number=0,
 )
-NO_LONGER_LANDED = select(_REQUESTS["number"]).where(
-    ~exists(
-        select(_O.object_id).where(
+NOT_AS_ASKED = looked_up(
+    select(_REQUESTS["number"], _O.object_id, _O.attributes)
+    .join_from(
+        _REQUESTS.table,
+        OBJECTS,
+        and_(
             _O.object_id == _REQUESTS["object_id"],
             _O.version == _REQUESTS["version"],
             _O.bucket == _REQUESTS["bucket"],
@@ -119,10 +122,14 @@ NO_LONGER_LANDED = select(_REQUESTS["number"]).where(
             _O.crc32c == _REQUESTS["crc32c"],
             _O.landing_id == _REQUESTS["landing_id"],
             _O.state.in_(sorted(state for state in ObjectState if state.in_landing)),
-        )
+        ),
+        isouter=True,
     )
+    .where(or_(_O.object_id.is_(None), _O.attributes.is_not(None))),
+    OBJECTS,
 )
-"""Selects the requests that no longer hold. Nearly all of them still do, so hardly any rows come back."""
+"""Selects the requests that no longer hold, without an object id, and those of objects with attributes. Nearly all of
+the others still hold, so hardly any rows come back."""
 OLDEST_LANDING_ID = (
     by_index(select(_W.landing_id), WAITING, "PRIMARY")
     .where(_W.landing_id >= bindparam("least", type_=_W.landing_id.type))
@@ -343,11 +350,13 @@ def make_due(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> 
     return connection.execute(MAKE_DUE, {**listed, "due": now_ms}).rowcount
 
 
-def complete(connection: Connection, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, PackRequest]:
+def complete(
+    connection: Connection, named: Sequence[NamedVersion], due_ms: int
+) -> dict[NamedVersion, tuple[PackRequest, bytes]]:
     """See `Metadata.complete`."""
     listed = _NAMED.dump((utf8(n.key.bucket), utf8(n.key.name), n.version) for n in dict.fromkeys(named))
     rows = [object_row(row) for row in connection.execute(COMPLETE, {**listed, "due": due_ms})]
-    return {NamedVersion(row.key, row.version): _request(row) for row in rows}
+    return {NamedVersion(row.key, row.version): (_request(row), row.attributes) for row in rows}
 
 
 def _request(row: ObjectRow) -> PackRequest:
@@ -355,17 +364,21 @@ def _request(row: ObjectRow) -> PackRequest:
     return PackRequest(row.object_id, row.key, row.version, row.size, row.crc32c, row.landing_id)
 
 
-def still_landed(connection: Connection, requests: Sequence[PackRequest]) -> frozenset[PackRequest]:
+def still_landed(connection: Connection, requests: Sequence[PackRequest]) -> dict[PackRequest, bytes]:
     """See `Metadata.still_landed`."""
     if not requests:
-        return frozenset()
+        return {}
     listed = _REQUESTS.dump(
         (r.object_id, r.version, utf8(r.key.bucket), utf8(r.key.name), r.size, r.crc32c, r.landing_id, number)
         for number, r in enumerate(requests)
     )
-    return frozenset(requests).difference(
-        requests[number] for (number,) in connection.execute(NO_LONGER_LANDED, listed)
-    )
+    found = dict.fromkeys(requests, b"")
+    for number, object_id, attributes in connection.execute(NOT_AS_ASKED, listed):
+        if object_id is None:
+            found.pop(requests[number], None)
+        else:
+            found[requests[number]] = attributes
+    return found
 
 
 def _bytes(name: str, value: bytes) -> BindParameter[bytes]:

@@ -23,6 +23,7 @@ from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import IDS, by_index, by_keys, delete_listed, id_rows, key_rows, require_all
 from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS
+from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, segment_of
@@ -35,8 +36,9 @@ _LANDED, _LARGE, _EMPTY = (
     advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.STORE, ObjectEvent.KEEP)
 )
 _NEW = JsonRows(
-    "new", optional="landing_id", object_id=0, version=0, size=0, crc32c=0, md5=ID_BYTES, landing_id=ID_BYTES
+    "new", optional=["landing_id"], object_id=0, version=0, size=0, crc32c=0, md5=ID_BYTES, landing_id=ID_BYTES
 )
+_NEW_ATTRIBUTES = JsonRows("attributed", object_id=0, attributes=ATTRIBUTES_SIZE_MAX)
 
 LOCK_ENTRIES = looked_up(
     select(_D.landing_id, _D.object_id, _D.version, _D.doomed)
@@ -65,8 +67,15 @@ OVERWRITE = (
         block_id=null(),
         block_offset=null(),
         created_ms=bindparam("created", type_=BigInteger),
+        attributes=null(),
     )
 )
+SET_ATTRIBUTES = (
+    UpdateListed(OBJECTS)
+    .where(_O.object_id == _NEW_ATTRIBUTES["object_id"])
+    .values(attributes=_NEW_ATTRIBUTES["attributes"])
+)
+"""Follows OVERWRITE, for the objects that have some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +219,7 @@ def _landed(one: NewObject, object_id: int, version: int, created_ms: int) -> Ob
         landing_id=one.landing_id,
         extent=None,
         created_ms=created_ms,
+        attributes=one.attributes,
     )
 
 
@@ -226,6 +236,10 @@ def _overwrite(
         for row in sorted(rows, key=lambda row: row.object_id)
     )
     require_all(connection.execute(OVERWRITE, {**listed, "created": now_ms}).rowcount, len(rows), "objects")
+    attributed = sorted((row.object_id, row.attributes) for row in rows if row.attributes)
+    if attributed:
+        set_now = connection.execute(SET_ATTRIBUTES, _NEW_ATTRIBUTES.dump(attributed)).rowcount
+        require_all(set_now, len(attributed), "objects")
     return {row.key: row for row in rows}
 
 
@@ -234,6 +248,7 @@ def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> di
     if not new:
         return {}
     version = objects.next_version(None, now_ms)
+    attributed = any(one.attributes for one in new)
     # One multi-row INSERT of literal rows, in key order: INSERT ... SELECT would hold MySQL's auto-increment lock.
     listed = [
         {
@@ -246,6 +261,7 @@ def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> di
             "state": _EMPTY if one.landing_id is None else _LANDED,
             "landing_id": one.landing_id,
             "created_ms": now_ms,
+            **({"attributes": one.attributes} if attributed else {}),
         }
         for one in sorted(new, key=lambda one: (one.key.bucket.encode(), one.key.name.encode()))
     ]
@@ -332,6 +348,7 @@ def _put_large_row(connection: Connection, current: ObjectRow | None, new: NewLa
         "block_id": None,
         "block_offset": None,
         "created_ms": now_ms,
+        "attributes": new.attributes,
     }
     if current is not None:
         connection.execute(update(OBJECTS).where(_O.object_id == current.object_id).values(values))

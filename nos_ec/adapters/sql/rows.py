@@ -29,6 +29,7 @@ OBJECT_COLUMNS: list[Column[Any]] = [
     _O.block_id,
     _O.block_offset,
     _O.created_ms,
+    _O.attributes,
 ]
 """The columns that `object_row` reads, in order."""
 
@@ -81,7 +82,9 @@ def by_primary(one: Update) -> Update:
 
 def object_row(row: Sequence[Any], due_ms: int | None = None) -> ObjectRow:
     """The ObjectRow of a row selected as OBJECT_COLUMNS."""
-    object_id, bucket, name, version, size, crc32c, md5, state, landing_id, block_id, offset, created_ms = row
+    object_id, bucket, name, version, size, crc32c, md5, state, landing_id, block_id, offset, created_ms, attributes = (
+        row
+    )
     return ObjectRow(
         object_id=object_id,
         key=ObjectKey(bucket, name),
@@ -93,6 +96,7 @@ def object_row(row: Sequence[Any], due_ms: int | None = None) -> ObjectRow:
         landing_id=LandingId(landing_id) if state.in_landing else None,
         extent=Extent(BlockId(block_id), offset, size) if state is ObjectState.PACKED else None,
         created_ms=created_ms,
+        attributes=attributes,
         due_ms=due_ms,
     )
 

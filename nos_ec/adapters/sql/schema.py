@@ -38,6 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
 from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
@@ -108,6 +109,28 @@ class Id(TypeDecorator[bytes]):
         return None if value is None else bytes(value)
 
 
+class Opaque(TypeDecorator[bytes]):
+    """Bytes that nothing here looks into. No bytes are NULL, which takes no space."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        super().__init__(bytes_max)
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in _MYSQL:
+            return dialect.type_descriptor(mysql.VARBINARY(self.bytes_max))
+        return dialect.type_descriptor(LargeBinary(self.bytes_max))
+
+    def process_bind_param(self, value: bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        return value or None
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> bytes:  # noqa: ARG002
+        return b"" if value is None else bytes(value)
+
+
 class Word(TypeDecorator[_S]):
     """A StrEnum stored as its value, readable in any SQL console."""
 
@@ -168,6 +191,7 @@ OBJECTS = _table(
     Column("block_id", Id()),
     _bigint("block_offset", nullable=True),
     _bigint("created_ms"),
+    Column("attributes", Opaque(ATTRIBUTES_SIZE_MAX)),
     UniqueConstraint("bucket", "name", name="objects_by_key"),
     _partial("objects_by_block", "block_id", "block_offset"),
     sqlite_autoincrement=True,

@@ -188,4 +188,5 @@ def _survivor(placed: Placed) -> Packable:
         size=placed.extent.length,
         crc32c=placed.crc32c,
         source=placed.extent,
+        attributes=placed.attributes,
     )

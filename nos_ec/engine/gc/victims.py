@@ -112,7 +112,7 @@ def judge_by_row(options: CollectorOptions, candidate: BlockRow) -> ChosenBlock 
 
 def _needs(blocks: BlockStore, placed: Sequence[Placed]) -> float:
     """The least number of stripes that the objects need; not rounded up."""
-    names_bytes = sum(name_record_size(one.key.bucket, one.key.name) for one in placed)
+    names_bytes = sum(name_record_size(one.key.bucket, one.key.name, None, one.attributes) for one in placed)
     return stripes_needed(blocks.geometry, [one.extent.length for one in placed], names_bytes)
 
 

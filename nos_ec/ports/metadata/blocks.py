@@ -108,13 +108,15 @@ class GroupCommit:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A packed object, or a segment of a large one, that rows place at an extent of a block."""
+    """A packed object, or a segment of a large one, that rows place at an extent of a block. attributes: none for a
+    segment, because nothing moves it."""
 
     object_id: int
     key: ObjectKey
     version: int
     extent: Extent
     crc32c: int
+    attributes: bytes = b""
 
 
 class Blocks(Protocol):

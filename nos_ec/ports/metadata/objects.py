@@ -18,6 +18,7 @@ class ObjectRow:
     """The current version of one object. `landing_id` is set when state.in_landing, `extent` when PACKED.
 
     `due_ms`: when the producer should publish it; set only in the rows that `due_objects` and `object_facts` return.
+    `attributes`: see core.attributes; they belong to the version.
     """
 
     object_id: int
@@ -31,6 +32,7 @@ class ObjectRow:
     extent: Extent | None
     created_ms: int
     due_ms: int | None = field(default=None, compare=False)
+    attributes: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class NewObject:
     landing_id: LandingId | None
     due_ms: int
     """When the producer should publish it (creation time plus min_age)."""
+    attributes: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class NewLargeObject:
     md5: bytes
     segments: Sequence[Segment]
     block_stripes: Sequence[int]
+    attributes: bytes = b""
 
 
 class Objects(Protocol):
@@ -160,17 +164,17 @@ class Objects(Protocol):
         version and are in the landing store; returns how many."""
         ...
 
-    def complete(self, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, PackRequest]:
-        """The full requests of those named versions that wait to be packed: current, in the landing store, and either
-        QUEUED or due at `due_ms`. The others are missing from the answer.
+    def complete(self, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, tuple[PackRequest, bytes]]:
+        """The full requests of those named versions that wait to be packed, with the attributes of their objects:
+        current, in the landing store, and either QUEUED or due at `due_ms`. The others are missing from the answer.
 
         One statement, whatever their number. As with `still_landed`, the commit decides.
         """
         ...
 
-    def still_landed(self, requests: Sequence[PackRequest]) -> frozenset[PackRequest]:
-        """The requests that still hold: a row has the same value in every field, and its bytes are in the landing
-        store.
+    def still_landed(self, requests: Sequence[PackRequest]) -> dict[PackRequest, bytes]:
+        """The requests that still hold, with the attributes of their objects: a row has the same value in every field,
+        and its bytes are in the landing store.
 
         One statement, whatever their number. The answer may be out of date at once. It only saves work, because the
         commit decides. An id, version and key that belong together do so forever, so headers name the same keys as

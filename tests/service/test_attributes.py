@@ -1,0 +1,130 @@
+"""Attributes of objects: whatever moves the bytes, rows and blocks go on telling them."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import pytest
+
+from nos_ec.composition.wiring import System
+from nos_ec.core.attributes import encode_attributes
+from nos_ec.core.header import NameRecord
+from nos_ec.core.ids import Extent, ObjectKey
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
+from nos_ec.engine.header_scan import read_names, scan_headers
+from nos_gc.assemble import gc_service
+
+from .conftest import STRIPE, Bench
+
+
+def attributes_of(number: int) -> bytes:
+    """None for every fourth, and the most that is possible for some."""
+    if number % 4 == 0:
+        return b""
+    return encode_attributes({"number": str(number), "more": "x" * (8163 if number % 10 == 1 else number)})
+
+
+def put(bench: Bench, system: System, name: str, size: int, attributes: bytes) -> ObjectKey:
+    key, data = ObjectKey("b", name), bench.data(size)
+    row = system.store().put(key, BytesIO(data), attributes)
+    assert row.attributes == attributes
+    bench.acknowledged[key] = data
+    return key
+
+
+def put_all(bench: Bench, system: System, count: int = 60) -> dict[ObjectKey, bytes]:
+    """Objects of many sizes, some large; returns their attributes."""
+    given = {}
+    for number in range(count):
+        size = bench.rng.randint(1, STRIPE) if number % 20 else 10 * STRIPE + number
+        given[put(bench, system, f"{number:03}", size, attributes_of(number))] = attributes_of(number)
+    for number in (1, 5):
+        row = system.store().put(ObjectKey("b", f"empty-{number}"), BytesIO(b""), attributes_of(number))
+        bench.acknowledged[row.key] = b""
+        given[row.key] = attributes_of(number)
+    for number in (19, 20):  # one of them large
+        size = bench.rng.randint(9 * STRIPE, 18 * STRIPE)
+        given[put(bench, system, f"{number:03}", size, attributes_of(31))] = attributes_of(31)
+    return given
+
+
+def told_by_rows(system: System) -> dict[ObjectKey, bytes]:
+    return {row.key: row.attributes for row in system.store().list_objects("b", "", "", 1000)}
+
+
+def told_by_blocks(system: System) -> dict[ObjectKey, bytes]:
+    """What the names of groups say of those entries that rows point to."""
+    found: dict[ObjectKey, bytes] = {}
+    for block_id in system.blocks.list_blocks():
+        live = {one.extent.offset: one.key for one in system.metadata.placed_in(block_id)}
+        for header in scan_headers(system.blocks, block_id, system.blocks.stripes(block_id)).headers:
+            names = read_names(system.blocks, header)
+            for entry, record in zip(header.entries, names, strict=True):
+                key = live.get(header.first_stripe * system.geometry.stripe_size + entry.offset)
+                if key is not None and _is_last(record):
+                    assert key == ObjectKey(record.bucket, record.name)
+                    assert key not in found
+                    found[key] = record.attributes
+                else:
+                    assert record.segment is None or not record.attributes
+    return found
+
+
+def _is_last(record: NameRecord) -> bool:
+    return record.segment is None or record.segment[1] > 0
+
+
+@pytest.mark.invariant(7)
+@pytest.mark.parametrize("mode", ["log", pytest.param("store", marks=pytest.mark.landing("store"))])
+def test_packing_and_gc_carry_them(bench: Bench, system: System, mode: str) -> None:
+    assert system.settings.landing.mode == mode
+    given = put_all(bench, system)
+    assert told_by_rows(system) == given
+    bench.pack(system)
+    assert told_by_rows(system) == given
+    packed = {key: having for key, having in given.items() if bench.acknowledged[key]}
+    assert told_by_blocks(system) == packed
+    places = extents(system)
+    for number in range(60):
+        key = ObjectKey("b", f"{number:03}")
+        if number % 6:
+            bench.delete(system, key)
+            del given[key], packed[key]
+    for _ in range(3):
+        gc_service(system).run_once()
+    assert any(extent != places[key] for key, extent in extents(system).items()), "GC moved some"
+    assert told_by_rows(system) == given
+    assert told_by_blocks(system) == packed
+    bench.assert_readable(system)
+    bench.assert_balanced(system)
+
+
+def extents(system: System) -> dict[ObjectKey, Extent]:
+    return {row.key: row.extent for row in system.store().list_objects("b", "", "", 1000) if row.extent}
+
+
+def test_an_overwrite_takes_them_away(bench: Bench, system: System) -> None:
+    key = put(bench, system, "a", 100, attributes_of(1))
+    bench.pack(system)
+    bench.put(system, "a", b"without")
+    assert system.store().head(key).attributes == b""
+    bench.pack(system)
+    assert told_by_blocks(system) == {key: b""}
+
+
+def test_the_largest_objects_that_are_packed(bench: Bench, system: System) -> None:
+    """With the most attributes and the longest name they fill a group of their own."""
+    most = attributes_of(1)
+    size = system.store().packed_size_max
+    name = "n" * 1024
+    landed = put(bench, system, name, size - ATTRIBUTES_ROOM, most)
+    assert system.store().head(landed).state is ObjectState.LANDED
+    large = put(bench, system, name[1:], size - ATTRIBUTES_ROOM + 1, most)
+    assert system.store().head(large).state is ObjectState.LARGE
+    without = put(bench, system, name[2:], size, b"")
+    assert system.store().head(without).state is ObjectState.LANDED
+    bench.pack(system)
+    assert {row.state for row in system.store().list_objects("b", "", "", 9)} == {ObjectState.PACKED, ObjectState.LARGE}
+    bench.assert_readable(system)
+    assert told_by_blocks(system) == {landed: most, large: most, without: b""}
