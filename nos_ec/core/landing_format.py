@@ -120,13 +120,14 @@ class RecordHeader(NamedTuple):
 
 class NewRecord(NamedTuple):
     """A record that has no place yet: `new_record` makes it. names: the bytes of its names. size: bytes of the whole
-    record, a multiple of RECORD_ALIGN."""
+    record, a multiple of RECORD_ALIGN. put_ms: when the PUT was; None for one that lands now."""
 
     data: bytes
     crc32c: int
     key_md5: bytes
     names: bytes
     size: int
+    put_ms: int | None = None
 
 
 class RecordNames(NamedTuple):
@@ -199,14 +200,17 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
 # --- records ------------------------------------------------------------------------------------------
 
 
-def new_record(key: ObjectKey, data: bytes, crc32c: int, attributes: bytes = b"") -> NewRecord:
-    """A record of a PUT. crc32c: of the data. Raises ValueError when something does not fit the format."""
+def new_record(
+    key: ObjectKey, data: bytes, crc32c: int, attributes: bytes = b"", put_ms: int | None = None
+) -> NewRecord:
+    """A record of a PUT. crc32c: of the data. put_ms: see NewRecord. Raises ValueError when something does not fit the
+    format."""
     length = len(data)
     if not 1 <= length <= DATA_SIZE_MAX:
         raise ValueError(f"record of {key}: {length} bytes of data; 1 to {DATA_SIZE_MAX} are possible")
     names = encode_names(RecordNames(key.bucket, key.name, attributes))
     size = RECORD_HEADER_SIZE + _aligned(length, RECORD_ALIGN) + len(names)
-    return NewRecord(data, crc32c, key.md5, names, size)
+    return NewRecord(data, crc32c, key.md5, names, size, put_ms)
 
 
 def batch_size(records: Sequence[NewRecord], align: int) -> int:
@@ -225,7 +229,8 @@ def lay_out(
 ) -> LaidBatch:
     """The batch of these records at `offset`, which is a multiple of `align`. No data is copied.
 
-    nonces: NONCE_SIZE random bytes for each record. Raises ValueError when something does not fit the format.
+    put_ms: now. nonces: NONCE_SIZE random bytes for each record. Raises ValueError when something does not fit the
+    format.
     """
     size = batch_size(records, align)
     buffers: list[Buffer] = []
@@ -233,10 +238,10 @@ def lay_out(
     entries = bytearray()
     between = b""  # what lies between two pieces of data
     at = offset
-    for number, (data, crc32c, key_md5, names, record_size) in enumerate(records):
+    for number, (data, crc32c, key_md5, names, record_size, own_put_ms) in enumerate(records):
         nonce = nonces[number * NONCE_SIZE : (number + 1) * NONCE_SIZE]
         landing_id, lsn = record_id(segment, at, nonce), first_lsn + number
-        header = RecordHeader(landing_id, lsn, put_ms, TYPE_PUT, len(data), crc32c, len(names), key_md5)
+        header = RecordHeader(landing_id, lsn, own_put_ms or put_ms, TYPE_PUT, len(data), crc32c, len(names), key_md5)
         buffers += (between + _encode_record_header(header), data)
         between = bytes(-len(data) % RECORD_ALIGN) + names
         entries += _ENTRY.pack(at // RECORD_ALIGN, len(data), _CRC.pack(crc32c), nonce, lsn, key_md5)
@@ -290,7 +295,7 @@ def decode_names(data: bytes) -> RecordNames:
         raise Corrupt("names of a record: checksum does not match")
     record, at = decode_name(data, _NAMES.size)
     end = at + attributes_length
-    if record.segment is not None or len(data) != _aligned(end, RECORD_ALIGN) or any(data[end:]):
+    if record.segment is not None or record.attributes or len(data) != _aligned(end, RECORD_ALIGN) or any(data[end:]):
         raise Corrupt("names of a record: impossible kind, length or padding")
     return RecordNames(record.bucket, record.name, data[at:end])
 

@@ -76,6 +76,11 @@ def record_bytes(row: ObjectRow) -> int:
     )
 
 
+def put_ms_of(version: int) -> int:
+    """About when the PUT of a version was: its versions are the clock in microseconds (`Objects.record_puts`)."""
+    return version // 1000
+
+
 class RecordReader(Protocol):
     """Reads records of the landing log."""
 
@@ -236,7 +241,8 @@ class CopyForward:
             except NosError as error:
                 failure = failure or error
             else:
-                good.append((row, source, NewCopy(row.key, data, row.crc32c, row.attributes)))
+                again = NewCopy(row.key, data, row.crc32c, row.attributes, put_ms_of(row.version))
+                good.append((row, source, again))
         if not good:
             return ForwardResult(), failure
         landed = self._lander.land([copy for _, _, copy in good])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from nos_ec.core.copy_label import CopyLabel, encode_label
 from nos_ec.core.errors import NosError, NoSpace
 from nos_ec.core.ids import LandingId
 from nos_ec.core.killpoints import kill_point
@@ -17,7 +18,7 @@ from nos_ec.engine.audit_entries import abandoned_copies
 from nos_ec.engine.lander import NewCopy
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.landing_store import LandingPut, LandingStore
 from nos_ec.ports.metadata import LandingQueue
 
 BATCHES_MAX = 2
@@ -73,14 +74,19 @@ class CopyLander:
         """Reserve the ids in one transaction, then write the copies. A copy that does not fit does not stop the
         others. Raises Transient."""
         outcomes = self._fitting(batch)
-        copies = [(one, copy.data) for one, copy in zip(outcomes, batch, strict=True) if not isinstance(one, NosError)]
+        now_ms = self._clock.now_ms()
+        copies = [
+            _labelled(one, copy, now_ms)
+            for one, copy in zip(outcomes, batch, strict=True)
+            if not isinstance(one, NosError)
+        ]
         if not copies:
             return _Landed(self, outcomes, ())
-        landing_ids = [landing_id for landing_id, _ in copies]
-        self._metadata.reserve_landing(landing_ids, self._clock.now_ms() + self._reservation_ms)
+        landing_ids = [copy.landing_id for copy in copies]
+        self._metadata.reserve_landing(landing_ids, now_ms + self._reservation_ms)
         kill_point("put.reserved")
         try:
-            failed = self._landing.put_many(copies) if len(copies) > 1 else self._put_alone(*copies[0])
+            failed = self._landing.put_many(copies) if len(copies) > 1 else self._put_alone(copies[0])
         except NosError:
             self.remove_late(landing_ids)
             raise
@@ -106,11 +112,11 @@ class CopyLander:
             " objects and run GC, or add space"
         )
 
-    def _put_alone(self, landing_id: LandingId, data: bytes) -> dict[LandingId, NosError]:
+    def _put_alone(self, copy: LandingPut) -> dict[LandingId, NosError]:
         try:
-            self._landing.put(landing_id, data)
+            self._landing.put(*copy)
         except NosError as error:
-            return {landing_id: error}
+            return {copy.landing_id: error}
         return {}
 
     def remove_late(self, landing_ids: Sequence[LandingId]) -> None:
@@ -128,6 +134,12 @@ class CopyLander:
                 self._landing.delete(landing_id)
         except NosError as error:
             _log.warning("landing copies of a failed PUT not deleted", error=str(error))
+
+
+def _labelled(landing_id: LandingId, copy: NewCopy, now_ms: int) -> LandingPut:
+    put_ms = now_ms if copy.put_ms is None else copy.put_ms
+    label = CopyLabel(copy.key.bucket, copy.key.name, put_ms, len(copy.data), copy.crc32c, copy.attributes)
+    return LandingPut(landing_id, copy.data, encode_label(landing_id, label))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,14 @@ from nos_ec.core.ids import LandingId, ObjectKey
 
 @dataclass(frozen=True, slots=True)
 class NewCopy:
-    """The bytes of one PUT, at least one, their CRC32C, and the attributes of the object."""
+    """The bytes of one PUT, at least one, their CRC32C, and the attributes of the object. put_ms: when the PUT was, for
+    a copy that is written again, so that no rebuild takes it for a later PUT; None: now."""
 
     key: ObjectKey
     data: bytes
     crc32c: int
     attributes: bytes = b""
+    put_ms: int | None = None
 
 
 class LandedBatch(Protocol):

@@ -138,7 +138,7 @@ class LandingLog:
         """Append a batch; several, one after the other, when it is too large for one segment. Raises NoSpace or
         Transient when nothing of it landed."""
         landed = LandedInLog(self.settle, len(batch))
-        records = [new_record(copy.key, copy.data, copy.crc32c, copy.attributes) for copy in batch]
+        records = [new_record(copy.key, copy.data, copy.crc32c, copy.attributes, copy.put_ms) for copy in batch]
         try:
             for indexes in self._pieces(records):
                 try:

@@ -12,7 +12,7 @@ from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import LandingId, in_log
 from nos_ec.engine.log_reader import LogReader
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.landing_store import LandingPut, LandingStore
 from nos_ec.ports.segment_medium import SegmentMedium
 
 
@@ -31,14 +31,14 @@ class LayeredLanding:
         self._store = store
         self._one_pool = one_pool
 
-    def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview) -> None:
+    def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview, label: bytes = b"") -> None:
         """Store one copy in the store. Raises ValueError for the id of a record."""
         _require_copies([landing_id])
-        self._store.put(landing_id, data)
+        self._store.put(landing_id, data, label)
 
-    def put_many(self, copies: Sequence[tuple[LandingId, bytes]]) -> Mapping[LandingId, NosError]:
+    def put_many(self, copies: Sequence[LandingPut]) -> Mapping[LandingId, NosError]:
         """Store several copies in the store. Raises ValueError for the id of a record."""
-        _require_copies([landing_id for landing_id, _ in copies])
+        _require_copies([copy.landing_id for copy in copies])
         return self._store.put_many(copies)
 
     def read(self, landing_id: LandingId) -> bytes:
@@ -63,6 +63,11 @@ class LayeredLanding:
     def list_ids(self) -> Iterator[LandingId]:
         """Yield every copy of the store. What lies in the log, its segments tell."""
         return self._store.list_ids()
+
+    def labels(self, landing_ids: Sequence[LandingId]) -> Mapping[LandingId, bytes]:
+        """Those of copies of the store. Raises ValueError for the id of a record: engine/landing_labels.py."""
+        _require_copies(landing_ids)
+        return self._store.labels(landing_ids)
 
     def free_bytes(self) -> int:
         """That of the store, to which PUTs turn when the log is full."""

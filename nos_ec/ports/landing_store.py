@@ -6,25 +6,39 @@ NotFound, Conflict and Corrupt carry the `landing_id`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import LandingId
 from nos_ec.ports.clock import Beat, unwatched
 
+LABEL_SIZE_MAX = 16_384
+"""Bytes of a label."""
+
+
+class LandingPut(NamedTuple):
+    """A copy to store, as the arguments of `LandingStore.put`."""
+
+    landing_id: LandingId
+    data: bytes
+    label: bytes = b""
+
 
 class LandingStore(Protocol):
     """Whole objects of at most one stripe group, stored by id. Safe to call from several threads."""
 
-    def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview) -> None:
+    def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview, label: bytes = b"") -> None:
         """Store one landing copy. Durable on return. After a crash, all of the copy exists or none of it.
+
+        label: bytes that `labels` returns as long as the copy exists; at most LABEL_SIZE_MAX. They are no part of the
+        data.
 
         Ids are never used twice: raises Conflict when the id exists. Raises NoSpace, Transient. After an error the copy
         may or may not exist; the caller's deletion queue already holds the id.
         """
         ...
 
-    def put_many(self, copies: Sequence[tuple[LandingId, bytes]]) -> Mapping[LandingId, NosError]:
+    def put_many(self, copies: Sequence[LandingPut]) -> Mapping[LandingId, NosError]:
         """Store several copies with different ids, several at a time, each as `put` does.
 
         Returns those that are not stored, or perhaps not, each with what `put` would have raised. All others are
@@ -59,6 +73,11 @@ class LandingStore(Protocol):
 
     def list_ids(self) -> Iterator[LandingId]:
         """Yield every copy that exists, in no particular order."""
+        ...
+
+    def labels(self, landing_ids: Sequence[LandingId]) -> Mapping[LandingId, bytes]:
+        """The labels of those copies that exist. One is empty for a copy that was put without a label, by an older
+        release for example, or whose label is damaged. Raises Transient."""
         ...
 
     def free_bytes(self) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from nos_ec.core.errors import Conflict, Corrupt, NotFound
 from nos_ec.core.ids import LandingId
-from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.landing_store import LABEL_SIZE_MAX, LandingPut, LandingStore
 
 
 def new_landing_id() -> LandingId:
@@ -84,7 +84,7 @@ class LandingStoreContract:
 
     def test_put_many(self, landing: LandingStore, other: LandingStore) -> None:
         copies = {new_landing_id(): Random(number).randbytes(number * 997) for number in range(100)}
-        assert landing.put_many(list(copies.items())) == {}
+        assert landing.put_many([LandingPut(*copy) for copy in copies.items()]) == {}
         for handle in (landing, other):
             assert {landing_id: handle.read(landing_id) for landing_id in handle.list_ids()} == copies
         assert landing.put_many([]) == {}
@@ -94,14 +94,16 @@ class LandingStoreContract:
         for landing_id in taken:
             landing.put(landing_id, b"first")
         free = [new_landing_id() for _ in range(20)]
-        failed = landing.put_many([(one, b"second") for one in (taken[0], *free[:10], taken[1], *free[10:], taken[2])])
+        failed = landing.put_many(
+            [LandingPut(one, b"second") for one in (taken[0], *free[:10], taken[1], *free[10:], taken[2])]
+        )
         assert failed.keys() == set(taken)
         for landing_id, error in failed.items():
             assert isinstance(error, Conflict)
             assert error.landing_id == landing_id
         assert all(landing.read(landing_id) == b"first" for landing_id in taken)
         assert all(landing.read(landing_id) == b"second" for landing_id in free)
-        (alone,) = landing.put_many([(taken[0], b"second")]).values()
+        (alone,) = landing.put_many([LandingPut(taken[0], b"second")]).values()
         assert isinstance(alone, Conflict)
 
     def test_ranges(self, landing: LandingStore) -> None:
@@ -116,6 +118,33 @@ class LandingStoreContract:
         for offset, length in [(-1, 1), (0, -1)]:
             with pytest.raises(ValueError, match="range"):
                 landing.read_range(landing_id, offset, length)
+
+    @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 100_000, 4 << 20])
+    def test_a_label_stays_beside_the_data(self, landing: LandingStore, other: LandingStore, size: int) -> None:
+        data = Random(size).randbytes(size)
+        given = {new_landing_id(): Random(length).randbytes(length) for length in (0, 1, 100, 4096, LABEL_SIZE_MAX)}
+        for number, (landing_id, label) in enumerate(given.items()):
+            if number % 2:
+                landing.put(landing_id, data, label)
+            else:
+                assert landing.put_many([LandingPut(landing_id, data, label)]) == {}
+        for handle in (landing, other):
+            assert handle.labels([*given, new_landing_id()]) == given
+            for landing_id in given:
+                assert handle.read(landing_id) == data
+                assert handle.read_range(landing_id, size // 2, size - size // 2) == data[size // 2 :]
+                for offset, length in [(0, size + 1), (size, 1), (size + 5, 1)]:
+                    with pytest.raises(Corrupt):
+                        handle.read_range(landing_id, offset, length)
+        assert landing.labels([]) == {}
+        for landing_id in given:
+            landing.delete(landing_id)
+        assert landing.labels(list(given)) == {}
+
+    def test_many_labels(self, landing: LandingStore) -> None:
+        copies = [LandingPut(new_landing_id(), b"copy", b"label %d" % number) for number in range(200)]
+        assert landing.put_many(copies) == {}
+        assert landing.labels(list(landing.list_ids())) == {copy.landing_id: copy.label for copy in copies}
 
     def test_a_missing_id_is_not_found(self, landing: LandingStore) -> None:
         landing_id = new_landing_id()

@@ -11,9 +11,11 @@ from random import Random
 import google_crc32c
 import pytest
 
+from nos_ec.core.copy_label import CopyLabel
 from nos_ec.core.errors import Conflict, NotFound
 from nos_ec.core.ids import RECORD_ALIGN, ObjectKey, SegmentId, new_segment_id
 from nos_ec.core.landing_format import NONCE_SIZE, lay_out, new_record
+from nos_ec.engine.landing_labels import labels_in_segment
 from nos_ec.ports.segment_medium import SegmentMedium, SegmentWriter
 
 KEY = ObjectKey("bucket", "name")
@@ -95,6 +97,26 @@ class SegmentMediumContract:
         writer.close()
         for copy in range(limits.copies):
             assert other.read(segment, [(offset, len(written))], copy) == [written]
+
+    def test_records_tell_what_they_are(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        """So that rows can be rebuilt, whether the segment is sealed or not."""
+        segment, limits = new_segment(), medium.limits
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        offset, expected = limits.start, {}
+        for number, attributes in enumerate((b"", b"some", bytes(1000))):
+            data = bytes([number]) * (number * 300 + 1)
+            crc32c = google_crc32c.value(data)
+            records = [new_record(KEY, data, crc32c, attributes), new_record(KEY, data, crc32c, b"", put_ms=5)]
+            laid = lay_out(segment, offset, number, 77, records, bytes(range(2 * NONCE_SIZE)), limits.align)
+            writer.append(offset, [b"".join(laid.buffers)])
+            offset += laid.size
+            first, second = laid.ids
+            expected[first] = CopyLabel(KEY.bucket, KEY.name, 77, len(data), crc32c, attributes)
+            expected[second] = CopyLabel(KEY.bucket, KEY.name, 5, len(data), crc32c, b"")
+            assert labels_in_segment(other, segment) == expected
+        writer.close()
+        medium.seal(segment, None, 0)
+        assert labels_in_segment(other, segment) == expected
 
     def test_a_full_batch_and_a_full_segment(self, medium: SegmentMedium) -> None:
         segment, limits = new_segment(), medium.limits

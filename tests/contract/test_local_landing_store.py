@@ -266,13 +266,27 @@ def test_opening_needs_an_initialised_store(tmp_path: Path) -> None:
 
 
 def test_opening_refuses_an_unknown_format(root: Path) -> None:
-    (root / "store.json").write_text('{"format": "nos-ec local landing store", "version": 2}')
+    (root / "store.json").write_text('{"format": "nos-ec local landing store", "version": 3}')
     for act in (LocalLandingStore, LocalLandingStore.initialise):
         with pytest.raises(ConfigError, match="release that wrote it"):
             act(root)
     (root / "store.json").write_text("{")
     with pytest.raises(ConfigError, match="damaged"):
         LocalLandingStore(root)
+
+
+def test_a_store_of_version_1_is_read_and_gets_footers_once_it_is_initialised(root: Path) -> None:
+    (root / "store.json").write_text('{"format": "nos-ec local landing store", "version": 1}')
+    old, before, after = (new_landing_id() for _ in range(3))
+    _file(root, old).write_bytes(b"bytes")
+    opened = LocalLandingStore(root)
+    opened.put(before, b"bytes", b"label")
+    assert _file(root, before).read_bytes() == b"bytes", "as processes of version 1 read it"
+    LocalLandingStore.initialise(root)
+    opened = LocalLandingStore(root)
+    opened.put(after, b"bytes", b"label")
+    assert opened.labels([old, before, after]) == {old: b"", before: b"", after: b"label"}
+    assert [opened.read(one) for one in (old, before, after)] == [b"bytes"] * 3
 
 
 def test_initialising_again_changes_nothing(root: Path) -> None:

@@ -13,6 +13,7 @@ from nos_ec.core.ids import Extent, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
 from nos_ec.engine.header_scan import read_names, scan_headers
+from nos_ec.engine.landing_labels import labels_in_segment, labels_in_store
 from nos_gc.assemble import gc_service
 
 from .conftest import STRIPE, Bench
@@ -128,3 +129,27 @@ def test_the_largest_objects_that_are_packed(bench: Bench, system: System) -> No
     assert {row.state for row in system.store().list_objects("b", "", "", 9)} == {ObjectState.PACKED, ObjectState.LARGE}
     bench.assert_readable(system)
     assert told_by_blocks(system) == {landed: most, large: most, without: b""}
+
+
+@pytest.mark.parametrize("mode", ["log", pytest.param("store", marks=pytest.mark.landing("store"))])
+def test_landing_copies_tell_what_they_are(bench: Bench, system: System, mode: str) -> None:
+    put(bench, system, "first", 100, attributes_of(3))  # a first object passes by the log
+    put_all(bench, system, 30)
+    expected = {
+        row.landing_id: (row.key, row.size, row.crc32c, row.attributes)
+        for row in system.store().list_objects("b", "", "", 1000)
+        if row.landing_id is not None
+    }
+    found = dict(labels_in_store(system.landing))
+    assert found.keys() >= expected.keys() if mode == "store" else len(found) == 1
+    if system.medium is not None:
+        for segment in system.medium.segments():
+            found |= labels_in_segment(system.medium, segment)
+    versions = {row.landing_id: row.version for row in system.store().list_objects("b", "", "", 1000)}
+    told = {}
+    for landing_id, label in found.items():
+        assert label is not None
+        told[landing_id] = (ObjectKey(label.bucket, label.name), label.size, label.crc32c, label.attributes)
+        if landing_id in versions:
+            assert versions[landing_id] - 60_000_000 <= label.put_ms * 1000 <= versions[landing_id]
+    assert {landing_id: told[landing_id] for landing_id in expected} == expected

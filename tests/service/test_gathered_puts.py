@@ -13,7 +13,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, NosError, NoSpace, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.engine import copy_lander
-from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.landing_store import LandingPut, LandingStore
 from nos_ec.ports.metadata import ObjectRow
 from nos_ec.testing.faulty import Faults, faulty
 
@@ -66,8 +66,8 @@ class Refusing:
     def __getattr__(self, name: str) -> object:
         return getattr(self._landing, name)
 
-    def put_many(self, copies: Sequence[tuple[LandingId, bytes]]) -> dict[LandingId, NosError]:
-        failed = {one: error for one, data in copies if (error := self._errors(data)) is not None}
+    def put_many(self, copies: Sequence[LandingPut]) -> dict[LandingId, NosError]:
+        failed = {one: error for one, data, _ in copies if (error := self._errors(data)) is not None}
         self._landing.put_many([copy for copy in copies if self._stores or copy[0] not in failed])
         return failed
 

@@ -21,6 +21,7 @@ from nos_ec.engine.log_bypass import LogBypass
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.source_reader import SourceReader
+from nos_ec.ports.landing_store import LandingPut
 from nos_ec.testing.clock import SetClock
 from nos_ec.testing.faulty import Faults, faulty
 from nos_ec.testing.memory_medium import MemoryMedium
@@ -239,14 +240,14 @@ def test_both_are_one_landing_store(rig: Rig) -> None:
     with pytest.raises(NotFound):
         landing.read(copy)
     other = LandingId(b"\x01" + bytes(15))
-    assert landing.put_many([(other, b"abc")]) == {}
+    assert landing.put_many([LandingPut(other, b"abc")]) == {}
     assert landing.delete_many([record, other]) == {}
     assert list(landing.list_ids()) == []
     assert landing.delete_many([record]) == {}
     with pytest.raises(ValueError, match="names a record"):
         landing.put(record, b"x")
     with pytest.raises(ValueError, match="names a record"):
-        landing.put_many([(other, b"abc"), (record, b"x")])
+        landing.put_many([LandingPut(other, b"abc"), LandingPut(record, b"x")])
     assert list(landing.list_ids()) == []
 
 

@@ -2,12 +2,15 @@
 
     root/store.json        format and version; written last, so a root that has it is complete
     root/00 .. ff/         last byte of the landing id
-        <id, hex>          a copy
+        <id, hex>          a copy, with its label in a footer (landing_footer.py)
         <id, hex>.put      a put in flight, or what a killed put left
 
 A temporary file has its copy's id in its name. The deletion queue calls `delete` for every id that no object claims,
 and `delete` removes what a killed put left. There is no other clean-up, and there must be none: when the store is
 opened, a put of another process may be in flight.
+
+Version 1 of the store had no footers, and a process of that time would take one for data. So copies get them once
+`initialise` has made a store version 2; what has none is read for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nos_ec.adapters.local.durable import (
@@ -30,14 +33,18 @@ from nos_ec.adapters.local.durable import (
     translated,
     write_at,
 )
+from nos_ec.adapters.local.landing_footer import footer_of, split
 from nos_ec.adapters.local.probe import probe_folder
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NosError, NotFound, Transient
 from nos_ec.core.ids import LandingId, in_log
 from nos_ec.core.killpoints import kill_point
 from nos_ec.ports.clock import Beat, unwatched
+from nos_ec.ports.landing_store import LandingPut
 
 _STORE_FILE = "store.json"
-_FORMAT = {"format": "nos-ec local landing store", "version": 1}
+_VERSION = 2
+_VERSION_WITHOUT_FOOTERS = 1
+_FORMAT: dict[str, object] = {"format": "nos-ec local landing store", "version": _VERSION}
 _FAN_OUT = [f"{number:02x}" for number in range(256)]
 _PUT_SUFFIX = ".put"
 _PUT_THREADS = 8
@@ -56,22 +63,23 @@ class LocalLandingStore:
         self._root = root
         self._putting: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-        _check_store(root)
+        self._has_footers = _check_store(root) != _VERSION_WITHOUT_FOOTERS
 
     @classmethod
     def initialise(cls, root: Path) -> None:
         """Create the folders of a store, durably. Idempotent. If several processes call this, one creates the store and
-        the others wait for it. Raises ConfigError, NoSpace, Transient."""
+        the others wait for it. A store of version 1 becomes one of this version. Raises ConfigError, NoSpace,
+        Transient."""
         with translated(f"landing store {root}"):
             make_folder(root)
             with locked(root):
-                if (root / _STORE_FILE).exists():
-                    _check_store(root)
+                exists = (root / _STORE_FILE).exists()
+                is_current = exists and _check_store(root) != _VERSION_WITHOUT_FOOTERS
                 make_folders(root, _FAN_OUT)
-                if not (root / _STORE_FILE).exists():
+                if not is_current:
                     replace_file(root / _STORE_FILE, json.dumps(_FORMAT, indent=2).encode() + b"\n")
 
-    def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview) -> None:
+    def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview, label: bytes = b"") -> None:
         """Store one copy: write and sync it under its temporary name, rename it, then sync the folder.
 
         The temporary name is created exclusively. While this put holds it, no other put of the same id can come between
@@ -79,12 +87,13 @@ class LocalLandingStore:
         """
         path = self._path(landing_id)
         temporary = self._temporary(landing_id)
+        footer = footer_of(landing_id, label) if self._has_footers else b""
         with translated(f"landing store {path.parent}"):
             fd = self._claim(landing_id, temporary)
             try:
                 if path.exists():
                     raise Conflict(f"landing copy {landing_id.hex()} exists", landing_id=landing_id)
-                write_at(fd, [memoryview(data).cast("B")], 0)
+                write_at(fd, [memoryview(data).cast("B"), footer], 0)
                 os.fsync(fd)
                 kill_point("landing_store.written")
                 temporary.rename(path)
@@ -96,15 +105,13 @@ class LocalLandingStore:
             kill_point("landing_store.renamed")
             sync_folder(path.parent)
 
-    def put_many(self, copies: Sequence[tuple[LandingId, bytes]]) -> dict[LandingId, NosError]:
+    def put_many(self, copies: Sequence[LandingPut]) -> dict[LandingId, NosError]:
         """Store copies on several threads, so that they share writes of the file system's journal."""
         run = map if len(copies) == 1 else self._threads().map
         failures = run(self._put_one, copies)
-        return {
-            landing_id: failed for (landing_id, _), failed in zip(copies, failures, strict=True) if failed is not None
-        }
+        return {copy.landing_id: failed for copy, failed in zip(copies, failures, strict=True) if failed is not None}
 
-    def _put_one(self, copy: tuple[LandingId, bytes]) -> NosError | None:
+    def _put_one(self, copy: LandingPut) -> NosError | None:
         try:
             self.put(*copy)
         except NosError as error:
@@ -120,17 +127,24 @@ class LocalLandingStore:
 
     def read(self, landing_id: LandingId) -> bytes:
         """Return the whole copy."""
-        path = self._path(landing_id)
-        with translated(f"landing store {path.parent}"):
-            try:
-                return path.read_bytes()
-            except FileNotFoundError as error:
-                raise self._missing(landing_id) from error
+        with self._opened(landing_id) as (fd, length, _):
+            return os.pread(fd, length, 0)
 
     def read_range(self, landing_id: LandingId, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes from `offset`."""
         if offset < 0 or length < 0:
             raise ValueError(f"range of {length} bytes at {offset}")
+        with self._opened(landing_id) as (fd, size, _):
+            data = os.pread(fd, max(0, min(length, size - offset)), offset)
+        if len(data) < length:
+            raise Corrupt(
+                f"landing copy {landing_id.hex()}: {length} bytes at {offset} are past its end", landing_id=landing_id
+            )
+        return data
+
+    @contextmanager
+    def _opened(self, landing_id: LandingId) -> Iterator[tuple[int, int, bytes]]:
+        """The open file of a copy, the bytes of its data, and its label."""
         path = self._path(landing_id)
         with translated(f"landing store {path.parent}"):
             try:
@@ -138,14 +152,17 @@ class LocalLandingStore:
             except FileNotFoundError as error:
                 raise self._missing(landing_id) from error
             try:
-                data = os.pread(fd, length, offset)
+                yield fd, *split(fd, landing_id)
             finally:
                 os.close(fd)
-        if len(data) < length:
-            raise Corrupt(
-                f"landing copy {landing_id.hex()}: {length} bytes at {offset} are past its end", landing_id=landing_id
-            )
-        return data
+
+    def labels(self, landing_ids: Sequence[LandingId]) -> dict[LandingId, bytes]:
+        """Read the footers."""
+        found: dict[LandingId, bytes] = {}
+        for landing_id in landing_ids:
+            with suppress(NotFound), self._opened(landing_id) as (_, _, label):
+                found[landing_id] = label
+        return found
 
     def delete(self, landing_id: LandingId) -> None:
         """Delete a copy and what a killed put left of it.
@@ -264,8 +281,8 @@ class LocalLandingStore:
                 yield from entries
 
 
-def _check_store(root: Path) -> None:
-    """Raise ConfigError unless `root` holds a landing store."""
+def _check_store(root: Path) -> int:
+    """The version of the landing store in `root`. Raises ConfigError for what is none."""
     path = root / _STORE_FILE
     try:
         content = json.loads(path.read_bytes())
@@ -277,5 +294,7 @@ def _check_store(root: Path) -> None:
         raise as_port_error(f"landing store {path}", error) from error
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}): write {json.dumps(_FORMAT)} to it") from error
-    if content != _FORMAT:
-        raise ConfigError(f"{path} does not have format version {_FORMAT['version']}: use the release that wrote it")
+    for version in (_VERSION_WITHOUT_FOOTERS, _VERSION):
+        if content == _FORMAT | {"version": version}:
+            return version
+    raise ConfigError(f"{path} does not have format version {_VERSION}: use the release that wrote it")

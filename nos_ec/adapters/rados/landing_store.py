@@ -1,24 +1,29 @@
 """The landing store on a replicated Ceph pool: one RADOS object per landing copy, named by its id in hexadecimal.
 
-A put is one transaction that also creates the object, so a copy exists completely or not at all.
+A put is one transaction that also creates the object, so a copy exists completely or not at all. Its label is the xattr
+`nos_ec.object`, set by that transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from nos_ec.adapters.rados import pool as steps
 from nos_ec.adapters.rados.cluster import RadosCluster
 from nos_ec.adapters.rados.failures import NO_SPACE
 from nos_ec.adapters.rados.landing_pool import LandingPool, mark_landing_pool
 from nos_ec.adapters.rados.pool import Buffer
-from nos_ec.core.errors import Conflict, Corrupt, NosError, Transient
+from nos_ec.core.errors import Conflict, Corrupt, NosError, NotFound, Transient
 from nos_ec.core.ids import LandingId
 from nos_ec.ports.clock import Beat, unwatched
+from nos_ec.ports.landing_store import LandingPut
 
 COPY_BYTES_MAX = 4 << 20
 """The size of a stripe group of the default geometry, which is the most that one copy takes. Converts a quota of
 objects to bytes."""
+LABEL = "nos_ec.object"
+_LABEL_THREADS = 16
 FIRST_READ_BYTES = 1 << 20
 """A copy shorter than this is read in one operation. It is not the size of the longest copy, because librados counts
 the bytes requested, not those found, against its limit for data in flight (100 MB)."""
@@ -43,22 +48,22 @@ class RadosLandingStore(LandingPool):
         mark_landing_pool(cluster, pool_name, namespace)
         cls(cluster, pool_name, namespace).close()
 
-    def put(self, landing_id: LandingId, data: Buffer) -> None:
+    def put(self, landing_id: LandingId, data: Buffer, label: bytes = b"") -> None:
         """Create and write one copy in one transaction."""
         try:
-            self._pool.write(landing_id.hex(), *_steps_of(data))
+            self._pool.write(landing_id.hex(), *_steps_of(data, label))
         except OSError as error:
             raise self._put_failure(landing_id, error) from error
         self._free.spent(memoryview(data).nbytes, objects=1)
 
-    def put_many(self, copies: Sequence[tuple[LandingId, bytes]]) -> dict[LandingId, NosError]:
+    def put_many(self, copies: Sequence[LandingPut]) -> dict[LandingId, NosError]:
         """Create and write copies, one transaction each, several at a time."""
-        writes = ((landing_id.hex(), _steps_of(data), len(data)) for landing_id, data in copies)
+        writes = ((landing_id.hex(), _steps_of(data, label), len(data)) for landing_id, data, label in copies)
         failed: dict[LandingId, NosError] = {}
         for name, error in self._pool.write_many(writes).items():
             landing_id = LandingId(bytes.fromhex(name))
             failed[landing_id] = self._put_failure(landing_id, error)
-        stored = [len(data) for landing_id, data in copies if landing_id not in failed]
+        stored = [len(data) for landing_id, data, _ in copies if landing_id not in failed]
         self._free.spent(sum(stored), objects=len(stored))
         return failed
 
@@ -97,7 +102,21 @@ class RadosLandingStore(LandingPool):
         """Yield every copy. Other objects of the pool are skipped."""
         return map(LandingId, self._objects.all_ids())
 
+    def labels(self, landing_ids: Sequence[LandingId]) -> dict[LandingId, bytes]:
+        """Read the xattrs of several copies, several at a time."""
+        with ThreadPoolExecutor(_LABEL_THREADS, thread_name_prefix="landing-labels") as pool:
+            found = pool.map(self._label, landing_ids)
+            return {one: label for one, label in zip(landing_ids, found, strict=True) if label is not None}
 
-def _steps_of(data: Buffer) -> list[steps.Step]:
+    def _label(self, landing_id: LandingId) -> bytes | None:
+        try:
+            with self._objects.translated(landing_id):
+                return self._pool.xattrs(landing_id.hex())[0].get(LABEL, b"")
+        except NotFound:
+            return None
+
+
+def _steps_of(data: Buffer, label: bytes) -> list[steps.Step]:
     content = [steps.write_full(data)] if memoryview(data).nbytes else []
-    return [steps.must_be_new(), *content]
+    labelled = [steps.set_xattr(LABEL, label)] if label else []
+    return [steps.must_be_new(), *content, *labelled]

@@ -1,0 +1,57 @@
+"""What landing copies say of themselves, without any row: for a rebuild of lost rows.
+
+Copies of objects that were deleted or overwritten since are among them, as long as nobody has deleted these copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+
+from nos_ec.core.copy_label import CopyLabel, decode_label, label_of_record
+from nos_ec.core.errors import Corrupt
+from nos_ec.core.ids import LandingId, SegmentId
+from nos_ec.core.landing_format import TYPE_PUT, scan
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.segment_medium import SegmentMedium
+
+PAGE_COPIES = 1000
+
+
+def labels_in_store(landing: LandingStore) -> Iterator[tuple[LandingId, CopyLabel | None]]:
+    """Every copy of the landing store, page by page, with its label; None if it has none that can be read, because an
+    older release put it, for example. The data is not read. Raises Transient."""
+    ids = landing.list_ids()
+    while page := list(islice(ids, PAGE_COPIES)):
+        for landing_id, label in landing.labels(page).items():
+            yield landing_id, _decoded(landing_id, label)
+
+
+def labels_in_segment(medium: SegmentMedium, segment: SegmentId) -> dict[LandingId, CopyLabel | None]:
+    """Every intact record of a landing segment, with its label; None if its names are damaged. Reads all of the
+    segment, and checks the CRC of the data. Raises NotFound, Transient."""
+    found: dict[LandingId, CopyLabel | None] = {}
+    limits = medium.limits
+    for copy in range(limits.copies):
+        read = partial(_read, medium, segment, copy)
+        for record in scan(read, segment, limits.start, limits.segment_bytes):
+            landing_id = record.header.landing_id
+            if record.header.type != TYPE_PUT or found.get(landing_id) is not None:
+                continue
+            try:
+                found[landing_id] = label_of_record(record)
+            except Corrupt:
+                found[landing_id] = None
+    return found
+
+
+def _decoded(landing_id: LandingId, label: bytes) -> CopyLabel | None:
+    try:
+        return decode_label(landing_id, label)
+    except Corrupt:
+        return None
+
+
+def _read(medium: SegmentMedium, segment: SegmentId, copy: int, offset: int, length: int) -> bytes:
+    return medium.read(segment, [(offset, length)], copy)[0]
