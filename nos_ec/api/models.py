@@ -284,7 +284,8 @@ class ObjectDetail(_Answer):
 
     model_config = _example(
         bucket="photos", name="2026/a.jpg", version=1763700000000000, size=65536, crc32c="e3069283",
-        md5="9e107d9d372bb6826bd81d3542a419d6", state="packed", created_ms=1763700000000, landing=None,
+        md5="9e107d9d372bb6826bd81d3542a419d6", state="packed", created_ms=1763700000000,
+        attributes={"content-type": "image/jpeg"}, landing=None,
         places=[{"block": _BLOCK, "offset": 131072, "length": 65536, "chunks": 1}], places_left_out=0,
     )  # fmt: skip
     bucket: str
@@ -295,6 +296,7 @@ class ObjectDetail(_Answer):
     md5: HexId
     state: ObjectState
     created_ms: UnixMs
+    attributes: dict[str, str] = Field(description="Those that its PUT gave it.")
     landing: HexId | None
     places: list[Place] = Field(max_length=1000, description="In order; more than one for a large object.")
     places_left_out: Count = Field(description="Number of further places of a very large object.")

@@ -21,6 +21,7 @@ from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.plan_data import plan_data
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.log_figures import LogFigures
+from nos_ec.library.object_info import attributes_of
 from nos_ec.monitoring.monitor import Cached
 from nos_ec.monitoring.sources import StoreFigures
 from nos_ec.ports.metadata import BlockRow, ObjectRow, Placed
@@ -171,6 +172,7 @@ class Readings:
             md5=row.md5.hex(),
             state=row.state,
             created_ms=row.created_ms,
+            attributes=attributes_of(row),
             landing=row.landing_id.hex() if row.landing_id is not None else None,
             places=[self._place(extent) for extent in extents[:PAGE_MAX]],
             places_left_out=max(0, len(extents) - PAGE_MAX),

@@ -13,6 +13,7 @@ from nos_ec.cli.trees import name_pages, pages
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
+from nos_ec.library.object_info import attributes_of
 from nos_ec.ports.metadata import ObjectRow
 
 _PAGE = 1000
@@ -115,7 +116,7 @@ def _data(bucket: str, listed: _Listed, long: bool) -> dict[str, Any]:
 
 
 def row_data(row: ObjectRow) -> dict[str, Any]:
-    """The data of an object that `ls -l` and `stat` print."""
+    """The data of an object that `ls -l` and `stat` print. Raises Corrupt when its attributes are damaged."""
     return {
         "bucket": row.key.bucket,
         "name": row.key.name,
@@ -125,6 +126,7 @@ def row_data(row: ObjectRow) -> dict[str, Any]:
         "md5": row.md5.hex(),
         "state": row.state.value,
         "created_ms": row.created_ms,
+        "attributes": attributes_of(row),
     }
 
 

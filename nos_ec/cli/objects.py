@@ -16,6 +16,7 @@ from nos_ec.cli.output import count_text, emit, err, facts, out, print_lines, pr
 from nos_ec.cli.streams import Source, is_folder
 from nos_ec.cli.trees import get_tree, put_tree, remove_tree
 from nos_ec.composition.wiring import System
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
@@ -36,19 +37,36 @@ def put(
     target: Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="With -r: BUCKET or BUCKET/PREFIX.")],
     source: Annotated[Path, typer.Argument(metavar="FILE", help="'-' for stdin; with -r: a folder.")],
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Store every file below a folder.")] = False,
+    attributes: Annotated[
+        list[str] | None,
+        typer.Option("--attribute", metavar="NAME=VALUE", help="What `stat` is to show; may be given several times."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Store a file, or stdin. Overwrites an existing object. The data is durable when the command returns.
 
     With -r: store every file below a folder. What cannot be stored is named, the others are stored.
     """
+    given = _attributes(attributes or [])
     if recursive:
+        if given:
+            raise InvalidInput("put -r takes no --attribute; store the files one by one")
         put_tree(ctx, target, source, as_json)
         return
     key = parse_object(target)
     with context(ctx).system() as system, Source(source) as stream:
-        row = system.store().put(key, stream)
+        row = system.store().put(key, stream, given)
     emit(row_data(row), as_json, lambda: out.print(f"{printable(str(row.key))}  {size_text(row.size)}", markup=False))
+
+
+def _attributes(pairs: list[str]) -> bytes:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name or name in found:
+            raise InvalidInput(f"--attribute {pair!r}: use NAME=VALUE, and each name once")
+        found[name] = value
+    return encode_attributes(found)
 
 
 def get(
@@ -127,7 +145,8 @@ def stat(ctx: typer.Context, name: Object, as_json: AsJson = False) -> None:
         row = system.metadata.get(parse_object(name))
         data = {**row_data(row), "location": _location(system, row)}
     human = {**data, "size": f"{row.size} ({size_text(row.size)})", "created": time_text(row.created_ms)}
-    del human["created_ms"], human["location"]
+    del human["created_ms"], human["location"], human["attributes"]
+    human |= {f"attribute {printable(name)}": printable(value) for name, value in data["attributes"].items()}
     emit(data, as_json, lambda: facts(printable(str(row.key)), human | _location_facts(data["location"])))
 
 

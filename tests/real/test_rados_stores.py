@@ -11,7 +11,11 @@ from nos_ec.adapters.rados.block_store import RadosBlockStore
 from nos_ec.adapters.rados.cluster import RadosCluster
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.rados.removal import remove_namespace
+from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
+from nos_ec.core.copy_label import CopyLabel, encode_label
 from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import LandingId
+from nos_ec.engine.landing_labels import labels_in_store
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.segment_medium import SegmentMedium
@@ -71,6 +75,26 @@ class TestRadosLandingStore(LandingStoreContract):
             landing = RadosLandingStore(cluster, POOL_LANDING, namespace)
             for landing_id in list(landing.list_ids()):
                 landing.delete(landing_id)
+
+
+def test_a_label_is_an_xattr_of_the_copy(ceph: CephCluster, namespace: str) -> None:
+    """Of the size that the most attributes make, and absent without a label."""
+    landing_id, without = LandingId(b"\1" * 16), LandingId(b"\2" * 16)
+    label = encode_label(landing_id, CopyLabel("bucket", "n" * 1024, 1, 1, 1, bytes(ATTRIBUTES_SIZE_MAX)))
+    with RadosCluster(ceph.options("front")) as cluster:
+        RadosLandingStore.initialise(cluster, POOL_LANDING, namespace)
+        landing = RadosLandingStore(cluster, POOL_LANDING, namespace)
+        landing.put(landing_id, b"x", label)
+        landing.put(without, b"x")
+        with cluster.open_pool(POOL_LANDING, namespace) as pool:
+            assert pool.xattrs(landing_id.hex())[0] == {"nos_ec.object": label}
+            assert pool.xattrs(without.hex())[0] == {}
+        assert {one: found and found.name for one, found in labels_in_store(landing)} == {
+            landing_id: "n" * 1024,
+            without: None,
+        }
+        landing.delete_many([landing_id, without])
+        landing.close()
 
 
 class TestRadosSegmentLog(SegmentMediumContract):

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -44,6 +45,7 @@ from nos_ec.api.request_limit import REQUESTS_MAX
 from nos_ec.api.server import Server
 from nos_ec.cli.app import run
 from nos_ec.composition.wiring import System
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import BlockId, ObjectKey
@@ -250,12 +252,16 @@ def test_the_location_of_an_object(api: Api, bench: Bench, system: System) -> No
         found = api("/v1/object", bucket=key.bucket, name=key.name)
         row = system.metadata.get(key)
         assert (found["size"], found["state"], found["md5"]) == (len(data), row.state.value, row.md5.hex())
+        assert found["attributes"] == {}
         assert sum(place["length"] for place in found["places"]) == (0 if found["landing"] else len(data))
         for place in found["places"]:
             block = BlockId(bytes.fromhex(place["block"]))
             assert system.blocks.read(block, place["offset"], place["length"]) in data
     assert len(api("/v1/object", bucket="b", name="large")["places"]) > 1
     assert api("/v1/object", bucket="b", name="empty")["state"] == "empty"
+    given = {"content-type": "text/plain", "ö": "'\" <&>"}
+    system.store().put(ObjectKey("b", "with"), BytesIO(b"x"), encode_attributes(given))
+    assert api("/v1/object", bucket="b", name="with")["attributes"] == given
     bench.put(system, "ä//ö #?%2F", b"odd")
     assert api("/v1/object", bucket="b", name="ä//ö #?%2F")["landing"]
 

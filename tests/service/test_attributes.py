@@ -6,20 +6,24 @@ from io import BytesIO
 
 import pytest
 
-from nos_ec.composition.wiring import System
+from nos_ec import open_store
+from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.attributes import encode_attributes
+from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.header import NameRecord
 from nos_ec.core.ids import Extent, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
 from nos_ec.engine.header_scan import read_names, scan_headers
 from nos_ec.engine.landing_labels import labels_in_segment, labels_in_store
+from nos_ec.library.object_info import attributes_of
 from nos_gc.assemble import gc_service
 
 from .conftest import STRIPE, Bench
+from .test_cli import Cli
 
 
-def attributes_of(number: int) -> bytes:
+def given_to(number: int) -> bytes:
     """None for every fourth, and the most that is possible for some."""
     if number % 4 == 0:
         return b""
@@ -39,14 +43,14 @@ def put_all(bench: Bench, system: System, count: int = 60) -> dict[ObjectKey, by
     given = {}
     for number in range(count):
         size = bench.rng.randint(1, STRIPE) if number % 20 else 10 * STRIPE + number
-        given[put(bench, system, f"{number:03}", size, attributes_of(number))] = attributes_of(number)
+        given[put(bench, system, f"{number:03}", size, given_to(number))] = given_to(number)
     for number in (1, 5):
-        row = system.store().put(ObjectKey("b", f"empty-{number}"), BytesIO(b""), attributes_of(number))
+        row = system.store().put(ObjectKey("b", f"empty-{number}"), BytesIO(b""), given_to(number))
         bench.acknowledged[row.key] = b""
-        given[row.key] = attributes_of(number)
+        given[row.key] = given_to(number)
     for number in (19, 20):  # one of them large
         size = bench.rng.randint(9 * STRIPE, 18 * STRIPE)
-        given[put(bench, system, f"{number:03}", size, attributes_of(31))] = attributes_of(31)
+        given[put(bench, system, f"{number:03}", size, given_to(31))] = given_to(31)
     return given
 
 
@@ -106,7 +110,7 @@ def extents(system: System) -> dict[ObjectKey, Extent]:
 
 
 def test_an_overwrite_takes_them_away(bench: Bench, system: System) -> None:
-    key = put(bench, system, "a", 100, attributes_of(1))
+    key = put(bench, system, "a", 100, given_to(1))
     bench.pack(system)
     bench.put(system, "a", b"without")
     assert system.store().head(key).attributes == b""
@@ -116,7 +120,7 @@ def test_an_overwrite_takes_them_away(bench: Bench, system: System) -> None:
 
 def test_the_largest_objects_that_are_packed(bench: Bench, system: System) -> None:
     """With the most attributes and the longest name they fill a group of their own."""
-    most = attributes_of(1)
+    most = given_to(1)
     size = system.store().packed_size_max
     name = "n" * 1024
     landed = put(bench, system, name, size - ATTRIBUTES_ROOM, most)
@@ -133,7 +137,7 @@ def test_the_largest_objects_that_are_packed(bench: Bench, system: System) -> No
 
 @pytest.mark.parametrize("mode", ["log", pytest.param("store", marks=pytest.mark.landing("store"))])
 def test_landing_copies_tell_what_they_are(bench: Bench, system: System, mode: str) -> None:
-    put(bench, system, "first", 100, attributes_of(3))  # a first object passes by the log
+    put(bench, system, "first", 100, given_to(3))  # a first object passes by the log
     put_all(bench, system, 30)
     expected = {
         row.landing_id: (row.key, row.size, row.crc32c, row.attributes)
@@ -153,3 +157,46 @@ def test_landing_copies_tell_what_they_are(bench: Bench, system: System, mode: s
         if landing_id in versions:
             assert versions[landing_id] - 60_000_000 <= label.put_ms * 1000 <= versions[landing_id]
     assert {landing_id: told[landing_id] for landing_id in expected} == expected
+
+
+def test_commands_take_and_show_them(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    cli = Cli(bench, capfd)
+    file = bench.folder / "file"
+    file.write_bytes(b"bytes")
+    given = {"content-type": "text/plain; a=b", "été": ""}
+    options = [f"--attribute={name}={value}" for name, value in given.items()]
+    assert cli("put", "b/with", str(file), *options)["attributes"] == given
+    assert cli("put", "b/without", str(file))["attributes"] == {}
+    assert cli("stat", "b/with")["attributes"] == given
+    assert [one["attributes"] for one in cli("ls", "b", "-l")["objects"]] == [given, {}]
+    lines = cli.text("stat", "b/with").splitlines()
+    assert [line.split(maxsplit=2) for line in lines if line.startswith("attribute ")] == [
+        ["attribute", "content-type", "text/plain; a=b"],
+        ["attribute", "été"],
+    ]
+    for wrong in ("content-type", "=x", "a=1 --attribute=a=2"):
+        cli("put", "b/with", str(file), *f"--attribute={wrong}".split(" "), exits=2)
+    cli("put", "-r", "b", str(bench.folder), "--attribute=a=b", exits=2)
+    cli("put", "b/with", str(file), f"--attribute=a={'x' * 8189}", exits=2)
+
+
+def test_the_library_takes_and_returns_them(bench: Bench) -> None:
+    given = {"content-type": "text/plain", "é": "ü"}
+    with open_store(bench.config) as store:
+        for data in (b"", b"small", BytesIO(bench.data(20 * STRIPE))):
+            info = store.put("b/name", data, attributes=given)
+            assert info.attributes == given
+            assert store.head("b/name").attributes == given
+            assert next(store.list("b")).attributes == given
+            assert hash(info) == hash(store.head("b/name"))
+            with store.open_read("b/name") as reader:
+                assert reader.info.attributes == given
+        assert store.put("b/name", b"small").attributes == {}
+        with pytest.raises(InvalidInput, match="8193"):
+            store.put("b/name", b"small", attributes={"a": "x" * 8189})
+        store.put("b/name", b"small", attributes=given)
+        assert store.delete("b/name").attributes == given
+    with open_system(bench.settings()) as system:
+        row = system.store().put(ObjectKey("b", "bad"), BytesIO(b"x"), b"\1")
+        with pytest.raises(Corrupt, match="b/bad v"):
+            attributes_of(row)
