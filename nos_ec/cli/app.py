@@ -19,6 +19,7 @@ from nos_ec.cli import (
     explain,
     objects,
     quarantine,
+    scrub,
     services,
     shards,
     simulate,
@@ -66,6 +67,7 @@ api.register(app)
 status.register(app)
 check.register(app)
 quarantine.register(app)
+scrub.register(app)
 explain.register(app)
 audit.register(app)
 shards.register(app)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,19 +11,14 @@ import typer
 
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.errors import ProblemsFound
+from nos_ec.cli.findings import NewPlan, Report, print_hidden
 from nos_ec.cli.output import count_text, emit, facts, out, printable, progress, size_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput, Transient
-from nos_ec.core.findings import Finding
-from nos_ec.core.plan import PlanHead, Step, plan_lines, read_head, read_steps
+from nos_ec.core.plan import PlanHead, Step, read_head, read_steps
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checked, Checker, CheckFigures, Tick
-from nos_ec.engine.check.repairs import Repairer, planned
-
-PROBLEMS_MAX = 10_000
-"""Problems that --json lists, and steps of a plan; all problems are counted."""
-SHOWN_MAX = 100
-"""Problems of a kind that are shown to people; all are counted."""
+from nos_ec.engine.check.repairs import Repairer
 
 
 def register(app: typer.Typer) -> None:
@@ -58,27 +51,21 @@ def check(
     and with 7 if a part could not be looked at.
     """
     share = _share(read_data)
-    if plan is not None and plan.exists():
-        raise InvalidInput(f"--plan {plan}: the file exists; name a new one")
-    steps: list[Step] = []
+    new_plan = NewPlan(plan, "nos-ec check")
     with context(ctx).system() as system, progress() as bar:
         task = bar.add_task("check", total=None)
         checker = _checker(system, share, lambda part, done: bar.update(task, description=part, completed=done))
-        report = _Report(as_json)
+        report = Report(as_json)
         for finding in checker.findings():
             bar.stop()
             report.add(finding)
-            step = planned(finding)
-            if step is not None and len(steps) < PROBLEMS_MAX:
-                steps.append(step)
-        head = PlanHead(system.store_id, system.clock.now_ms(), "nos-ec check")
-    if plan is not None:
-        _write(plan, plan_lines(head, steps))
+            new_plan.add(finding)
+        new_plan.write(system.store_id, system.clock.now_ms())
     data = report.data() | {
         "complete": not checker.unfinished,
         "unfinished": [asdict(part) for part in checker.unfinished],
         "looked_at": asdict(checker.figures),
-        "planned": None if plan is None else len(steps),
+        "planned": new_plan.steps,
     }
     emit(data, as_json, lambda: _print(data, checker.figures))
     if report.kinds:
@@ -127,14 +114,6 @@ def _read(plan: Path) -> _Plan:
     return _Plan(read_head(lines[0] if lines else b""), list(read_steps(lines)))
 
 
-def _write(plan: Path, lines: Iterable[bytes]) -> None:
-    try:
-        with plan.open("xb") as file:
-            file.writelines(lines)
-    except OSError as error:
-        raise InvalidInput(f"--plan {plan}: {error.strerror}") from error
-
-
 def _print_applied(steps: int, done: int, passed: Sequence[dict[str, Any]]) -> None:
     out.print(f"{done:,} of {count_text(steps, 'step')} done")
     for one in passed:
@@ -162,41 +141,9 @@ def _share(text: str | None) -> float:
     return percent / 100
 
 
-class _Report:
-    """Counts problems, and shows them or keeps them for JSON, as many as are bounded."""
-
-    def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
-        self._problems: list[dict[str, object]] = []
-        self.kinds = Counter[str]()
-
-    def add(self, finding: Finding) -> None:
-        """Count it; show it to people now, because a check of a large store takes long."""
-        self.kinds[finding.kind.value] += 1
-        if self._as_json:
-            if len(self._problems) < PROBLEMS_MAX:
-                self._problems.append(finding.data())
-        elif self.kinds[finding.kind.value] <= SHOWN_MAX:
-            _show(finding)
-
-    def data(self) -> dict[str, Any]:
-        """The problems, as JSON has them."""
-        found = {"problems_found": sum(self.kinds.values()), "kinds": dict(sorted(self.kinds.items()))}
-        return found | {"problems": self._problems}
-
-
-def _show(finding: Finding) -> None:
-    out.print(f"{finding.kind.value}: {printable(finding.what)}", markup=False)
-    seen = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in finding.evidence.items())
-    out.print(f"    seen    {printable(seen)}", markup=False)
-    out.print(f"    repair  {finding.repair}", markup=False)
-
-
 def _print(data: dict[str, Any], figures: CheckFigures) -> None:
     kinds: dict[str, int] = data["kinds"]
-    hidden = {kind: count - SHOWN_MAX for kind, count in kinds.items() if count > SHOWN_MAX}
-    for kind, count in hidden.items():
-        out.print(f"{kind}: {count_text(count, 'more problem')}", markup=False)
+    print_hidden(kinds)
     read = f", {size_text(figures.data_bytes)} of data" if figures.data_bytes else ""
     rows = {
         "blocks": f"{figures.blocks:,}; {size_text(figures.header_bytes)} of headers read{read}",

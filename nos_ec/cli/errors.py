@@ -32,7 +32,7 @@ class Incomplete(NosError):
 
 
 class ProblemsFound(NosError):
-    """`check` found what does not fit."""
+    """`check` found what does not fit, or `scrub` damage that it did not mend."""
 
 
 _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (

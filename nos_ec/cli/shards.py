@@ -11,9 +11,9 @@ import typer
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.errors import exit_code
 from nos_ec.cli.output import count_text, emit, out, progress, short_text, size_text
-from nos_ec.core.errors import Corrupt, InvalidInput, Transient
+from nos_ec.cli.values import rate_of
+from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.engine.shard_rebuild import RebuildResult
-from nos_ec.settings.values import size_of
 
 ON_CEPH = "nothing to rebuild: Ceph recovers lost shards itself; `ceph status` shows its progress"
 
@@ -48,7 +48,7 @@ def shards_rebuild(
     For use after a lost disk was replaced (init --new-shard). Ends when all are whole. Safe beside everything else, and
     safe to interrupt: the next run continues. On Ceph there is nothing to rebuild.
     """
-    bytes_per_s = None if rate is None else _rate(rate)
+    bytes_per_s = None if rate is None else rate_of(rate)
     with context(ctx).system() as system:
         rebuild = system.shard_rebuild(bytes_per_s)
         if rebuild is None:
@@ -65,15 +65,6 @@ def shards_rebuild(
     emit(_data(result), as_json, lambda: _print(result))
     if result.unreadable or result.failed or result.unwritten:
         raise typer.Exit(exit_code(Corrupt() if result.unreadable else Transient()))
-
-
-def _rate(text: str) -> int:
-    try:
-        rate = size_of(int(text) if text.isdecimal() else text)
-    except ValueError as error:
-        raise InvalidInput(f"--rate {text!r}: {error}; give bytes in a second, such as 64MiB") from error
-    assert isinstance(rate, int)
-    return rate
 
 
 def _data(result: RebuildResult) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, timed_id
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.packer import size_max
+from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.copy_forward import CopyForward, ForwardOptions
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.large import LargeObjects
@@ -52,6 +53,7 @@ from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.reaper import Reaper
 from nos_ec.engine.recovery import Recovery
 from nos_ec.engine.room import PACKING_RESERVES, PUT_RESERVES
+from nos_ec.engine.scrub.scrubber import Scrubber, ScrubOptions
 from nos_ec.engine.shard_rebuild import ShardRebuild
 from nos_ec.engine.source_reader import SourceReader
 from nos_ec.engine.store import PutOptions, Store
@@ -445,6 +447,18 @@ class System:
             return None
         rate = self.settings.shards.rebuild_bytes_per_s if bytes_per_s is None else bytes_per_s
         return ShardRebuild(self.shards, self.metadata, self.clock, rate, self.trail)
+
+    def scrubber(self, bytes_per_s: int | None = None, *, repair: bool = True) -> Scrubber:
+        """Reads everything that is packed, at the configured rate or another one, with or without repair."""
+        settings = self.settings.scrub
+        options = ScrubOptions(
+            settings.bytes_per_s if bytes_per_s is None else bytes_per_s,
+            repair,
+            self.settings.put.reservation_ms,
+        )
+        checked = Checked(self.metadata, self.blocks, self.landing, self.medium, self.clock)
+        ttl_ms = self.settings.consumer.lease_ttl_ms
+        return Scrubber(checked, self.shards, lambda name: self.contended_lease(name, ttl_ms), options)
 
     def shut_out(self) -> Blocklisted | None:
         """The error if the storage cluster refuses this process, else None. Asks the cluster, within the time limit of

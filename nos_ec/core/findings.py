@@ -26,8 +26,14 @@ class FindingKind(StrEnum):
     """A block is about to be deleted, but objects lie in it."""
     BLOCKS_SHORT = "blocks-short"
     """Blocks lack a shard."""
+    SHARD_DAMAGED = "shard-damaged"
+    """A shard of a block is there, but not what was written."""
+    SHARDS_CONTRADICT = "shards-contradict"
+    """Shards match their checksums, but not each other by the coding."""
     HEADER_DAMAGED = "header-damaged"
     """The header of a stripe group cannot be read."""
+    NAMES_DAMAGED = "names-damaged"
+    """The names of a stripe group cannot be read."""
     EXTENT_UNCONFIRMED = "extent-unconfirmed"
     """A row places an object where no header has it."""
     DATA_DAMAGED = "data-damaged"
@@ -74,7 +80,13 @@ REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.BLOCK_CONDEMNED: "stop GC at once, and put the objects again before the block is deleted",
     FindingKind.BLOCKS_SHORT: "mount the missing disk; if it was replaced with `nos-ec init --new-shard`, run"
     " `nos-ec shards rebuild`",
+    FindingKind.SHARD_DAMAGED: "its objects can be read unless more than m shards of a stripe are damaged: run"
+    " `nos-ec scrub`, which writes the shard again; several of one shard: replace its disk",
+    FindingKind.SHARDS_CONTRADICT: "read the objects of the block and put them again; report it: a disk with copies of"
+    " older files, or a bug",
     FindingKind.HEADER_DAMAGED: "objects there can still be read; put them again, so that GC collects the block",
+    FindingKind.NAMES_DAMAGED: "no object is harmed while the metadata is there; put them again, so that GC collects"
+    " the block",
     FindingKind.EXTENT_UNCONFIRMED: "read the object; if its checksum is wrong, put it again",
     FindingKind.DATA_DAMAGED: "put the object again",
     FindingKind.ROW_INVALID: "put the object again, or delete it",

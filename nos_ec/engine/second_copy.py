@@ -43,10 +43,15 @@ class SecondCopies:
 
         Takes one or two look-ups in the metadata, rarely three. Raises Transient.
         """
+        landing_id = self.find(row)
+        return None if landing_id is None else self._read(row, landing_id)
+
+    def find(self, row: ObjectRow) -> LandingId | None:
+        """The queued copy of this version, whatever it holds; None when there is none. Raises Transient."""
         for first, last in copy_ranges(row, self._put_ms_max):
             landing_id = self._metadata.queued_copy(row, first, last)
             if landing_id is not None:
-                return self._read(row, landing_id)
+                return landing_id
         return None
 
     def _read(self, row: ObjectRow, landing_id: LandingId) -> bytes | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from nos_ec.core.ids import BlockId
@@ -26,12 +27,57 @@ class RebuiltBlock:
     written_bytes: int = 0
 
 
+class ShardPart(StrEnum):
+    """A part of a shard's file."""
+
+    HEAD = "head"
+    MARK = "mark"
+    PAGES = "pages"
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedShard:
+    """A shard that is there, but is not what it must be.
+
+    parts: which parts of it are wrong. pages: how many pages do not match their checksums or are not there. stripes:
+    the first few stripes that these lie in. unwritten_from: if nothing is wrong but pages that were never written, the
+    first stripe of them; else None. The end of an append that was cut short looks like this.
+    """
+
+    shard: int
+    parts: tuple[ShardPart, ...]
+    pages: int = 0
+    stripes: tuple[int, ...] = ()
+    unwritten_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """A stripe whose shards match their checksums, but not each other by the coding. suspect: the shard without which
+    all others fit, if there is only one such; else None."""
+
+    stripe: int
+    suspect: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubbedBlock:
+    """What was found in the shards of a block. missing: shards without a file. unreachable: those whose folders cannot
+    be reached."""
+
+    missing: tuple[int, ...] = ()
+    unreachable: tuple[int, ...] = ()
+    damaged: tuple[DamagedShard, ...] = ()
+    contradictions: tuple[Contradiction, ...] = ()
+    read_bytes: int = 0
+
+
 class ShardStore(Protocol):
-    """Finds blocks that lack shards, and makes them whole from the other shards."""
+    """Finds blocks that lack shards or have damaged ones, and makes them whole from the other shards."""
 
     def alone(self) -> AbstractContextManager[None]:
-        """Keep out other processes that rebuild. `rebuild` is called only within it. Raises Conflict when another
-        process rebuilds now, Transient. A killed process loses its place."""
+        """Keep out other processes that rebuild. `rebuild` and `mend` are called only within it. Raises Conflict when
+        another process rebuilds now, Transient. A killed process loses its place."""
         ...
 
     def blocks_short(self) -> Mapping[int, int]:
@@ -53,4 +99,18 @@ class ShardStore(Protocol):
         Raises NotFound when the block is gone, Corrupt when it cannot be rebuilt (too few good shards, or shards that
         contradict each other), NoSpace, Transient.
         """
+        ...
+
+    def scrub(self, block_id: BlockId, stripes: int, pace: Callable[[int], object]) -> ScrubbedBlock:
+        """Read all shards of a sealed block from their disks, and compare them with their checksums and with each other
+        by the coding. Changes nothing, and needs no `alone`. Holds a few pages of each shard in memory.
+
+        stripes: how many the block has, in case no shard says so. pace: as for `rebuild`. Raises NotFound when the
+        block is gone or is being deleted, Transient.
+        """
+        ...
+
+    def mend(self, block_id: BlockId, shards: Collection[int], pace: Callable[[int], object]) -> RebuiltBlock:
+        """As `rebuild`, also for a block that lacks no shard: makes these shards again, and all others that are found
+        damaged. Called again after a crash, it ends the same."""
         ...

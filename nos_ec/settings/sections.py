@@ -13,6 +13,7 @@ from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, K_MAX, M_MAX, STRIPES_PER_BLOCK_MAX, Geometry
 from nos_ec.settings.audit import AuditSettings
 from nos_ec.settings.landing import LandingSettings
+from nos_ec.settings.scrub import ScrubSettings
 from nos_ec.settings.secret_files import read_secret
 from nos_ec.settings.section import DAY, HOUR, MINUTE, SECOND, Section
 from nos_ec.settings.shards import ShardSettings
@@ -571,6 +572,7 @@ class Settings(Section):
     reaper: ReaperSettings = ReaperSettings()
     gc: GcSettings = GcSettings()
     shards: ShardSettings = ShardSettings()
+    scrub: ScrubSettings = ScrubSettings()
     audit: AuditSettings = AuditSettings()
     log: LogSettings = LogSettings()
     kafka: KafkaSettings = KafkaSettings()

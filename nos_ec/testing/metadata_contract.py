@@ -40,6 +40,7 @@ from nos_ec.testing.metadata_explanation_contract import ExplanationContract
 from nos_ec.testing.metadata_inspection_contract import InspectionContract
 from nos_ec.testing.metadata_producer_contract import ProducerContract
 from nos_ec.testing.metadata_repair_contract import RepairContract
+from nos_ec.testing.metadata_scrubbing_contract import ScrubbingContract
 from nos_ec.testing.metadata_segment_contract import LandingSegmentContract
 
 SIZE = GEOMETRY.stripe_size
@@ -941,6 +942,7 @@ class MetadataContract(
     InspectionContract,
     RepairContract,
     ExplanationContract,
+    ScrubbingContract,
     FiguresContract,
 ):
     """The whole contract."""

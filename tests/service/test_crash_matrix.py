@@ -12,20 +12,23 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from nos_consumer.assemble import consumer_service
 from nos_ec.core.ids import ObjectKey, new_segment_id
+from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.check.repairs import QUARANTINE_MS
+from nos_ec.testing.audit import all_blocks
 from nos_gc.assemble import gc_service
-from tests.rig.at_rest import LaterClock
+from tests.rig.at_rest import LaterClock, end_log
 from tests.rig.device_log_work import KILL_POINTS as DEVICE_LOG_POINTS
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
 from .foreign import publish_named
 from .gathered_puts import data_of
-from .test_check import check
+from .test_check import check, rewrite
 from .test_landing_log_kills import LANDING_LOG_POINTS
 
 pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
@@ -187,6 +190,19 @@ REBUILD_POINTS = [
     "shard_rebuild.installed:3",
 ]
 """While two lost shards are rebuilt, and a damaged one in one of the blocks. One block is still open."""
+SCRUB_POINTS = [
+    "scrub.saved",
+    "scrub.saved:2",
+    "scrub.shards_mended",
+    "scrub.shards_mended:2",
+    "scrub.object_mended",
+    "shard_rebuild.created",
+    "shard_rebuild.written:2",
+    "shard_rebuild.installed",
+    "shard_rebuild.installed:2",
+    "shard_rebuild.installed:3",
+]
+"""While two blocks with damaged shards are scrubbed. One of them also lacks a shard, and has a damaged object."""
 REPAIR_POINTS = ["repairs.step_done", "repairs.step_done:2", "repairs.step_done:4"]
 TRAIL_POINTS = ["audit.put_aside"]
 """While a file of the audit trail is full."""
@@ -466,6 +482,39 @@ def test_rebuild_of_shards_killed(bench: Bench, point: str) -> None:
         bench.assert_readable(system)
 
 
+@pytest.mark.parametrize("point", SCRUB_POINTS)
+def test_scrub_killed(bench: Bench, point: str) -> None:
+    """The next run goes on, and ends as one run would have."""
+    with bench.open() as system:
+        for prefix in ("first", "second"):
+            bench.put_some(system, 40, prefix=prefix)
+            end_log(system)
+            bench.produce(system)
+            bench.consume(system)
+        rows = [row for row in all_blocks(system.metadata) if row.live_objects]
+        victim = system.metadata.placed_in(rows[0].block_id)[-1]
+        rewrite(system, rows[0], victim.extent.offset)
+    files = (bench.folder / "store" / "blocks").rglob("shard-*/**/*")
+    whole = {path: path.read_bytes() for path in files if path.is_file()}
+    for row, shard in ((rows[0], 2), (rows[-1], 9)):
+        path = next(path for path in whole if path.name == row.block_id.hex() and f"shard-{shard:02d}" in path.parts)
+        path.write_bytes(whole[path][:-1] + bytes([whole[path][-1] ^ 1]))
+    next(path for path in whole if path.name == rows[0].block_id.hex() and "shard-05" in path.parts).unlink()
+    kill(bench, point, "scrub", "--rate", "0")
+    for found_max in (4, 0):
+        with bench.open() as system:
+            system.clock = LaterClock(TTL_OVER_MS)
+            result = system.scrubber(0).run_once(Event())
+        assert (result.whole, result.left) == (True, 0)
+        assert result.found <= found_max
+        assert {path: path.read_bytes() for path in whole} == whole
+    with bench.open() as system:
+        row = system.metadata.objects_with([victim.object_id])[victim.object_id]
+        assert row.state is ObjectState.LANDED
+    assert not list((bench.folder / "store" / "blocks").glob("shard-*/*/*.new"))
+    assert_recovers(bench)
+
+
 @pytest.mark.parametrize("point", REPAIR_POINTS)
 def test_apply_killed(bench: Bench, point: str) -> None:
     """What a killed run has done is passed over by the next one, which does the rest."""
@@ -622,6 +671,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             INIT_POINTS,
             REBUILD_POINTS,
             REPAIR_POINTS,
+            SCRUB_POINTS,
             TRAIL_POINTS,
             DEVICE_LOG_POINTS,
             LANDING_LOG_POINTS,

@@ -49,12 +49,14 @@ class Mark:
 
 class Pages(NamedTuple):
     """Consecutive pages of a shard: the number of the first, their bytes (zeros where none could be read), and the
-    numbers of the bad ones. `read_bytes` is the number of bytes that were read from the file."""
+    numbers of the bad ones. `read_bytes` is the number of bytes that were read from the file. `unwritten`: those of the
+    bad ones that lie past the end of the file or have no checksum, as an append leaves them that was cut short."""
 
     first: int
     data: bytes | bytearray
     bad: frozenset[int]
     read_bytes: int
+    unwritten: frozenset[int] = frozenset()
 
     def part(self, first: int, count: int) -> bytes | None:
         """Return `count` pages from number `first` on; None unless all of them are here and good."""
@@ -120,7 +122,7 @@ class ShardFile:
         os.fsync(self._fd)
 
     def drop_cached(self) -> None:
-        """Let the next reads come from the disk, as far as the system does that. Call it after `sync`."""
+        """Let the next reads come from the disk, as far as the system does that. Call `sync` first."""
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def size(self) -> int:
@@ -172,8 +174,15 @@ class ShardFile:
         whole = read_bytes // PAGE
         actual = self._checksums(first, data[: whole * PAGE])
         bad = [first + i for i in range(whole) if actual[i] != stored[i]]
-        bad += range(first + whole, first + count)
-        return Pages(first, data.ljust(count * PAGE, b"\0"), frozenset(bad), read_bytes)
+        unwritten = [page for page in bad if not stored[page - first]]
+        missing = range(first + whole, first + count)
+        return Pages(
+            first,
+            data.ljust(count * PAGE, b"\0"),
+            frozenset(bad).union(missing),
+            read_bytes,
+            frozenset(unwritten).union(missing),
+        )
 
     def _checksums(self, first: int, data: bytes) -> list[int]:
         crc_of, extend, place, block_id, shard = (

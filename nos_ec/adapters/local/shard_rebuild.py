@@ -12,29 +12,26 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from nos_ec.adapters.local import block_locks
 from nos_ec.adapters.local.block_end import readable_stripes, sealed_stripes, whole_stripes
 from nos_ec.adapters.local.block_locks import BlockLocks
+from nos_ec.adapters.local.block_windows import BlockWindows, Pace, intact_head
 from nos_ec.adapters.local.durable import sync_folder, translated
 from nos_ec.adapters.local.erasure import StripeCoder, payload
 from nos_ec.adapters.local.shard_file import Pages, ShardFile, ShardLayout
 from nos_ec.adapters.local.shard_folders import UNFINISHED, ShardFolders
+from nos_ec.adapters.local.shard_scan import ShardScan
 from nos_ec.core.errors import Conflict, Corrupt, Transient
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
-from nos_ec.ports.shard_store import RebuiltBlock
-
-WINDOW_PAGES = 32
-"""Pages of each shard that are held in memory at a time, at most."""
+from nos_ec.ports.shard_store import RebuiltBlock, ScrubbedBlock
 
 _LOCK = "rebuild"
-
-Pace = Callable[[int], object]
 
 
 class LocalShards:
@@ -74,18 +71,40 @@ class LocalShards:
         return self._folders.short_blocks()
 
     def rebuild(self, block_id: BlockId, pace: Pace) -> RebuiltBlock:
-        """Make again the shards that a block lacks. Reads all others, so it finds those that are damaged as well. They
-        get their files first: while a shard is missing, the block is found again after a crash."""
+        """Make again the shards that a block lacks. Reads all others, so it finds those that are damaged as well."""
+        return self._made_whole(block_id, frozenset(), pace)
+
+    def mend(self, block_id: BlockId, shards: Collection[int], pace: Pace) -> RebuiltBlock:
+        """As `rebuild`, for a block of which these shards are damaged, if it still has them."""
+        return self._made_whole(block_id, frozenset(shards), pace)
+
+    def scrub(self, block_id: BlockId, stripes: int, pace: Pace) -> ScrubbedBlock:
+        """Read all shards of a block, without its lock: a file that is replaced meanwhile is read to its end."""
+        with ExitStack() as stack:
+            files, unreachable = self._folders.open(stack, block_id, write=False)
+            self._folders.require(block_id, list(files.values()), unreachable)
+            with translated(f"block {block_id.hex()}", block_id):
+                sealed = sealed_stripes(files.values())
+            stripes = stripes if sealed is None else sealed
+            scan = ShardScan(self._layout, self._coder, block_id, files, stripes, pace)
+            damages, contradictions = scan.run()
+            self._folders.require(block_id, list(files.values()), unreachable)
+            lost = [shard for shard in self._folders.shards if shard not in files and shard not in unreachable]
+            return ScrubbedBlock(tuple(lost), tuple(unreachable), damages, contradictions, scan.read_bytes)
+
+    def _made_whole(self, block_id: BlockId, damaged: Collection[int], pace: Pace) -> RebuiltBlock:
+        """Damaged shards get their files first: while a shard is missing, the block is found again after a crash."""
         with ExitStack() as stack:
             with self._locks.held(block_id):
                 self._remove_unfinished(block_id)
                 files, unreachable = self._folders.open(stack, block_id, write=False)
                 self._folders.require(block_id, list(files.values()), unreachable)
                 lost = [shard for shard in self._folders.shards if shard not in files and shard not in unreachable]
-                if not lost:
+                if not lost and not damaged:
                     return RebuiltBlock()
                 stripes = self._sealed(block_id, files)
             copy = _Copy(self._layout, self._coder, block_id, files, stripes, pace)
+            copy.damaged.update(shard for shard in damaged if shard in files)
             made = self._made(stack, copy, lost)
             replaced = self._replaced(copy)
             self._install(block_id, made)
@@ -191,7 +210,7 @@ class LocalShards:
                     sync_folder(path.parent)
 
 
-class _Copy:
+class _Copy(BlockWindows):
     """Computes shards of one sealed block from the others. Counts what that costs, and collects the damaged shards."""
 
     def __init__(
@@ -203,24 +222,18 @@ class _Copy:
         stripes: int,
         pace: Pace,
     ) -> None:
-        self.block_id = block_id
-        self.stripes = stripes
+        super().__init__(layout, coder, block_id, files, stripes, pace)
         self.damaged: set[int] = set()
-        self.read_bytes = 0
         self.written_bytes = 0
-        self._layout = layout
-        self._coder = coder
-        self._files = files
-        self._pace = pace
 
     def write(self, made: Sequence[ShardFile]) -> None:
         """Write all pages of these shards. Raises Corrupt when too few shards have a page intact, or when intact pages
         contradict each other; NoSpace, Transient."""
         for shard, file in self._files.items():
-            if not _intact_head(file):
+            if not intact_head(file):
                 self.damaged.add(shard)
-        for first, count in self._windows():
-            pages = {shard: self._read(file, first, count) for shard, file in self._files.items()}
+        for first, count in self.windows():
+            pages = {shard: self.read(file, first, count) for shard, file in self._files.items()}
             self.damaged |= {shard for shard, one in pages.items() if one.bad}
             coded = self._coded(pages, first, count)
             for file in made:
@@ -232,8 +245,8 @@ class _Copy:
     def check(self, file: ShardFile) -> None:
         """Read back a shard that was written. Raises OSError, and Transient when it is not what was written."""
         good = file.intact_head() and _sealed_mark(file) and file.size() == self._layout.size(self.stripes)
-        for first, count in self._windows():
-            pages = self._read(file, first, count)
+        for first, count in self.windows():
+            pages = self.read(file, first, count)
             good = good and not pages.bad
             self._pace(pages.read_bytes)
         if not good:
@@ -241,28 +254,13 @@ class _Copy:
                 f"{file.path} does not read back as it was written: its disk is failing", block_id=self.block_id
             )
 
-    def _windows(self) -> Iterator[tuple[int, int]]:
-        """The pages of a shard: the number of the first one and the count. A window lies in one stripe."""
-        chunk = self._layout.chunk_pages
-        for start in range(0, self.stripes * chunk, chunk):
-            for first in range(start, start + chunk, WINDOW_PAGES):
-                yield first, min(WINDOW_PAGES, start + chunk - first)
-
-    def _read(self, file: ShardFile, first: int, count: int) -> Pages:
-        try:
-            pages = file.read_pages(first, count)
-        except OSError:
-            return Pages(first, bytes(count * PAGE), frozenset(range(first, first + count)), 0)
-        self.read_bytes += pages.read_bytes
-        return pages
-
     def _coded(self, pages: Mapping[int, Pages], first: int, count: int) -> list[memoryview]:
         """The pages of all k + m shards, from the good ones of k."""
-        data = self._decoded(pages, first, count)
+        data = self.decoded(pages, first, count)
         if data is None:  # damage is scattered
             columns: list[list[bytes]] = []
             for page in range(first, first + count):
-                one = self._decoded(pages, page, 1)
+                one = self.decoded(pages, page, 1)
                 if one is None:
                     raise Corrupt(
                         f"block {self.block_id.hex()}: stripe {page // self._layout.chunk_pages} cannot be read: more"
@@ -274,16 +272,6 @@ class _Copy:
         coded = [payload(fragment) for fragment in self._coder.encode(b"".join(data))]
         self._compare(pages, coded, first, count)
         return coded
-
-    def _decoded(self, pages: Mapping[int, Pages], first: int, count: int) -> list[bytes] | None:
-        parts: dict[int, bytes] = {}
-        for shard, one in pages.items():
-            part = one.part(first, count)
-            if part is not None:
-                parts[shard] = part
-            if len(parts) == self._layout.geometry.k:
-                return self._coder.decode(count * PAGE, parts)
-        return None
 
     def _compare(self, pages: Mapping[int, Pages], coded: Sequence[memoryview], first: int, count: int) -> None:
         """Refuse pages that match their checksums, but not the other shards."""
@@ -301,13 +289,6 @@ class _Copy:
 def _sealed_mark(file: ShardFile) -> bool:
     mark = file.mark()
     return mark is not None and mark.stripes is not None
-
-
-def _intact_head(file: ShardFile) -> bool:
-    try:
-        return file.intact_head()
-    except OSError:
-        return False
 
 
 def _remove(file: ShardFile) -> None:

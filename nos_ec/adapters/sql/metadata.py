@@ -1,8 +1,8 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
 What each transaction does is in the modules named after their subjects: objects, puts, commits, blocks, leases,
-landing, landing_segments, inspection, repairs, explanations, store_info, totals. This module only says which function a
-method runs, and whether it writes.
+landing, landing_segments, inspection, repairs, explanations, scrubbing, store_info, totals. This module only says which
+function a method runs, and whether it writes.
 
 Each part of the port has a class here, to be read beside its protocol. `SqlMetadata` inherits them all, because the
 parts share one `Transactions` (connections and retries) and one geometry, and because users that need several parts
@@ -26,6 +26,7 @@ from nos_ec.adapters.sql import (
     objects,
     puts,
     repairs,
+    scrubbing,
     store_info,
     totals,
 )
@@ -52,6 +53,7 @@ from nos_ec.ports.metadata import (
     ObjectRow,
     Placed,
     QueueEntry,
+    ScrubState,
     Segment,
     SegmentRow,
     StoredTotals,
@@ -479,6 +481,18 @@ class _SqlExplanations(_SqlPart):
         return self._read(explanations.block_facts, block_id, waste_ratio_min, now_ms, cool_down_ms_max)
 
 
+class _SqlScrubbing(_SqlPart):
+    """`Scrubbing` of the port."""
+
+    def scrub_state(self) -> ScrubState | None:
+        """See the port."""
+        return self._read(scrubbing.stored)
+
+    def store_scrub_state(self, new: ScrubState, expected: ScrubState | None) -> bool:
+        """See the port."""
+        return self._write(scrubbing.store, new, expected)
+
+
 class SqlMetadata(
     _SqlObjects,
     _SqlLeases,
@@ -488,6 +502,7 @@ class SqlMetadata(
     _SqlInspection,
     _SqlRepairs,
     _SqlExplanations,
+    _SqlScrubbing,
 ):
     """`Metadata` on an engine whose tables exist. Safe to call from several threads and several processes."""
 

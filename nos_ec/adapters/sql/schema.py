@@ -318,5 +318,5 @@ STORED_TOTALS = _table(
     Column("name", String(32), primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""At most one row, `totals`, as JSON (totals.py). It is a table of its own so that daemons that may write it have no
-right to change the facts of `store_info`."""
+"""At most two rows, as JSON: `totals` (totals.py) and `scrub` (scrubbing.py). It is a table of its own so that daemons
+that may write it have no right to change the facts of `store_info`."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.errors import NotFound
 from nos_ec.core.findings import Finding, FindingKind
-from nos_ec.core.ids import BlockId, Extent
+from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.core.reclaim import BlockAccount, account_block
+from nos_ec.engine.check.data import DataCheck
 from nos_ec.engine.header_scan import HeaderScan, scan_headers
-from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.recovery import live_entries
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow, Metadata, Placed
@@ -21,7 +21,6 @@ TRIES = 10
 """Looks at one thing until its row is the same before and after. A look takes milliseconds."""
 NAMED_MAX = 5
 """Objects, or blocks, that the evidence of a finding about many of them names."""
-READ_BYTES_MAX = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,7 @@ class BlockCheck:
         self._metadata = metadata
         self._blocks = blocks
         self._read = read
+        self._data = DataCheck(blocks)
         self.figures = BlockFigures()
 
     def findings(self, row: BlockRow) -> list[Finding] | None:
@@ -86,7 +86,7 @@ class BlockCheck:
 
     def _look(self, row: BlockRow) -> list[Finding]:
         placed = self._metadata.placed_in(row.block_id)
-        found = _Findings(row)
+        found = BlockFindings(row)
         if row.state is BlockState.CONDEMNED:  # it may be half deleted
             if placed:
                 found.add(FindingKind.BLOCK_CONDEMNED, objects=len(placed), named=_names(placed))
@@ -94,7 +94,7 @@ class BlockCheck:
             self._compare(row, placed, found)
         return found.all
 
-    def _compare(self, row: BlockRow, placed: Sequence[Placed], found: _Findings) -> None:
+    def _compare(self, row: BlockRow, placed: Sequence[Placed], found: BlockFindings) -> None:
         try:
             stripes = self._blocks.stripes(row.block_id)
             if stripes < row.stripes or (stripes != row.stripes and row.state is BlockState.SEALED):
@@ -105,7 +105,7 @@ class BlockCheck:
             if row.stripes or placed or row.state is BlockState.SEALED:
                 found.add(FindingKind.BLOCK_MISSING, objects=len(placed), named=_names(placed))
 
-    def _against_headers(self, row: BlockRow, placed: Sequence[Placed], found: _Findings) -> None:
+    def _against_headers(self, row: BlockRow, placed: Sequence[Placed], found: BlockFindings) -> None:
         """Compare rows with headers. What an earlier finding explains is not one more: counters are compared where
         every header can be read and confirms its rows.
 
@@ -130,7 +130,9 @@ class BlockCheck:
                 found.of_object(FindingKind.EXTENT_UNCONFIRMED, one)
         if self._read.takes(row.block_id):
             misplaced = set(unconfirmed) - headless
-            self._read_all([one for one in placed if one not in misplaced], found)
+            for one, error in self._data.damaged([one for one in placed if one not in misplaced]):
+                found.of_object(FindingKind.DATA_DAMAGED, one, error=str(error))
+            self.figures.data_bytes = self._data.bytes
 
     def _unconfirmed(self, account: BlockAccount, placed: Sequence[Placed]) -> list[Placed]:
         wrong = {(entry.key_md5, entry.offset, entry.length, entry.version) for entry in account.unconfirmed}
@@ -144,35 +146,8 @@ class BlockCheck:
         first, last = one.extent.offset // size, (one.extent.offset + one.extent.length - 1) // size
         return all(stripe in scan.damaged_stripes for stripe in range(first, last + 1))
 
-    # --- data -----------------------------------------------------------------------------------------
-    def _read_all(self, placed: Sequence[Placed], found: _Findings) -> None:
-        """Read all objects of a block, in runs, and compare their CRCs."""
-        for run in _runs(placed):
-            for one, data in zip(run, self._bytes_of(run), strict=True):
-                self.figures.data_bytes += one.extent.length
-                try:
-                    if isinstance(data, Corrupt):
-                        raise data
-                    crc_checked(data, one.extent.length, one.crc32c, one.key, str(one.key))
-                except Corrupt as error:
-                    found.of_object(FindingKind.DATA_DAMAGED, one, error=str(error))
 
-    def _bytes_of(self, run: Sequence[Placed]) -> Sequence[bytes | Corrupt]:
-        """The bytes of each object, or why there are none: one by one if they cannot be read together."""
-        block_id = run[0].extent.block_id
-        try:
-            return self._blocks.read_many(block_id, [(one.extent.offset, one.extent.length) for one in run])
-        except Corrupt:
-            return [self._bytes_of_one(one.extent) for one in run]
-
-    def _bytes_of_one(self, extent: Extent) -> bytes | Corrupt:
-        try:
-            return self._blocks.read(extent.block_id, extent.offset, extent.length)
-        except Corrupt as error:
-            return error
-
-
-class _Findings:
+class BlockFindings:
     """Findings about one block."""
 
     def __init__(self, row: BlockRow) -> None:
@@ -181,8 +156,12 @@ class _Findings:
 
     def add(self, kind: FindingKind, **evidence: object) -> None:
         """Add a finding about the block itself."""
+        self.of_part(kind, block_name(self._row.block_id), **evidence)
+
+    def of_part(self, kind: FindingKind, what: str, **evidence: object) -> None:
+        """Add a finding about a part of the block."""
         state = {"kind": self._row.kind.value, "state": self._row.state.value}
-        self.all.append(Finding(kind, block_name(self._row.block_id), state | evidence))
+        self.all.append(Finding(kind, what, state | evidence))
 
     def of_object(self, kind: FindingKind, placed: Placed, **evidence: object) -> None:
         """Add a finding about an object, or a segment of one, that lies in the block."""
@@ -219,17 +198,3 @@ def counted(account: BlockAccount) -> dict[str, int]:
 
 def _names(placed: Sequence[Placed]) -> list[str]:
     return [str(one.key) for one in placed[:NAMED_MAX]]
-
-
-def _runs(placed: Sequence[Placed]) -> Iterator[list[Placed]]:
-    """Objects that are read together, of at most READ_BYTES_MAX or a single one."""
-    run: list[Placed] = []
-    size = 0
-    for one in placed:
-        if run and size + one.extent.length > READ_BYTES_MAX:
-            yield run
-            run, size = [], 0
-        run.append(one)
-        size += one.extent.length
-    if run:
-        yield run

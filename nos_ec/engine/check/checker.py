@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -20,6 +19,7 @@ from nos_ec.engine.check.copies import CopyCheck
 from nos_ec.engine.check.log import LogCheck
 from nos_ec.engine.check.objects import ObjectCheck
 from nos_ec.engine.check.second_look import WAIT_MS, SecondLook
+from nos_ec.engine.check.short_blocks import ShortBlocks
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
@@ -72,14 +72,6 @@ class CheckFigures:
     blocks_condemned: int = 0
     deletions_due: int = 0
     leases_expired: int = 0
-
-
-@dataclass(slots=True)
-class _Short:
-    """Blocks that lack shards. by_shards: how many lack each set of shards."""
-
-    by_shards: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    named: list[str] = field(default_factory=list)
 
 
 class Checker:
@@ -150,7 +142,7 @@ class Checker:
             yield Finding(FindingKind.BLOCK_WITHOUT_ROW, block_name(block_id), seen)
 
     def _of_blocks(self) -> Iterator[Finding]:
-        short, busy, unanswered = _Short(), list[BlockRow](), 0
+        short, busy, unanswered = ShortBlocks(), list[BlockRow](), 0
         for row in self._rows():
             try:
                 found = self._of_block(row, short)
@@ -175,21 +167,15 @@ class Checker:
             yield from found or ()
         self.figures.header_bytes = self._blocks.figures.header_bytes
         self.figures.data_bytes += self._blocks.figures.data_bytes
-        if short.by_shards:
-            lacking = [{"shards": list(shards), "blocks": count} for shards, count in sorted(short.by_shards.items())]
-            blocks = sum(short.by_shards.values())
-            seen = {"blocks": blocks, "lack": lacking, "named": short.named}
-            yield Finding(FindingKind.BLOCKS_SHORT, "block store", seen)
+        yield from short.findings()
 
-    def _of_block(self, row: BlockRow, short: _Short) -> Sequence[Finding] | None:
+    def _of_block(self, row: BlockRow, short: ShortBlocks) -> Sequence[Finding] | None:
         self._count(row)
         found = self._blocks.findings(row)
         if row.state is BlockState.SEALED and not found:
-            missing = tuple(self._checked.blocks.missing_shards(row.block_id))
+            missing = self._checked.blocks.missing_shards(row.block_id)
             if missing and self._blocks.row(row.block_id) == row:
-                short.by_shards[missing] += 1
-                if len(short.named) < NAMED_MAX:
-                    short.named.append(row.block_id.hex())
+                short.add(row.block_id, missing)
         return found
 
     def _rows(self) -> Iterator[BlockRow]:

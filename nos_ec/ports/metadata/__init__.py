@@ -1,6 +1,6 @@
-"""The metadata store, in eight parts: objects, writer leases, blocks, the deletion queue of landing copies, the
-segments of the landing log, pages of whole tables for checks, repairs of what they find, and what explains one object
-or block.
+"""The metadata store, in nine parts: objects, writer leases, blocks, the deletion queue of landing copies, the
+segments of the landing log, pages of whole tables for checks, repairs of what they find, what explains one object or
+block, and where a scrub is.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
 combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
@@ -28,6 +28,7 @@ from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, 
 from nos_ec.ports.metadata.leases import Lease, Leases
 from nos_ec.ports.metadata.objects import NewLargeObject, NewObject, ObjectRow, Objects, Segment
 from nos_ec.ports.metadata.repairs import QUARANTINE, Repairs
+from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
 
 __all__ = [
@@ -54,6 +55,9 @@ __all__ = [
     "Placed",
     "QueueEntry",
     "Repairs",
+    "ScrubPass",
+    "ScrubState",
+    "Scrubbing",
     "Segment",
     "SegmentRow",
     "StoredTotals",

@@ -17,6 +17,7 @@ from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.metadata.leases import Leases
 from nos_ec.ports.metadata.objects import Objects
 from nos_ec.ports.metadata.repairs import Repairs
+from nos_ec.ports.metadata.scrubbing import Scrubbing
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,9 @@ class StoredTotals:
     """When they are to be computed again."""
 
 
-class Metadata(Objects, Leases, Blocks, LandingQueue, LandingSegments, Inspection, Repairs, Explanations, Protocol):
+class Metadata(
+    Objects, Leases, Blocks, LandingQueue, LandingSegments, Inspection, Repairs, Explanations, Scrubbing, Protocol
+):
     """All parts of the metadata store. See the package docstring. Safe to call from several threads."""
 
     # --- identity ---------------------------------------------------------------------------------

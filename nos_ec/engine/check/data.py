@@ -1,0 +1,65 @@
+"""Reads packed objects, and compares their bytes with the CRCs of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from nos_ec.core.errors import Corrupt
+from nos_ec.core.ids import Extent
+from nos_ec.engine.packable import crc_checked
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.metadata import Placed
+
+READ_BYTES_MAX = 4 << 20
+
+
+class DataCheck:
+    """Reads objects in runs of READ_BYTES_MAX. pace: called with the bytes of each run."""
+
+    def __init__(self, blocks: BlockStore, pace: Callable[[int], object] = lambda _: None) -> None:
+        self._blocks = blocks
+        self._pace = pace
+        self.bytes = 0
+        """Read so far, of objects that were there."""
+
+    def damaged(self, placed: Sequence[Placed]) -> Iterator[tuple[Placed, Corrupt]]:
+        """Those objects of one block whose bytes are not what their rows say, and why. placed: in order of offset.
+        Raises NotFound, Transient."""
+        for run in _runs(placed):
+            for one, data in zip(run, self._bytes_of(run), strict=True):
+                self.bytes += one.extent.length
+                try:
+                    if isinstance(data, Corrupt):
+                        raise data
+                    crc_checked(data, one.extent.length, one.crc32c, one.key, str(one.key))
+                except Corrupt as error:
+                    yield one, error
+            self._pace(sum(one.extent.length for one in run))
+
+    def _bytes_of(self, run: Sequence[Placed]) -> Sequence[bytes | Corrupt]:
+        """The bytes of each object, or why there are none: one by one if they cannot be read together."""
+        block_id = run[0].extent.block_id
+        try:
+            return self._blocks.read_many(block_id, [(one.extent.offset, one.extent.length) for one in run])
+        except Corrupt:
+            return [self._bytes_of_one(one.extent) for one in run]
+
+    def _bytes_of_one(self, extent: Extent) -> bytes | Corrupt:
+        try:
+            return self._blocks.read(extent.block_id, extent.offset, extent.length)
+        except Corrupt as error:
+            return error
+
+
+def _runs(placed: Sequence[Placed]) -> Iterator[list[Placed]]:
+    """Objects that are read together, of at most READ_BYTES_MAX or a single one."""
+    run: list[Placed] = []
+    size = 0
+    for one in placed:
+        if run and size + one.extent.length > READ_BYTES_MAX:
+            yield run
+            run, size = [], 0
+        run.append(one)
+        size += one.extent.length
+    if run:
+        yield run

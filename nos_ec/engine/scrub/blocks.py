@@ -1,0 +1,170 @@
+"""Scrubs one block: its shards, headers and names, and the bytes of each object in it. Changes nothing.
+
+Work goes on beside it. A block counts only if its row is there, and not CONDEMNED, when everything has been read. An
+object that is deleted or moved meanwhile keeps its bytes until the block is deleted, so its CRC is right all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.findings import Finding, FindingKind
+from nos_ec.core.header import GroupHeader, decode_names
+from nos_ec.core.lifecycle import BlockState
+from nos_ec.engine.check.blocks import BlockCheck, BlockFindings, ReadShare, block_name
+from nos_ec.engine.check.data import DataCheck
+from nos_ec.engine.header_scan import scan_headers
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.metadata import BlockRow, Metadata, Placed
+from nos_ec.ports.shard_store import ScrubbedBlock, ShardStore
+
+Pace = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen of one block.
+
+    findings: all of them, those about its shards and objects included. shards: what was found in its shards, without
+    the ends of appends that were cut short. lost: objects whose bytes are damaged, by the name of their finding.
+    torn: shards that lack only what was never acknowledged.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    shards: ScrubbedBlock = field(default_factory=ScrubbedBlock)
+    lost: tuple[tuple[Finding, Placed], ...] = ()
+    torn: int = 0
+    objects: int = 0
+    read_bytes: int = 0
+
+    def confirmed(self, first: Look) -> Look:
+        """What of this second look the first one has seen as well."""
+        seen = {finding for finding in first.findings if finding in self.findings}
+        shards = replace(
+            self.shards,
+            missing=tuple(shard for shard in self.shards.missing if shard in first.shards.missing),
+            damaged=tuple(
+                one for one in self.shards.damaged if one.shard in {two.shard for two in first.shards.damaged}
+            ),
+        )
+        return replace(
+            self,
+            findings=tuple(finding for finding in self.findings if finding in seen),
+            shards=shards,
+            lost=tuple((finding, placed) for finding, placed in self.lost if finding in seen),
+        )
+
+    @property
+    def short(self) -> tuple[int, ...]:
+        """The shards that the block lacks."""
+        return tuple(sorted((*self.shards.missing, *self.shards.unreachable)))
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it must be looked at again."""
+        return bool(self.findings or self.shards.missing)
+
+
+class BlockScrub:
+    """Looks at one block at a time. shards: None where the store looks after its shards itself."""
+
+    def __init__(self, metadata: Metadata, blocks: BlockStore, shards: ShardStore | None, pace: Pace) -> None:
+        self._metadata = metadata
+        self._blocks = blocks
+        self._shards = shards
+        self._pace = pace
+        self._check = BlockCheck(metadata, blocks, ReadShare())
+
+    def look(self, row: BlockRow) -> Look | None:
+        """Read all of a block; None if its row changes all the time. Raises Transient, Corrupt (rows that cannot be
+        read), and what `pace` raises."""
+        now = self._check.row(row.block_id)
+        if now is None:
+            return Look()
+        try:
+            look = self._look(now)
+        except NotFound:  # deleted meanwhile, or missing altogether
+            found = self._check.findings(now)
+            look = None if found is None else Look(tuple(found))
+        after = self._check.row(row.block_id)
+        if after is None or (after.state is BlockState.CONDEMNED and now.state is not BlockState.CONDEMNED):
+            return Look()
+        return look
+
+    def _look(self, row: BlockRow) -> Look | None:
+        found = BlockFindings(row)
+        shards, torn = ScrubbedBlock(), 0
+        placed = self._metadata.placed_in(row.block_id)
+        if row.state is BlockState.SEALED and self._shards is not None:
+            shards, torn = self._of_shards(row, self._shards, placed, found)
+        structure = self._check.findings(row)
+        if structure is None:
+            return None
+        if row.state in (BlockState.CONDEMNED, BlockState.FENCED):
+            return Look(tuple(structure))
+        lost: list[tuple[Finding, Placed]] = []
+        data = DataCheck(self._blocks, self._pace)
+        if not {one.kind for one in structure} & {FindingKind.BLOCK_MISSING, FindingKind.BLOCK_LENGTH}:
+            self._of_names(row, placed, found)
+            misplaced = {one.what for one in structure if one.kind is FindingKind.EXTENT_UNCONFIRMED}
+            here = [one for one in placed if f"object {one.key}" not in misplaced]
+            for one, error in data.damaged(here):
+                found.of_object(FindingKind.DATA_DAMAGED, one, error=str(error))
+                lost.append((found.all[-1], one))
+        read_bytes = shards.read_bytes + data.bytes
+        return Look((*structure, *found.all), shards, tuple(lost), torn, len(placed), read_bytes)
+
+    # --- shards ---------------------------------------------------------------------------------------
+    def _of_shards(
+        self, row: BlockRow, store: ShardStore, placed: Sequence[Placed], found: BlockFindings
+    ) -> tuple[ScrubbedBlock, int]:
+        """Scrub the shards. What a killed writer left behind the last object is no damage: it was never acknowledged,
+        and nothing refers to it."""
+        seen = store.scrub(row.block_id, row.stripes, self._pace)
+        end = max((one.extent.offset + one.extent.length for one in placed), default=0)
+        stripes = self._blocks.geometry.stripes_for(end)
+        damaged = tuple(one for one in seen.damaged if one.unwritten_from is None or one.unwritten_from < stripes)
+        for one in damaged:
+            parts = [part.value for part in one.parts]
+            evidence = {"shard": one.shard, "parts": parts, "pages": one.pages, "stripes": list(one.stripes)}
+            found.of_part(FindingKind.SHARD_DAMAGED, shard_name(row, one.shard), **evidence)
+        if seen.contradictions:
+            stripes_seen = [one.stripe for one in seen.contradictions]
+            suspects = sorted({one.suspect for one in seen.contradictions if one.suspect is not None})
+            found.add(FindingKind.SHARDS_CONTRADICT, stripes=stripes_seen, suspects=suspects)
+        torn = len(seen.damaged) - len(damaged)
+        return ScrubbedBlock(seen.missing, seen.unreachable, damaged, seen.contradictions, seen.read_bytes), torn
+
+    # --- names ----------------------------------------------------------------------------------------
+    def _of_names(self, row: BlockRow, placed: Sequence[Placed], found: BlockFindings) -> None:
+        """Read the names of groups in which objects lie. A group whose append was cut short has none of them."""
+        scan = scan_headers(self._blocks, row.block_id, row.stripes)
+        damaged = [
+            header.first_stripe for header in self._with_objects(scan.headers, placed) if not self._named(header)
+        ]
+        if damaged:
+            found.add(FindingKind.NAMES_DAMAGED, stripes=damaged)
+
+    def _with_objects(self, headers: Sequence[GroupHeader], placed: Sequence[Placed]) -> Iterator[GroupHeader]:
+        starts = {one.extent.offset // self._blocks.geometry.stripe_size for one in placed}
+        for header in headers:
+            stripes = range(header.first_stripe, header.first_stripe + header.stripe_count)
+            if header.names_length and not starts.isdisjoint(stripes):
+                yield header
+
+    def _named(self, header: GroupHeader) -> bool:
+        offset = header.first_stripe * self._blocks.geometry.stripe_size + header.names_offset
+        try:
+            data = self._blocks.read(header.block_id, offset, header.names_length)
+            decode_names(data, header.names_crc32c, len(header.entries))
+        except Corrupt:
+            return False
+        self._pace(header.names_length)
+        return True
+
+
+def shard_name(row: BlockRow, shard: int) -> str:
+    """How findings name a shard."""
+    return f"shard {shard} of {block_name(row.block_id)}"

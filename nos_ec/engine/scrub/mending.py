@@ -1,0 +1,108 @@
+"""Mends what a scrub found: shards from the other shards of their block, objects from their landing copies.
+
+A shard is written under another name and gets its own when it was read back (adapters/local/shard_rebuild.py). An
+object goes back to its landing copy as when the reaper finds it damaged (engine/reaper.py), in one transaction and only
+while its row is the same; it is then packed again. So a scrub that is killed can be repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NotFound, Transient
+from nos_ec.core.findings import Finding, FindingKind
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.packable import crc_checked
+from nos_ec.engine.scrub.blocks import Look, Pace, shard_name
+from nos_ec.engine.second_copy import SecondCopies
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.metadata import BlockRow, LandingDeletion, Metadata, Placed
+from nos_ec.ports.shard_store import RebuiltBlock, ShardStore
+
+
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """A finding, and what became of it. why: why it was not mended, if that was tried."""
+
+    finding: Finding
+    mended: bool = False
+    why: str = ""
+
+    def data(self) -> dict[str, object]:
+        """It, as JSON has it."""
+        return self.finding.data() | {"mended": self.mended} | ({"why": self.why} if self.why else {})
+
+
+class Mending:
+    """Mends one block at a time."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        landing: LandingStore,
+        shards: ShardStore | None,
+        clock: Clock,
+        put_ms_max: int,
+        pace: Pace,
+    ) -> None:
+        """put_ms_max: longest duration of a PUT."""
+        self._metadata = metadata
+        self._landing = landing
+        self._shards = shards
+        self._clock = clock
+        self._copies = SecondCopies(metadata, landing, put_ms_max)
+        self._pace = pace
+        self.written_bytes = 0
+
+    def mend(self, row: BlockRow, look: Look) -> tuple[list[Scrubbed], tuple[int, ...]]:
+        """Mend what can be mended. Returns what became of each finding, and the shards that the block still lacks."""
+        rebuilt, why = self._mend_shards(row, look)
+        replaced = {shard_name(row, shard) for shard in rebuilt.replaced}
+        lost = dict(look.lost)
+        done = []
+        for finding in look.findings:
+            if finding.kind is FindingKind.SHARD_DAMAGED:
+                mended = finding.what in replaced
+                done.append(Scrubbed(finding, mended, "" if mended else why or "its disk cannot be written"))
+            elif finding in lost:
+                done.append(self._go_back(finding, lost[finding]))
+            else:
+                done.append(Scrubbed(finding))
+        return done, tuple(shard for shard in look.short if shard not in rebuilt.missing)
+
+    def _mend_shards(self, row: BlockRow, look: Look) -> tuple[RebuiltBlock, str]:
+        """Make damaged and missing shards again. Returns what was made, and why no more, if anything is left."""
+        seen = look.shards
+        if self._shards is None or not (seen.damaged or seen.missing):
+            return RebuiltBlock(), ""
+        try:
+            with self._shards.alone():
+                done = self._shards.mend(row.block_id, [one.shard for one in seen.damaged], self._pace)
+        except LeaseLost:
+            raise
+        except (Conflict, Corrupt, NotFound, Transient) as error:
+            return RebuiltBlock(), str(error)
+        kill_point("scrub.shards_mended")
+        self.written_bytes += done.written_bytes
+        return done, ""
+
+    def _go_back(self, finding: Finding, placed: Placed) -> Scrubbed:
+        """Make the object's row point to its landing copy again, if it still has a good one."""
+        row = self._metadata.objects_with([placed.object_id]).get(placed.object_id)
+        if row is None or (row.version, row.extent) != (placed.version, placed.extent):
+            return Scrubbed(finding)  # a segment of a large object, or gone meanwhile
+        if row.state is not ObjectState.PACKED:
+            return Scrubbed(finding)
+        try:
+            copy = self._copies.find(row)
+            if copy is None:
+                return Scrubbed(finding, why="its landing copy is gone")
+            crc_checked(self._landing.read(copy), row.size, row.crc32c, row.key, f"landing copy of {row.key}")
+            deletion = LandingDeletion(copy, row.object_id, row.version, doomed=False, row=row)
+            mended = self._metadata.revert_to_landing(deletion, self._clock.now_ms())
+        except NosError as error:
+            return Scrubbed(finding, why=str(error))
+        kill_point("scrub.object_mended")
+        return Scrubbed(finding, mended, "" if mended else "its row changed meanwhile")

@@ -1,0 +1,340 @@
+"""Passes over all packed blocks, in the order of their ids, at a limited rate.
+
+The metadata store remembers where a pass is, every SAVE_MS. So a run that was stopped or killed is continued by the
+next one. What seems damaged is looked at again WAIT_MS later, and counts if it is still so. One process scrubs at a
+time, under a lease.
+
+9  a few rows of blocks, and of one block the rows of its objects and a few MiB, are held in memory at a time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from threading import Event
+
+import structlog
+
+from nos_ec.core.errors import Conflict, Corrupt, NosError, Transient
+from nos_ec.core.ids import BlockId
+from nos_ec.core.killpoints import kill_point
+from nos_ec.engine.check.blocks import block_name
+from nos_ec.engine.check.checker import UNANSWERED_MAX, Checked, Unfinished
+from nos_ec.engine.check.second_look import WAIT_MS
+from nos_ec.engine.check.short_blocks import ShortBlocks
+from nos_ec.engine.leases import HeldLease
+from nos_ec.engine.limited_log import LimitedLog
+from nos_ec.engine.pace import Pace
+from nos_ec.engine.scrub.blocks import BlockScrub, Look
+from nos_ec.engine.scrub.mending import Mending, Scrubbed
+from nos_ec.ports.clock import Beat, unwatched, waits
+from nos_ec.ports.metadata import BlockRow, ScrubPass, ScrubState
+from nos_ec.ports.shard_store import ShardStore
+
+_log = structlog.get_logger(__name__)
+
+LEASE_NAME = "scrub"
+PAGE_ROWS = 50
+SAVE_MS = 5_000
+"""The place is stored at most this often, except at the end."""
+LOOK_MS = 60_000
+"""Least time between two looks of a daemon at whether a pass is due."""
+
+Tell = Callable[[Scrubbed], object]
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubOptions:
+    """bytes_per_s: read and written in a second; 0 for no limit. repair: whether damage is mended. put_ms_max: longest
+    duration of a PUT. wait_ms: between two looks at what seems damaged."""
+
+    bytes_per_s: int
+    repair: bool
+    put_ms_max: int
+    wait_ms: int = WAIT_MS
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubResult:
+    """What one run did. of_pass: the pass that it was part of, from its beginning. whole: whether that has ended.
+    torn: shards that lack only what a killed writer never finished. unfinished: blocks that could not be looked at."""
+
+    of_pass: ScrubPass
+    whole: bool = False
+    blocks: int = 0
+    objects: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    found: int = 0
+    mended: int = 0
+    torn: int = 0
+    unfinished: tuple[Unfinished, ...] = ()
+
+    @property
+    def left(self) -> int:
+        """Damages that were not mended."""
+        return self.found - self.mended
+
+
+@dataclass(slots=True)
+class ScrubCounters:
+    """What this process has done since it started. Any thread may read it."""
+
+    blocks: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    mended: int = 0
+    left: int = 0
+    unread: int = 0
+    failures: int = 0
+    """Runs that ended with an error."""
+    state: ScrubState | None = None
+    """The last state that this process has read or stored."""
+
+
+class _Stopped(Exception):
+    """Ends the look at the current block, because the run is to stop."""
+
+
+class Scrubber:
+    """Runs in one thread."""
+
+    def __init__(
+        self,
+        checked: Checked,
+        shards: ShardStore | None,
+        new_lease: Callable[[str], HeldLease],
+        options: ScrubOptions,
+    ) -> None:
+        self._metadata = checked.metadata
+        self._clock = checked.clock
+        self._new_lease = new_lease
+        self._options = options
+        self._limit = Pace(checked.clock, options.bytes_per_s)
+        self._pace: Callable[[int], object] = lambda _: None
+        self._errors = LimitedLog(__name__, checked.clock)
+
+        def pace(count_bytes: int) -> None:
+            self._pace(count_bytes)
+
+        self._scrub = BlockScrub(checked.metadata, checked.blocks, shards, pace)
+        self._mending = Mending(checked.metadata, checked.landing, shards, checked.clock, options.put_ms_max, pace)
+        self._short = ShortBlocks()
+        self._state = self._saved = ScrubState()
+        self._saved_ms = 0
+        self._result = ScrubResult(ScrubPass(0))
+        self._unanswered = 0
+        self.counters = ScrubCounters()
+
+    # --- runs -----------------------------------------------------------------------------------------
+    def run_once(
+        self,
+        stop: Event,
+        ms_max: int | None = None,
+        tell: Tell = lambda _: None,
+        watch: Callable[[ScrubResult], object] = lambda _: None,
+        beat: Beat = unwatched,
+        *,
+        restart: bool = False,
+    ) -> ScrubResult:
+        """Go on with the pass that was begun, or begin one, until its end.
+
+        stop, ms_max: end the run early; the next one goes on from there. tell: receives each damage. watch: receives
+        the result so far after every few blocks. restart: give up the pass that was begun. Raises Conflict when another
+        process scrubs, LeaseLost, Transient.
+        """
+        self._free_lease()
+        with self._new_lease(LEASE_NAME) as held:
+            end_ms = None if ms_max is None else self._clock.now_ms() + ms_max
+
+            def over() -> bool:
+                return stop.is_set() or (end_ms is not None and self._clock.now_ms() >= end_ms)
+
+            def pace(count_bytes: int) -> None:
+                beat(0)
+                held.require_not_lost()
+                self._limit.spend(count_bytes, stop, beat)
+                if over():
+                    raise _Stopped
+
+            self._pace = pace
+            self._begin(restart=restart)
+            try:
+                self._run(stop, tell, watch)
+                self._tell_short(tell)
+                self._end()
+            except _Stopped:
+                self._tell_short(tell)
+                self._save()
+            finally:
+                self._errors.report(closing=True)
+            return self._result
+
+    def run(self, stop: Event, pass_ms: int, beat: Beat = unwatched) -> None:
+        """Begin a pass `pass_ms` after the last one began, and go on with one that was begun, until `stop` is set."""
+        while not stop.is_set():
+            beat(0)
+            try:
+                if self._due(pass_ms):
+                    result = self.run_once(stop, beat=beat)
+                    if result.whole:
+                        whole = result.of_pass
+                        _log.info("scrubbed", blocks=whole.blocks, found=whole.found, mended=whole.mended)
+            except Conflict:
+                _log.info("another process scrubs")
+            except NosError as error:
+                self.counters.failures += 1
+                _log.error("scrub failed; trying again", error=str(error))
+            except Exception:
+                self.counters.failures += 1
+                # A bug here must not end GC.
+                _log.exception("scrub failed")
+            beat(LOOK_MS)
+            self._clock.wait(stop, LOOK_MS)
+
+    def _due(self, pass_ms: int) -> bool:
+        state = self.counters.state = self._metadata.scrub_state()
+        if state is None or state.current is not None or state.last is None:
+            return True
+        return not waits(state.last.began_ms + pass_ms, self._clock.now_ms(), pass_ms)
+
+    def _free_lease(self) -> None:
+        """Fence the lease of a scrub that was killed. It guards nothing but the turn."""
+        now_ms = self._clock.now_ms()
+        for lease in self._metadata.expired_leases(now_ms):
+            if lease.name == LEASE_NAME:
+                self._metadata.fence_lease(lease, now_ms)
+
+    # --- the place ------------------------------------------------------------------------------------
+    def _begin(self, *, restart: bool) -> None:
+        stored = self._metadata.scrub_state()
+        self._state = stored or ScrubState()
+        self._short, self._unanswered = ShortBlocks(), 0
+        if self._state.current is None or restart:
+            begun = ScrubState(ScrubPass(self._clock.now_ms()), None, self._state.last)
+            self._store(begun, stored)
+        assert self._state.current is not None
+        self._saved = self._state
+        self._saved_ms = self._clock.now_ms()
+        self._result = ScrubResult(self._state.current)
+        self.counters.state = self._state
+
+    def _store(self, new: ScrubState, expected: ScrubState | None) -> None:
+        if not self._metadata.store_scrub_state(new, expected):
+            raise Conflict("another process has scrubbed meanwhile; let it go on")
+        self._state = self._saved = self.counters.state = new
+        self._saved_ms = self._clock.now_ms()
+        kill_point("scrub.saved")
+
+    def _save(self) -> None:
+        if self._state != self._saved:
+            self._store(self._state, self._saved)
+
+    def _tell_short(self, tell: Tell) -> None:
+        """Blocks that lack shards are one damage, because a lost disk takes a shard from every block."""
+        for finding in self._short.findings():
+            self._tell(Scrubbed(finding), tell)
+            assert self._state.current is not None
+            current = replace(self._state.current, found=self._state.current.found + 1)
+            self._state = replace(self._state, current=current)
+            self._result = replace(self._result, of_pass=current, found=self._result.found + 1)
+            self.counters.left += 1
+
+    def _end(self) -> None:
+        current = self._state.current
+        assert current is not None
+        whole = replace(current, ended_ms=max(1, self._clock.now_ms()))
+        self._state = ScrubState(None, None, whole)
+        self._save()
+        self._result = replace(self._result, of_pass=whole, whole=True)
+
+    def _advance(self, block_id: BlockId, look: Look, *, unread: int = 0, found: int = 0, mended: int = 0) -> None:
+        """Move the place behind a block, and count what was done."""
+        current, result, counters = self._state.current, self._result, self.counters
+        assert current is not None
+        current = replace(
+            current,
+            blocks=current.blocks + 1,
+            read_bytes=current.read_bytes + look.read_bytes,
+            found=current.found + found,
+            mended=current.mended + mended,
+            unread=current.unread + unread,
+        )
+        self._state = replace(self._state, current=current, after=block_id)
+        self._result = replace(
+            result,
+            of_pass=current,
+            blocks=result.blocks + 1,
+            objects=result.objects + look.objects,
+            read_bytes=result.read_bytes + look.read_bytes,
+            written_bytes=self._mending.written_bytes,
+            found=result.found + found,
+            mended=result.mended + mended,
+            torn=result.torn + look.torn,
+        )
+        counters.blocks += 1
+        counters.read_bytes += look.read_bytes
+        counters.written_bytes = self._mending.written_bytes
+        counters.mended += mended
+        counters.left += found - mended
+        counters.unread += unread
+
+    # --- blocks ---------------------------------------------------------------------------------------
+    def _run(self, stop: Event, tell: Tell, watch: Callable[[ScrubResult], object]) -> None:
+        watch(self._result)
+        while rows := self._metadata.list_blocks(self._state.after, PAGE_ROWS):
+            for row in rows:
+                self._pace(0)
+                self._of_block(row, stop, tell)
+                if self._clock.now_ms() - self._saved_ms >= SAVE_MS:
+                    self._save()
+                watch(self._result)
+
+    def _of_block(self, row: BlockRow, stop: Event, tell: Tell) -> None:
+        try:
+            look = self._scrub.look(row) or self._second(row, stop)
+            found: list[Scrubbed] = []
+            lacks = () if look is None else look.short
+            if look is not None and look.doubtful:
+                second = self._second(row, stop)
+                look = None if second is None else second.confirmed(look)
+                if look is not None:
+                    found, lacks = self._mended(row, look)
+        except (Transient, Corrupt) as error:
+            self._unread(row, str(error))
+            if self._unanswered > UNANSWERED_MAX:
+                raise
+            return
+        if look is None:
+            self._unread(row, "it changes all the time")
+            return
+        if lacks:
+            self._short.add(row.block_id, lacks)
+        for one in found:
+            self._tell(one, tell)
+        self._advance(row.block_id, look, found=len(found), mended=sum(one.mended for one in found))
+
+    def _second(self, row: BlockRow, stop: Event) -> Look | None:
+        self._clock.wait(stop, self._options.wait_ms)
+        self._pace(0)
+        return self._scrub.look(row)
+
+    def _mended(self, row: BlockRow, look: Look) -> tuple[list[Scrubbed], tuple[int, ...]]:
+        """What became of each damage of a block, and the shards that it still lacks."""
+        if not self._options.repair:
+            return [Scrubbed(finding) for finding in look.findings], look.short
+        return self._mending.mend(row, look)
+
+    def _unread(self, row: BlockRow, reason: str) -> None:
+        self._unanswered += 1
+        unfinished = (*self._result.unfinished, Unfinished(block_name(row.block_id), reason))
+        self._result = replace(self._result, unfinished=unfinished)
+        self._advance(row.block_id, Look(), unread=1)
+
+    def _tell(self, one: Scrubbed, tell: Tell) -> None:
+        tell(one)
+        damage = f"{one.finding.kind.value}: {one.finding.what}"
+        if one.mended:
+            self._errors.error("damage mended", damage=damage)
+        else:
+            self._errors.error("damage found", damage=damage, why=one.why)

@@ -1,0 +1,374 @@
+"""A scrub names exactly what was damaged, mends what can be mended, and changes nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from nos_ec.cli.app import run as start
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import Conflict
+from nos_ec.core.findings import FindingKind
+from nos_ec.core.geometry import PAGE
+from nos_ec.engine.check.checker import Checked
+from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.scrub.mending import Scrubbed
+from nos_ec.engine.scrub.scrubber import LEASE_NAME, Scrubber, ScrubOptions, ScrubResult
+from nos_ec.ports.metadata import BlockRow, ScrubState
+from nos_ec.testing.audit import all_blocks
+from nos_gc.assemble import gc_service
+from tests.rig.at_rest import end_log
+
+from .conftest import CHUNK, STRIPE, Bench
+from .test_check import a_block, fill, rewrite
+from .test_shard_rebuild import going_on
+
+K = FindingKind
+DATA_AT = 2 * PAGE
+
+
+def scrubber(system: System, *, repair: bool = True) -> Scrubber:
+    checked = Checked(system.metadata, system.blocks, system.landing, system.medium, system.clock)
+    put_ms_max = system.settings.put.reservation_ms
+    options = ScrubOptions(0, repair, put_ms_max, wait_ms=10)
+    return Scrubber(checked, system.shards, lambda name: system.contended_lease(name, 30_000), options)
+
+
+def scrub(system: System, *, repair: bool = True) -> tuple[list[Scrubbed], ScrubResult]:
+    """A whole pass."""
+    told: list[Scrubbed] = []
+    result = scrubber(system, repair=repair).run_once(Event(), tell=told.append)
+    assert result.whole
+    assert result.unfinished == ()
+    assert (result.found, result.mended) == (len(told), sum(one.mended for one in told))
+    return told, result
+
+
+def kinds(told: list[Scrubbed]) -> list[tuple[FindingKind, bool]]:
+    return [(one.finding.kind, one.mended) for one in told]
+
+
+def shard_of(bench: Bench, row: BlockRow, shard: int) -> Path:
+    name = row.block_id.hex()
+    return bench.folder / "store" / "blocks" / f"shard-{shard:02d}" / name[-1] / name
+
+
+def everything(bench: Bench) -> dict[str, object]:
+    """All that a store holds: the files of blocks, and the rows but for leases and the state of scrubs."""
+    files = (bench.folder / "store" / "blocks").rglob("shard-*/**/*")
+    held: dict[str, object] = {str(path): path.read_bytes() for path in files if path.is_file()}
+    engine = create_engine(f"sqlite:///{bench.folder / 'store' / 'metadata.db'}")
+    with engine.connect() as connection:
+        for table in ("objects", "segments", "blocks", "waiting", "landing_deletions", "landing_segments"):
+            held[table] = sorted(map(repr, connection.execute(text(f"SELECT * FROM {table}"))))
+    engine.dispose()
+    return held
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 0xFF]))
+
+
+def all_read(bench: Bench, system: System) -> None:
+    for key, data in bench.acknowledged.items():
+        assert system.store().get(key) == data
+
+
+def test_a_sound_store(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        before = everything(bench)
+        told, result = scrub(system)
+        assert told == []
+        sealed = list(all_blocks(system.metadata))
+        assert result.blocks == len(sealed)
+        assert result.objects == sum(len(system.metadata.placed_in(row.block_id)) for row in sealed)
+        stripes = sum(row.stripes for row in sealed)
+        assert result.read_bytes == stripes * 11 * CHUNK + sum(row.live_bytes for row in sealed)
+        assert everything(bench) == before
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, DATA_AT + CHUNK + 100)
+
+
+def make_stale(path: Path) -> None:
+    """As it was when the block had one stripe."""
+    with path.open("r+b") as file:
+        file.truncate(DATA_AT + CHUNK)
+        file.seek(512)
+        file.write(bytes(12))
+        file.seek(PAGE + 4 * CHUNK // PAGE)
+        file.write(bytes(PAGE - 4 * CHUNK // PAGE))
+
+
+SHARD_DAMAGES: dict[str, tuple[int, Callable[[Path], object], list[str]]] = {
+    "data page": (3, lambda path: flip(path, DATA_AT + 5000), ["pages"]),
+    "header page": (0, lambda path: flip(path, DATA_AT + 40), ["pages"]),
+    "coding page": (9, lambda path: flip(path, DATA_AT + 5000), ["pages"]),
+    "checksum": (5, lambda path: flip(path, PAGE + 1), ["pages"]),
+    "head": (10, lambda path: flip(path, 8), ["head"]),
+    "mark": (1, lambda path: flip(path, 513), ["mark"]),
+    "cut data shard": (2, cut, ["pages"]),
+    "cut coding shard": (8, cut, ["pages"]),
+    "stale data shard": (4, make_stale, ["mark", "pages"]),
+    "stale coding shard": (10, make_stale, ["mark", "pages"]),
+}
+
+
+@pytest.mark.parametrize("name", SHARD_DAMAGES)
+def test_a_damaged_shard_is_made_again(bench: Bench, name: str) -> None:
+    shard, harm, parts = SHARD_DAMAGES[name]
+    with bench.open() as system:
+        fill(bench, system)
+        row = a_block(system)
+        before = everything(bench)
+        harm(shard_of(bench, row, shard))
+        damaged = everything(bench)
+        assert damaged != before
+        told, _ = scrub(system, repair=False)
+        assert kinds(told) == [(K.SHARD_DAMAGED, False)]
+        finding = told[0].finding
+        assert finding.what == f"shard {shard} of block {row.block_id.hex()}"
+        assert finding.evidence["parts"] == parts
+        assert everything(bench) == damaged, "without repair nothing changes"
+        told, result = scrub(system)
+        assert kinds(told) == [(K.SHARD_DAMAGED, True)]
+        assert told[0].finding == finding
+        assert result.written_bytes == row.stripes * CHUNK
+        assert everything(bench) == before, "byte for byte"
+        assert scrub(system)[0] == []
+
+
+def test_damage_in_several_blocks_and_a_missing_shard(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        rows = list(all_blocks(system.metadata))
+        before = everything(bench)
+        for number, row in enumerate(rows):
+            flip(shard_of(bench, row, number % 11), DATA_AT)
+        shard_of(bench, rows[0], 7).unlink()
+        told, _ = scrub(system)
+        assert kinds(told) == [(K.SHARD_DAMAGED, True)] * len(rows)
+        assert everything(bench) == before
+
+
+def test_shards_that_cannot_be_mended(bench: Bench) -> None:
+    """More than m shards are damaged in one stripe, where an object lies that has no landing copy."""
+    with bench.open() as system:
+        fill(bench, system)
+        row = a_block(system)
+        for shard in range(4):
+            flip(shard_of(bench, row, shard), DATA_AT + CHUNK - 1)
+        damaged = everything(bench)
+        told, _ = scrub(system)
+        lost = [one for one in told if one.finding.kind is K.DATA_DAMAGED]
+        assert kinds(told)[:4] == [(K.SHARD_DAMAGED, False)] * 4
+        assert all("cannot be read" in one.why for one in told[:4])
+        assert len(told) == 4 + len(lost)
+        assert all(one.why == "its landing copy is gone" and not one.mended for one in lost)
+        assert everything(bench) == damaged
+
+
+def test_a_lost_disk_is_one_problem(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        blocks = len(list(all_blocks(system.metadata)))
+        disk = bench.folder / "store" / "blocks" / "shard-03"
+        disk.rename(bench.folder / "away")
+        told, _ = scrub(system)
+        assert kinds(told) == [(K.BLOCKS_SHORT, False)]
+        assert told[0].finding.evidence["lack"] == [{"shards": [3], "blocks": blocks}]
+        (bench.folder / "away").rename(disk)
+        assert scrub(system)[0] == []
+
+
+# --- damage on which all shards agree -----------------------------------------------------------------
+
+
+def test_a_header(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        row = a_block(system)
+        rewrite(system, row, 40)
+        told, _ = scrub(system)
+        assert kinds(told) == [(K.HEADER_DAMAGED, False)]
+
+
+def test_names(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        row = a_block(system)
+        header = scan_headers(system.blocks, row.block_id, row.stripes).headers[0]
+        rewrite(system, row, header.first_stripe * STRIPE + header.names_offset + 3)
+        told, _ = scrub(system)
+        assert kinds(told) == [(K.NAMES_DAMAGED, False)]
+        assert told[0].finding.what == f"block {row.block_id.hex()}"
+        assert told[0].finding.evidence["stripes"] == [header.first_stripe]
+        all_read(bench, system)
+
+
+def test_an_object_without_landing_copy(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        row = a_block(system)
+        victim = system.metadata.placed_in(row.block_id)[0]
+        rewrite(system, row, victim.extent.offset)
+        damaged = everything(bench)
+        told, _ = scrub(system)
+        assert [(one.finding.kind, one.finding.what, one.why) for one in told] == [
+            (K.DATA_DAMAGED, f"object {victim.key}", "its landing copy is gone")
+        ]
+        assert everything(bench) == damaged
+
+
+@pytest.mark.invariant(2)
+@pytest.mark.parametrize("alone", [False, True], ids=["record", "copy"])
+def test_an_object_goes_back_to_its_landing_copy(bench: Bench, *, alone: bool) -> None:
+    with bench.open() as system:
+        if alone:
+            bench.put(system, "alone", bench.data(3 * STRIPE))
+        else:
+            bench.put_some(system, 40)
+        end_log(system)
+        bench.produce(system)
+        bench.consume(system)
+        row = a_block(system)
+        victim = system.metadata.placed_in(row.block_id)[0]
+        rewrite(system, row, victim.extent.offset + victim.extent.length - 1)
+        told, _ = scrub(system, repair=False)
+        assert kinds(told) == [(K.DATA_DAMAGED, False)]
+        told, _ = scrub(system)
+        assert [(one.finding.kind, one.finding.what, one.mended) for one in told] == [
+            (K.DATA_DAMAGED, f"object {victim.key}", True)
+        ]
+        assert [one.object_id for one in system.metadata.waiting_after(None, 10)] == [victim.object_id]
+        all_read(bench, system)
+        assert scrub(system)[0] == []
+        bench.pack(system)
+        all_read(bench, system)
+        assert scrub(system)[0] == []
+
+
+def test_a_segment_of_a_large_object(bench: Bench) -> None:
+    with bench.open() as system:
+        bench.put(system, "large", bench.data(20 * STRIPE))
+        row = list(all_blocks(system.metadata))[1]
+        rewrite(system, row, 3 * STRIPE)
+        told, _ = scrub(system)
+        assert [(one.finding.kind, one.finding.what, one.mended) for one in told] == [
+            (K.DATA_DAMAGED, "object b/large", False)
+        ]
+
+
+# --- beside work --------------------------------------------------------------------------------------
+
+
+def test_beside_work_nothing_sound_is_named_and_what_is_damaged_is_mended(bench: Bench) -> None:
+    bench.config.write_text(bench.config.read_text().replace("[gc]", "[gc]\nhole_ratio_min = 0.2"))
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        bench.pack(system)
+        with going_on(bench) as done:
+            while not all(done.values()):
+                assert scrub(system)[0] == []
+            for turn in range(4):
+                rows = [row for row in all_blocks(system.metadata) if row.stripes and row.live_objects > 5]
+                row = rows[turn % len(rows)]
+                try:
+                    flip(shard_of(bench, row, 2 + turn), DATA_AT + 9)
+                except (FileNotFoundError, IndexError):
+                    continue  # collected meanwhile
+                told, _ = scrub(system)
+                for one in told:
+                    assert one.finding.what == f"shard {2 + turn} of block {row.block_id.hex()}"
+                    assert one.mended
+            assert scrub(system)[0] == []
+        all_read(bench, system)
+
+
+# --- passes -------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_stopped_is_continued(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        rows = list(all_blocks(system.metadata))
+        assert len(rows) > 2
+        flip(shard_of(bench, rows[0], 0), DATA_AT)
+        flip(shard_of(bench, rows[-1], 0), DATA_AT)
+        stop, told = Event(), list[Scrubbed]()
+
+        def after_first(result: ScrubResult) -> None:
+            if result.blocks:
+                stop.set()
+
+        result = scrubber(system).run_once(stop, tell=told.append, watch=after_first)
+        assert not result.whole
+        assert (result.blocks, len(told)) == (1, 1)
+        state = system.metadata.scrub_state()
+        assert state is not None
+        assert state.current is not None
+        assert (state.after, state.current.blocks, state.last) == (rows[0].block_id, 1, None)
+        told, result = scrub(system)
+        assert (result.blocks, len(told)) == (len(rows) - 1, 1)
+        assert (result.of_pass.blocks, result.of_pass.mended) == (len(rows), 2)
+        assert system.metadata.scrub_state() == ScrubState(last=result.of_pass)
+        assert scrub(system)[1].blocks == len(rows)
+
+
+def test_one_scrub_at_a_time(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        with system.contended_lease(LEASE_NAME, 30_000), pytest.raises(Conflict, match="held by process"):
+            scrub(system)
+        scrub(system)
+
+
+def test_the_command(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        row = a_block(system)
+    words = ["--config", str(bench.config), "scrub", "--rate", "0"]
+    assert start(words) == 0
+    shown = capsys.readouterr().out
+    assert "problems      none" in shown
+    assert "it is whole" in shown
+    flip(shard_of(bench, row, 9), DATA_AT)
+    assert start([*words, "--no-repair"]) == 13
+    captured = capsys.readouterr()
+    assert f"shard-damaged: shard 9 of block {row.block_id.hex()}" in captured.out
+    assert "1 problem not mended" in captured.err
+    assert start([*words, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["kinds"], data["mended"], data["complete"]) == ({"shard-damaged": 1}, 1, True)
+    assert data["problems"][0]["mended"] is True
+    assert data["looked_at"]["written_bytes"] == row.stripes * CHUNK
+    assert start([*words, "--json", "--max-duration", "1000"]) == 0
+    assert json.loads(capsys.readouterr().out)["problems_found"] == 0
+    assert start([*words, "--rate", "fast"]) == 2
+
+
+def test_counters_that_are_wrong_are_planned(bench: Bench, tmp_path: Path) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        gc_service(system).run_once()
+    engine = create_engine(f"sqlite:///{bench.folder / 'store' / 'metadata.db'}")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE blocks SET dead_bytes = dead_bytes + 1 WHERE kind = 'fresh'"))
+    engine.dispose()
+    plan = tmp_path / "plan"
+    words = ["--config", str(bench.config)]
+    assert start([*words, "scrub", "--rate", "0", "--plan", str(plan)]) == 13
+    assert start([*words, "apply", str(plan)]) == 0
+    assert start([*words, "scrub", "--rate", "0"]) == 0
