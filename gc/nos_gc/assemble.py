@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from nos_ec.composition.packing import collector_options, new_merge_list
@@ -17,7 +17,8 @@ from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, parking_samples
 from nos_ec.ports.clock import unwatched
 from nos_ec.ports.metadata import Lease
-from nos_gc.samples import gc_samples, rebuild_samples
+from nos_ec.settings.section import DAY
+from nos_gc.samples import gc_samples, rebuild_samples, scrub_samples
 from nos_gc.service import GcService
 
 NO_DEADLINE_MS = 365 * 86_400_000
@@ -66,12 +67,33 @@ def rebuild_thread(system: System, monitor: Monitor | None = None) -> Iterator[N
     if rebuild is None or not shards.rebuild:
         yield
         return
-    stop = threading.Event()
     beat = unwatched if monitor is None else monitor.health.heart("rebuilding")
     if monitor is not None:
         monitor.metrics.add("shards", lambda: rebuild_samples(rebuild.counters))
-    arguments = (stop, shards.rebuild_wait_ms, beat)
-    thread = threading.Thread(target=rebuild.run, args=arguments, name="shard-rebuild", daemon=True)
+    with _beside("shard-rebuild", lambda stop: rebuild.run(stop, shards.rebuild_wait_ms, beat)):
+        yield
+
+
+@contextmanager
+def scrub_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
+    """Scrubs on a thread of its own within the `with` block, if the settings say so. The monitor as above."""
+    settings = system.settings.scrub
+    if not settings.daemon:
+        yield
+        return
+    scrubber, pass_ms = system.scrubber(), settings.pass_days * DAY
+    beat = unwatched if monitor is None else monitor.health.heart("scrubbing")
+    if monitor is not None:
+        monitor.metrics.add("scrub", lambda: scrub_samples(scrubber.counters, pass_ms))
+    with _beside("scrub", lambda stop: scrubber.run(stop, pass_ms, beat)):
+        yield
+
+
+@contextmanager
+def _beside(name: str, loop: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Runs a loop on a thread, and stops it at the end."""
+    stop = threading.Event()
+    thread = threading.Thread(target=loop, args=(stop,), name=name, daemon=True)
     thread.start()
     try:
         yield

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nos_ec.engine.scrub.scrubber import ScrubCounters
 from nos_ec.engine.shard_rebuild import RebuildCounters
 from nos_ec.monitoring import metrics as m
+from nos_ec.monitoring import scrub_metrics as of_scrub
 from nos_ec.monitoring import shard_metrics as of_shards
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.sources import lease_samples
@@ -47,3 +49,21 @@ def rebuild_samples(counters: RebuildCounters) -> Iterator[Sample]:
         for shards in range(1, max(last.short, default=1) + 1):
             yield Sample(of_shards.BLOCKS_SHORT, last.short.get(shards, 0), (str(shards),))
         yield Sample(of_shards.REBUILD_FAILED_BLOCKS, last.unreadable + last.failed)
+
+
+def scrub_samples(counters: ScrubCounters, pass_ms: int) -> Iterator[Sample]:
+    """Samples of scrubs. Those of the store's passes are missing until this process has read where they are."""
+    yield Sample(of_scrub.SCRUB_BLOCKS, counters.blocks)
+    yield Sample(of_scrub.SCRUB_BYTES, counters.read_bytes, ("read",))
+    yield Sample(of_scrub.SCRUB_BYTES, counters.written_bytes, ("written",))
+    yield Sample(of_scrub.SCRUB_DAMAGES, counters.mended, ("mended",))
+    yield Sample(of_scrub.SCRUB_DAMAGES, counters.left, ("left",))
+    yield Sample(of_scrub.SCRUB_UNREAD_BLOCKS, counters.unread)
+    yield Sample(of_scrub.SCRUB_FAILURES, counters.failures)
+    yield Sample(of_scrub.SCRUB_INTERVAL_SECONDS, pass_ms / 1000)
+    state = counters.state
+    if state is not None:
+        current, last = state.current, state.last
+        yield Sample(of_scrub.SCRUB_PASS_BLOCKS, 0 if current is None else current.blocks)
+        yield Sample(of_scrub.SCRUB_LAST_PASS, 0 if last is None else last.ended_ms / 1000)
+        yield Sample(of_scrub.SCRUB_LEFT, max((one.left for one in (current, last) if one is not None), default=0))

@@ -23,7 +23,7 @@ from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.victims import CollectionPlan
 from nos_ec.ports.metadata import WaitingBlocks, WaitReason
 from nos_ec.settings import Settings
-from nos_gc.assemble import gc_service, rebuild_thread
+from nos_gc.assemble import gc_service, rebuild_thread, scrub_thread
 from nos_producer.assemble import producer_service
 
 Once = Annotated[bool, typer.Option("--once", help="Do all pending work, then exit.")]
@@ -207,6 +207,7 @@ def _collect(system: System, stop: Event) -> None:
         end_when_shut_out(system, stop),
         keeping_totals(system),
         rebuild_thread(system, monitor),
+        scrub_thread(system, monitor),
         pulse(monitor, system),
     ):
         service.run(stop, system.settings.gc.wait_ms, monitor.health.heart("collecting"))

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.context import AsJson, context
-from nos_ec.cli.output import count_text, emit, err, facts, short_text, size_text
+from nos_ec.cli.output import count_text, emit, err, facts, short_text, size_text, time_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ratios import ratio, rounded
 from nos_ec.engine.log_figures import LogFigures
 from nos_ec.engine.store_totals import DatedTotals
+from nos_ec.ports.metadata import ScrubPass, ScrubState
 
 SHOWN_AGE_MS = 1000
 """Sums younger than this were computed just now."""
@@ -52,7 +53,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
     says how many of them lack how many shards; both are null on Ceph, which repairs them itself. computed_at_ms is when
     the sums over rows were computed. landing_log is null for a store without one; the bytes of its segments are those
     of the batches in them, 0 for open ones. Its devices are null on Ceph; `lost`
-    has a text for each that is lost.
+    has a text for each that is lost. scrub has the current pass, if one goes on, and the last whole one (null if there
+    is none); it is null before the first.
     """
     now_ms, geometry = system.clock.now_ms(), system.geometry
     dated = DatedTotals(system.metadata.totals(), now_ms) if exact else system.store_totals().read()
@@ -90,6 +92,7 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
         "landing_free_bytes": system.landing.free_bytes(),
         "computed_at_ms": dated.at_ms,
         "landing_log": _log_data(system.log_figures()),
+        "scrub": _scrub_data(system.metadata.scrub_state()),
     }
     return data, max(0, now_ms - dated.at_ms)
 
@@ -100,6 +103,31 @@ def _log_data(log: LogFigures | None) -> dict[str, Any] | None:
     segments = [{"state": state.value, **asdict(one)} for state, one in log.segments.items()]
     devices = None if log.devices is None else asdict(log.devices)
     return {"segments": segments, "free_bytes": log.free_bytes, "devices": devices}
+
+
+def _scrub_data(state: ScrubState | None) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    return {"current": _pass_data(state.current), "last": _pass_data(state.last)}
+
+
+def _pass_data(one: ScrubPass | None) -> dict[str, Any] | None:
+    return None if one is None else asdict(one)
+
+
+def _scrub_text(scrub: dict[str, Any] | None, blocks: int) -> str:
+    if scrub is None:
+        return "never"
+    current, last = scrub["current"], scrub["last"]
+    parts = []
+    if last is not None:
+        left = last["found"] - last["mended"]
+        parts.append(f"whole pass ended {time_text(last['ended_ms'])}: {last['mended']:,} mended, {left:,} left")
+    if current is not None:
+        left = current["found"] - current["mended"]
+        at = f"{current['blocks']:,} of {count_text(blocks, 'block')}"
+        parts.append(f"now at {at}: {current['mended']:,} mended, {left:,} left")
+    return "; ".join(parts)
 
 
 def _short_text(short: list[dict[str, int]] | None) -> str:
@@ -156,6 +184,7 @@ def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
         "published, to be packed": f"{count_text(data['queued_objects'], 'object')}, {size_text(data['queued_bytes'])}",
         "block store": f"{size_text(data['stored_raw_bytes'])} on disk{whose}",
         "blocks short of a shard": _short_text(data["blocks_short_by_shards"]),
+        "scrub": _scrub_text(data["scrub"], sum(one["count"] for one in data["blocks"])),
         "landing store": f"{size_text(data['landing_raw_bytes'])} on disk{whose}",
         **_log_rows(data["landing_log"]),
         "landing copies to delete": data["landing_deletions"],

@@ -448,12 +448,12 @@ class System:
         rate = self.settings.shards.rebuild_bytes_per_s if bytes_per_s is None else bytes_per_s
         return ShardRebuild(self.shards, self.metadata, self.clock, rate, self.trail)
 
-    def scrubber(self, bytes_per_s: int | None = None, *, repair: bool = True) -> Scrubber:
+    def scrubber(self, bytes_per_s: int | None = None, *, repair: bool | None = None) -> Scrubber:
         """Reads everything that is packed, at the configured rate or another one, with or without repair."""
         settings = self.settings.scrub
         options = ScrubOptions(
             settings.bytes_per_s if bytes_per_s is None else bytes_per_s,
-            repair,
+            settings.repair if repair is None else repair,
             self.settings.put.reservation_ms,
         )
         checked = Checked(self.metadata, self.blocks, self.landing, self.medium, self.clock)

@@ -25,7 +25,7 @@ ROWS = {
     "The whole store": ("store_",),
     "Producers": ("producer_",),
     "Consumers": ("consumer_",),
-    "GC": ("gc_", "rebuil", "blocks_short"),
+    "GC": ("gc_", "rebuil", "blocks_short", "scrub_"),
     "Reaper, recovery and leases": (
         "reaper_",
         "recovery_",

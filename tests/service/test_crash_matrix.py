@@ -509,8 +509,8 @@ def test_scrub_killed(bench: Bench, point: str) -> None:
         assert result.found <= found_max
         assert {path: path.read_bytes() for path in whole} == whole
     with bench.open() as system:
-        row = system.metadata.objects_with([victim.object_id])[victim.object_id]
-        assert row.state is ObjectState.LANDED
+        moved = system.metadata.objects_with([victim.object_id])[victim.object_id]
+        assert moved.state is ObjectState.LANDED
     assert not list((bench.folder / "store" / "blocks").glob("shard-*/*/*.new"))
     assert_recovers(bench)
 

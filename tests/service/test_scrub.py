@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -19,13 +20,15 @@ from nos_ec.core.geometry import PAGE
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.scrub.mending import Scrubbed
-from nos_ec.engine.scrub.scrubber import LEASE_NAME, Scrubber, ScrubOptions, ScrubResult
+from nos_ec.engine.scrub.scrubber import LEASE_NAME, LOOK_MS, Scrubber, ScrubOptions, ScrubResult
+from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import BlockRow, ScrubState
 from nos_ec.testing.audit import all_blocks
-from nos_gc.assemble import gc_service
+from nos_ec.testing.clock import FakeClock
+from nos_gc.assemble import gc_service, scrub_thread
 from tests.rig.at_rest import end_log
 
-from .conftest import CHUNK, STRIPE, Bench
+from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 from .test_check import a_block, fill, rewrite
 from .test_shard_rebuild import going_on
 
@@ -33,8 +36,8 @@ K = FindingKind
 DATA_AT = 2 * PAGE
 
 
-def scrubber(system: System, *, repair: bool = True) -> Scrubber:
-    checked = Checked(system.metadata, system.blocks, system.landing, system.medium, system.clock)
+def scrubber(system: System, *, repair: bool = True, clock: Clock | None = None) -> Scrubber:
+    checked = Checked(system.metadata, system.blocks, system.landing, system.medium, clock or system.clock)
     put_ms_max = system.settings.put.reservation_ms
     options = ScrubOptions(0, repair, put_ms_max, wait_ms=10)
     return Scrubber(checked, system.shards, lambda name: system.contended_lease(name, 30_000), options)
@@ -333,6 +336,73 @@ def test_one_scrub_at_a_time(bench: Bench) -> None:
         with system.contended_lease(LEASE_NAME, 30_000), pytest.raises(Conflict, match="held by process"):
             scrub(system)
         scrub(system)
+
+
+def test_the_daemon_scrubs_in_the_background(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        row = a_block(system)
+        before = everything(bench)
+        flip(shard_of(bench, row, 9), DATA_AT)
+        with scrub_thread(system):
+            for _ in range(int(WAIT_S_MAX / 0.05)):
+                state = system.metadata.scrub_state()
+                if state is not None and state.last is not None:
+                    break
+                Event().wait(0.05)
+        assert state is not None
+        assert state.last is not None
+        assert (state.last.found, state.last.mended, state.current) == (1, 1, None)
+        assert everything(bench) == before
+
+
+def test_when_a_daemon_begins_a_pass(bench: Bench) -> None:
+    """`pass_ms` after the last one began, and at once while one is not over."""
+
+    class Waits(FakeClock):
+        """Ends the loop after some waits of a daemon, and notes when passes ended."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = 5
+            self.ended: list[int] = []
+
+        def wait(self, stop: Event, wait_ms: int) -> bool:
+            if wait_ms == LOOK_MS:
+                state = system.metadata.scrub_state()
+                assert state is not None
+                assert state.last is not None
+                self.ended.append(state.last.ended_ms - began_ms)
+                self.left -= 1
+                if not self.left:
+                    stop.set()
+            return super().wait(stop, wait_ms)
+
+    with bench.open() as system:
+        clock = Waits()
+        began_ms = clock.now_ms()
+        scrubber(system, clock=clock).run(Event(), 2 * LOOK_MS)
+        assert clock.ended == [0, 0, 2 * LOOK_MS, 2 * LOOK_MS, 4 * LOOK_MS]
+
+
+def test_status_tells_of_scrubs(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", str(bench.config), "status"]
+    with bench.open() as system:
+        fill(bench, system)
+        row = a_block(system)
+        assert start(words) == 0
+        assert re.search(r"^scrub +never$", capsys.readouterr().out, re.MULTILINE)
+        rewrite(system, row, 40)
+        scrub(system)
+        assert start(words) == 0
+        assert re.search(r"^scrub +whole pass ended .*: 0 mended, 1 left$", capsys.readouterr().out, re.MULTILINE)
+        stop = Event()
+        scrubber(system).run_once(stop, watch=lambda result: stop.set() if result.blocks else None)
+        assert start(words) == 0
+        assert re.search(r"^scrub .* left; now at 1 of \d+ blocks: ", capsys.readouterr().out, re.MULTILINE)
+        assert start([*words, "--json"]) == 0
+        data = json.loads(capsys.readouterr().out)["scrub"]
+        assert (data["current"]["blocks"], data["last"]["found"]) == (1, 1)
 
 
 def test_the_command(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,11 @@ class ScrubPass:
     mended: int = 0
     unread: int = 0
 
+    @property
+    def left(self) -> int:
+        """Damages that were not mended."""
+        return self.found - self.mended
+
 
 @dataclass(frozen=True, slots=True)
 class ScrubState:
