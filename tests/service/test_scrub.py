@@ -189,8 +189,9 @@ def test_a_lost_disk_is_one_problem(bench: Bench) -> None:
         blocks = len(list(all_blocks(system.metadata)))
         disk = bench.folder / "store" / "blocks" / "shard-03"
         disk.rename(bench.folder / "away")
-        told, _ = scrub(system)
+        told, result = scrub(system)
         assert kinds(told) == [(K.BLOCKS_SHORT, False)]
+        assert result.of_pass.found == 0, "the pass does not remember what a rebuild mends"
         assert told[0].finding.evidence["lack"] == [{"shards": [3], "blocks": blocks}]
         (bench.folder / "away").rename(disk)
         assert scrub(system)[0] == []

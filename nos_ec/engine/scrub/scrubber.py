@@ -231,14 +231,11 @@ class Scrubber:
             self._store(self._state, self._saved)
 
     def _tell_short(self, tell: Tell) -> None:
-        """Blocks that lack shards are one damage, because a lost disk takes a shard from every block."""
+        """Blocks that lack shards are one problem of this run, because a lost disk takes a shard from every block. The
+        pass does not remember it: `blocks_short` tells when they are whole again."""
         for finding in self._short.findings():
             self._tell(Scrubbed(finding), tell)
-            assert self._state.current is not None
-            current = replace(self._state.current, found=self._state.current.found + 1)
-            self._state = replace(self._state, current=current)
-            self._result = replace(self._result, of_pass=current, found=self._result.found + 1)
-            self.counters.left += 1
+            self._result = replace(self._result, found=self._result.found + 1)
 
     def _end(self) -> None:
         current = self._state.current
