@@ -17,6 +17,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.geometry import PAGE
+from nos_ec.core.lifecycle import BlockState
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.scrub.mending import Scrubbed
@@ -166,6 +167,22 @@ def test_damage_in_several_blocks_and_a_missing_shard(bench: Bench) -> None:
         assert everything(bench) == before
 
 
+def test_while_another_process_rebuilds_shards_are_left(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        row = a_block(system)
+        flip(shard_of(bench, row, 0), DATA_AT)
+        damaged = everything(bench)
+        assert system.shards is not None
+        told: list[Scrubbed] = []
+        with system.shards.alone():
+            scrubber(system, clock=FakeClock()).run_once(Event(), tell=told.append)
+        assert [(one.finding.kind, one.mended) for one in told] == [(K.SHARD_DAMAGED, False)]
+        assert "another process rebuilds" in told[0].why
+        assert everything(bench) == damaged
+        assert kinds(scrub(system)[0]) == [(K.SHARD_DAMAGED, True)]
+
+
 def test_shards_that_cannot_be_mended(bench: Bench) -> None:
     """More than m shards are damaged in one stripe, where an object lies that has no landing copy."""
     with bench.open() as system:
@@ -286,17 +303,17 @@ def test_beside_work_nothing_sound_is_named_and_what_is_damaged_is_mended(bench:
         with going_on(bench) as done:
             while not all(done.values()):
                 assert scrub(system)[0] == []
-            for turn in range(4):
-                rows = [row for row in all_blocks(system.metadata) if row.stripes and row.live_objects > 5]
-                row = rows[turn % len(rows)]
+            for name in ("data page", "coding page", "cut data shard", "head", "stale coding shard"):
+                shard, harm, _ = SHARD_DAMAGES[name]
+                rows = [row for row in all_blocks(system.metadata) if row.state is BlockState.SEALED]
+                row = max(rows, key=lambda row: row.live_objects)
                 try:
-                    flip(shard_of(bench, row, 2 + turn), DATA_AT + 9)
+                    harm(shard_of(bench, row, shard))
                 except (FileNotFoundError, IndexError):
                     continue  # collected meanwhile
-                told, _ = scrub(system)
-                for one in told:
-                    assert one.finding.what == f"shard {2 + turn} of block {row.block_id.hex()}"
-                    assert one.mended
+                for one in scrub(system)[0]:
+                    assert one.finding.what == f"shard {shard} of block {row.block_id.hex()}"
+                    assert one.mended, name
             assert scrub(system)[0] == []
         all_read(bench, system)
 

@@ -8,6 +8,7 @@ while its row is the same; it is then packed again. So a scrub that is killed ca
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Event
 
 from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NotFound, Transient
 from nos_ec.core.findings import Finding, FindingKind
@@ -16,10 +17,14 @@ from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.scrub.blocks import Look, Pace, shard_name
 from nos_ec.engine.second_copy import SecondCopies
-from nos_ec.ports.clock import Clock
+from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import BlockRow, LandingDeletion, Metadata, Placed
 from nos_ec.ports.shard_store import RebuiltBlock, ShardStore
+
+ALONE_MS = 60_000
+"""How long a block waits while another process rebuilds shards. A look of the daemon for missing ones is shorter."""
+ALONE_WAIT_MS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +82,21 @@ class Mending:
         seen = look.shards
         if self._shards is None or not (seen.damaged or seen.missing):
             return RebuiltBlock(), ""
-        try:
-            with self._shards.alone():
-                done = self._shards.mend(row.block_id, [one.shard for one in seen.damaged], self._pace)
-        except LeaseLost:
-            raise
-        except (Conflict, Corrupt, NotFound, Transient) as error:
-            return RebuiltBlock(), str(error)
+        until_ms = self._clock.now_ms() + ALONE_MS
+        while True:
+            try:
+                with self._shards.alone():
+                    done = self._shards.mend(row.block_id, [one.shard for one in seen.damaged], self._pace)
+                break
+            except LeaseLost:
+                raise
+            except Conflict as error:
+                if not waits(until_ms, self._clock.now_ms(), ALONE_MS):
+                    return RebuiltBlock(), str(error)
+                self._clock.wait(Event(), ALONE_WAIT_MS)
+                self._pace(0)
+            except (Corrupt, NotFound, Transient) as error:
+                return RebuiltBlock(), str(error)
         kill_point("scrub.shards_mended")
         self.written_bytes += done.written_bytes
         return done, ""
