@@ -17,7 +17,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput, Transient
 from nos_ec.core.plan import PlanHead, Step, read_head, read_steps
 from nos_ec.engine.check.blocks import ReadShare
-from nos_ec.engine.check.checker import Checked, Checker, CheckFigures, Tick
+from nos_ec.engine.check.checker import Checker, CheckFigures, Tick
 from nos_ec.engine.check.repairs import Repairer
 
 
@@ -77,10 +77,10 @@ def check(
 
 def apply(
     ctx: typer.Context,
-    plan: Annotated[Path, typer.Argument(help="A plan that `nos-ec check --plan` wrote.")],
+    plan: Annotated[Path, typer.Argument(help="A plan that `check --plan` or `scrub --plan` wrote.")],
     as_json: AsJson = False,
 ) -> None:
-    """Do what a plan of `check` says.
+    """Do what a plan of `check` or `scrub` says.
 
     Each step is done only if what it was planned for still holds. Safe to repeat after any failure.
     """
@@ -89,7 +89,7 @@ def apply(
     with context(ctx).system() as system, progress() as bar:
         if steps.head.store_id != system.store_id:
             raise InvalidInput(f"{plan} is for the store {steps.head.store_id}, and this one is {system.store_id}")
-        repairer = Repairer(_checked(system), system.trail)
+        repairer = Repairer(system.checked(), system.planned_mending().mend, system.trail)
         for number, step in bar.track(steps.steps, description="apply"):
             if repairer.apply(step):
                 done += 1
@@ -122,11 +122,7 @@ def _print_applied(steps: int, done: int, passed: Sequence[dict[str, Any]]) -> N
 
 def _checker(system: System, share: float, tick: Tick) -> Checker:
     salt = system.clock.now_ms().to_bytes(8, "big")
-    return Checker(_checked(system), ReadShare(share, salt), tick=tick)
-
-
-def _checked(system: System) -> Checked:
-    return Checked(system.metadata, system.blocks, system.landing, system.medium, system.clock)
+    return Checker(system.checked(), ReadShare(share, salt), tick=tick)
 
 
 def _share(text: str | None) -> float:

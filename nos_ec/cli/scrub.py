@@ -49,7 +49,9 @@ def scrub(
     ] = False,
     plan: Annotated[
         Path | None,
-        typer.Option("--plan", metavar="FILE", help="Write a plan of further repairs, for `nos-ec apply`."),
+        typer.Option(
+            "--plan", metavar="FILE", help="Write a plan of the repairs that were not tried, for `nos-ec apply`."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +72,7 @@ def scrub(
         def tell(one: Scrubbed) -> None:
             bar.stop()
             report.add(one.finding, {"mended": one.mended, "why": one.why})
-            if not one.mended:
+            if not one.mended and not one.why:
                 new_plan.add(one.finding)
 
         def watch(result: ScrubResult) -> None:

@@ -53,6 +53,7 @@ from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.reaper import Reaper
 from nos_ec.engine.recovery import Recovery
 from nos_ec.engine.room import PACKING_RESERVES, PUT_RESERVES
+from nos_ec.engine.scrub.planned import PlannedMending
 from nos_ec.engine.scrub.scrubber import Scrubber, ScrubOptions
 from nos_ec.engine.shard_rebuild import ShardRebuild
 from nos_ec.engine.source_reader import SourceReader
@@ -456,9 +457,16 @@ class System:
             settings.repair if repair is None else repair,
             self.settings.put.reservation_ms,
         )
-        checked = Checked(self.metadata, self.blocks, self.landing, self.medium, self.clock)
         ttl_ms = self.settings.consumer.lease_ttl_ms
-        return Scrubber(checked, self.shards, lambda name: self.contended_lease(name, ttl_ms), options)
+        return Scrubber(self.checked(), self.shards, lambda name: self.contended_lease(name, ttl_ms), options)
+
+    def planned_mending(self) -> PlannedMending:
+        """Mends what a scrub has planned."""
+        return PlannedMending(self.checked(), self.shards, self.settings.put.reservation_ms)
+
+    def checked(self) -> Checked:
+        """What a check or a scrub looks at."""
+        return Checked(self.metadata, self.blocks, self.landing, self.medium, self.clock)
 
     def shut_out(self) -> Blocklisted | None:
         """The error if the storage cluster refuses this process, else None. Asks the cluster, within the time limit of

@@ -36,6 +36,8 @@ class Action(StrEnum):
     """Enter an object in the landing store among what waits to be packed."""
     STOP_WAITING = "stop-waiting"
     """Remove from what waits to be packed what its object does not confirm."""
+    MEND = "mend"
+    """Write a damaged shard again from the others, or let a damaged object go back to its landing copy."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]

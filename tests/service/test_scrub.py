@@ -447,6 +447,43 @@ def test_the_command(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert start([*words, "--rate", "fast"]) == 2
 
 
+def test_what_is_not_repaired_is_planned(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 40)
+        end_log(system)
+        bench.produce(system)
+        bench.consume(system)
+        row = a_block(system)
+        victim = system.metadata.placed_in(row.block_id)[0]
+        rewrite(system, row, victim.extent.offset)
+    whole = everything(bench)
+    for shard in (3, 9):
+        flip(shard_of(bench, row, shard), DATA_AT + 2 * CHUNK - 1)
+    damaged = everything(bench)
+    plan = tmp_path / "plan"
+    words = ["--config", str(bench.config)]
+    assert start([*words, "scrub", "--rate", "0", "--no-repair", "--plan", str(plan)]) == 13
+    assert everything(bench) == damaged
+    steps = [json.loads(line) for line in plan.read_text().splitlines()[1:-1]]
+    assert [step["action"] for step in steps] == ["mend"] * 3
+    assert {step["target"]["what"] for step in steps} == {
+        f"shard 3 of block {row.block_id.hex()}",
+        f"shard 9 of block {row.block_id.hex()}",
+        f"object {victim.key}",
+    }
+    capsys.readouterr()
+    assert start([*words, "apply", str(plan), "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["steps"], done["done"], len(done["passed_over"])) == (3, 2, 1), "one step has mended both shards"
+    files = {name: data for name, data in whole.items() if isinstance(data, bytes)}
+    assert {name: data for name, data in everything(bench).items() if isinstance(data, bytes)} == files
+    assert start([*words, "scrub", "--rate", "0"]) == 0
+    assert start([*words, "apply", str(plan), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["done"] == 0
+    with bench.open() as system:
+        all_read(bench, system)
+
+
 def test_counters_that_are_wrong_are_planned(bench: Bench, tmp_path: Path) -> None:
     with bench.open() as system:
         fill(bench, system)

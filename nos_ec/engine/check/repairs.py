@@ -1,10 +1,12 @@
-"""Repairs of what a check found: planned from the finding, done only while the same is still wrong.
+"""Repairs of what a check or a scrub found: planned from the finding, done only while the same is still wrong.
 
-Each step is one transaction, so a run that is killed can be repeated: what it did no longer holds, and is passed over.
+Each step is one transaction, or can be repeated as a whole. So a run that is killed can be repeated: what it did no
+longer holds, and is passed over.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from nos_ec.core.audit_trail import AuditEntry, AuditKind, CopyEntry
@@ -24,7 +26,8 @@ QUARANTINE_MS = 24 * 3_600_000
 
 
 def planned(finding: Finding) -> Step | None:
-    """The step that mends a finding; None for one that needs more than a change of rows.
+    """The step that mends a finding; None for one that needs more than a change of rows. Of what only a scrub finds,
+    what it could mend itself.
 
     Counters of a block that count more objects than there are rows are left alone: rows may have been lost, and can
     still be restored while the bytes count as live.
@@ -52,18 +55,36 @@ def planned(finding: Finding) -> Step | None:
         case FindingKind.WAITS_FOR_NOTHING:
             holds = {"object_id": seen["object_id"], "state": seen["state"], "size": seen["size"]}
             return Step(Action.STOP_WAITING, {"landing": seen["landing"]}, why, dict(seen), holds)
+        case FindingKind.SHARD_DAMAGED:
+            size = seen["shard_bytes"]  # all shards are read twice, and the new one is read back
+            cost = Cost(read=(2 * seen["shards"] + 1) * size, write=size)
+            return _mend(finding, why, cost)
+        case FindingKind.DATA_DAMAGED if "landing" in seen:
+            return _mend(finding, why, Cost(read=2 * seen["length"]))
     return None
 
 
-class Repairer:
-    """Does the steps of a plan, one at a time."""
+def _mend(finding: Finding, why: str, cost: Cost) -> Step:
+    seen: Any = finding.evidence
+    target = {"block": seen["block"], "what": finding.what}
+    return Step(Action.MEND, target, why, dict(seen), {"kind": finding.kind.value}, cost)
 
-    def __init__(self, checked: Checked, trail: AuditTrail = NO_TRAIL) -> None:
+
+class Repairer:
+    """Does the steps of a plan, one at a time. mend: mends a damage of a block, by its kind and what it is about."""
+
+    def __init__(
+        self,
+        checked: Checked,
+        mend: Callable[[BlockId, FindingKind, str], bool],
+        trail: AuditTrail = NO_TRAIL,
+    ) -> None:
         self._trail = trail
         self._metadata = checked.metadata
         self._stored_blocks = checked.blocks
         self._landing = checked.landing
         self._clock = checked.clock
+        self._mend = mend
         self._blocks = BlockCheck(checked.metadata, checked.blocks, ReadShare())
 
     def apply(self, step: Step) -> bool:
@@ -93,6 +114,9 @@ class Repairer:
                 return self._wait(step)
             case Action.STOP_WAITING:
                 return self._stop(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
+            case Action.MEND:
+                block_id = BlockId(bytes.fromhex(step.target["block"]))
+                return self._mend(block_id, FindingKind(step.holds["kind"]), step.target["what"])
 
     def _recount(self, block_id: BlockId, holds: dict[str, Any]) -> bool:
         row = self._blocks.row(block_id)

@@ -127,8 +127,16 @@ class BlockScrub:
         stripes = self._blocks.geometry.stripes_for(end)
         damaged = tuple(one for one in seen.damaged if one.unwritten_from is None or one.unwritten_from < stripes)
         for one in damaged:
-            parts = [part.value for part in one.parts]
-            evidence = {"shard": one.shard, "parts": parts, "pages": one.pages, "stripes": list(one.stripes)}
+            geometry = self._blocks.geometry
+            evidence = {
+                "block": row.block_id.hex(),
+                "shard": one.shard,
+                "parts": [part.value for part in one.parts],
+                "pages": one.pages,
+                "stripes": list(one.stripes),
+                "shards": geometry.k + geometry.m,
+                "shard_bytes": row.stripes * geometry.chunk_size,
+            }
             found.of_part(FindingKind.SHARD_DAMAGED, shard_name(row, one.shard), **evidence)
         if seen.contradictions:
             stripes_seen = [one.stripe for one in seen.contradictions]

@@ -7,7 +7,7 @@ while its row is the same; it is then packed again. So a scrub that is killed ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 
 from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NotFound, Transient
@@ -19,7 +19,7 @@ from nos_ec.engine.scrub.blocks import Look, Pace, shard_name
 from nos_ec.engine.second_copy import SecondCopies
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import BlockRow, LandingDeletion, Metadata, Placed
+from nos_ec.ports.metadata import BlockRow, LandingDeletion, Metadata, ObjectRow, Placed
 from nos_ec.ports.shard_store import RebuiltBlock, ShardStore
 
 ALONE_MS = 60_000
@@ -77,6 +77,25 @@ class Mending:
                 done.append(Scrubbed(finding))
         return done, tuple(shard for shard in look.short if shard not in rebuilt.missing)
 
+    def reported(self, look: Look) -> list[Scrubbed]:
+        """The findings of a block, without mending any. Those about objects that could be mended name the copy."""
+        lost = dict(look.lost)
+        return [Scrubbed(self._with_copy(one, lost[one]) if one in lost else one) for one in look.findings]
+
+    def _with_copy(self, finding: Finding, placed: Placed) -> Finding:
+        row = self._row(placed)
+        copy = None if row is None else self._copies.find(row)
+        if copy is None:
+            return finding
+        return replace(finding, evidence={**finding.evidence, "landing": copy.hex()})
+
+    def _row(self, placed: Placed) -> ObjectRow | None:
+        """The row of a packed object, if it is still there; None for a segment of a large one, which has no copy."""
+        row = self._metadata.objects_with([placed.object_id]).get(placed.object_id)
+        if row is None or (row.version, row.extent) != (placed.version, placed.extent):
+            return None
+        return row if row.state is ObjectState.PACKED else None
+
     def _mend_shards(self, row: BlockRow, look: Look) -> tuple[RebuiltBlock, str]:
         """Make damaged and missing shards again. Returns what was made, and why no more, if anything is left."""
         seen = look.shards
@@ -103,10 +122,8 @@ class Mending:
 
     def _go_back(self, finding: Finding, placed: Placed) -> Scrubbed:
         """Make the object's row point to its landing copy again, if it still has a good one."""
-        row = self._metadata.objects_with([placed.object_id]).get(placed.object_id)
-        if row is None or (row.version, row.extent) != (placed.version, placed.extent):
-            return Scrubbed(finding)  # a segment of a large object, or gone meanwhile
-        if row.state is not ObjectState.PACKED:
+        row = self._row(placed)
+        if row is None:
             return Scrubbed(finding)
         try:
             copy = self._copies.find(row)

@@ -319,7 +319,7 @@ class Scrubber:
     def _mended(self, row: BlockRow, look: Look) -> tuple[list[Scrubbed], tuple[int, ...]]:
         """What became of each damage of a block, and the shards that it still lacks."""
         if not self._options.repair:
-            return [Scrubbed(finding) for finding in look.findings], look.short
+            return self._mending.reported(look), look.short
         return self._mending.mend(row, look)
 
     def _unread(self, row: BlockRow, reason: str) -> None:

@@ -1,0 +1,55 @@
+"""Mends one damage that a scrub found and planned, if it is still there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nos_ec.core.errors import NotFound
+from nos_ec.core.findings import FindingKind
+from nos_ec.core.ids import BlockId
+from nos_ec.engine.check.checker import Checked
+from nos_ec.engine.scrub.blocks import BlockScrub, Look, shard_name
+from nos_ec.engine.scrub.mending import Mending
+from nos_ec.ports.metadata import BlockRow
+from nos_ec.ports.shard_store import ShardStore
+
+
+class PlannedMending:
+    """Reads the block of a damage again, and mends that damage alone."""
+
+    def __init__(self, checked: Checked, shards: ShardStore | None, put_ms_max: int) -> None:
+        """put_ms_max: longest duration of a PUT."""
+
+        def pace(_: int) -> None:
+            """One block is not worth a limit."""
+
+        self._metadata = checked.metadata
+        self._scrub = BlockScrub(checked.metadata, checked.blocks, shards, pace)
+        self._mending = Mending(checked.metadata, checked.landing, shards, checked.clock, put_ms_max, pace)
+
+    def mend(self, block_id: BlockId, kind: FindingKind, what: str) -> bool:
+        """Whether the damage was there and was mended. Raises Transient, Corrupt."""
+        try:
+            row = self._metadata.block(block_id)
+        except NotFound:
+            return False
+        look = self._scrub.look(row)
+        if look is None:
+            return False
+        done, _ = self._mending.mend(row, _only(row, look, kind, what))
+        return any(one.mended for one in done)
+
+
+def _only(row: BlockRow, look: Look, kind: FindingKind, what: str) -> Look:
+    """This finding, and what belongs to it."""
+
+    def same(finding_kind: FindingKind, finding_what: str) -> bool:
+        return (finding_kind, finding_what) == (kind, what)
+
+    damaged = tuple(one for one in look.shards.damaged if same(FindingKind.SHARD_DAMAGED, shard_name(row, one.shard)))
+    return replace(
+        look,
+        findings=tuple(one for one in look.findings if same(one.kind, one.what)),
+        shards=replace(look.shards, missing=(), damaged=damaged),
+        lost=tuple((one, placed) for one, placed in look.lost if same(one.kind, one.what)),
+    )
