@@ -82,11 +82,13 @@ class Log:
         self.not_recorded: set[LandingId] = set()
         self.refusal: NosError | None = None
         self.damaged: set[LandingId] = set()
+        self.copies: list[NewCopy] = []
 
     def land(self, batch: Sequence[NewCopy]) -> LandedBatch:
         """See Lander."""
         if self.refusal is not None:
             raise self.refusal
+        self.copies += batch
         self._segments += 1
         segment = new_segment_id(self._bench.now_ms + self._segments, self._number)
         self._bench.metadata.open_segment(segment, self._lease, self._bench.now_ms)
@@ -122,18 +124,26 @@ class Stage:
         self.trimmer = Trimmer(metadata, self.medium, self.clock)
         self.expected: dict[ObjectKey, bytes] = {}
 
-    def segment(self, live: int, wait_ms: int = 0) -> list[ObjectRow]:
+    def segment(self, live: int, wait_ms: int = 0, attributes: bytes = b"") -> list[ObjectRow]:
         """Fill a segment, and pack and reap all but `live` of its objects, which are due after `wait_ms`. Returns
         these."""
         names = [f"{len(self.expected)}-{index}" for index in range(OBJECTS)]
         copies = []
         for name in names:
             data = os.urandom(SIZE)
-            copies.append(NewCopy(ObjectKey("bucket", name), data, google_crc32c.value(data)))
+            copies.append(NewCopy(ObjectKey("bucket", name), data, google_crc32c.value(data), attributes))
         landed = self.fresh.land(copies)
         rows = self.bench.record(
             [
-                NewObject(copy.key, SIZE, copy.crc32c, bytes(16), cast(LandingId, outcome), self.bench.now_ms + wait_ms)
+                NewObject(
+                    copy.key,
+                    SIZE,
+                    copy.crc32c,
+                    bytes(16),
+                    cast(LandingId, outcome),
+                    self.bench.now_ms + wait_ms,
+                    attributes,
+                )
                 for copy, outcome in zip(copies, landed.outcomes, strict=True)
             ]
         )
@@ -179,6 +189,17 @@ def test_the_last_objects_of_a_segment_are_copied_and_it_goes(stage: Stage) -> N
     assert before.isdisjoint(stage.medium.segments())
     stage.assert_readable()
     assert stage.copies.not_recorded == set()
+
+
+def test_a_copy_keeps_its_attributes_and_the_time_of_its_put(stage: Stage) -> None:
+    """So that a rebuild of lost rows does not take it for a later PUT."""
+    (row,) = stage.segment(live=1, attributes=b"some")
+    assert stage.forward().run_once().objects == 1
+    (again,) = stage.copies.copies
+    assert (again.key, again.attributes) == (row.key, b"some")
+    assert again.put_ms is not None
+    assert 0 <= row.version - again.put_ms * 1000 < 1000
+    assert stage.metadata.get(row.key).attributes == b"some"
 
 
 def test_nothing_is_copied_within_the_allowance(stage: Stage) -> None:
