@@ -17,6 +17,7 @@ from nos_ec.cli import (
     dead_letters,
     demo,
     explain,
+    metadata,
     objects,
     quarantine,
     scrub,
@@ -71,6 +72,7 @@ scrub.register(app)
 explain.register(app)
 audit.register(app)
 shards.register(app)
+metadata.register(app)
 dead_letters.register(app)
 simulate.register(app)
 config.register(app)

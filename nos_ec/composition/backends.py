@@ -17,7 +17,7 @@ from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.adapters.local.placement import AnyPlace, NoGroups
 from nos_ec.adapters.local.shard_rebuild import LocalShards
-from nos_ec.adapters.local.store_mark import claim_root, require_root_of
+from nos_ec.adapters.local.store_mark import claim_root, find_owner, require_root_of
 from nos_ec.composition.landing import open_devices
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.ids import BlockId
@@ -149,6 +149,24 @@ def require_marks(settings: Settings, store_id: str) -> None:
         cluster = RadosCluster(rados_options(settings))
     with cluster:
         _require_owner(settings, cluster, store_id)
+
+
+def find_mark(settings: Settings) -> str:
+    """The id of the metadata that block store and landing store belong to. Raises ConfigError, Transient."""
+    if settings.store.backend == "local":
+        found = find_owner(settings.store.root)
+        if found is None:
+            root = settings.store.root
+            raise ConfigError(f"{root} is not marked as a store: correct store.root", settings=("store.root",))
+        return found
+    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.store_mark import owner_of
+
+    ceph = settings.ceph
+    with settings_named(*OF_CONNECTION):
+        cluster = RadosCluster(rados_options(settings))
+    with cluster, settings_named("ceph.blocks_pool"), cluster.open_pool(ceph.blocks_pool, ceph.namespace) as pool:
+        return owner_of(pool)
 
 
 def _require_owner(settings: Settings, cluster: RadosCluster, store_id: str) -> None:

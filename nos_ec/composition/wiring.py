@@ -138,7 +138,7 @@ def _complete(settings: Settings, metadata: Metadata, new_shards: Collection[int
 def _refuse_data_without_metadata(settings: Settings) -> None:
     """Raises ConfigError if data exists. New metadata next to old data would hide it, and look like a healthy store."""
     with ExitStack() as stack:
-        objects = open_objects(settings, stack, lambda: _new_block_id(SystemClock()), None)
+        objects = open_objects(settings, stack, lambda: new_block_id(SystemClock()), None)
         block_id = next(objects.blocks.list_blocks(), None)
         landing_id = next(objects.landing.list_ids(), None)
         segment = None if objects.medium is None else next(objects.medium.segments(), None)
@@ -483,7 +483,7 @@ class System:
     # --- ids --------------------------------------------------------------------------------------
     def new_block_id(self) -> BlockId:
         """A new block id, wherever it would lie."""
-        return _new_block_id(self.clock)
+        return new_block_id(self.clock)
 
     def new_landing_id(self) -> LandingId:
         """A new landing id."""
@@ -506,7 +506,8 @@ def _new_id(clock: Clock) -> bytes:
     return timed_id(clock.now_ms(), os.urandom(10))
 
 
-def _new_block_id(clock: Clock) -> BlockId:
+def new_block_id(clock: Clock) -> BlockId:
+    """A new block id, wherever it would lie."""
     return BlockId(_new_id(clock))
 
 
@@ -529,7 +530,7 @@ def open_system(settings: Settings) -> System:
             store_id = metadata.find_store_id()
             if store_id is None:
                 raise ConfigError("the metadata of the store has no id yet; run `nos-ec init`")
-        objects = open_objects(settings, stack, lambda: _new_block_id(clock), store_id)
+        objects = open_objects(settings, stack, lambda: new_block_id(clock), store_id)
         landing = layered(settings, objects.landing, objects.medium, metadata)
         log = LogOnDemand(settings, clock)
         lag = stack.enter_context(closing(LagProbe(log)))

@@ -39,6 +39,7 @@ from nos_ec.testing.metadata_block_contract import BlockContract
 from nos_ec.testing.metadata_explanation_contract import ExplanationContract
 from nos_ec.testing.metadata_inspection_contract import InspectionContract
 from nos_ec.testing.metadata_producer_contract import ProducerContract
+from nos_ec.testing.metadata_rebuild_contract import RebuildContract
 from nos_ec.testing.metadata_repair_contract import RepairContract
 from nos_ec.testing.metadata_scrubbing_contract import ScrubbingContract
 from nos_ec.testing.metadata_segment_contract import LandingSegmentContract
@@ -943,6 +944,7 @@ class MetadataContract(
     RepairContract,
     ExplanationContract,
     ScrubbingContract,
+    RebuildContract,
     FiguresContract,
 ):
     """The whole contract."""

@@ -14,14 +14,14 @@ def claim_root(root: Path, store_id: str, *, replace: bool) -> None:
     """Record, durably, that the data in `root` belongs to the metadata with this id. `replace` replaces any
     earlier record. Raises ConfigError when the data belongs to another store, NoSpace, Transient."""
     with translated(f"marking {root} as a store"), locked(root):
-        if replace or _owner(root) is None:
+        if replace or find_owner(root) is None:
             replace_file(root / OWNER_FILE, store_id.encode())
     require_root_of(root, store_id)
 
 
 def require_root_of(root: Path, store_id: str) -> None:
     """Raise ConfigError unless the data in `root` belongs to the metadata with this id. Raises Transient."""
-    found = _owner(root)
+    found = find_owner(root)
     if found is None:
         raise ConfigError(
             f"{root} is not marked as a store ({OWNER_FILE}): run `nos-ec init`, or correct store.root",
@@ -35,7 +35,8 @@ def require_root_of(root: Path, store_id: str) -> None:
         )
 
 
-def _owner(root: Path) -> str | None:
+def find_owner(root: Path) -> str | None:
+    """The id of the metadata that the data in `root` belongs to; None if it is not marked. Raises Transient."""
     try:
         return (root / OWNER_FILE).read_text(errors="replace")
     except FileNotFoundError:

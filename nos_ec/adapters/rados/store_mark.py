@@ -44,6 +44,11 @@ def require_owner(pool: Pool, store_id: str) -> None:
         )
 
 
+def owner_of(pool: Pool) -> str:
+    """The id of the metadata that the data here belongs to. Raises ConfigError, Transient."""
+    return read_mark(pool, OWNER_OBJECT, STORE_ID).decode(errors="replace")
+
+
 def make_mark(pool: Pool, name: str, key: str, value: bytes) -> None:
     """Create the mark, durably. An existing one is left as it is. Raises ConfigError, NoSpace, Transient."""
     try:

@@ -1,46 +1,39 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
 What each transaction does is in the modules named after their subjects: objects, puts, commits, blocks, leases,
-landing, landing_segments, inspection, repairs, explanations, scrubbing, store_info, totals. This module only says which
-function a method runs, and whether it writes.
+landing, landing_segments, inspection, repairs, explanations, scrubbing, rebuilding, store_info, totals. This module and
+upkeep.py only say which function a method runs, and whether it writes.
 
-Each part of the port has a class here, to be read beside its protocol. `SqlMetadata` inherits them all, because the
-parts share one `Transactions` (connections and retries) and one geometry, and because users that need several parts
-get one object. With delegation, every method would be listed twice.
+Each part of the port has a class in one of them, to be read beside its protocol. `SqlMetadata` inherits them all,
+because the parts share one `Transactions` (connections and retries) and one geometry, and because users that need
+several parts get one object. With delegation, every method would be listed twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from sqlalchemy import Connection, Engine
-
 from nos_ec.adapters.sql import (
     blocks,
     commits,
-    explanations,
-    inspection,
     landing,
     landing_segments,
     leases,
     objects,
     puts,
-    repairs,
-    scrubbing,
     store_info,
     totals,
 )
-from nos_ec.adapters.sql.look_up import FAILURES, LookUps
+from nos_ec.adapters.sql.look_up import FAILURES
 from nos_ec.adapters.sql.migrate import open_checked
-from nos_ec.adapters.sql.transactions import Transactions
-from nos_ec.core.errors import ConfigError, NosError, NotFound
+from nos_ec.adapters.sql.part import SqlPart
+from nos_ec.adapters.sql.upkeep import SqlExplanations, SqlInspection, SqlRebuilding, SqlRepairs, SqlScrubbing
+from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
 from nos_ec.core.lifecycle import BlockKind, SegmentState
 from nos_ec.core.messages import NamedVersion, PackRequest
-from nos_ec.core.reclaim import BlockAccount
 from nos_ec.ports.metadata import (
-    BlockFacts,
     BlockRow,
     GroupCommit,
     LandedMove,
@@ -49,17 +42,13 @@ from nos_ec.ports.metadata import (
     Metadata,
     NewLargeObject,
     NewObject,
-    ObjectFacts,
     ObjectRow,
     Placed,
-    QueueEntry,
-    ScrubState,
     Segment,
     SegmentRow,
     StoredTotals,
     Totals,
     WaitingBlocks,
-    WaitingRow,
 )
 
 
@@ -74,28 +63,7 @@ def open_metadata(url: str, *, replica: bool = False) -> SqlMetadata:
     return SqlMetadata(open_checked(url), replica=replica)
 
 
-class _SqlPart:
-    """What all parts share: the transactions, the fast way to look up one object, and the geometry."""
-
-    def __init__(self, engine: Engine, *, replica: bool = False) -> None:
-        self._engine = engine
-        self._transactions = Transactions(engine, replica=replica)
-        reading = self._transactions.reading
-        self._look_ups = None if reading is None else LookUps(reading, replica=replica)
-        if self._look_ups is not None:
-            self._transactions.on_close(self._look_ups.close)
-        self._read = self._transactions.read
-        self._write = self._transactions.write
-        self._geometry: Geometry | None = None
-
-    def _bound(self) -> Geometry:
-        """The store's geometry. The counters of blocks need the size of a stripe."""
-        if self._geometry is None:
-            self._geometry = self._read(_require_geometry)
-        return self._geometry
-
-
-class _SqlObjects(_SqlPart):
+class _SqlObjects(SqlPart):
     """`Objects` of the port."""
 
     def record_puts(
@@ -177,7 +145,7 @@ class _SqlObjects(_SqlPart):
         return self._read(objects.find, key)
 
 
-class _SqlLeases(_SqlPart):
+class _SqlLeases(SqlPart):
     """`Leases` of the port."""
 
     def acquire_lease(self, name: str, now_ms: int, ttl_ms: int, holder: str = "") -> Lease:
@@ -218,7 +186,7 @@ class _SqlLeases(_SqlPart):
         return self._write(leases.fence, lease, now_ms)
 
 
-class _SqlBlocks(_SqlPart):
+class _SqlBlocks(SqlPart):
     """`Blocks` of the port."""
 
     def block(self, block_id: BlockId) -> BlockRow:
@@ -293,7 +261,7 @@ class _SqlBlocks(_SqlPart):
         self._write(blocks.forget, block_id)
 
 
-class _SqlLandingQueue(_SqlPart):
+class _SqlLandingQueue(SqlPart):
     """`LandingQueue` of the port."""
 
     def reserve_landing(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
@@ -337,7 +305,7 @@ class _SqlLandingQueue(_SqlPart):
         return self._read(landing.needed, landing_ids)
 
 
-class _SqlLandingSegments(_SqlPart):
+class _SqlLandingSegments(SqlPart):
     """`LandingSegments` of the port."""
 
     def open_segment(self, segment: SegmentId, lease: Lease, now_ms: int) -> None:
@@ -387,122 +355,17 @@ class _SqlLandingSegments(_SqlPart):
         return self._read(landing_segments.totals)
 
 
-class _SqlInspection(_SqlPart):
-    """`Inspection` of the port."""
-
-    def objects_after(self, object_id: int, limit: int) -> list[ObjectRow]:
-        """See the port."""
-        return self._read(inspection.objects_after, object_id, limit)
-
-    def objects_with(self, object_ids: Collection[int]) -> dict[int, ObjectRow]:
-        """See the port."""
-        return self._read(inspection.objects_with, object_ids) if object_ids else {}
-
-    def segments_of(self, object_ids: Collection[int]) -> dict[int, list[tuple[int, Segment]]]:
-        """See the port."""
-        return self._read(inspection.segments_of, object_ids) if object_ids else {}
-
-    def owners_after(self, object_id: int, limit: int) -> list[int]:
-        """See the port."""
-        return self._read(inspection.owners_after, object_id, limit)
-
-    def blocks_known(self, block_ids: Collection[BlockId]) -> frozenset[BlockId]:
-        """See the port."""
-        return self._read(inspection.blocks_known, block_ids) if block_ids else frozenset()
-
-    def waiting_after(self, landing_id: LandingId | None, limit: int) -> list[WaitingRow]:
-        """See the port."""
-        return self._read(inspection.waiting_after, landing_id, limit)
-
-    def waiting_with(self, landing_ids: Collection[LandingId]) -> dict[LandingId, WaitingRow]:
-        """See the port."""
-        return self._read(inspection.waiting_with, landing_ids) if landing_ids else {}
-
-    def deletions_after(self, landing_id: LandingId | None, limit: int) -> list[QueueEntry]:
-        """See the port."""
-        return self._read(inspection.deletions_after, landing_id, limit)
-
-
-class _SqlRepairs(_SqlPart):
-    """`Repairs` of the port."""
-
-    def recount_block(self, row: BlockRow, account: BlockAccount) -> bool:
-        """See the port."""
-        return self._write(repairs.recount_block, row, account)
-
-    def wait_again(self, row: ObjectRow, now_ms: int) -> bool:
-        """See the port."""
-        return self._write(repairs.wait_again, row, now_ms)
-
-    def stop_waiting(self, landing_id: LandingId, now_ms: int) -> bool:
-        """See the port."""
-        return self._write(repairs.stop_waiting, landing_id, now_ms)
-
-    def unqueue_copy(self, landing_id: LandingId) -> bool:
-        """See the port."""
-        return self._write(repairs.unqueue_copy, landing_id)
-
-    def quarantine_block(
-        self, block_id: BlockId, stripes: int, account: BlockAccount, now_ms: int, delete_after_ms: int
-    ) -> bool:
-        """See the port."""
-        return self._write(repairs.quarantine_block, block_id, stripes, account, now_ms, delete_after_ms)
-
-    def quarantine_copy(self, landing_id: LandingId, not_before_ms: int) -> bool:
-        """See the port."""
-        return self._write(repairs.quarantine_copy, landing_id, not_before_ms)
-
-    def release_block(self, block_id: BlockId, now_ms: int) -> bool:
-        """See the port."""
-        return self._write(repairs.release_block, block_id, now_ms)
-
-    def release_copy(self, landing_id: LandingId) -> bool:
-        """See the port."""
-        return self._write(repairs.release_copy, landing_id)
-
-
-class _SqlExplanations(_SqlPart):
-    """`Explanations` of the port."""
-
-    def object_facts(self, key: ObjectKey) -> ObjectFacts:
-        """See the port."""
-        return self._read(explanations.object_facts, key)
-
-    def find_queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
-        """See the port."""
-        return self._read(explanations.find_queued_copy, row, first, last)
-
-    def landing_segment(self, segment: SegmentId) -> SegmentRow | None:
-        """See the port."""
-        return self._read(explanations.landing_segment, segment)
-
-    def block_facts(self, block_id: BlockId, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> BlockFacts:
-        """See the port."""
-        return self._read(explanations.block_facts, block_id, waste_ratio_min, now_ms, cool_down_ms_max)
-
-
-class _SqlScrubbing(_SqlPart):
-    """`Scrubbing` of the port."""
-
-    def scrub_state(self) -> ScrubState | None:
-        """See the port."""
-        return self._read(scrubbing.stored)
-
-    def store_scrub_state(self, new: ScrubState, expected: ScrubState | None) -> bool:
-        """See the port."""
-        return self._write(scrubbing.store, new, expected)
-
-
 class SqlMetadata(
     _SqlObjects,
     _SqlLeases,
     _SqlBlocks,
     _SqlLandingQueue,
     _SqlLandingSegments,
-    _SqlInspection,
-    _SqlRepairs,
-    _SqlExplanations,
-    _SqlScrubbing,
+    SqlInspection,
+    SqlRepairs,
+    SqlExplanations,
+    SqlScrubbing,
+    SqlRebuilding,
 ):
     """`Metadata` on an engine whose tables exist. Safe to call from several threads and several processes."""
 
@@ -542,13 +405,6 @@ class SqlMetadata(
     def close(self) -> None:
         """See the port."""
         self._transactions.close()
-
-
-def _require_geometry(connection: Connection) -> Geometry:
-    geometry = store_info.find_geometry(connection)
-    if geometry is None:
-        raise ConfigError("this metadata store is not bound to a geometry yet; run `nos-ec init`")
-    return geometry
 
 
 def _conforms_to_port(store: SqlMetadata) -> Metadata:

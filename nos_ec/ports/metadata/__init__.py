@@ -1,6 +1,6 @@
-"""The metadata store, in nine parts: objects, writer leases, blocks, the deletion queue of landing copies, the
+"""The metadata store, in ten parts: objects, writer leases, blocks, the deletion queue of landing copies, the
 segments of the landing log, pages of whole tables for checks, repairs of what they find, what explains one object or
-block, and where a scrub is.
+block, where a scrub is, and the rebuilding of lost rows.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
 combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
@@ -27,6 +27,7 @@ from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, SegmentRow
 from nos_ec.ports.metadata.leases import Lease, Leases
 from nos_ec.ports.metadata.objects import NewLargeObject, NewObject, ObjectRow, Objects, Segment
+from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
 from nos_ec.ports.metadata.repairs import QUARANTINE, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
@@ -54,6 +55,8 @@ __all__ = [
     "Objects",
     "Placed",
     "QueueEntry",
+    "Rebuilding",
+    "Rebuilt",
     "Repairs",
     "ScrubPass",
     "ScrubState",

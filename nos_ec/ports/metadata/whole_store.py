@@ -16,6 +16,7 @@ from nos_ec.ports.metadata.landing_queue import LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.metadata.leases import Leases
 from nos_ec.ports.metadata.objects import Objects
+from nos_ec.ports.metadata.rebuilding import Rebuilding
 from nos_ec.ports.metadata.repairs import Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing
 
@@ -87,7 +88,17 @@ class StoredTotals:
 
 
 class Metadata(
-    Objects, Leases, Blocks, LandingQueue, LandingSegments, Inspection, Repairs, Explanations, Scrubbing, Protocol
+    Objects,
+    Leases,
+    Blocks,
+    LandingQueue,
+    LandingSegments,
+    Inspection,
+    Repairs,
+    Explanations,
+    Scrubbing,
+    Rebuilding,
+    Protocol,
 ):
     """All parts of the metadata store. See the package docstring. Safe to call from several threads."""
 

@@ -1,0 +1,39 @@
+"""What the parts of the metadata store share."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Engine
+
+from nos_ec.adapters.sql import store_info
+from nos_ec.adapters.sql.look_up import LookUps
+from nos_ec.adapters.sql.transactions import Transactions
+from nos_ec.core.errors import ConfigError
+from nos_ec.core.geometry import Geometry
+
+
+class SqlPart:
+    """The transactions, the fast way to look up one object, and the geometry."""
+
+    def __init__(self, engine: Engine, *, replica: bool = False) -> None:
+        self._engine = engine
+        self._transactions = Transactions(engine, replica=replica)
+        reading = self._transactions.reading
+        self._look_ups = None if reading is None else LookUps(reading, replica=replica)
+        if self._look_ups is not None:
+            self._transactions.on_close(self._look_ups.close)
+        self._read = self._transactions.read
+        self._write = self._transactions.write
+        self._geometry: Geometry | None = None
+
+    def _bound(self) -> Geometry:
+        """The store's geometry. The counters of blocks need the size of a stripe."""
+        if self._geometry is None:
+            self._geometry = self._read(_require_geometry)
+        return self._geometry
+
+
+def _require_geometry(connection: Connection) -> Geometry:
+    geometry = store_info.find_geometry(connection)
+    if geometry is None:
+        raise ConfigError("this metadata store is not bound to a geometry yet; run `nos-ec init`")
+    return geometry

@@ -1,0 +1,233 @@
+"""Rows of a store whose metadata was lost, written again. Nobody else uses the database meanwhile, so nothing is
+locked. What is written once more replaces what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Column, Connection, Table, delete, exists, func, insert, select, update
+
+from nos_ec.adapters.sql import store_info, waiting
+from nos_ec.adapters.sql.json_rows import JsonRows
+from nos_ec.adapters.sql.rows import IDS, OBJECT_COLUMNS, by_keys, delete_listed, id_rows, key_rows, object_row
+from nos_ec.adapters.sql.schema import (
+    BLOCKS,
+    COUNTERS,
+    LANDING_DELETIONS,
+    LANDING_SEGMENTS,
+    OBJECTS,
+    SEGMENTS,
+    STORE_INFO,
+    WAITING,
+)
+from nos_ec.core.errors import Conflict
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import SEGMENT_ID_BYTES, LandingId, ObjectKey, log_of
+from nos_ec.core.lifecycle import BlockState
+from nos_ec.ports.metadata import BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
+
+_O, _S, _D, _W, _B, _I = OBJECTS.c, SEGMENTS.c, LANDING_DELETIONS.c, WAITING.c, BLOCKS.c, STORE_INFO.c
+_STATE = _I.name == "rebuild"
+_ROW_IDS = JsonRows("rebuilt", object_id=0)
+_SEGMENT_IDS = JsonRows("rebuilt_segments", id=SEGMENT_ID_BYTES)
+_OF_KEYS = by_keys(*OBJECT_COLUMNS)
+
+
+def state(connection: Connection) -> str | None:
+    """See `Rebuilding.rebuild_state`."""
+    found = connection.execute(select(_I.value).where(_STATE)).scalar()
+    return None if found is None else str(found)
+
+
+def begin(connection: Connection, begun: str) -> None:
+    """See `Rebuilding.begin_rebuild`."""
+    for table in (OBJECTS, BLOCKS, WAITING, LANDING_DELETIONS, LANDING_SEGMENTS):
+        if connection.execute(select(exists().select_from(table))).scalar():
+            raise Conflict(
+                f"the database has rows in {table.name}, and no rebuild has begun in it: give an empty database"
+            )
+    _write_state(connection, begun)
+
+
+def _write_state(connection: Connection, now: str) -> None:
+    connection.execute(delete(STORE_INFO).where(_STATE))
+    connection.execute(insert(STORE_INFO).values(name="rebuild", value=now))
+
+
+def load(connection: Connection, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], now: str) -> None:
+    """See `Rebuilding.load`."""
+    _insert(connection, objects, 0)
+    _queue(connection, deletions)
+    _write_state(connection, now)
+
+
+def rows_of(connection: Connection, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
+    """See `Rebuilding.rows_of`."""
+    rows = map(object_row, connection.execute(_OF_KEYS, key_rows(keys)))
+    return {row.key: row for row in rows}
+
+
+def last_object_id(connection: Connection) -> int:
+    """See `Rebuilding.last_object_id`."""
+    return int(connection.execute(select(func.max(_O.object_id))).scalar() or 0)
+
+
+def place(connection: Connection, rebuilt: Sequence[Rebuilt], now_ms: int) -> None:
+    """See `Rebuilding.place`."""
+    _delete(connection, [one.instead_of for one in rebuilt if one.instead_of is not None])
+    _insert(connection, rebuilt, now_ms)
+    kept = {one.row.landing_id for one in rebuilt}
+    released = [one.instead_of for one in rebuilt if one.instead_of is not None]
+    _queue(
+        connection,
+        [
+            QueueEntry(row.landing_id, row.object_id, row.version, now_ms, False)
+            for row in released
+            if row.landing_id is not None and row.landing_id not in kept
+        ],
+    )
+
+
+def remove(connection: Connection, rows: Sequence[ObjectRow]) -> None:
+    """See `Rebuilding.remove`."""
+    _delete(connection, rows)
+
+
+def enter_blocks(connection: Connection, blocks: Sequence[BlockRow]) -> None:
+    """See `Rebuilding.enter_blocks`."""
+    listed = id_rows(row.block_id for row in blocks)
+    _delete_listed(connection, BLOCKS, _B.block_id, IDS, "id", listed)
+    connection.execute(
+        insert(BLOCKS),
+        [
+            {
+                "block_id": row.block_id,
+                "kind": row.kind,
+                "state": row.state,
+                "writer": row.writer,
+                "epoch": row.epoch,
+                "stripes": row.stripes,
+                "live_bytes": row.live_bytes,
+                "dead_bytes": row.dead_bytes,
+                "overhead_bytes": row.overhead_bytes,
+                "live_objects": row.live_objects,
+                "created_ms": row.created_ms,
+                "sealed_ms": row.created_ms if row.state is BlockState.SEALED else None,
+                "delete_after_ms": row.delete_after_ms,
+                "gc_failures": row.gc_failures,
+            }
+            for row in blocks
+        ],
+    )
+
+
+def enter_segments(connection: Connection, segments: Sequence[SegmentRow]) -> None:
+    """See `Rebuilding.enter_segments`."""
+    listed = _SEGMENT_IDS.dump((one,) for one in sorted({row.segment for row in segments}))
+    _delete_listed(connection, LANDING_SEGMENTS, LANDING_SEGMENTS.c.segment_id, _SEGMENT_IDS, "id", listed)
+    connection.execute(
+        insert(LANDING_SEGMENTS),
+        [
+            {
+                "segment_id": row.segment,
+                "log": log_of(row.segment),
+                "epoch": row.epoch,
+                "state": row.state,
+                "opened_ms": row.opened_ms,
+                "sealed_ms": row.sealed_ms,
+                "end_bytes": row.end,
+                "records": row.records,
+            }
+            for row in segments
+        ],
+    )
+
+
+def finish(connection: Connection, geometry: Geometry, epoch_min: int) -> None:
+    """See `Rebuilding.finish_rebuild`."""
+    epoch = COUNTERS.c.name == "lease_epoch"
+    connection.execute(update(COUNTERS).where(epoch, COUNTERS.c.value < epoch_min).values(value=epoch_min))
+    connection.execute(delete(STORE_INFO).where(_STATE))
+    store_info.bind_geometry(connection, geometry)
+
+
+def _insert(connection: Connection, rebuilt: Sequence[Rebuilt], due_ms: int) -> None:
+    if not rebuilt:
+        return
+    connection.execute(
+        insert(OBJECTS),
+        [
+            {
+                "object_id": one.row.object_id,
+                "bucket": one.row.key.bucket,
+                "name": one.row.key.name,
+                "version": one.row.version,
+                "size": one.row.size,
+                "crc32c": one.row.crc32c,
+                "md5": one.row.md5,
+                "state": one.row.state,
+                "landing_id": one.row.landing_id,
+                "block_id": None if one.row.extent is None else one.row.extent.block_id,
+                "block_offset": None if one.row.extent is None else one.row.extent.offset,
+                "created_ms": one.row.created_ms,
+            }
+            for one in rebuilt
+        ],
+    )
+    waiting.enter(connection, ((one.row, due_ms) for one in rebuilt))
+    parts = [
+        {
+            "object_id": one.row.object_id,
+            "version": one.row.version,
+            "part": number,
+            "block_id": part.extent.block_id,
+            "block_offset": part.extent.offset,
+            "length": part.extent.length,
+            "crc32c": part.crc32c,
+        }
+        for one in rebuilt
+        for number, part in enumerate(one.parts)
+    ]
+    if parts:
+        connection.execute(insert(SEGMENTS), parts)
+
+
+def _delete(connection: Connection, rows: Sequence[ObjectRow]) -> None:
+    if not rows:
+        return
+    listed = _ROW_IDS.dump((one,) for one in sorted({row.object_id for row in rows}))
+    for table, matched in ((OBJECTS, _O.object_id), (SEGMENTS, _S.object_id)):
+        _delete_listed(connection, table, matched, _ROW_IDS, "object_id", listed)
+    _delete_ids(connection, WAITING, _W.landing_id, [row.landing_id for row in rows if row.landing_id is not None])
+
+
+def _queue(connection: Connection, entries: Sequence[QueueEntry]) -> None:
+    if not entries:
+        return
+    _delete_ids(connection, LANDING_DELETIONS, _D.landing_id, [entry.landing_id for entry in entries])
+    connection.execute(
+        insert(LANDING_DELETIONS),
+        [
+            {
+                "landing_id": entry.landing_id,
+                "object_id": entry.object_id,
+                "version": entry.version,
+                "not_before_ms": entry.not_before_ms,
+                "doomed": entry.doomed,
+            }
+            for entry in entries
+        ],
+    )
+
+
+def _delete_ids(connection: Connection, table: Table, matched: Column[Any], ids: Iterable[LandingId]) -> None:
+    listed = list(ids)
+    if listed:
+        _delete_listed(connection, table, matched, IDS, "id", id_rows(listed))
+
+
+def _delete_listed(
+    connection: Connection, table: Table, matched: Column[Any], rows: JsonRows, name: str, listed: dict[str, str]
+) -> None:
+    connection.execute(delete_listed(connection, table, matched, rows, name), listed)

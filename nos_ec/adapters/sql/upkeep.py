@@ -1,0 +1,180 @@
+"""The parts of the port that operators' commands use, method by method, each one transaction: inspection, repairs,
+explanations, scrubbing, rebuilding. metadata.py has the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from nos_ec.adapters.sql import explanations, inspection, rebuilding, repairs, scrubbing
+from nos_ec.adapters.sql.part import SqlPart
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
+from nos_ec.core.reclaim import BlockAccount
+from nos_ec.ports.metadata import (
+    BlockFacts,
+    BlockRow,
+    ObjectFacts,
+    ObjectRow,
+    QueueEntry,
+    Rebuilt,
+    ScrubState,
+    Segment,
+    SegmentRow,
+    WaitingRow,
+)
+
+
+class SqlInspection(SqlPart):
+    """`Inspection` of the port."""
+
+    def objects_after(self, object_id: int, limit: int) -> list[ObjectRow]:
+        """See the port."""
+        return self._read(inspection.objects_after, object_id, limit)
+
+    def objects_with(self, object_ids: Collection[int]) -> dict[int, ObjectRow]:
+        """See the port."""
+        return self._read(inspection.objects_with, object_ids) if object_ids else {}
+
+    def segments_of(self, object_ids: Collection[int]) -> dict[int, list[tuple[int, Segment]]]:
+        """See the port."""
+        return self._read(inspection.segments_of, object_ids) if object_ids else {}
+
+    def owners_after(self, object_id: int, limit: int) -> list[int]:
+        """See the port."""
+        return self._read(inspection.owners_after, object_id, limit)
+
+    def blocks_known(self, block_ids: Collection[BlockId]) -> frozenset[BlockId]:
+        """See the port."""
+        return self._read(inspection.blocks_known, block_ids) if block_ids else frozenset()
+
+    def waiting_after(self, landing_id: LandingId | None, limit: int) -> list[WaitingRow]:
+        """See the port."""
+        return self._read(inspection.waiting_after, landing_id, limit)
+
+    def waiting_with(self, landing_ids: Collection[LandingId]) -> dict[LandingId, WaitingRow]:
+        """See the port."""
+        return self._read(inspection.waiting_with, landing_ids) if landing_ids else {}
+
+    def deletions_after(self, landing_id: LandingId | None, limit: int) -> list[QueueEntry]:
+        """See the port."""
+        return self._read(inspection.deletions_after, landing_id, limit)
+
+
+class SqlRepairs(SqlPart):
+    """`Repairs` of the port."""
+
+    def recount_block(self, row: BlockRow, account: BlockAccount) -> bool:
+        """See the port."""
+        return self._write(repairs.recount_block, row, account)
+
+    def wait_again(self, row: ObjectRow, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(repairs.wait_again, row, now_ms)
+
+    def stop_waiting(self, landing_id: LandingId, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(repairs.stop_waiting, landing_id, now_ms)
+
+    def unqueue_copy(self, landing_id: LandingId) -> bool:
+        """See the port."""
+        return self._write(repairs.unqueue_copy, landing_id)
+
+    def quarantine_block(
+        self, block_id: BlockId, stripes: int, account: BlockAccount, now_ms: int, delete_after_ms: int
+    ) -> bool:
+        """See the port."""
+        return self._write(repairs.quarantine_block, block_id, stripes, account, now_ms, delete_after_ms)
+
+    def quarantine_copy(self, landing_id: LandingId, not_before_ms: int) -> bool:
+        """See the port."""
+        return self._write(repairs.quarantine_copy, landing_id, not_before_ms)
+
+    def release_block(self, block_id: BlockId, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(repairs.release_block, block_id, now_ms)
+
+    def release_copy(self, landing_id: LandingId) -> bool:
+        """See the port."""
+        return self._write(repairs.release_copy, landing_id)
+
+
+class SqlExplanations(SqlPart):
+    """`Explanations` of the port."""
+
+    def object_facts(self, key: ObjectKey) -> ObjectFacts:
+        """See the port."""
+        return self._read(explanations.object_facts, key)
+
+    def find_queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
+        """See the port."""
+        return self._read(explanations.find_queued_copy, row, first, last)
+
+    def landing_segment(self, segment: SegmentId) -> SegmentRow | None:
+        """See the port."""
+        return self._read(explanations.landing_segment, segment)
+
+    def block_facts(self, block_id: BlockId, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> BlockFacts:
+        """See the port."""
+        return self._read(explanations.block_facts, block_id, waste_ratio_min, now_ms, cool_down_ms_max)
+
+
+class SqlScrubbing(SqlPart):
+    """`Scrubbing` of the port."""
+
+    def scrub_state(self) -> ScrubState | None:
+        """See the port."""
+        return self._read(scrubbing.stored)
+
+    def store_scrub_state(self, new: ScrubState, expected: ScrubState | None) -> bool:
+        """See the port."""
+        return self._write(scrubbing.store, new, expected)
+
+
+class SqlRebuilding(SqlPart):
+    """`Rebuilding` of the port."""
+
+    def rebuild_state(self) -> str | None:
+        """See the port."""
+        return self._read(rebuilding.state)
+
+    def begin_rebuild(self, state: str) -> None:
+        """See the port."""
+        self._write(rebuilding.begin, state)
+
+    def load(self, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], state: str) -> None:
+        """See the port."""
+        self._write(rebuilding.load, objects, deletions, state)
+
+    def rows_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
+        """See the port."""
+        return self._read(rebuilding.rows_of, keys) if keys else {}
+
+    def last_object_id(self) -> int:
+        """See the port."""
+        return self._read(rebuilding.last_object_id)
+
+    def place(self, rebuilt: Sequence[Rebuilt], now_ms: int) -> None:
+        """See the port."""
+        if rebuilt:
+            self._write(rebuilding.place, rebuilt, now_ms)
+
+    def remove(self, rows: Sequence[ObjectRow]) -> None:
+        """See the port."""
+        if rows:
+            self._write(rebuilding.remove, rows)
+
+    def enter_blocks(self, blocks: Sequence[BlockRow]) -> None:
+        """See the port."""
+        if blocks:
+            self._write(rebuilding.enter_blocks, blocks)
+
+    def enter_segments(self, segments: Sequence[SegmentRow]) -> None:
+        """See the port."""
+        if segments:
+            self._write(rebuilding.enter_segments, segments)
+
+    def finish_rebuild(self, geometry: Geometry, epoch_min: int) -> None:
+        """See the port."""
+        self._write(rebuilding.finish, geometry, epoch_min)
+        self._geometry = geometry

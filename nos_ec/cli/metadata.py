@@ -1,0 +1,229 @@
+"""metadata dump and metadata rebuild."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nos_ec.adapters.local.durable import sync_folder
+from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm
+from nos_ec.cli.output import count_text, emit, facts, out, printable, progress, size_text, time_text
+from nos_ec.composition.rebuilding import open_lost
+from nos_ec.core.dump_format import DumpHead, Read, dump_frames, verify_dump
+from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.engine.dump.dumper import dump_pages
+from nos_ec.engine.dump.rebuilder import DumpSource, Lost, Rebuilder, RebuildFigures, Uncertain, uncertain
+
+SHOWN_MAX = 100
+"""Objects of a kind that are shown to people; a list has them all."""
+
+metadata_app = typer.Typer(
+    help="Dumps of the metadata, and rebuilding it.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    metadata_app.command("dump")(metadata_dump)
+    metadata_app.command("rebuild")(metadata_rebuild)
+    app.add_typer(metadata_app, name="metadata")
+
+
+def metadata_dump(
+    ctx: typer.Context,
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="A new file, for a disk of another machine.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write all rows to a file, for `metadata rebuild`.
+
+    Stops nothing and holds no transaction open. The file appears only when it is whole.
+    """
+    if to.exists():
+        raise InvalidInput(f"--to {to}: the file exists; name a new one")
+    with context(ctx).system() as system, progress() as bar:
+        interrupt_on_sigterm()
+        task = bar.add_task("objects", total=None)
+        head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
+        pages = dump_pages(system.metadata, lambda done: bar.update(task, completed=done))
+        _write(to, dump_frames(head, pages))
+        source = file_source(to)
+    size = to.stat().st_size
+    data = {"file": str(to), "begun_ms": head.begun_ms, "rows": source.rows, "bytes": size}
+    objects = count_text(source.rows.get("objects", 0), "object")
+    emit({"dumped": data}, as_json, lambda: out.print(f"{objects}, {size_text(size)}: {to}", markup=False))
+
+
+def metadata_rebuild(
+    ctx: typer.Context,
+    from_file: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="The dump. Name the newest one that is whole.")
+    ] = None,
+    without_dump: Annotated[
+        bool, typer.Option("--without-dump", help="Rebuild from blocks and landing log alone. Deleted objects return.")
+    ] = False,
+    list_file: Annotated[
+        Path | None,
+        typer.Option("--list", metavar="FILE", help="Write a line of JSON for each object that is to be looked at."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be read.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the rows of a store again whose database was lost.
+
+    Needs an empty database. Stop everything else first. Takes a dump, and what blocks and landing log tell of the time
+    since. Safe to repeat after any failure: it goes on where it was.
+    """
+    if (from_file is None) != without_dump:
+        raise InvalidInput("give a dump with --from FILE; if there is none, --without-dump")
+    source = None if from_file is None else file_source(from_file)
+    interrupt_on_sigterm()
+    with open_lost(context(ctx).settings()) as (lost, store_id), progress() as bar:
+        _require_fit(source, lost, store_id)
+        if dry_run:
+            data = _outlook(lost, source)
+            emit({"would_read": data}, as_json, lambda: facts("a rebuild would read", data))
+            return
+        tasks: dict[str, Any] = {}
+
+        def tick(part: str, done: int, in_all: int | None) -> None:
+            if part not in tasks:
+                tasks[part] = bar.add_task(part, total=in_all)
+            bar.update(tasks[part], completed=done)
+
+        rebuilder = Rebuilder(lost, source, tick)
+        rebuilder.run()
+        listed = _Listed(as_json)
+        with _list(list_file) as write:
+            for one in uncertain(lost, source):
+                listed.add(one)
+                write(one)
+        rebuilder.finish()
+    data = _data(rebuilder, source, listed)
+    emit({"rebuilt": data}, as_json, lambda: _print(data, rebuilder.figures, source, listed))
+    if rebuilder.unreadable:
+        raise Corrupt("objects that headers tell of cannot be read: " + "; ".join(rebuilder.unreadable[:5]))
+
+
+# --- dumps in files -----------------------------------------------------------------------------------
+def file_source(path: Path) -> DumpSource:
+    """The dump in a file, once all of it was read. Raises InvalidInput, Corrupt."""
+    try:
+        with path.open("rb") as file:
+            head, rows = verify_dump(file.read)
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}") from error
+    except Corrupt as error:
+        raise Corrupt(f"{path}: {error}; use an older dump") from error
+    return DumpSource(str(path), head, dict(rows), lambda: _reading(path))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Read]:
+    with path.open("rb") as file:
+        yield file.read
+
+
+def _write(to: Path, frames: Iterable[bytes]) -> None:
+    """Write the file under another name, and rename it when all of it is on the disk."""
+    partial = to.with_name(to.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            for frame in frames:
+                file.write(frame)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(to)
+        sync_folder(to.parent)
+    except OSError as error:
+        raise InvalidInput(f"{to}: {error.strerror}") from error
+
+
+@contextmanager
+def _list(path: Path | None) -> Iterator[Callable[[Uncertain], object]]:
+    """A function that writes a line of the list, which appears when it is whole."""
+    if path is None:
+        yield lambda _: None
+        return
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            yield lambda one: file.write(json.dumps(asdict(one), ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise InvalidInput(f"--list {path}: {error.strerror}") from error
+
+
+# --- what is told -------------------------------------------------------------------------------------
+def _require_fit(source: DumpSource | None, lost: Lost, store_id: str) -> None:
+    if source is None:
+        return
+    if source.head.store_id != store_id:
+        raise InvalidInput(f"{source.name} is a dump of store {source.head.store_id}, and this one is {store_id}")
+    if source.head.geometry != asdict(lost.blocks.geometry):
+        raise InvalidInput(f"{source.name} is a dump of a store of another geometry: {source.head.geometry}")
+
+
+def _outlook(lost: Lost, source: DumpSource | None) -> dict[str, Any]:
+    blocks = sum(1 for _ in lost.blocks.list_blocks())
+    segments = 0 if lost.medium is None else sum(1 for _ in lost.medium.segments())
+    rows = {} if source is None else source.rows
+    return {"objects of the dump": rows.get("objects", 0), "blocks": blocks, "landing segments": segments}
+
+
+class _Listed:
+    """Counts what is to be looked at, and shows the first of it to people."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self.counts = Counter[str]()
+
+    def add(self, one: Uncertain) -> None:
+        """Count it."""
+        self.counts[one.what] += 1
+        if not self._as_json and self.counts[one.what] <= SHOWN_MAX:
+            out.print(printable(f"{one.what}: {one.about}"), markup=False)
+
+
+def _data(rebuilder: Rebuilder, source: DumpSource | None, listed: _Listed) -> dict[str, Any]:
+    dump = None if source is None else {"name": source.name, "begun_ms": source.head.begun_ms, "rows": source.rows}
+    to_look_at = {what: listed.counts[what] for what in ("gone", "since", "copy")}
+    return asdict(rebuilder.figures) | {
+        "dump": dump,
+        "to_look_at": to_look_at,
+        "unreadable": list(rebuilder.unreadable),
+    }
+
+
+def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | None, listed: _Listed) -> None:
+    placed = data["placed"]
+    begun = "the beginning" if source is None else time_text(source.head.begun_ms)
+    facts(
+        "rebuilt",
+        {
+            "dump": "none" if source is None else f"{source.name}, of {begun}",
+            "objects": f"{figures.loaded:,} of the dump, of which {placed['moved']:,} lie elsewhere now;"
+            f" {placed['adopted'] + placed['landed']:,} put since",
+            "blocks": f"{figures.blocks:,}, of which {figures.blocks_read:,} were read;"
+            f" {size_text(placed['data_bytes'])} of data read",
+            "gone": f"{listed.counts['gone']:,} objects of the dump: deleted or overwritten since, or lost",
+            "put since": f"{listed.counts['since']:,} objects; any of them may have been deleted after that",
+            "unknown copies": f"{listed.counts['copy']:,} landing copies that do not tell what they are",
+            "not known": f"which objects were deleted since {begun} whose bytes are still there: they are back",
+        },
+    )
+    if placed["unreadable"] or figures.nameless or figures.partial:
+        out.print(
+            f"{placed['unreadable']:,} objects cannot be read, {figures.nameless:,} have no readable name,"
+            f" {count_text(figures.partial, 'large object')} put since are not whole"
+        )
+    out.print("now run `nos-ec check`, before anything else is started")

@@ -1,0 +1,43 @@
+"""A store whose metadata was lost, opened for a rebuild of its rows in an empty database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+from nos_ec.adapters.sql.metadata import open_metadata
+from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.composition.backends import find_mark, open_objects, require_marks, settings_named
+from nos_ec.composition.wiring import new_block_id
+from nos_ec.core.errors import ConfigError
+from nos_ec.engine.dump.rebuilder import Lost
+from nos_ec.settings import Settings
+
+
+@contextmanager
+def open_lost(settings: Settings) -> Iterator[tuple[Lost, str]]:
+    """Open block store and landing store beside an empty database, in which tables are created. Yields them, and the id
+    of the store. Raises ConfigError when the database has the metadata of a store, Transient."""
+    clock = SystemClock()
+    with ExitStack() as stack:
+        store_id = find_mark(settings)
+        require_marks(settings, store_id)
+        with settings_named(settings.store.url_setting):
+            migrate(settings.store.url())
+            metadata = stack.enter_context(closing(open_metadata(settings.store.url())))
+        if not metadata.is_new():
+            raise ConfigError(
+                f"{settings.store.url_setting} names a database that has the metadata of a store: `nos-ec check` says"
+                " whether it fits; a rebuild needs an empty database",
+                settings=(settings.store.url_setting,),
+            )
+        claimed = metadata.claim_store_id(store_id)
+        if claimed != store_id:
+            raise ConfigError(
+                f"{settings.store.url_setting} names a database of store {claimed}, and the blocks belong to store"
+                f" {store_id}: give an empty database",
+                settings=(settings.store.url_setting,),
+            )
+        objects = open_objects(settings, stack, lambda: new_block_id(clock), store_id)
+        yield Lost(metadata, objects.blocks, objects.landing, objects.medium, clock), store_id

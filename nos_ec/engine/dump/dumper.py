@@ -1,0 +1,76 @@
+"""Reads all rows, page by page, while the store works.
+
+Each page is consistent in itself; what changes between two pages, a rebuild sorts out (docs/adr/0024). It relies on the
+order of the tables:
+
+  - Blocks come before objects. What was committed to a block by the time its row was read (all of a SEALED block, the
+    first stripes of an open one) is therefore known to the rows of objects that are read later: they have it, or it was
+    dead by then.
+  - Landing segments come before objects as well, for the same reason: nothing is recorded in a SEALED one.
+  - The deletion queue comes after objects. An entry of an OPEN landing segment is never forgotten, so a record of such
+    a segment that is neither an object's nor queued was recorded after the dump had begun.
+
+9  one page of rows is in memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from nos_ec.core.dump_format import DumpPage
+from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.dump import rows
+from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.ports.metadata import Metadata, ObjectRow, Rebuilt, Segment
+
+PAGE_ROWS = 2000
+READ_TRIES = 10
+"""Looks at a large object until its row and its segments are of the same version."""
+
+Tick = Callable[[int], None]
+"""Takes the number of objects read so far."""
+
+
+def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[DumpPage]:
+    """All rows that a rebuild needs. Leases, totals and what waits are made anew. Raises Transient."""
+    for segments in segment_pages(metadata):
+        yield rows.landing_segments_page(segments)
+    after_block: BlockId | None = None
+    while blocks := metadata.list_blocks(after_block, PAGE_ROWS):
+        yield rows.blocks_page(blocks)
+        after_block = blocks[-1].block_id
+    after = done = 0
+    while page := metadata.objects_after(after, PAGE_ROWS):
+        yield rows.objects_page(_with_parts(metadata, page))
+        after = page[-1].object_id
+        done += len(page)
+        tick(done)
+    after_copy: LandingId | None = None
+    while queued := metadata.deletions_after(after_copy, PAGE_ROWS):
+        yield rows.deletions_page(queued)
+        after_copy = queued[-1].landing_id
+
+
+def _with_parts(metadata: Metadata, page: Sequence[ObjectRow]) -> list[Rebuilt]:
+    """The rows with their segments. A large object that is overwritten or deleted meanwhile is read again."""
+    found = [Rebuilt(row) for row in page if row.state is not ObjectState.LARGE]
+    large = [row for row in page if row.state is ObjectState.LARGE]
+    for _ in range(READ_TRIES):
+        if not large:
+            break
+        parts = metadata.segments_of([row.object_id for row in large])
+        again = []
+        for row in large:
+            own: list[Segment] = [part for version, part in parts.get(row.object_id, ()) if version == row.version]
+            if own:
+                found.append(Rebuilt(row, own))
+            else:
+                again.append(row.object_id)
+        large = []
+        for row in metadata.objects_with(again).values():
+            if row.state is ObjectState.LARGE:
+                large.append(row)
+            else:
+                found.append(Rebuilt(row))
+    return found

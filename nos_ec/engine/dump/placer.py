@@ -1,0 +1,242 @@
+"""Decides, for what blocks and landing segments tell, whether it is the newest version of its object, and writes its
+row.
+
+What was put since the dump is read, because a row needs the MD5 of the bytes, and no header has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from nos_ec.core.crc32c import joined
+from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.ids import BlockId, ObjectKey, record_offset, segment_of
+from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
+from nos_ec.engine.dump.told import ToldEntry, ToldRecord
+from nos_ec.engine.packable import crc_checked
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.metadata import Metadata, ObjectRow, Rebuilt, Segment
+
+UNREADABLE_NAMED_MAX = 1000
+"""Objects that cannot be read and are named; all are counted."""
+READ_BYTES_MAX = 4 << 20
+"""Bytes of small objects that are read at a time."""
+
+_LANDED, _LARGE = (advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.STORE))
+_PACKED = advance_object(ObjectState.LANDED, ObjectEvent.PACK)
+
+
+@dataclass(slots=True)
+class PlacerFigures:
+    """moved: objects of the dump that lie elsewhere now. adopted: versions that are newer than the dump, from blocks;
+    landed: the same, from landing segments. data_bytes: read for them. unreadable: versions that headers tell of and
+    whose bytes cannot be read."""
+
+    moved: int = 0
+    adopted: int = 0
+    landed: int = 0
+    data_bytes: int = 0
+    unreadable: int = 0
+
+
+class Placer:
+    """Used by one thread. new_ids: the first object id to be given to a key without a row."""
+
+    def __init__(self, metadata: Metadata, blocks: BlockStore, now_ms: int, new_ids: int) -> None:
+        self._metadata = metadata
+        self._blocks = blocks
+        self._now_ms = now_ms
+        self._next_id = max(new_ids, metadata.last_object_id() + 1)
+        self.figures = PlacerFigures()
+        self.unreadable: list[str] = []
+
+    # --- blocks ---------------------------------------------------------------------------------------
+    def place_small(self, entries: Iterable[ToldEntry]) -> None:
+        """Whole objects, all of one block. Raises Transient."""
+        newest: dict[ObjectKey, ToldEntry] = {}
+        for entry in entries:
+            known = newest.get(entry.key)
+            if known is None or entry.version >= known.version:
+                newest[entry.key] = entry
+        found = self._metadata.rows_of(newest.keys())
+        moved: list[Rebuilt] = []
+        unread: list[ToldEntry] = []
+        for key, entry in newest.items():
+            row = found.get(key)
+            if row is None or row.version < entry.version:
+                unread.append(entry)
+            elif _is_same(row, entry) and row.extent != entry.extent:
+                placed = replace(row, state=_PACKED, landing_id=None, extent=entry.extent)
+                moved.append(Rebuilt(placed, instead_of=row))
+        self.figures.moved += len(moved)
+        adopted = [
+            self._packed(entry, hashlib.md5(data, usedforsecurity=False).digest(), found.get(entry.key))
+            for entry, data in self._read(unread)
+        ]
+        self.figures.adopted += len(adopted)
+        self._metadata.place(moved + adopted, self._now_ms)
+
+    def place_large(self, key: ObjectKey, version: int, parts: Sequence[ToldEntry], known: set[BlockId]) -> bool:
+        """A large object, from its segments. known: the blocks that are there. Returns False when segments are missing:
+        the PUT did not end, or the object is half deleted. Raises Transient."""
+        found = self._metadata.rows_of([key]).get(key)
+        if found is not None and found.version >= version:
+            return True
+        whole = _whole(parts)
+        if whole is None or any(part.extent.block_id not in known for part in whole):
+            return False
+        md5 = hashlib.md5(usedforsecurity=False)
+        crc32c = 0
+        try:
+            for part in whole:
+                md5.update(self._checked(part))
+                crc32c = joined(crc32c, part.crc32c, part.extent.length)
+        except (Corrupt, NotFound) as error:
+            self._cannot_read(whole[0], error)
+            return True
+        row = ObjectRow(
+            object_id=self._id(found),
+            key=key,
+            version=version,
+            size=sum(part.extent.length for part in whole),
+            crc32c=crc32c,
+            md5=md5.digest(),
+            state=_LARGE,
+            landing_id=None,
+            extent=None,
+            created_ms=version // 1000,
+        )
+        self.figures.adopted += 1
+        self._metadata.place([Rebuilt(row, [Segment(p.extent, p.crc32c) for p in whole], found)], self._now_ms)
+        return True
+
+    def _packed(self, entry: ToldEntry, md5: bytes, found: ObjectRow | None) -> Rebuilt:
+        row = ObjectRow(
+            object_id=self._id(found),
+            key=entry.key,
+            version=entry.version,
+            size=entry.extent.length,
+            crc32c=entry.crc32c,
+            md5=md5,
+            state=_PACKED,
+            landing_id=None,
+            extent=entry.extent,
+            created_ms=entry.version // 1000,
+        )
+        return Rebuilt(row, instead_of=found)
+
+    def _read(self, entries: Sequence[ToldEntry]) -> Iterable[tuple[ToldEntry, bytes]]:
+        """The bytes of each entry that can be read, in runs."""
+        run: list[ToldEntry] = []
+        size = 0
+        for entry in entries:
+            if run and size + entry.extent.length > READ_BYTES_MAX:
+                yield from self._read_run(run)
+                run, size = [], 0
+            run.append(entry)
+            size += entry.extent.length
+        yield from self._read_run(run)
+
+    def _read_run(self, run: Sequence[ToldEntry]) -> Iterable[tuple[ToldEntry, bytes]]:
+        if not run:
+            return
+        extents = [(entry.extent.offset, entry.extent.length) for entry in run]
+        try:
+            pieces = self._blocks.read_many(run[0].extent.block_id, extents)
+        except Corrupt:
+            pieces = None
+        for at, entry in enumerate(run):
+            try:
+                yield entry, self._checked(entry, None if pieces is None else pieces[at])
+            except Corrupt as error:
+                self._cannot_read(entry, error)
+
+    def _checked(self, entry: ToldEntry, data: bytes | None = None) -> bytes:
+        extent = entry.extent
+        if data is None:
+            data = self._blocks.read(extent.block_id, extent.offset, extent.length)
+        self.figures.data_bytes += len(data)
+        return crc_checked(data, extent.length, entry.crc32c, entry.key, f"{entry.key} v{entry.version}")
+
+    def _cannot_read(self, entry: ToldEntry, error: Exception) -> None:
+        self.figures.unreadable += 1
+        if len(self.unreadable) < UNREADABLE_NAMED_MAX:
+            self.unreadable.append(f"{entry.key} v{entry.version}: {error}")
+
+    # --- landing segments -----------------------------------------------------------------------------
+    def place_landed(self, records: Sequence[ToldRecord]) -> None:
+        """Records of one landing segment, in order. A record does not tell the version of its object, only when it was
+        written. Raises Transient."""
+        known = self._metadata.landing_known([record.landing_id for record in records])
+        newest: dict[ObjectKey, ToldRecord] = {}
+        for record in records:
+            if record.landing_id not in known:
+                before = newest.get(record.key)
+                if before is None or before.put_ms <= record.put_ms:
+                    newest[record.key] = record
+        found = self._metadata.rows_of(newest.keys())
+        adopted = []
+        for key, record in newest.items():
+            row = found.get(key)
+            if row is None or _is_newer(record, row):
+                adopted.append(self._landed(record, row))
+        self.figures.landed += len(adopted)
+        self._metadata.place(adopted, self._now_ms)
+
+    def _landed(self, record: ToldRecord, found: ObjectRow | None) -> Rebuilt:
+        version = record.put_ms * 1000
+        row = ObjectRow(
+            object_id=self._id(found),
+            key=record.key,
+            version=version if found is None else max(version, found.version + 1),
+            size=len(record.data),
+            crc32c=record.crc32c,
+            md5=hashlib.md5(record.data, usedforsecurity=False).digest(),
+            state=_LANDED,
+            landing_id=record.landing_id,
+            extent=None,
+            created_ms=record.put_ms,
+        )
+        return Rebuilt(row, instead_of=found)
+
+    def _id(self, found: ObjectRow | None) -> int:
+        if found is not None:
+            return found.object_id
+        self._next_id += 1
+        return self._next_id - 1
+
+
+def _is_same(row: ObjectRow, entry: ToldEntry) -> bool:
+    return (row.version, row.size, row.crc32c) == (entry.version, entry.extent.length, entry.crc32c)
+
+
+def _is_newer(record: ToldRecord, row: ObjectRow) -> bool:
+    """Whether the record is from a PUT after that of the row. The version of a PUT is at least the time of its record.
+    Records of one millisecond are in the order of their landing segment."""
+    if record.put_ms * 1000 > row.version:
+        return True
+    if row.landing_id is None or row.version // 1000 != record.put_ms:
+        return False
+    same_segment = segment_of(row.landing_id) == segment_of(record.landing_id)
+    return same_segment and record_offset(row.landing_id) < record_offset(record.landing_id)
+
+
+def _whole(parts: Sequence[ToldEntry]) -> list[ToldEntry] | None:
+    """The segments of a large object in order, one for each place; None if some are missing."""
+    by_offset: dict[int, ToldEntry] = {}
+    size = 0
+    for part in parts:
+        assert part.part is not None
+        offset, object_size = part.part
+        by_offset[offset] = part
+        size = max(size, object_size)
+    at = 0
+    whole = []
+    while at < size:
+        if at not in by_offset:
+            return None
+        whole.append(by_offset[at])
+        at += by_offset[at].extent.length
+    return whole if whole and at == size else None

@@ -1,0 +1,508 @@
+"""Rebuilds the rows of a store whose metadata was lost: from a dump, and from what was written since (docs/adr/0024).
+
+A run that was killed is run again: pages of the dump are loaded once, all else is done anew and ends the same. The
+store cannot be opened before the end, so nobody works on it meanwhile. Blocks and landing segments that a process may
+still have open are sealed before they are read.
+
+1  an object whose bytes are there, and that is not known to have been deleted, is read back afterwards
+3  a row gets an extent whose header names this version; what was put since the dump is read, and its CRC compared
+6  counters are counted from rows and headers at the end
+8  epochs begin behind all those that were ever seen
+9  in memory: the rows of blocks and landing segments, a page of objects, the segments of large objects that were
+   written since the dump, and IDS_MAX ids of landing copies, or COPIES_AT_A_TIME with their MD5s
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeVar
+
+import google_crc32c
+import msgspec
+
+from nos_ec.core.dump_format import DumpHead, DumpPage, Read, read_dump
+from nos_ec.core.errors import Conflict, NotFound
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of, time_of
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.lifecycle import (
+    BlockEvent,
+    BlockKind,
+    BlockState,
+    ObjectState,
+    SegmentEvent,
+    SegmentState,
+    advance_block,
+    advance_segment,
+)
+from nos_ec.core.reclaim import BlockAccount
+from nos_ec.engine.dump import rows
+from nos_ec.engine.dump.placer import Placer, PlacerFigures
+from nos_ec.engine.dump.told import ToldBlock, ToldEntry, told_by_block, told_by_segment
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.metadata import BlockRow, Metadata, ObjectRow, QueueEntry, Rebuilt, SegmentRow
+from nos_ec.ports.segment_medium import SegmentMedium
+
+PAGE_ROWS = 1000
+READS_AT_A_TIME = 8
+"""Blocks that are looked at at a time."""
+IDS_MAX = 250_000
+"""Ids of landing copies to hold at a time, about."""
+RECORDS_AT_A_TIME = 500
+COPIES_AT_A_TIME = 100_000
+"""Landing copies whose rows are looked for at a time: each time, all rows are read."""
+PUT_MS_MAX = 60_000
+"""Between the id of a landing copy and the version of its object, at most. A slower PUT leaves a copy to be looked
+at."""
+NEW_IDS = 1 << 32
+"""Ids of objects that were put since the dump begin at a multiple of this, behind all that may be in use in events."""
+EPOCHS_LEFT_OUT = 1 << 20
+"""Leases that may have been handed out since the dump without leaving a trace."""
+
+_SEALED = advance_block(BlockState.FENCED, BlockEvent.SEAL)
+_CONDEMNED = advance_block(_SEALED, BlockEvent.CONDEMN)
+_SEGMENT_SEALED = advance_segment(SegmentState.OPEN, SegmentEvent.SEAL)
+_T = TypeVar("_T")
+Tick = Callable[[str, int, int | None], None]
+"""Takes (part, done, in all if that is known)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpSource:
+    """A dump that is whole. name: for people. head: its first frame. open: reads it from its beginning."""
+
+    name: str
+    head: DumpHead
+    rows: dict[str, int]
+    open: Callable[[], AbstractContextManager[Read]]
+
+    def pages(self) -> Iterator[DumpPage]:
+        """Its pages, in order. Raises Corrupt."""
+        with self.open() as read:
+            for found in read_dump(read):
+                if isinstance(found, DumpPage):
+                    yield found
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The store whose metadata was lost. metadata: the new, empty one."""
+
+    metadata: Metadata
+    blocks: BlockStore
+    landing: LandingStore
+    medium: SegmentMedium | None
+    clock: Clock
+
+
+@dataclass(slots=True)
+class RebuildFigures:
+    """What a rebuild has read and written. loaded: objects of the dump. blocks: that are there; blocks_read: of which
+    headers were read. nameless: entries of headers whose names cannot be read. partial: large objects that were put
+    since and are not whole. copies_read: landing copies that nothing refers to. gone: rows of the dump removed. placed:
+    see PlacerFigures."""
+
+    loaded: int = 0
+    blocks: int = 0
+    blocks_read: int = 0
+    header_bytes: int = 0
+    nameless: int = 0
+    partial: int = 0
+    landing_segments: int = 0
+    copies_read: int = 0
+    gone: int = 0
+    placed: PlacerFigures | None = None
+
+
+class _State(msgspec.Struct):
+    """What a rebuild has written down. dump: which it loads. pages: how many are loaded. new_ids: the first id for an
+    object that the dump does not have. placed: all that blocks and landing segments tell has its rows. Older versions
+    of objects that are removed after that must not take their places."""
+
+    dump: str
+    pages: int = 0
+    new_ids: int = 1
+    placed: bool = False
+
+
+class Rebuilder:
+    """One run of a rebuild. `figures` count what this run did: a resumed one loads fewer pages."""
+
+    def __init__(self, lost: Lost, source: DumpSource | None, tick: Tick) -> None:
+        self._lost = lost
+        self._metadata = lost.metadata
+        self._blocks = lost.blocks
+        self._source = source
+        self._tick = tick
+        self._now_ms = lost.clock.now_ms()
+        self._dumped: dict[BlockId, BlockRow] = {}
+        self._segments: dict[SegmentId, SegmentRow] = {}
+        self._there: set[BlockId] = set()
+        """Blocks that are there as a whole."""
+        self._ends: dict[SegmentId, int] = {}
+        self._parts: dict[tuple[ObjectKey, int], list[ToldEntry]] = {}
+        self._epoch = 0
+        self.figures = RebuildFigures()
+        self.unreadable: Sequence[str] = ()
+
+    def run(self) -> None:
+        """Write all rows. Raises Conflict (the database is not empty, or another dump is being loaded), Transient: run
+        it again."""
+        state = self._begin()
+        self._load(state)
+        kill_point("rebuild.loaded")
+        placer = Placer(self._metadata, self._blocks, self._now_ms, state.new_ids)
+        self.figures.placed = placer.figures
+        self.unreadable = placer.unreadable
+        self._read_blocks(None if state.placed else placer)
+        kill_point("rebuild.blocks_read")
+        self._read_segments(None if state.placed else placer)
+        state.placed = True
+        self._metadata.load((), (), _encoded(state))
+        kill_point("rebuild.segments_read")
+        self._remove_gone()
+        kill_point("rebuild.gone_removed")
+        self._claim_copies(state)
+        kill_point("rebuild.copies_claimed")
+        self._count()
+        kill_point("rebuild.counted")
+
+    def finish(self) -> None:
+        """The end: the store can be opened again."""
+        self._metadata.finish_rebuild(self._blocks.geometry, self._epoch + EPOCHS_LEFT_OUT)
+        kill_point("rebuild.finished")
+
+    # --- the dump -------------------------------------------------------------------------------------
+    def _begin(self) -> _State:
+        name = "none" if self._source is None else f"{self._source.head.begun_ms} {sum(self._source.rows.values())}"
+        found = self._metadata.rebuild_state()
+        if found is None:
+            state = _State(name)
+            self._metadata.begin_rebuild(_encoded(state))
+            return state
+        state = msgspec.json.decode(found, type=_State)
+        if state.dump != name:
+            raise Conflict(
+                "a rebuild from another dump has begun in this database: name that dump with --from, or begin again in"
+                " an empty database"
+            )
+        return state
+
+    def _load(self, state: _State) -> None:
+        if self._source is None:
+            return
+        in_all = self._source.rows.get(rows.OBJECTS, 0)
+        done = 0
+        for number, page in enumerate(self._source.pages(), 1):
+            if page.table == rows.OBJECTS:
+                done += page.rows
+            if page.table == rows.BLOCKS:
+                self._dumped |= {row.block_id: row for row in rows.blocks_of(page)}
+            elif page.table == rows.LANDING_SEGMENTS:
+                self._segments |= {row.segment: row for row in rows.landing_segments_of(page)}
+            elif number > state.pages:
+                self._load_page(page, number, state)
+                self._tick("objects of the dump", done, in_all)
+        epochs = [row.epoch for row in self._dumped.values()] + [row.epoch for row in self._segments.values()]
+        self._epoch = max(epochs, default=0)
+
+    def _load_page(self, page: DumpPage, number: int, state: _State) -> None:
+        """Reservations are left out: a PUT may have claimed the copy since."""
+        objects = list(rows.objects_of(page)) if page.table == rows.OBJECTS else []
+        queued = list(rows.deletions_of(page)) if page.table == rows.DELETIONS else []
+        state.pages = number
+        if objects:
+            state.new_ids = (max(one.row.object_id for one in objects) // NEW_IDS + 1) * NEW_IDS
+        self.figures.loaded += len(objects)
+        claimed = [entry for entry in queued if entry.object_id is not None]
+        self._metadata.load(objects, claimed, _encoded(state))
+        kill_point("rebuild.page_loaded")
+
+    # --- blocks ---------------------------------------------------------------------------------------
+    def _read_blocks(self, placer: Placer | None) -> None:
+        listed = sorted(self._blocks.list_blocks())
+        self.figures.blocks = len(listed)
+        entered: list[BlockRow] = []
+        for done, (block_id, told) in enumerate(_ahead(self._told, listed), 1):
+            entered.append(self._row_of(block_id, told))
+            if told is not None:
+                self._there.add(block_id)
+                if placer is not None:
+                    self._place(told, placer)
+            if len(entered) >= PAGE_ROWS:
+                self._metadata.enter_blocks(entered)
+                entered = []
+            self._tick("blocks", done, len(listed))
+        self._metadata.enter_blocks(entered)
+        if placer is not None:
+            for (key, version), parts in self._parts.items():
+                self.figures.partial += not placer.place_large(key, version, parts, self._there)
+
+    def _place(self, told: ToldBlock, placer: Placer) -> None:
+        placer.place_small(entry for entry in told.entries if entry.part is None)
+        for entry in told.entries:
+            if entry.part is not None:
+                self._parts.setdefault((entry.key, entry.version), []).append(entry)
+
+    def _told(self, block_id: BlockId) -> ToldBlock | None:
+        """What a block tells, without what was in it when the dump was made; None if it is half deleted. What is
+        SEALED in the dump is not read: it cannot have changed. Runs in several threads."""
+        row = self._dumped.get(block_id)
+        try:
+            if row is not None and row.state is BlockState.CONDEMNED:
+                return None
+            if row is not None and row.state is BlockState.SEALED:
+                self._blocks.stripes(block_id)
+                return ToldBlock(block_id, row.stripes, row.live_bytes + row.dead_bytes, 0, (), 0, None, None)
+            stripes = self._blocks.seal(block_id)
+            return told_by_block(self._blocks, block_id, stripes, 0 if row is None else row.stripes)
+        except NotFound:
+            return None
+
+    def _row_of(self, block_id: BlockId, told: ToldBlock | None) -> BlockRow:
+        """The row of a block as if nothing in it were live: `_count` mends that."""
+        dumped = self._dumped.get(block_id)
+        if told is None:
+            # A deletion that was begun is completed by GC.
+            delete_ms = self._now_ms if dumped is None or dumped.delete_after_ms is None else dumped.delete_after_ms
+            kind = BlockKind.FRESH if dumped is None else dumped.kind
+            return _block(block_id, kind, _CONDEMNED, dumped, delete_after_ms=delete_ms)
+        self._epoch = max(self._epoch, told.epoch or 0)
+        if dumped is None or dumped.state is not BlockState.SEALED:
+            self.figures.blocks_read += 1
+            self.figures.header_bytes += told.header_bytes
+            self.figures.nameless += told.nameless
+        kind = BlockKind.FRESH if dumped is None else dumped.kind
+        if any(entry.part is not None for entry in told.entries):
+            kind = BlockKind.LARGE
+        row = _block(block_id, kind, _SEALED, dumped)
+        size = told.stripes * self._blocks.geometry.stripe_size
+        return replace(
+            row,
+            epoch=row.epoch or told.epoch or 0,
+            created_ms=row.created_ms or told.written_ms or self._now_ms,
+            stripes=told.stripes,
+            dead_bytes=told.data_bytes,
+            overhead_bytes=size - told.data_bytes,
+        )
+
+    # --- landing segments -----------------------------------------------------------------------------
+    def _read_segments(self, placer: Placer | None) -> None:
+        """Landing segments that were SEALED in the dump are not read: what was recorded in them is in the dump."""
+        medium = self._lost.medium
+        if medium is None:
+            return
+        listed = sorted(medium.segments())
+        for done, segment in enumerate(listed, 1):
+            dumped = self._segments.get(segment)
+            try:
+                end = medium.seal(segment, None, 0)
+                records = 0 if dumped is None else dumped.records
+                if placer is not None and (dumped is None or dumped.state is SegmentState.OPEN):
+                    records = 0
+                    for batch in _batches(told_by_segment(medium, segment, end), RECORDS_AT_A_TIME):
+                        records += len(batch)
+                        placer.place_landed(batch)
+            except NotFound:
+                continue
+            epoch = 0 if dumped is None else dumped.epoch
+            self._ends[segment] = end
+            opened_ms = time_of(segment)
+            row = SegmentRow(segment, _SEGMENT_SEALED, epoch, opened_ms, self._now_ms, end, records)
+            self._metadata.enter_segments([row])
+            self._tick("landing segments", done, len(listed))
+        self.figures.landing_segments = len(self._ends)
+
+    # --- what is gone ---------------------------------------------------------------------------------
+    def _remove_gone(self) -> None:
+        """Rows of the dump whose bytes are nowhere: the objects were deleted or overwritten since, or are lost."""
+        after = 0
+        landed = 0
+        while page := self._metadata.objects_after(after, PAGE_ROWS):
+            after = page[-1].object_id
+            landed += sum(row.landing_id is not None for row in page)
+            self._remove([row for row in page if row.extent and row.extent.block_id not in self._there])
+            self._remove(self._without_parts([row for row in page if row.state is ObjectState.LARGE]))
+        parts = 1 + landed // IDS_MAX
+        for part in range(parts):
+            self._remove_landed(part, parts)
+
+    def _without_parts(self, large: Sequence[ObjectRow]) -> list[ObjectRow]:
+        found = self._metadata.segments_of([row.object_id for row in large])
+        return [
+            row
+            for row in large
+            if any(segment.extent.block_id not in self._there for _, segment in found.get(row.object_id, ()))
+        ]
+
+    def _remove_landed(self, part: int, parts: int) -> None:
+        present = {copy for copy in self._lost.landing.list_ids() if copy[-1] % parts == part}
+        after: LandingId | None = None
+        while page := self._metadata.waiting_after(after, PAGE_ROWS):
+            after = page[-1].landing_id
+            mine = (one for one in page if one.landing_id[-1] % parts == part)
+            gone = [one.object_id for one in mine if not self._is_there(one.landing_id, present)]
+            self._remove(list(self._metadata.objects_with(gone).values()))
+
+    def _is_there(self, copy: LandingId, present: set[LandingId]) -> bool:
+        if in_log(copy):
+            return record_offset(copy) < self._ends.get(segment_of(copy), 0)
+        return copy in present
+
+    def _remove(self, gone: Sequence[ObjectRow]) -> None:
+        self._metadata.remove(gone)
+        self.figures.gone += len(gone)
+
+    # --- copies of packed objects ---------------------------------------------------------------------
+    def _claim_copies(self, state: _State) -> None:
+        """Queue for deletion the copies in the landing store of what was put and packed since the dump: the reaper
+        deletes one once it has read back what is packed. A copy belongs to a row with the same bytes whose version is
+        of the time of the copy."""
+        for copies in _batches(self._unclaimed(), COPIES_AT_A_TIME):
+            by_bytes: dict[tuple[int, int, bytes], list[LandingId]] = {}
+            for copy in copies:
+                self._tick("landing copies", self.figures.copies_read, None)
+                try:
+                    data = self._lost.landing.read(copy)
+                except NotFound:
+                    continue
+                self.figures.copies_read += 1
+                md5 = hashlib.md5(data, usedforsecurity=False).digest()
+                by_bytes.setdefault((len(data), google_crc32c.value(data), md5), []).append(copy)
+            after = 0
+            while by_bytes and (page := self._metadata.objects_after(after, PAGE_ROWS)):
+                after = page[-1].object_id
+                claimed = [entry for row in page for entry in self._claimed(row, by_bytes)]
+                if claimed:
+                    self._metadata.load((), claimed, _encoded(state))
+
+    def _unclaimed(self) -> Iterator[LandingId]:
+        for copies in _batches(self._lost.landing.list_ids(), PAGE_ROWS):
+            own = [copy for copy in copies if not in_log(copy)]
+            known = self._metadata.landing_known(own)
+            yield from (copy for copy in own if copy not in known)
+
+    def _claimed(self, row: ObjectRow, by_bytes: dict[tuple[int, int, bytes], list[LandingId]]) -> Iterator[QueueEntry]:
+        copies = by_bytes.get((row.size, row.crc32c, row.md5), [])
+        for copy in copies:
+            if row.state is ObjectState.PACKED and 0 <= row.version // 1000 - time_of(copy) <= PUT_MS_MAX:
+                copies.remove(copy)
+                yield QueueEntry(copy, row.object_id, row.version, self._now_ms, False)
+                return
+
+    # --- counters -------------------------------------------------------------------------------------
+    def _count(self) -> None:
+        after: BlockId | None = None
+        done = 0
+        while page := self._metadata.list_blocks(after, PAGE_ROWS):
+            after = page[-1].block_id
+            for row in page:
+                if row.state is BlockState.SEALED:
+                    self._count_block(row)
+            done += len(page)
+            self._tick("counters", done, self.figures.blocks)
+
+    def _count_block(self, row: BlockRow) -> None:
+        placed = self._metadata.placed_in(row.block_id)
+        if not placed:
+            return
+        live = sum(one.extent.length for one in placed)
+        dead = max(0, row.live_bytes + row.dead_bytes - live)
+        overhead = row.size_bytes - live - dead
+        self._metadata.recount_block(row, BlockAccount(live, dead, overhead, len(placed), ()))
+
+
+def _encoded(state: _State) -> str:
+    return msgspec.json.encode(state).decode()
+
+
+def _block(
+    block_id: BlockId, kind: BlockKind, state: BlockState, dumped: BlockRow | None, delete_after_ms: int | None = None
+) -> BlockRow:
+    return BlockRow(
+        block_id=block_id,
+        kind=kind,
+        state=state,
+        writer="rebuilt" if dumped is None else dumped.writer,
+        epoch=0 if dumped is None else dumped.epoch,
+        stripes=0,
+        live_bytes=0,
+        dead_bytes=0,
+        overhead_bytes=0,
+        live_objects=0,
+        created_ms=0 if dumped is None else dumped.created_ms,
+        delete_after_ms=delete_after_ms,
+        gc_failures=0 if dumped is None else dumped.gc_failures,
+    )
+
+
+def _ahead(look: Callable[[BlockId], _T], block_ids: Iterable[BlockId]) -> Iterator[tuple[BlockId, _T]]:
+    """Each block with what `look` returns, in order, READS_AT_A_TIME at a time."""
+    waiting = deque[tuple[BlockId, "Future[_T]"]]()
+    with ThreadPoolExecutor(READS_AT_A_TIME) as pool:
+        for block_id in block_ids:
+            waiting.append((block_id, pool.submit(look, block_id)))
+            if len(waiting) == READS_AT_A_TIME:
+                block, future = waiting.popleft()
+                yield block, future.result()
+        for block, future in waiting:
+            yield block, future.result()
+
+
+def _batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+# --- what a rebuild cannot know -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertain:
+    """Something that an operator should look at. what: `gone`, an object of the dump whose bytes are nowhere;
+    `since`, one that was put or overwritten since the dump, and may have been deleted after that; `copy`, a landing
+    copy that does not tell what it is, so that it is kept and used by nothing. about: the object's key, or the id."""
+
+    what: str
+    about: str
+    version: int | None = None
+    size: int | None = None
+
+
+def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
+    """All that a finished run leaves to be looked at, whichever runs it took. Raises Transient."""
+    metadata = lost.metadata
+    after = 0
+    for dumped in _objects(source):
+        found = metadata.rows_of([one.row.key for one in dumped])
+        for one in dumped:
+            row = found.get(one.row.key)
+            if row is None:
+                yield Uncertain("gone", str(one.row.key), one.row.version, one.row.size)
+            elif row.version != one.row.version:
+                yield Uncertain("since", str(row.key), row.version, row.size)
+        after = max(one.row.object_id for one in dumped) // NEW_IDS * NEW_IDS + NEW_IDS - 1
+    while page := metadata.objects_after(after, PAGE_ROWS):
+        for row in page:
+            yield Uncertain("since", str(row.key), row.version, row.size)
+        after = page[-1].object_id
+    for copies in _batches(lost.landing.list_ids(), PAGE_ROWS):
+        known = metadata.landing_known([copy for copy in copies if not in_log(copy)])
+        for copy in copies:
+            if not in_log(copy) and copy not in known:
+                yield Uncertain("copy", copy.hex())
+
+
+def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:
+    if source is not None:
+        for page in source.pages():
+            if page.table == rows.OBJECTS and page.rows:
+                yield list(rows.objects_of(page))

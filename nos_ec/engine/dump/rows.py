@@ -1,0 +1,175 @@
+"""Rows of the metadata as pages of a dump, and back.
+
+Every column has its name in the page. A column that older dumps lack gets a default in `tuples`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nos_ec.core.dump_format import DumpPage
+from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectEvent, ObjectState, SegmentState, advance_object
+from nos_ec.ports.metadata import BlockRow, ObjectRow, QueueEntry, Rebuilt, Segment, SegmentRow
+
+OBJECTS = "objects"
+BLOCKS = "blocks"
+DELETIONS = "landing_deletions"
+LANDING_SEGMENTS = "landing_segments"
+
+_LANDED = advance_object(None, ObjectEvent.LAND)
+
+
+def landing_segments_page(rows: Sequence[SegmentRow]) -> DumpPage:
+    """A page of landing segments."""
+    return DumpPage(
+        LANDING_SEGMENTS,
+        {
+            "segment_id": [row.segment for row in rows],
+            "state": [row.state.value for row in rows],
+            "epoch": [row.epoch for row in rows],
+            "opened_ms": [row.opened_ms for row in rows],
+            "sealed_ms": [row.sealed_ms for row in rows],
+            "end_bytes": [row.end for row in rows],
+            "records": [row.records for row in rows],
+        },
+    )
+
+
+def landing_segments_of(page: DumpPage) -> Iterator[SegmentRow]:
+    """The rows of such a page. Raises Corrupt."""
+    columns = page.tuples(
+        segment_id=..., state=..., epoch=..., opened_ms=..., sealed_ms=..., end_bytes=..., records=...
+    )
+    for segment, state, *rest in columns:
+        yield SegmentRow(SegmentId(segment), SegmentState(state), *rest)
+
+
+def blocks_page(rows: Sequence[BlockRow]) -> DumpPage:
+    """A page of blocks."""
+    return DumpPage(
+        BLOCKS,
+        {
+            "block_id": [row.block_id for row in rows],
+            "kind": [row.kind.value for row in rows],
+            "state": [row.state.value for row in rows],
+            "writer": [row.writer for row in rows],
+            "epoch": [row.epoch for row in rows],
+            "stripes": [row.stripes for row in rows],
+            "live_bytes": [row.live_bytes for row in rows],
+            "dead_bytes": [row.dead_bytes for row in rows],
+            "overhead_bytes": [row.overhead_bytes for row in rows],
+            "live_objects": [row.live_objects for row in rows],
+            "created_ms": [row.created_ms for row in rows],
+            "delete_after_ms": [row.delete_after_ms for row in rows],
+            "gc_failures": [row.gc_failures for row in rows],
+        },
+    )
+
+
+def blocks_of(page: DumpPage) -> Iterator[BlockRow]:
+    """The rows of such a page. Raises Corrupt."""
+    columns = page.tuples(
+        block_id=...,
+        kind=...,
+        state=...,
+        writer=...,
+        epoch=...,
+        stripes=...,
+        live_bytes=...,
+        dead_bytes=...,
+        overhead_bytes=...,
+        live_objects=...,
+        created_ms=...,
+        delete_after_ms=...,
+        gc_failures=0,
+    )
+    for block_id, kind, state, *rest in columns:
+        yield BlockRow(BlockId(block_id), BlockKind(kind), BlockState(state), *rest)
+
+
+def objects_page(rows: Sequence[Rebuilt]) -> DumpPage:
+    """A page of objects. The segments of a large one are in its row: block, offset, length and CRC32C of each."""
+    objects = [one.row for one in rows]
+    return DumpPage(
+        OBJECTS,
+        {
+            "object_id": [row.object_id for row in objects],
+            "bucket": [row.key.bucket for row in objects],
+            "name": [row.key.name for row in objects],
+            "version": [row.version for row in objects],
+            "size": [row.size for row in objects],
+            "crc32c": [row.crc32c for row in objects],
+            "md5": [row.md5 for row in objects],
+            "state": [row.state.value for row in objects],
+            "landing_id": [row.landing_id for row in objects],
+            "block_id": [None if row.extent is None else row.extent.block_id for row in objects],
+            "block_offset": [None if row.extent is None else row.extent.offset for row in objects],
+            "created_ms": [row.created_ms for row in objects],
+            "parts": [
+                [(p.extent.block_id, p.extent.offset, p.extent.length, p.crc32c) for p in one.parts] or None
+                for one in rows
+            ],
+        },
+    )
+
+
+def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
+    """The rows of such a page. An object that was queued is LANDED again, since its event may be lost. Raises
+    Corrupt."""
+    columns = page.tuples(
+        object_id=...,
+        bucket=...,
+        name=...,
+        version=...,
+        size=...,
+        crc32c=...,
+        md5=...,
+        state=...,
+        landing_id=...,
+        block_id=...,
+        block_offset=...,
+        created_ms=...,
+        parts=None,
+    )
+    for object_id, bucket, name, version, size, crc32c, md5, said, landing_id, block_id, offset, made, parts in columns:
+        state = ObjectState(said)
+        try:
+            key = ObjectKey(bucket, name)
+        except InvalidInput as error:
+            raise Corrupt(f"dump: object {object_id}: {error}") from error
+        row = ObjectRow(
+            object_id=object_id,
+            key=key,
+            version=version,
+            size=size,
+            crc32c=crc32c,
+            md5=md5,
+            state=_LANDED if state is ObjectState.QUEUED else state,
+            landing_id=None if landing_id is None else LandingId(landing_id),
+            extent=None if block_id is None else Extent(BlockId(block_id), offset, size),
+            created_ms=made,
+        )
+        yield Rebuilt(row, [Segment(Extent(BlockId(part[0]), part[1], part[2]), part[3]) for part in parts or ()])
+
+
+def deletions_page(rows: Sequence[QueueEntry]) -> DumpPage:
+    """A page of the deletion queue."""
+    return DumpPage(
+        DELETIONS,
+        {
+            "landing_id": [row.landing_id for row in rows],
+            "object_id": [row.object_id for row in rows],
+            "version": [row.version for row in rows],
+            "not_before_ms": [row.not_before_ms for row in rows],
+            "doomed": [row.doomed for row in rows],
+        },
+    )
+
+
+def deletions_of(page: DumpPage) -> Iterator[QueueEntry]:
+    """The rows of such a page. Raises Corrupt."""
+    columns = page.tuples(landing_id=..., object_id=..., version=..., not_before_ms=..., doomed=...)
+    for landing_id, *rest in columns:
+        yield QueueEntry(LandingId(landing_id), *rest)

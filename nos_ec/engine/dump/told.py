@@ -1,0 +1,143 @@
+"""What blocks and landing segments tell about the objects in them, without any row.
+
+Whatever a later version of the formats tells beside keys, versions, places and checksums comes in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.core.header import GroupHeader, NameRecord, decode_names
+from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
+from nos_ec.core.landing_format import TYPE_PUT, FoundRecord, scan
+from nos_ec.core.landing_format import decode_names as decode_record_names
+from nos_ec.engine.header_scan import scan_headers
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.segment_medium import SegmentMedium
+
+
+@dataclass(frozen=True, slots=True)
+class ToldEntry:
+    """An object in a block. part: for a segment of a large one, (its offset in the object, size of the object), as in
+    `NameRecord`."""
+
+    key: ObjectKey
+    version: int
+    extent: Extent
+    crc32c: int
+    part: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToldBlock:
+    """A block. data_bytes: of all that was written to it, with all of the stripes that have no readable header.
+    entries: of the groups that were asked for. nameless: how many more are in groups whose names cannot be read.
+    epoch: the greatest of its writers; written_ms: of the first group (Unix milliseconds); both None without a readable
+    header."""
+
+    block_id: BlockId
+    stripes: int
+    data_bytes: int
+    header_bytes: int
+    entries: tuple[ToldEntry, ...]
+    nameless: int
+    epoch: int | None
+    written_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToldRecord:
+    """A landing copy in a landing segment, with its data. put_ms: when it was written, Unix milliseconds."""
+
+    key: ObjectKey
+    landing_id: LandingId
+    put_ms: int
+    data: bytes
+    crc32c: int
+
+
+def told_by_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_stripe: int) -> ToldBlock:
+    """What the headers of a block of `stripes` stripes tell, and the names of its groups from `first_stripe` on. Raises
+    NotFound, Transient."""
+    geometry = blocks.geometry
+    headers = scan_headers(blocks, block_id, stripes)
+    asked = [header for header in headers.headers if header.first_stripe >= first_stripe and header.entries]
+    entries: list[ToldEntry] = []
+    nameless = 0
+    for header in asked:
+        names = _names(blocks, header)
+        if names is None:
+            nameless += len(header.entries)
+            continue
+        for entry, name in zip(header.entries, names, strict=True):
+            key = _key(name.bucket, name.name, entry.key_md5)
+            if key is None:
+                nameless += 1
+                continue
+            at = header.first_stripe * geometry.stripe_size + entry.offset
+            extent = Extent(block_id, at, entry.length)
+            entries.append(ToldEntry(key, entry.object_version, extent, entry.crc32c, name.segment))
+    damaged_bytes = len(headers.damaged_stripes) * geometry.stripe_size
+    return ToldBlock(
+        block_id,
+        stripes,
+        sum(header.data_length for header in headers.headers) + damaged_bytes,
+        headers.bytes_read,
+        tuple(entries),
+        nameless,
+        max((header.writer_epoch for header in headers.headers), default=None),
+        headers.headers[0].written_at_ms if headers.headers else None,
+    )
+
+
+def told_by_segment(medium: SegmentMedium, segment: SegmentId, end: int) -> Iterator[ToldRecord]:
+    """The PUTs in a sealed landing segment, in order, each once, from whichever of its copies has it intact. Raises
+    NotFound, Transient."""
+    seen = set[LandingId]()
+    for copy in range(medium.limits.copies):
+        for found in scan(
+            lambda offset, length, copy=copy: medium.read(segment, [(offset, length)], copy)[0],  # type: ignore[misc]
+            segment,
+            medium.limits.start,
+            end,
+        ):
+            record = _record(found)
+            if record is not None and record.landing_id not in seen:
+                seen.add(record.landing_id)
+                yield record
+
+
+def _names(blocks: BlockStore, header: GroupHeader) -> list[NameRecord] | None:
+    if not header.names_length:
+        return None
+    at = header.first_stripe * blocks.geometry.stripe_size + header.names_offset
+    try:
+        data = blocks.read(header.block_id, at, header.names_length)
+        return decode_names(data, header.names_crc32c, len(header.entries))
+    except Corrupt:
+        return None
+
+
+def _record(found: FoundRecord) -> ToldRecord | None:
+    header = found.header
+    if header.type != TYPE_PUT:
+        return None
+    try:
+        names = decode_record_names(found.names)
+    except Corrupt:
+        return None
+    key = _key(names.bucket, names.name, header.key_md5)
+    if key is None:
+        return None
+    return ToldRecord(key, header.landing_id, header.put_ms, found.data, header.data_crc32c)
+
+
+def _key(bucket: str, name: str, key_md5: bytes) -> ObjectKey | None:
+    """None unless it is a key of today's rules, and that of the entry."""
+    try:
+        key = ObjectKey(bucket, name)
+    except InvalidInput:
+        return None
+    return key if key.md5 == key_md5 else None

@@ -1,0 +1,74 @@
+"""Filling an empty metadata store with the rows of a store whose metadata was lost.
+
+Until `finish_rebuild`, no geometry is recorded, so that nobody else can open the store. Each method is one transaction,
+and running it again with the same arguments changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import ObjectKey
+from nos_ec.ports.metadata.blocks import BlockRow
+from nos_ec.ports.metadata.inspection import QueueEntry
+from nos_ec.ports.metadata.landing_segments import SegmentRow
+from nos_ec.ports.metadata.objects import ObjectRow, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A row to be written. parts: the segments of a LARGE object, in order. instead_of: the row of this key that it
+    replaces; its object_id is the same."""
+
+    row: ObjectRow
+    parts: Sequence[Segment] = ()
+    instead_of: ObjectRow | None = None
+
+
+class Rebuilding(Protocol):
+    """See the module docstring. Used by one thread of one process."""
+
+    def rebuild_state(self) -> str | None:
+        """What the last call of `load` or `begin_rebuild` wrote down; None if no rebuild has begun."""
+        ...
+
+    def begin_rebuild(self, state: str) -> None:
+        """Raises Conflict unless the tables are empty."""
+        ...
+
+    def load(self, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], state: str) -> None:
+        """Add rows as they were, and write down `state`. Objects in the landing store wait to be packed, due now."""
+        ...
+
+    def rows_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
+        """The rows of these keys that exist."""
+        ...
+
+    def last_object_id(self) -> int:
+        """The greatest id of a row; 0 without rows."""
+        ...
+
+    def place(self, rebuilt: Sequence[Rebuilt], now_ms: int) -> None:
+        """Write rows, of different keys. The landing copy of a row that is replaced is queued for deletion, unless the
+        new row has it. Objects in the landing store wait to be packed, due at `now_ms`."""
+        ...
+
+    def remove(self, rows: Sequence[ObjectRow]) -> None:
+        """Remove rows, with what belongs to them."""
+        ...
+
+    def enter_blocks(self, blocks: Sequence[BlockRow]) -> None:
+        """Write rows of blocks, in place of those with these ids. SEALED ones are sealed as of when they were
+        created."""
+        ...
+
+    def enter_segments(self, segments: Sequence[SegmentRow]) -> None:
+        """Write rows of landing segments, in place of those with these ids."""
+        ...
+
+    def finish_rebuild(self, geometry: Geometry, epoch_min: int) -> None:
+        """Let leases begin behind `epoch_min`, forget the state, and record the geometry: the store can be opened."""
+        ...

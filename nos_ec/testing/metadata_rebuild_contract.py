@@ -1,0 +1,105 @@
+"""Contract of `Rebuilding`: rows are written again as they were, each at once and any number of times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nos_ec.core.errors import Conflict
+from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, new_segment_id
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
+from nos_ec.ports.metadata import BlockRow, Metadata, ObjectRow, QueueEntry, Rebuilt, Segment, SegmentRow
+from nos_ec.testing.metadata_bench import GEOMETRY, new_block_id, new_landing_id
+
+NOW_MS = 1_700_000_000_000
+
+
+def row_of(
+    number: int, state: ObjectState, *, landing: LandingId | None = None, block: BlockId | None = None
+) -> Rebuilt:
+    """A row of 10 bytes, or of two segments of 10 bytes in that block."""
+    row = ObjectRow(
+        object_id=number,
+        key=ObjectKey("bucket", f"name-{number}"),
+        version=NOW_MS * 1000 + number,
+        size=0 if state is ObjectState.EMPTY else 10,
+        crc32c=number,
+        md5=bytes(15) + bytes([number]),
+        state=state,
+        landing_id=landing,
+        extent=Extent(block, 4096, 10) if block is not None and state is ObjectState.PACKED else None,
+        created_ms=NOW_MS,
+    )
+    if block is None or state is not ObjectState.LARGE:
+        return Rebuilt(row)
+    return Rebuilt(replace(row, size=20), [Segment(Extent(block, at, 10), at) for at in (4096, 8192)])
+
+
+def block_of(block_id: BlockId, state: BlockState = BlockState.SEALED) -> BlockRow:
+    """A block of one stripe of GEOMETRY, all dead."""
+    size = GEOMETRY.stripe_size
+    return BlockRow(block_id, BlockKind.FRESH, state, "rebuilt", 7, 1, 0, 100, size - 100, 0, NOW_MS, None)
+
+
+class RebuildContract:
+    """All of `Rebuilding`, on metadata without a geometry."""
+
+    def test_rows_are_as_they_were(self, metadata: Metadata) -> None:
+        block, landing, queued = new_block_id(), new_landing_id(), new_landing_id()
+        rebuilt = [
+            row_of(3, ObjectState.LANDED, landing=landing),
+            row_of(5, ObjectState.PACKED, block=block),
+            row_of(7, ObjectState.LARGE, block=block),
+            row_of(9, ObjectState.EMPTY),
+        ]
+        assert metadata.rebuild_state() is None
+        metadata.begin_rebuild("begun")
+        entry = QueueEntry(queued, 5, 1, NOW_MS, False)
+        metadata.load(rebuilt, [entry], "loaded")
+        metadata.load([], [entry], "loaded twice")
+        assert metadata.rebuild_state() == "loaded twice"
+        assert metadata.objects_after(0, 10) == [one.row for one in rebuilt]
+        assert [part for _, part in metadata.segments_of([7])[7]] == rebuilt[2].parts
+        assert [(one.landing_id, one.object_id) for one in metadata.waiting_after(None, 10)] == [(landing, 3)]
+        assert metadata.deletions_after(None, 10) == [entry]
+        assert metadata.rows_of([one.row.key for one in rebuilt]) == {one.row.key: one.row for one in rebuilt}
+        assert metadata.last_object_id() == 9
+
+    def test_a_row_is_replaced_with_all_that_belongs_to_it(self, metadata: Metadata) -> None:
+        block, landing, newer = new_block_id(), new_landing_id(), new_landing_id()
+        landed, large = row_of(3, ObjectState.LANDED, landing=landing), row_of(7, ObjectState.LARGE, block=block)
+        metadata.begin_rebuild("begun")
+        metadata.load([landed, large], [], "loaded")
+        packed = replace(landed.row, state=ObjectState.PACKED, landing_id=None, extent=Extent(block, 0, 10))
+        small = replace(large.row, state=ObjectState.LANDED, version=large.row.version + 1, landing_id=newer, size=4)
+        metadata.place([Rebuilt(packed, (), landed.row), Rebuilt(small, (), large.row)], NOW_MS)
+        assert metadata.objects_after(0, 10) == [packed, small]
+        assert metadata.segments_of([7]) == {}
+        assert [one.landing_id for one in metadata.waiting_after(None, 10)] == [newer]
+        assert metadata.deletions_after(None, 10) == [QueueEntry(landing, 3, landed.row.version, NOW_MS, False)]
+        metadata.remove([packed, small])
+        assert (metadata.objects_after(0, 10), metadata.waiting_after(None, 10)) == ([], [])
+
+    def test_blocks_and_landing_segments_replace_their_rows(self, metadata: Metadata) -> None:
+        blocks = [block_of(new_block_id()), block_of(new_block_id(), BlockState.CONDEMNED)]
+        segments = [SegmentRow(new_segment_id(NOW_MS, 3), SegmentState.SEALED, 2, NOW_MS, NOW_MS, 8192, 5)]
+        metadata.begin_rebuild("begun")
+        for _ in range(2):
+            metadata.enter_blocks(blocks)
+            metadata.enter_segments(segments)
+        assert metadata.list_blocks(None, 10) == sorted(blocks, key=lambda row: row.block_id)
+        assert metadata.list_segments(None, 10) == segments
+
+    def test_it_begins_only_in_empty_tables(self, metadata: Metadata) -> None:
+        metadata.begin_rebuild("begun")
+        metadata.load([row_of(1, ObjectState.EMPTY)], [], "loaded")
+        with pytest.raises(Conflict, match="objects"):
+            metadata.begin_rebuild("again")
+
+    def test_at_the_end_it_can_be_used_and_epochs_are_new(self, metadata: Metadata) -> None:
+        metadata.begin_rebuild("begun")
+        assert metadata.is_new()
+        metadata.finish_rebuild(GEOMETRY, 500)
+        assert (metadata.is_new(), metadata.rebuild_state()) == (False, None)
+        assert metadata.acquire_lease("writer", NOW_MS, 1000).epoch > 500

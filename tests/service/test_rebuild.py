@@ -1,0 +1,177 @@
+"""The database is lost: all rows are rebuilt from a dump and from what blocks and the landing log tell."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nos_ec.composition.wiring import System
+from nos_ec.core.findings import FindingKind
+from nos_ec.core.ids import ObjectKey
+from tests.rig.at_rest import end_log
+
+from .conftest import CHUNK, STRIPE, Bench
+from .test_check import check
+from .test_cli import Cli
+
+pytestmark = pytest.mark.invariant(7)
+
+OBJECTS = int(os.environ.get("NOS_EC_DRILL_OBJECTS", "2000"))
+"""In the drill, in all."""
+
+
+@pytest.fixture
+def cli(bench: Bench, capfd: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(bench, capfd)
+
+
+def lose_database(bench: Bench) -> None:
+    for part in (bench.folder / "store").glob("metadata.db*"):
+        part.unlink()
+
+
+def listed(path: Path) -> dict[str, set[str]]:
+    """What is to be looked at, by kind."""
+    found: dict[str, set[str]] = {"gone": set(), "since": set(), "copy": set()}
+    for line in path.read_text().splitlines():
+        one = json.loads(line)
+        found[one["what"]].add(one["about"])
+    return found
+
+
+def rebuild(bench: Bench, cli: Cli, *arguments: str) -> tuple[Any, dict[str, set[str]]]:
+    """Returns what the command prints, and its list."""
+    to_look_at = bench.folder / "list"
+    return cli("metadata", "rebuild", "--list", str(to_look_at), *arguments)["rebuilt"], listed(to_look_at)
+
+
+def there(system: System) -> set[str]:
+    """All keys."""
+    store = system.store()
+    buckets = store.list_buckets("", 1000)
+    return {str(row.key) for bucket in buckets for row in store.list_objects(bucket, "", "", 1_000_000)}
+
+
+class Drill:
+    """A life of objects around a dump. `deleted`: objects of the dump that were deleted since; `fleeting`: those that
+    were put and deleted since; `unpacked`: those put since that were not packed."""
+
+    def __init__(self, bench: Bench, cli: Cli, objects: int) -> None:
+        self.bench = bench
+        self.dump = bench.folder / "dump"
+        self.deleted: set[str] = set()
+        self.fleeting: set[str] = set()
+        self.unpacked: set[str] = set()
+        part = objects // 4
+        with bench.open() as system:
+            packed = bench.put_some(system, part, prefix="packed")
+            large = [bench.put(system, f"large-{n}", bench.data(5 * STRIPE + n), "large") for n in range(8)]
+            bench.put(system, "empty", b"")
+            self.overwrite(system, packed[::10])
+            self.delete(system, packed[1::10])
+            self.delete(system, large[:1])
+            bench.pack(system)
+            self.delete(system, packed[2::10])
+            self.overwrite(system, packed[3::10])
+            waiting = bench.put_some(system, part, prefix="waits")
+            self.delete(system, waiting[::10])
+            bench.put(system, "alone", bench.data(3 * STRIPE), "large")
+            cli("metadata", "dump", "--to", str(self.dump))
+            self.after(system, packed, waiting, large, part)
+
+    def after(
+        self, system: System, packed: list[ObjectKey], waiting: list[ObjectKey], large: list[ObjectKey], part: int
+    ) -> None:
+        gone = [*packed[4::10], *waiting[1::10], large[1], packed[3]]
+        self.delete(system, gone)
+        self.deleted = {str(key) for key in gone}
+        self.overwrite(system, packed[5::10] + waiting[2::10])
+        self.bench.put(system, "large-2", self.bench.data(4 * STRIPE), "large")
+        self.bench.put(system, "large-3", b"now small", "large")
+        new = self.bench.put_some(system, part, prefix="new")
+        self.overwrite(system, new[::10])
+        fleeting = new[1::10] + waiting[3::10]
+        self.delete(system, new[1::10])
+        self.delete(system, waiting[3::10])
+        self.fleeting = {str(key) for key in new[1::10]}
+        self.deleted |= {str(key) for key in waiting[3::10]}
+        assert fleeting
+        self.bench.pack(system)
+        with_gc = packed[6::10] + packed[7::10]
+        self.delete(system, with_gc)
+        self.deleted |= {str(key) for key in with_gc}
+        self.bench.run("gc", "run", "--apply")
+        late = self.bench.put_some(system, part, prefix="late")
+        self.overwrite(system, [*late[::10], *packed[8::10]])
+        self.bench.put(system, "large-new", self.bench.data(9 * STRIPE + 1), "large")
+        self.unpacked = {str(key) for key in [*late, *packed[8::10]]}
+        end_log(system)
+
+    def overwrite(self, system: System, keys: list[ObjectKey]) -> None:
+        pairs = [(key, self.bench.data(self.bench.rng.randint(1, 2 * CHUNK))) for key in keys]
+        system.store().put_many(pairs)
+        self.bench.acknowledged.update(pairs)
+
+    def delete(self, system: System, keys: list[ObjectKey]) -> None:
+        system.store().delete_many(keys)
+        for key in keys:
+            del self.bench.acknowledged[key]
+
+
+def assert_rebuilt(drill: Drill, system: System, to_look_at: dict[str, set[str]]) -> None:
+    bench = drill.bench
+    store = system.store()
+    for key, data in bench.acknowledged.items():
+        assert store.get(key) == data, str(key)
+    back = there(system) - {str(key) for key in bench.acknowledged}
+    assert back <= drill.deleted | drill.fleeting
+    assert to_look_at["gone"] == drill.deleted - back
+    assert back & drill.fleeting <= to_look_at["since"]
+    for name in back:
+        store.get(ObjectKey(*name.split("/", 1)))
+
+
+def test_drill(bench: Bench, cli: Cli) -> None:
+    drill = Drill(bench, cli, OBJECTS)
+    lose_database(bench)
+    said, to_look_at = rebuild(bench, cli, "--from", str(drill.dump))
+    assert said["to_look_at"] == {kind: len(found) for kind, found in to_look_at.items()}
+    assert (said["nameless"], said["unreadable"]) == (0, [])
+    assert to_look_at["gone"]
+    assert drill.unpacked <= to_look_at["since"]
+    with bench.open() as system:
+        assert check(system, read_share=1.0) == []
+        assert_rebuilt(drill, system, to_look_at)
+        for name in there(system) - {str(key) for key in bench.acknowledged}:
+            system.store().delete(ObjectKey(*name.split("/", 1)))
+        bench.put_some(system, 50, prefix="afterwards")
+        end_log(system)
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)
+
+
+@pytest.mark.landing("store")
+def test_drill_without_landing_log(bench: Bench, cli: Cli) -> None:
+    """Copies of the landing store do not tell what they are: what was put since the dump and not packed is lost."""
+    drill = Drill(bench, cli, OBJECTS)
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--from", str(drill.dump))
+    with bench.open() as system:
+        store = system.store()
+        lost = {key for key in bench.acknowledged if str(key) in drill.unpacked}
+        overwritten = {str(key) for key in lost} & there(system)
+        assert overwritten == {name for name in drill.unpacked if "packed" in name} & there(system)
+        for key in lost:
+            del bench.acknowledged[key]
+        drill.fleeting |= {str(key) for key in lost}
+        for key, data in bench.acknowledged.items():
+            assert store.get(key) == data, str(key)
+        assert len(to_look_at["copy"]) >= len(lost)
+        found = check(system, read_share=1.0)
+        assert {finding.kind for finding in found} == {FindingKind.COPY_WITHOUT_OWNER}
+        assert {finding.evidence["landing"] for finding in found} == to_look_at["copy"]

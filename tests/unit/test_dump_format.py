@@ -1,0 +1,90 @@
+"""Dumps: what is written is read, whatever else is refused, and a further column needs no new version."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+
+from nos_ec.core import dump_format
+from nos_ec.core.dump_format import DumpEnd, DumpHead, DumpPage, dump_frames, read_dump, verify_dump
+from nos_ec.core.errors import Corrupt
+
+HEAD = DumpHead("ab" * 16, 1_700_000_000_000, {"k": 8, "m": 3})
+PAGES = [
+    DumpPage("blocks", {"block_id": [bytes(16), b"\x01" * 16], "stripes": [1, 2]}),
+    DumpPage("objects", {"bucket": ["b"], "name": ["n/\u00e4"], "parts": [[(bytes(16), 0, 5, 7)]]}),
+    DumpPage("objects", {"bucket": [], "name": [], "parts": []}),
+]
+
+
+def dumped(head: DumpHead = HEAD, pages: list[DumpPage] = PAGES) -> bytes:
+    return b"".join(dump_frames(head, pages))
+
+
+def test_a_dump_is_read_as_it_was_written() -> None:
+    head, *pages, end = read_dump(io.BytesIO(dumped()).read)
+    assert head == HEAD
+    assert [msgspec.msgpack.encode(page) for page in pages] == [msgspec.msgpack.encode(page) for page in PAGES]
+    assert end == DumpEnd(5, {"blocks": 2, "objects": 1})
+    assert verify_dump(io.BytesIO(dumped()).read) == (HEAD, {"blocks": 2, "objects": 1})
+
+
+def test_it_is_read_in_pieces_of_any_size() -> None:
+    raw = io.BytesIO(dumped())
+    assert len(list(read_dump(lambda length: raw.read(min(3, length))))) == 5
+
+
+def test_columns_are_found_by_name_and_may_be_missing() -> None:
+    page = DumpPage("blocks", {"stripes": [1, 2], "a_later_column": [True, False], "block_id": [b"x", b"y"]})
+    assert list(page.tuples(block_id=..., stripes=..., gc_failures=0)) == [(b"x", 1, 0), (b"y", 2, 0)]
+    with pytest.raises(Corrupt, match="no column writer"):
+        list(page.tuples(writer=...))
+    with pytest.raises(Corrupt, match="lengths"):
+        list(DumpPage("blocks", {"a": [1], "b": [1, 2]}).tuples(a=..., b=...))
+
+
+@pytest.mark.parametrize("kept", range(len(dumped())))
+def test_a_dump_that_was_cut_off_is_refused(kept: int) -> None:
+    with pytest.raises(Corrupt):
+        verify_dump(io.BytesIO(dumped()[:kept]).read)
+
+
+@pytest.mark.parametrize("at", range(len(dumped())))
+def test_a_dump_with_a_wrong_byte_is_refused(at: int) -> None:
+    raw = bytearray(dumped())
+    raw[at] ^= 0x20
+    with pytest.raises(Corrupt):
+        verify_dump(io.BytesIO(raw).read)
+
+
+def test_frames_out_of_their_places_are_refused() -> None:
+    head, first, second, third, end = dump_frames(HEAD, PAGES)
+    for frames in (
+        [head, second, first, third, end],
+        [head, first, second, end],
+        [first, second, third, end],
+        [head, first, second, third, end, end],
+        [head, first, second, third, end, b"more"],
+    ):
+        with pytest.raises(Corrupt):
+            verify_dump(io.BytesIO(b"".join(frames)).read)
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(Corrupt, match="version 2"):
+        verify_dump(io.BytesIO(dumped(DumpHead("a", 1, {}, nos_ec_dump=2), [])).read)
+
+
+def test_other_files_are_refused() -> None:
+    for raw in (b"", b"-- MariaDB dump 10.19", bytes(100)):
+        with pytest.raises(Corrupt):
+            verify_dump(io.BytesIO(raw).read)
+
+
+def test_a_payload_that_expands_too_far_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = dumped(pages=[DumpPage("objects", {"name": ["a" * 100_000]})])
+    monkeypatch.setattr(dump_format, "PAYLOAD_BYTES_MAX", 50_000)
+    with pytest.raises(Corrupt, match="too large"):
+        verify_dump(io.BytesIO(raw).read)
