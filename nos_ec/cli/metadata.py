@@ -1,4 +1,4 @@
-"""metadata dump and metadata rebuild."""
+"""metadata dump, metadata dumps and metadata rebuild."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.output import count_text, emit, facts, out, printable, progress, size_text, time_text
 from nos_ec.composition.rebuilding import open_lost
 from nos_ec.core.dump_format import DumpHead, Read, dump_frames, verify_dump
-from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
+from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.dump.dumper import dump_pages
 from nos_ec.engine.dump.rebuilder import DumpSource, Lost, Rebuilder, RebuildFigures, Uncertain, uncertain
+from nos_ec.engine.dump.stored import newest_dump
 
+KEEP = 3
+"""Dumps that the store keeps unless told otherwise."""
 SHOWN_MAX = 100
 """Objects of a kind that are shown to people; a list has them all."""
 
@@ -33,38 +37,71 @@ metadata_app = typer.Typer(
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     metadata_app.command("dump")(metadata_dump)
+    metadata_app.command("dumps")(metadata_dumps)
     metadata_app.command("rebuild")(metadata_rebuild)
     app.add_typer(metadata_app, name="metadata")
 
 
 def metadata_dump(
     ctx: typer.Context,
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="A new file, for a disk of another machine.")],
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FILE", help="Write a new file instead, for another machine.")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=1, metavar="N", help=f"Dumps to keep in the store (default: {KEEP}).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write all rows to a file, for `metadata rebuild`.
+    """Save all rows, for `metadata rebuild`.
 
-    Stops nothing and holds no transaction open. The file appears only when it is whole.
+    In the store itself, or in a file. Stops nothing and holds no transaction open. For cron.
     """
-    if to.exists():
+    if to is not None and keep is not None:
+        raise InvalidInput("--keep is for dumps in the store; the files of --to are yours to remove")
+    if to is not None and to.exists():
         raise InvalidInput(f"--to {to}: the file exists; name a new one")
     with context(ctx).system() as system, progress() as bar:
         interrupt_on_sigterm()
         task = bar.add_task("objects", total=None)
         head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
         pages = dump_pages(system.metadata, lambda done: bar.update(task, completed=done))
-        _write(to, dump_frames(head, pages))
-        source = file_source(to)
-    size = to.stat().st_size
-    data = {"file": str(to), "begun_ms": head.begun_ms, "rows": source.rows, "bytes": size}
-    objects = count_text(source.rows.get("objects", 0), "object")
-    emit({"dumped": data}, as_json, lambda: out.print(f"{objects}, {size_text(size)}: {to}", markup=False))
+        data: dict[str, Any] = {"begun_ms": head.begun_ms}
+        if to is None:
+            dumps = system.dumps()
+            dump, rows = dumps.write(head, pages)
+            removed = dumps.keep(KEEP if keep is None else keep)
+            data |= {"name": str(dump.key), "rows": rows, "bytes": dump.size, "removed": removed}
+        else:
+            _write(to, dump_frames(head, pages))
+            data |= {"file": str(to), "rows": file_source(to).rows, "bytes": to.stat().st_size}
+    emit({"dumped": data}, as_json, lambda: _print_dumped(data))
+
+
+def _print_dumped(data: dict[str, Any]) -> None:
+    objects = count_text(data["rows"].get("objects", 0), "object")
+    out.print(f"{objects}, {size_text(data['bytes'])}: {data.get('file') or data['name']}", markup=False)
+    if data.get("removed"):
+        out.print(f"{count_text(data['removed'], 'older dump')} deleted")
+
+
+def metadata_dumps(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List the dumps in the store, oldest first."""
+    with context(ctx).system() as system:
+        found = system.dumps().all()
+    dumps = [{"name": str(dump.key), "begun_ms": dump.begun_ms, "bytes": dump.size} for dump in found]
+
+    def show() -> None:
+        for dump in found:
+            out.print(f"{time_text(dump.begun_ms)}  {size_text(dump.size)}  {dump.key}", markup=False)
+
+    emit({"dumps": dumps}, as_json, show)
 
 
 def metadata_rebuild(
     ctx: typer.Context,
     from_file: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="The dump. Name the newest one that is whole.")
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="A dump in a file. Default: the newest whole one in the store."),
     ] = None,
     without_dump: Annotated[
         bool, typer.Option("--without-dump", help="Rebuild from blocks and landing log alone. Deleted objects return.")
@@ -81,16 +118,11 @@ def metadata_rebuild(
     Needs an empty database. Stop everything else first. Takes a dump, and what blocks and landing log tell of the time
     since. Safe to repeat after any failure: it goes on where it was.
     """
-    if (from_file is None) != without_dump:
-        raise InvalidInput("give a dump with --from FILE; if there is none, --without-dump")
+    if from_file is not None and without_dump:
+        raise InvalidInput("give either --from FILE or --without-dump")
     source = None if from_file is None else file_source(from_file)
     interrupt_on_sigterm()
     with open_lost(context(ctx).settings()) as (lost, store_id), progress() as bar:
-        _require_fit(source, lost, store_id)
-        if dry_run:
-            data = _outlook(lost, source)
-            emit({"would_read": data}, as_json, lambda: facts("a rebuild would read", data))
-            return
         tasks: dict[str, Any] = {}
 
         def tick(part: str, done: int, in_all: int | None) -> None:
@@ -98,6 +130,18 @@ def metadata_rebuild(
                 tasks[part] = bar.add_task(part, total=in_all)
             bar.update(tasks[part], completed=done)
 
+        if from_file is None and not without_dump:
+            source = newest_dump(lost.blocks, tick)
+            if source is None:
+                raise NotFound(
+                    "no whole dump is in the store: name one with --from FILE, or rebuild with --without-dump from"
+                    " blocks and landing log alone: deleted objects whose bytes are still there return then"
+                )
+        _require_fit(source, lost, store_id)
+        if dry_run:
+            data = _outlook(lost, source)
+            emit({"would_read": data}, as_json, lambda: facts("a rebuild would read", data))
+            return
         rebuilder = Rebuilder(lost, source, tick)
         rebuilder.run()
         listed = _Listed(as_json)
@@ -140,6 +184,7 @@ def _write(to: Path, frames: Iterable[bytes]) -> None:
                 file.write(frame)
             file.flush()
             os.fsync(file.fileno())
+        kill_point("dump.written")
         partial.replace(to)
         sync_folder(to.parent)
     except OSError as error:
@@ -177,7 +222,8 @@ def _outlook(lost: Lost, source: DumpSource | None) -> dict[str, Any]:
     blocks = sum(1 for _ in lost.blocks.list_blocks())
     segments = 0 if lost.medium is None else sum(1 for _ in lost.medium.segments())
     rows = {} if source is None else source.rows
-    return {"objects of the dump": rows.get("objects", 0), "blocks": blocks, "landing segments": segments}
+    name = "none" if source is None else source.name
+    return {"dump": name, "objects of the dump": rows.get("objects", 0), "blocks": blocks, "landing segments": segments}
 
 
 class _Listed:

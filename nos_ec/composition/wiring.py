@@ -39,6 +39,7 @@ from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.packer import size_max
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.copy_forward import CopyForward, ForwardOptions
+from nos_ec.engine.dump.stored import StoredDumps
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.large import LargeObjects
 from nos_ec.engine.layered_landing import LayeredLanding
@@ -271,17 +272,24 @@ class System:
         """PUT, GET, DELETE, LIST."""
         put = self.settings.put
         options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry))
-        large = LargeObjects(
+        large = self._large()
+        return Store(self.metadata, self.landing, self.blocks, large, self.clock, self.puts, options, self._locations)
+
+    def dumps(self) -> StoredDumps:
+        """The dumps of the metadata in the store itself."""
+        return StoredDumps(self.store(), self._large())
+
+    def _large(self) -> LargeObjects:
+        return LargeObjects(
             self.metadata,
             self.blocks,
             self.clock,
             self.placement,
-            put.lease_ttl_ms,
+            self.settings.put.lease_ttl_ms,
             self._put_reserve,
             self._held,
             self.trail,
         )
-        return Store(self.metadata, self.landing, self.blocks, large, self.clock, self.puts, options, self._locations)
 
     @property
     def puts(self) -> PutQueue:

@@ -12,6 +12,9 @@ BUCKET_BYTES_MAX = 255
 NAME_BYTES_MAX = 1024
 """Bytes of UTF-8; the same limit as an S3 object key."""
 
+RESERVED_BUCKET = ".nos_ec"
+"""Holds what the store keeps for itself, such as dumps of its metadata. Clients may read it and delete from it."""
+
 BlockId = NewType("BlockId", bytes)
 """16 bytes, unique forever; blocks are never renamed and ids never reused."""
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import google_crc32c
 
 from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound, Transient
-from nos_ec.core.ids import ObjectKey, in_log
+from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey, in_log
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
@@ -90,8 +90,10 @@ class Store:
         core.attributes.
 
         Small objects that several threads store at the same time share transactions (nos_ec.engine.put_queue). Raises
-        NoSpace, Transient. After an error the old version, if any, is still current.
+        InvalidInput (a key of the reserved bucket), NoSpace, Transient. After an error the old version, if any, is
+        still current.
         """
+        _refuse_reserved(key)
         self._puts.wait_for_room()
         packed_size_max = self._options.packed_size_max - (ATTRIBUTES_ROOM if attributes else 0)
         head = read_up_to(stream, packed_size_max + 1)
@@ -108,6 +110,7 @@ class Store:
         Raises InvalidInput when one is over `packed_size_max` (use `put`), NoSpace, Transient.
         """
         for key, data in objects:
+            _refuse_reserved(key)
             if len(data) > self._options.packed_size_max:
                 raise InvalidInput(
                     f"{key}: {len(data)} bytes; put_many takes {self._options.packed_size_max} at most", key=key
@@ -291,6 +294,11 @@ class Store:
             copy = self._landing.read_range(row.landing_id, 0, row.size)
             return _checked(row, copy)[offset : offset + count]
         return _checked(row, data) if whole else data
+
+
+def _refuse_reserved(key: ObjectKey) -> None:
+    if key.bucket == RESERVED_BUCKET:
+        raise InvalidInput(f"{key}: the bucket {RESERVED_BUCKET} is the store's own; use another name", key=key)
 
 
 def _checked(row: ObjectRow, data: bytes) -> bytes:

@@ -30,6 +30,7 @@ from .foreign import publish_named
 from .gathered_puts import data_of
 from .test_check import check, rewrite
 from .test_landing_log_kills import LANDING_LOG_POINTS
+from .test_rebuild_kills import DUMP_FILE_POINTS, DUMP_POINTS, METADATA_REBUILD_POINTS
 
 pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
 
@@ -675,6 +676,9 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             TRAIL_POINTS,
             DEVICE_LOG_POINTS,
             LANDING_LOG_POINTS,
+            DUMP_POINTS,
+            DUMP_FILE_POINTS,
+            METADATA_REBUILD_POINTS,
         )
         for point in points
     }

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from nos_ec.composition.wiring import System
+from nos_ec.core.dump_format import DumpHead, dump_frames
+from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import FindingKind
-from nos_ec.core.ids import ObjectKey
+from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
 from tests.rig.at_rest import end_log
 
 from .conftest import CHUNK, STRIPE, Bench
@@ -20,7 +22,7 @@ from .test_cli import Cli
 
 pytestmark = pytest.mark.invariant(7)
 
-OBJECTS = int(os.environ.get("NOS_EC_DRILL_OBJECTS", "2000"))
+OBJECTS = int(os.environ.get("DRILL_OBJECTS", "2000"))
 """In the drill, in all."""
 
 
@@ -50,9 +52,9 @@ def rebuild(bench: Bench, cli: Cli, *arguments: str) -> tuple[Any, dict[str, set
 
 
 def there(system: System) -> set[str]:
-    """All keys."""
+    """All keys of users."""
     store = system.store()
-    buckets = store.list_buckets("", 1000)
+    buckets = [bucket for bucket in store.list_buckets("", 1000) if bucket != RESERVED_BUCKET]
     return {str(row.key) for bucket in buckets for row in store.list_objects(bucket, "", "", 1_000_000)}
 
 
@@ -81,6 +83,7 @@ class Drill:
             self.delete(system, waiting[::10])
             bench.put(system, "alone", bench.data(3 * STRIPE), "large")
             cli("metadata", "dump", "--to", str(self.dump))
+            self.stored = cli("metadata", "dump")["dumped"]["name"]
             self.after(system, packed, waiting, large, part)
 
     def after(
@@ -136,9 +139,11 @@ def assert_rebuilt(drill: Drill, system: System, to_look_at: dict[str, set[str]]
 
 
 def test_drill(bench: Bench, cli: Cli) -> None:
+    """With the dump in the store itself."""
     drill = Drill(bench, cli, OBJECTS)
     lose_database(bench)
-    said, to_look_at = rebuild(bench, cli, "--from", str(drill.dump))
+    said, to_look_at = rebuild(bench, cli)
+    assert said["dump"]["name"] == drill.stored
     assert said["to_look_at"] == {kind: len(found) for kind, found in to_look_at.items()}
     assert (said["nameless"], said["unreadable"]) == (0, [])
     assert to_look_at["gone"]
@@ -150,6 +155,7 @@ def test_drill(bench: Bench, cli: Cli) -> None:
             system.store().delete(ObjectKey(*name.split("/", 1)))
         bench.put_some(system, 50, prefix="afterwards")
         end_log(system)
+        system.store().delete(ObjectKey(*drill.stored.split("/", 1)))
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_at_rest(system)
@@ -175,3 +181,88 @@ def test_drill_without_landing_log(bench: Bench, cli: Cli) -> None:
         found = check(system, read_share=1.0)
         assert {finding.kind for finding in found} == {FindingKind.COPY_WITHOUT_OWNER}
         assert {finding.evidence["landing"] for finding in found} == to_look_at["copy"]
+
+
+def test_a_dump_in_the_store_is_found_and_the_last_ones_are_kept(bench: Bench, cli: Cli) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 200)
+        bench.pack(system)
+        names = [cli("metadata", "dump", "--keep", "2")["dumped"]["name"] for _ in range(4)]
+        assert [dump["name"] for dump in cli("metadata", "dumps")["dumps"]] == names[2:]
+        assert cli.text("metadata", "dumps").splitlines()[-1].endswith(names[-1])
+        assert check(system, read_share=1.0) == []
+        with pytest.raises(InvalidInput, match="the store's own"):
+            bench.put(system, "mine", b"data", RESERVED_BUCKET)
+        with pytest.raises(InvalidInput, match="the store's own"):
+            system.store().put_many([(ObjectKey(RESERVED_BUCKET, "mine"), b"data")])
+        end_log(system)
+    lose_database(bench)
+    outlook = cli("metadata", "rebuild", "--dry-run")["would_read"]
+    assert (outlook["dump"], outlook["objects of the dump"]) == (names[-1], 202)
+    said, to_look_at = rebuild(bench, cli)
+    assert said["dump"]["name"] == names[-1]
+    assert to_look_at == {"gone": set(), "since": set(), "copy": set()}
+    with bench.open() as system:
+        assert check(system, read_share=1.0) == []
+        assert {str(key) for key in bench.acknowledged} == there(system)
+
+
+def test_a_damaged_dump_is_passed_over_for_the_one_before(bench: Bench, cli: Cli) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 50)
+        older = cli("metadata", "dump")["dumped"]["name"]
+        newer = ObjectKey(*cli("metadata", "dump")["dumped"]["name"].split("/", 1))
+        row = system.store().head(newer)
+        (segment,) = system.metadata.segments(row.object_id, row.version)
+        end_log(system)
+    for path in (bench.folder / "store" / "blocks").glob(f"shard-*/*/{segment.extent.block_id.hex()}"):
+        raw = bytearray(path.read_bytes())
+        raw[-CHUNK + 5000 :] = bytes(len(raw[-CHUNK + 5000 :]))
+        path.write_bytes(raw)
+    lose_database(bench)
+    said, _ = rebuild(bench, cli)
+    assert said["dump"]["name"] == older
+    with bench.open() as system:
+        assert {str(key) for key in bench.acknowledged} == there(system)
+
+
+def test_what_does_not_fit_is_refused(bench: Bench, cli: Cli, tmp_path: Path) -> None:
+    dump = tmp_path / "a.dump"
+    with bench.open() as system:
+        bench.put_some(system, 20)
+        cli("metadata", "dump", "--to", str(dump))
+        assert "exists" in cli("metadata", "dump", "--to", str(dump), exits=2)["message"]
+        cli("metadata", "dump", "--to", str(tmp_path / "b"), "--keep", "2", exits=2)
+        end_log(system)
+    assert "has the metadata of a store" in cli("metadata", "rebuild", "--from", str(dump), exits=3)["message"]
+    lose_database(bench)
+    cli("metadata", "rebuild", "--from", str(dump), "--without-dump", exits=2)
+    assert "--without-dump" in cli("metadata", "rebuild", exits=4)["message"]
+    raw = dump.read_bytes()
+    cut = tmp_path / "cut"
+    cut.write_bytes(raw[:-20])
+    assert "use an older dump" in cli("metadata", "rebuild", "--from", str(cut), exits=6)["message"]
+    foreign = tmp_path / "foreign"
+    other = DumpHead("ff" * 16, 1, {})
+    foreign.write_bytes(b"".join(dump_frames(other, [])))
+    assert "a dump of store ffff" in cli("metadata", "rebuild", "--from", str(foreign), exits=2)["message"]
+    rebuild(bench, cli, "--from", str(dump))
+    with bench.open() as system:
+        bench.assert_readable(system)
+
+
+def test_without_any_dump_all_that_is_there_comes_back(bench: Bench, cli: Cli) -> None:
+    with bench.open() as system:
+        keys = bench.put_some(system, 100)
+        bench.put(system, "large", bench.data(9 * STRIPE), "large")
+        bench.pack(system)
+        bench.delete(system, keys[0])
+        bench.put_some(system, 30, prefix="waits")
+        end_log(system)
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--without-dump")
+    assert to_look_at["since"] == {str(key) for key in bench.acknowledged} | {str(keys[0])}
+    with bench.open() as system:
+        assert check(system, read_share=1.0) == []
+        for key, data in bench.acknowledged.items():
+            assert system.store().get(key) == data

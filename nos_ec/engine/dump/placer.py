@@ -14,7 +14,7 @@ from nos_ec.core.crc32c import joined
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import BlockId, ObjectKey, record_offset, segment_of
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
-from nos_ec.engine.dump.told import ToldEntry, ToldRecord
+from nos_ec.engine.dump.told import ToldEntry, ToldRecord, whole_parts
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import Metadata, ObjectRow, Rebuilt, Segment
@@ -84,7 +84,7 @@ class Placer:
         found = self._metadata.rows_of([key]).get(key)
         if found is not None and found.version >= version:
             return True
-        whole = _whole(parts)
+        whole = whole_parts(parts)
         if whole is None or any(part.extent.block_id not in known for part in whole):
             return False
         md5 = hashlib.md5(usedforsecurity=False)
@@ -221,22 +221,3 @@ def _is_newer(record: ToldRecord, row: ObjectRow) -> bool:
         return False
     same_segment = segment_of(row.landing_id) == segment_of(record.landing_id)
     return same_segment and record_offset(row.landing_id) < record_offset(record.landing_id)
-
-
-def _whole(parts: Sequence[ToldEntry]) -> list[ToldEntry] | None:
-    """The segments of a large object in order, one for each place; None if some are missing."""
-    by_offset: dict[int, ToldEntry] = {}
-    size = 0
-    for part in parts:
-        assert part.part is not None
-        offset, object_size = part.part
-        by_offset[offset] = part
-        size = max(size, object_size)
-    at = 0
-    whole = []
-    while at < size:
-        if at not in by_offset:
-            return None
-        whole.append(by_offset[at])
-        at += by_offset[at].extent.length
-    return whole if whole and at == size else None

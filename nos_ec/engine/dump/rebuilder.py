@@ -15,9 +15,7 @@ still have open are sealed before they are read.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -28,7 +26,17 @@ import msgspec
 
 from nos_ec.core.dump_format import DumpHead, DumpPage, Read, read_dump
 from nos_ec.core.errors import Conflict, NotFound
-from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of, time_of
+from nos_ec.core.ids import (
+    RESERVED_BUCKET,
+    BlockId,
+    LandingId,
+    ObjectKey,
+    SegmentId,
+    in_log,
+    record_offset,
+    segment_of,
+    time_of,
+)
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import (
     BlockEvent,
@@ -42,6 +50,7 @@ from nos_ec.core.lifecycle import (
 )
 from nos_ec.core.reclaim import BlockAccount
 from nos_ec.engine.dump import rows
+from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.placer import Placer, PlacerFigures
 from nos_ec.engine.dump.told import ToldBlock, ToldEntry, told_by_block, told_by_segment
 from nos_ec.ports.block_store import BlockStore
@@ -51,8 +60,6 @@ from nos_ec.ports.metadata import BlockRow, Metadata, ObjectRow, QueueEntry, Reb
 from nos_ec.ports.segment_medium import SegmentMedium
 
 PAGE_ROWS = 1000
-READS_AT_A_TIME = 8
-"""Blocks that are looked at at a time."""
 IDS_MAX = 250_000
 """Ids of landing copies to hold at a time, about."""
 RECORDS_AT_A_TIME = 500
@@ -230,7 +237,7 @@ class Rebuilder:
         listed = sorted(self._blocks.list_blocks())
         self.figures.blocks = len(listed)
         entered: list[BlockRow] = []
-        for done, (block_id, told) in enumerate(_ahead(self._told, listed), 1):
+        for done, (block_id, told) in enumerate(looked_ahead(self._told, listed), 1):
             entered.append(self._row_of(block_id, told))
             if told is not None:
                 self._there.add(block_id)
@@ -443,19 +450,6 @@ def _block(
     )
 
 
-def _ahead(look: Callable[[BlockId], _T], block_ids: Iterable[BlockId]) -> Iterator[tuple[BlockId, _T]]:
-    """Each block with what `look` returns, in order, READS_AT_A_TIME at a time."""
-    waiting = deque[tuple[BlockId, "Future[_T]"]]()
-    with ThreadPoolExecutor(READS_AT_A_TIME) as pool:
-        for block_id in block_ids:
-            waiting.append((block_id, pool.submit(look, block_id)))
-            if len(waiting) == READS_AT_A_TIME:
-                block, future = waiting.popleft()
-                yield block, future.result()
-        for block, future in waiting:
-            yield block, future.result()
-
-
 def _batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
@@ -478,13 +472,16 @@ class Uncertain:
 
 
 def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
-    """All that a finished run leaves to be looked at, whichever runs it took. Raises Transient."""
+    """All that a finished run leaves to be looked at, whichever runs it took; not the dumps in the store. Raises
+    Transient."""
     metadata = lost.metadata
     after = 0
     for dumped in _objects(source):
         found = metadata.rows_of([one.row.key for one in dumped])
         for one in dumped:
             row = found.get(one.row.key)
+            if one.row.key.bucket == RESERVED_BUCKET:
+                continue
             if row is None:
                 yield Uncertain("gone", str(one.row.key), one.row.version, one.row.size)
             elif row.version != one.row.version:
@@ -492,7 +489,8 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
         after = max(one.row.object_id for one in dumped) // NEW_IDS * NEW_IDS + NEW_IDS - 1
     while page := metadata.objects_after(after, PAGE_ROWS):
         for row in page:
-            yield Uncertain("since", str(row.key), row.version, row.size)
+            if row.key.bucket != RESERVED_BUCKET:
+                yield Uncertain("since", str(row.key), row.version, row.size)
         after = page[-1].object_id
     for copies in _batches(lost.landing.list_ids(), PAGE_ROWS):
         known = metadata.landing_known([copy for copy in copies if not in_log(copy)])

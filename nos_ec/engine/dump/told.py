@@ -5,7 +5,7 @@ Whatever a later version of the formats tells beside keys, versions, places and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nos_ec.core.errors import Corrupt, InvalidInput
@@ -107,6 +107,25 @@ def told_by_segment(medium: SegmentMedium, segment: SegmentId, end: int) -> Iter
             if record is not None and record.landing_id not in seen:
                 seen.add(record.landing_id)
                 yield record
+
+
+def whole_parts(parts: Sequence[ToldEntry]) -> list[ToldEntry] | None:
+    """The segments of a large object in order, one for each place; None if some are missing."""
+    by_offset: dict[int, ToldEntry] = {}
+    size = 0
+    for part in parts:
+        assert part.part is not None
+        offset, object_size = part.part
+        by_offset[offset] = part
+        size = max(size, object_size)
+    at = 0
+    whole = []
+    while at < size:
+        if at not in by_offset:
+            return None
+        whole.append(by_offset[at])
+        at += by_offset[at].extent.length
+    return whole if whole and at == size else None
 
 
 def _names(blocks: BlockStore, header: GroupHeader) -> list[NameRecord] | None:

@@ -1,0 +1,178 @@
+"""Dumps in the store itself: large objects of a reserved bucket, each named by the time at which it began.
+
+A large object lies in blocks of its own, and each of these says in its header what it is (docs/adr/0012). So a dump is
+found without any row, and is whole when its last segment is there, which has its size, and its own end.
+
+9  one block of a dump is in memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from nos_ec.core.dump_format import DumpHead, DumpPage, Read, dump_frames, verify_dump
+from nos_ec.core.errors import Corrupt, NosError, NotFound
+from nos_ec.core.geometry import PAGE
+from nos_ec.core.header import decode_header, decode_names
+from nos_ec.core.ids import RESERVED_BUCKET, BlockId, Extent, ObjectKey
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.dump.ahead import looked_ahead
+from nos_ec.engine.dump.rebuilder import DumpSource
+from nos_ec.engine.dump.told import ToldEntry, whole_parts
+from nos_ec.engine.large import LargeObjects
+from nos_ec.engine.packable import crc_checked
+from nos_ec.engine.store import Store
+from nos_ec.ports.block_store import BlockStore
+
+_log = structlog.get_logger(__name__)
+
+PREFIX = "metadata-dump-"
+PAGE_OBJECTS = 1000
+_FRONT = 2 * PAGE
+"""Bytes of a block of a large object that have its header and its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDump:
+    """A dump by its row. begun_ms: Unix milliseconds. size in bytes."""
+
+    key: ObjectKey
+    begun_ms: int
+    size: int
+
+
+class StoredDumps:
+    """Writes, lists and removes dumps of a store that is open."""
+
+    def __init__(self, store: Store, large: LargeObjects) -> None:
+        self._store = store
+        self._large = large
+
+    def write(self, head: DumpHead, pages: Iterable[DumpPage]) -> tuple[StoredDump, dict[str, int]]:
+        """Store a dump, and read it back. Returns it, and how many rows of each table it has. Raises NoSpace, Corrupt,
+        Transient."""
+        key = ObjectKey(RESERVED_BUCKET, f"{PREFIX}{head.begun_ms:015}")
+        row = self._large.put(key, b"", _Frames(dump_frames(head, pages)))
+        kill_point("dump.stored")
+        _, segments = self._store.open(key)
+        _, rows = verify_dump(_reader(segments))
+        return StoredDump(key, head.begun_ms, row.size), dict(rows)
+
+    def all(self) -> list[StoredDump]:
+        """All dumps, oldest first. Raises Transient."""
+        found: list[StoredDump] = []
+        after = ""
+        while page := self._store.list_objects(RESERVED_BUCKET, PREFIX, after, PAGE_OBJECTS):
+            after = page[-1].key.name
+            for row in page:
+                begun = row.key.name.removeprefix(PREFIX)
+                if row.state is ObjectState.LARGE and begun.isdecimal():
+                    found.append(StoredDump(row.key, int(begun), row.size))
+        return found
+
+    def keep(self, newest: int) -> int:
+        """Delete all but the `newest` dumps. GC frees their blocks. Returns how many were deleted."""
+        surplus = self.all()[:-newest]
+        for dump in surplus:
+            try:
+                self._store.delete(dump.key)
+            except NotFound:
+                continue  # another process was faster
+            kill_point("dump.deleted")
+        return len(surplus)
+
+
+# --- without any row ----------------------------------------------------------------------------------
+def newest_dump(blocks: BlockStore, tick: Callable[[str, int, int | None], None]) -> DumpSource | None:
+    """The newest dump in the block store that is whole; None if there is none. Raises Transient.
+
+    Ids of blocks begin with the time, so it reads the fronts of the blocks that were begun since the dump, and few
+    others. Dumps that are damaged are logged and passed over.
+    """
+    parts: dict[ObjectKey, list[ToldEntry]] = {}
+    listed = sorted(blocks.list_blocks(), reverse=True)
+    for done, (_, entry) in enumerate(looked_ahead(lambda block_id: _front(blocks, block_id), listed), 1):
+        tick("blocks looked through for a dump", done, len(listed))
+        if entry is None or entry.key.bucket != RESERVED_BUCKET:
+            continue
+        found = parts.setdefault(entry.key, [])
+        if any(known.part == entry.part for known in found):
+            continue  # an earlier try of this segment, which failed
+        found.append(entry)
+        whole = whole_parts(found)
+        if whole is not None:
+            source = _source(blocks, entry.key, whole)
+            if source is not None:
+                return source
+    return None
+
+
+def _front(blocks: BlockStore, block_id: BlockId) -> ToldEntry | None:
+    """The segment of a large object that the block holds; None if it holds something else, or cannot be read."""
+    try:
+        front = blocks.read(block_id, 0, _FRONT)
+        header = decode_header(front, block_id, 0)
+        if len(header.entries) != 1 or header.names_offset + header.names_length > _FRONT:
+            return None
+        names = front[header.names_offset : header.names_offset + header.names_length]
+        (name,) = decode_names(names, header.names_crc32c, 1)
+        key = ObjectKey(name.bucket, name.name)
+    except NosError as error:
+        if isinstance(error, Corrupt | NotFound):
+            return None
+        raise
+    if name.segment is None:
+        return None
+    (entry,) = header.entries
+    extent = Extent(block_id, entry.offset, entry.length)
+    return ToldEntry(key, entry.object_version, extent, entry.crc32c, name.segment)
+
+
+def _source(blocks: BlockStore, key: ObjectKey, parts: Sequence[ToldEntry]) -> DumpSource | None:
+    @contextmanager
+    def reading() -> Iterator[Read]:
+        yield _reader(_bytes_of(blocks, part) for part in parts)
+
+    try:
+        with reading() as read:
+            head, rows = verify_dump(read)
+    except (Corrupt, NotFound) as error:
+        _log.warning("dump in the store cannot be used; looking for an older one", dump=str(key), error=str(error))
+        return None
+    return DumpSource(str(key), head, dict(rows), reading)
+
+
+def _bytes_of(blocks: BlockStore, part: ToldEntry) -> bytes:
+    extent = part.extent
+    data = blocks.read(extent.block_id, extent.offset, extent.length)
+    return crc_checked(data, extent.length, part.crc32c, part.key, str(part.key))
+
+
+class _Frames:
+    """A stream of the frames of a dump."""
+
+    def __init__(self, frames: Iterator[bytes]) -> None:
+        self.read = _reader(frames)
+
+
+def _reader(pieces: Iterable[bytes]) -> Read:
+    """Reads from pieces, one after the other."""
+    iterator = iter(pieces)
+    rest = b""
+
+    def read(size: int) -> bytes:
+        nonlocal rest
+        while not rest:
+            following = next(iterator, None)
+            if following is None:
+                return b""
+            rest = following
+        piece, rest = rest[:size], rest[size:]
+        return piece
+
+    return read
