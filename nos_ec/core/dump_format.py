@@ -36,7 +36,7 @@ PAYLOAD_BYTES_MAX = 64 << 20
 _FRAME = struct.Struct("<4sIII")
 _CHECKED = struct.Struct("<II")
 _LEVEL = 1
-"""Level 6 takes 4 times as long for 8 % fewer bytes."""
+"""Level 6 takes twice as long for 2 % fewer bytes (docs/adr/0024)."""
 
 Read = Callable[[int], bytes]
 """Returns the next bytes of a dump, at most as many as asked for; none at its end."""

@@ -13,6 +13,10 @@ import pytest
 from nos_ec.core import dump_format
 from nos_ec.core.dump_format import DumpEnd, DumpHead, DumpPage, dump_frames, read_dump, verify_dump
 from nos_ec.core.errors import Corrupt
+from nos_ec.core.ids import BlockId
+from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.engine.dump import rows
+from nos_ec.ports.metadata import BlockRow
 
 HEAD = DumpHead("ab" * 16, 1_700_000_000_000, {"k": 8, "m": 3})
 PAGES = [
@@ -112,3 +116,13 @@ def test_a_payload_that_expands_too_far_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(dump_format, "PAYLOAD_BYTES_MAX", 50_000)
     with pytest.raises(Corrupt, match="too large"):
         verify_dump(io.BytesIO(raw).read)
+
+
+def test_rows_of_a_newer_version_are_refused_where_they_cannot_be_told() -> None:
+    row = BlockRow(BlockId(bytes(16)), BlockKind.LARGE, BlockState.OPEN, "w", 1, 0, 0, 0, 0, 0, 5, 6)
+    page = rows.blocks_page([row])
+    page.columns["a_later_column"] = [1]
+    assert [row.state for row in rows.blocks_of(page)] == [BlockState.OPEN]
+    page.columns["state"] = ["frozen"]
+    with pytest.raises(Corrupt, match="newer version"):
+        list(rows.blocks_of(page))

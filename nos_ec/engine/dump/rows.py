@@ -6,6 +6,8 @@ Every column has its name in the page. A column that older dumps lack gets a def
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import TypeVar
 
 from nos_ec.core.dump_format import DumpPage
 from nos_ec.core.errors import Corrupt, InvalidInput
@@ -18,7 +20,15 @@ BLOCKS = "blocks"
 DELETIONS = "landing_deletions"
 LANDING_SEGMENTS = "landing_segments"
 
+_W = TypeVar("_W", bound=StrEnum)
 _LANDED = advance_object(None, ObjectEvent.LAND)
+
+
+def _word(words: type[_W], said: str) -> _W:
+    try:
+        return words(said)
+    except ValueError:
+        raise Corrupt(f"dump: {said!r} is no {words.__name__}; was it made by a newer version?") from None
 
 
 def landing_segments_page(rows: Sequence[SegmentRow]) -> DumpPage:
@@ -43,7 +53,7 @@ def landing_segments_of(page: DumpPage) -> Iterator[SegmentRow]:
         segment_id=..., state=..., epoch=..., opened_ms=..., sealed_ms=..., end_bytes=..., records=...
     )
     for segment, state, *rest in columns:
-        yield SegmentRow(SegmentId(segment), SegmentState(state), *rest)
+        yield SegmentRow(SegmentId(segment), _word(SegmentState, state), *rest)
 
 
 def blocks_page(rows: Sequence[BlockRow]) -> DumpPage:
@@ -86,7 +96,7 @@ def blocks_of(page: DumpPage) -> Iterator[BlockRow]:
         gc_failures=0,
     )
     for block_id, kind, state, *rest in columns:
-        yield BlockRow(BlockId(block_id), BlockKind(kind), BlockState(state), *rest)
+        yield BlockRow(BlockId(block_id), _word(BlockKind, kind), _word(BlockState, state), *rest)
 
 
 def objects_page(rows: Sequence[Rebuilt]) -> DumpPage:
@@ -134,7 +144,7 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
         parts=None,
     )
     for object_id, bucket, name, version, size, crc32c, md5, said, landing_id, block_id, offset, made, parts in columns:
-        state = ObjectState(said)
+        state = _word(ObjectState, said)
         try:
             key = ObjectKey(bucket, name)
         except InvalidInput as error:
