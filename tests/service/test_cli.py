@@ -505,7 +505,7 @@ def test_sigterm_stops_a_daemon_and_loses_nothing(bench: Bench, system: System, 
     try:
         if service == "gc":
             assert daemon.stderr is not None
-            assert b"collected" in daemon.stderr.readline()
+            assert any(b"collected" in daemon.stderr.readline() for _ in range(2)), "a scrub may end before"
         else:
             _wait_for_work(system, before)
         daemon.send_signal(signal.SIGTERM)
