@@ -22,8 +22,8 @@ from .test_cli import Cli
 
 pytestmark = pytest.mark.invariant(7)
 
-OBJECTS = int(os.environ.get("DRILL_OBJECTS", "2000"))
-"""In the drill, in all."""
+OBJECTS = int(os.environ.get("DRILL_OBJECTS", "20000"))
+"""In the drill, about."""
 
 
 @pytest.fixture
@@ -69,8 +69,9 @@ class Drill:
         self.fleeting: set[str] = set()
         self.unpacked: set[str] = set()
         part = objects // 4
+        self.size_max = min(2 * CHUNK, 64_000_000 // objects)  # what waits must fit into the landing log
         with bench.open() as system:
-            packed = bench.put_some(system, part, prefix="packed")
+            packed = bench.put_some(system, part, self.size_max, prefix="packed")
             large = [bench.put(system, f"large-{n}", bench.data(5 * STRIPE + n), "large") for n in range(8)]
             bench.put(system, "empty", b"")
             self.overwrite(system, packed[::10])
@@ -79,7 +80,7 @@ class Drill:
             bench.pack(system)
             self.delete(system, packed[2::10])
             self.overwrite(system, packed[3::10])
-            waiting = bench.put_some(system, part, prefix="waits")
+            waiting = bench.put_some(system, part, self.size_max, prefix="waits")
             self.delete(system, waiting[::10])
             bench.put(system, "alone", bench.data(3 * STRIPE), "large")
             cli("metadata", "dump", "--to", str(self.dump))
@@ -95,7 +96,7 @@ class Drill:
         self.overwrite(system, packed[5::10] + waiting[2::10])
         self.bench.put(system, "large-2", self.bench.data(4 * STRIPE), "large")
         self.bench.put(system, "large-3", b"now small", "large")
-        new = self.bench.put_some(system, part, prefix="new")
+        new = self.bench.put_some(system, part, self.size_max, prefix="new")
         self.overwrite(system, new[::10])
         fleeting = new[1::10] + waiting[3::10]
         self.delete(system, new[1::10])
@@ -108,14 +109,14 @@ class Drill:
         self.delete(system, with_gc)
         self.deleted |= {str(key) for key in with_gc}
         self.bench.run("gc", "run", "--apply")
-        late = self.bench.put_some(system, part, prefix="late")
+        late = self.bench.put_some(system, part, self.size_max, prefix="late")
         self.overwrite(system, [*late[::10], *packed[8::10]])
         self.bench.put(system, "large-new", self.bench.data(9 * STRIPE + 1), "large")
         self.unpacked = {str(key) for key in [*late, *packed[8::10]]}
         end_log(system)
 
     def overwrite(self, system: System, keys: list[ObjectKey]) -> None:
-        pairs = [(key, self.bench.data(self.bench.rng.randint(1, 2 * CHUNK))) for key in keys]
+        pairs = [(key, self.bench.data(self.bench.rng.randint(1, self.size_max))) for key in keys]
         system.store().put_many(pairs)
         self.bench.acknowledged.update(pairs)
 
@@ -164,7 +165,7 @@ def test_drill(bench: Bench, cli: Cli) -> None:
 @pytest.mark.landing("store")
 def test_drill_without_landing_log(bench: Bench, cli: Cli) -> None:
     """Copies of the landing store do not tell what they are: what was put since the dump and not packed is lost."""
-    drill = Drill(bench, cli, OBJECTS)
+    drill = Drill(bench, cli, OBJECTS // 10)
     lose_database(bench)
     _, to_look_at = rebuild(bench, cli, "--from", str(drill.dump))
     with bench.open() as system:
