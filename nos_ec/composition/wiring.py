@@ -466,11 +466,13 @@ class System:
             self.settings.put.reservation_ms,
         )
         ttl_ms = self.settings.consumer.lease_ttl_ms
-        return Scrubber(self.checked(), self.shards, lambda name: self.contended_lease(name, ttl_ms), options)
+        return Scrubber(
+            self.checked(), self.shards, lambda name: self.contended_lease(name, ttl_ms), options, self.trail
+        )
 
     def planned_mending(self) -> PlannedMending:
         """Mends what a scrub has planned."""
-        return PlannedMending(self.checked(), self.shards, self.settings.put.reservation_ms)
+        return PlannedMending(self.checked(), self.shards, self.settings.put.reservation_ms, self.trail)
 
     def checked(self) -> Checked:
         """What a check or a scrub looks at."""

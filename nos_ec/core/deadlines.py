@@ -17,3 +17,6 @@ WAIT_MS_MAX = 31 * 86_400_000
 Safety never depends on one of these times alone: an object published too early is packed too early, a PUT whose
 reservation has expired finds out when it records its copy, and a reader that finds a block gone looks its row up
 again."""
+
+QUARANTINE_MS = 86_400_000
+"""A day. How long what nothing refers to is kept before it is deleted."""

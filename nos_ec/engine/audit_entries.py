@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from nos_ec.core.audit_trail import COPIES_MAX, AuditEntry, AuditKind, CopyEntry
 from nos_ec.core.ids import BlockId, LandingId, SegmentId
 from nos_ec.ports.metadata import BlockRow, LandedMove, LandingDeletion, ObjectRow, SegmentRow
+from nos_ec.ports.shard_store import RebuiltBlock
 
 VERIFIED = "the packed bytes were read back and match their CRC"
 UNNEEDED = "no object has this version any more, or an earlier run has verified its packed bytes"
@@ -104,7 +105,16 @@ def segments_released(segments: Sequence[SegmentId], rows: Mapping[SegmentId, Se
     )
 
 
-def object_reverted(deletion: LandingDeletion, row: ObjectRow, damage: Exception) -> AuditEntry:
+def object_reverted(deletion: LandingDeletion, row: ObjectRow, damage: Exception | str) -> AuditEntry:
     """An object goes back to its landing copy."""
     block = None if row.extent is None else row.extent.block_id.hex()
     return AuditEntry(AuditKind.OBJECT_REVERTED, str(damage), block=block, copies=(_copy(deletion),))
+
+
+def shards_written(block_id: BlockId, done: RebuiltBlock) -> list[AuditEntry]:
+    """Shards of a block were made again; nothing if none was."""
+    if not (done.missing or done.replaced):
+        return []
+    seen = {"missing": list(done.missing), "replaced": list(done.replaced), "damaged": list(done.damaged)}
+    why = "shards of the block were missing or damaged"
+    return [AuditEntry(AuditKind.SHARDS_WRITTEN, why, block=block_id.hex(), seen=seen)]

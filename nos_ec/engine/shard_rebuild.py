@@ -12,10 +12,10 @@ from threading import Event
 
 import structlog
 
-from nos_ec.core.audit_trail import AuditEntry, AuditKind
 from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockState
+from nos_ec.engine.audit_entries import shards_written
 from nos_ec.engine.limited_log import LimitedLog
 from nos_ec.engine.pace import Pace
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
@@ -158,10 +158,7 @@ class ShardRebuild:
 
     def _record(self, block_id: BlockId, done: RebuiltBlock) -> None:
         """Only after the block: before, nobody knows which shards are damaged. What they held is made again first."""
-        if done.missing or done.replaced:
-            seen = {"missing": list(done.missing), "replaced": list(done.replaced), "damaged": list(done.damaged)}
-            why = "shards of the block were missing or damaged"
-            self._trail.record([AuditEntry(AuditKind.SHARDS_WRITTEN, why, block=block_id.hex(), seen=seen)])
+        self._trail.record(shards_written(block_id, done))
 
     def _done(self, block_id: BlockId, done: RebuiltBlock, result: RebuildResult) -> RebuildResult:
         counters = self.counters

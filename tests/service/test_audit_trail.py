@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.composition.wiring import System
 from nos_ec.core.audit_trail import AuditKind, Recorded
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import BlockKind
+from nos_ec.testing.audit import all_blocks
 from tests.rig.at_rest import LaterClock
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
@@ -218,3 +221,19 @@ def test_a_deletion_that_a_crash_stopped_is_recorded_again(bench: Bench) -> None
         bench.settle(system)
         assert not list(system.blocks.list_blocks())
     assert [one.block for one in entries(bench, AuditKind.BLOCK_DELETED)] == [first.block] * 2
+
+
+def test_what_a_scrub_mends_is_in_the_trail(bench: Bench) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 40)
+        bench.pack(system)
+        block = next(row for row in all_blocks(system.metadata) if row.kind is BlockKind.FRESH)
+        name = block.block_id.hex()
+        (shard,) = (bench.folder / "store" / "blocks" / "shard-03").glob(f"*/{name}")
+        whole = shard.read_bytes()
+        shard.write_bytes(whole[: len(whole) // 2])
+        result = system.scrubber(0).run_once(Event())
+    assert result is not None
+    assert shard.read_bytes() == whole
+    (written,) = entries(bench, AuditKind.SHARDS_WRITTEN)
+    assert (written.block, written.seen["replaced"]) == (name, [3])

@@ -17,9 +17,9 @@ from threading import Event
 import pytest
 
 from nos_consumer.assemble import consumer_service
+from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.ids import ObjectKey, new_segment_id
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.engine.check.repairs import QUARANTINE_MS
 from nos_ec.testing.audit import all_blocks
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock, end_log

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from nos_ec.composition.wiring import System
+from nos_ec.core.copy_label import CopyLabel, encode_label
 from nos_ec.core.dump_format import DumpHead, dump_frames
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
+from nos_ec.engine.check.quarantine import HeldKind, held
 from tests.rig.at_rest import end_log
 
 from .conftest import CHUNK, STRIPE, Bench
+from .test_attributes import given_to, put, put_all, told_by_rows
 from .test_check import check
 from .test_cli import Cli
 
@@ -164,24 +167,62 @@ def test_drill(bench: Bench, cli: Cli) -> None:
 
 @pytest.mark.landing("store")
 def test_drill_without_landing_log(bench: Bench, cli: Cli) -> None:
-    """Copies of the landing store do not tell what they are: what was put since the dump and not packed is lost."""
+    """Copies of the landing store say what they are. Those that later versions have replaced go into quarantine."""
     drill = Drill(bench, cli, OBJECTS // 10)
     lose_database(bench)
     _, to_look_at = rebuild(bench, cli, "--from", str(drill.dump))
     with bench.open() as system:
-        store = system.store()
-        lost = {key for key in bench.acknowledged if str(key) in drill.unpacked}
-        overwritten = {str(key) for key in lost} & there(system)
-        assert overwritten == {name for name in drill.unpacked if "packed" in name} & there(system)
-        for key in lost:
-            del bench.acknowledged[key]
-        drill.fleeting |= {str(key) for key in lost}
-        for key, data in bench.acknowledged.items():
-            assert store.get(key) == data, str(key)
-        assert len(to_look_at["copy"]) >= len(lost)
-        found = check(system, read_share=1.0)
-        assert {finding.kind for finding in found} == {FindingKind.COPY_WITHOUT_OWNER}
-        assert {finding.evidence["landing"] for finding in found} == to_look_at["copy"]
+        assert to_look_at["copy"] == set()
+        assert drill.unpacked <= to_look_at["since"]
+        assert check(system, read_share=1.0) == []
+        assert_rebuilt(drill, system, to_look_at)
+        assert {one.kind for one in held(system.metadata)} == {HeldKind.COPY}
+        bench.settle(system)
+        assert check(system, read_share=1.0) == []
+        assert_rebuilt(drill, system, to_look_at)
+
+
+@pytest.mark.landing("store")
+def test_a_copy_that_does_not_say_what_it_is_is_kept(bench: Bench, cli: Cli) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 20)
+        cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+        (unlabelled, damaged) = (system.new_landing_id() for _ in range(2))
+        system.landing.put(unlabelled, b"an older release put this")
+        label = encode_label(damaged, CopyLabel("b", "damaged", 1, 5, 7, b""))
+        system.landing.put(damaged, b"other", label)
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["copy"] == {unlabelled.hex(), damaged.hex()}
+    with bench.open() as system:
+        assert {finding.kind for finding in check(system)} == {FindingKind.COPY_WITHOUT_OWNER}
+        bench.assert_readable(system)
+
+
+@pytest.mark.parametrize("dumped", ["before", "between", "never"])
+def test_attributes_come_back(bench: Bench, cli: Cli, dumped: str) -> None:
+    dump = bench.folder / "dump"
+    with bench.open() as system:
+        if dumped == "before":
+            cli("metadata", "dump", "--to", str(dump))
+        given = put_all(bench, system)
+        bench.pack(system)
+        given[put(bench, system, "waits", STRIPE, given_to(1))] = given_to(1)
+        if dumped == "between":
+            cli("metadata", "dump", "--to", str(dump))
+        for n in range(1, 8):
+            given[put(bench, system, f"late-{n}", 9 * STRIPE * (n % 2) + n, given_to(n))] = given_to(n)
+        end_log(system)
+    lose_database(bench)
+    rebuild(bench, cli, *(["--without-dump"] if dumped == "never" else ["--from", str(dump)]))
+    with bench.open() as system:
+        if dumped != "between":  # empty objects are in their rows alone
+            for key in [key for key, data in bench.acknowledged.items() if not data]:
+                del given[key], bench.acknowledged[key]
+        assert told_by_rows(system) == given
+        bench.settle(system)
+        bench.assert_readable(system)
+        assert told_by_rows(system) == given
 
 
 def test_a_dump_in_the_store_is_found_and_the_last_ones_are_kept(bench: Bench, cli: Cli) -> None:

@@ -28,6 +28,7 @@ METADATA_REBUILD_POINTS = [
     "rebuild.segments_read",
     "rebuild.gone_removed",
     "rebuild.copies_claimed",
+    "rebuild.copies_set_aside",
     "rebuild.counted",
     "rebuild.finished",
 ]

@@ -9,8 +9,8 @@ import pytest
 
 from nos_ec.cli.app import run as start
 from nos_ec.composition.wiring import System, initialise
+from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.engine.check.quarantine import held, release
-from nos_ec.engine.check.repairs import QUARANTINE_MS
 from nos_ec.testing.audit import all_blocks
 from nos_ec.testing.clock import SetClock
 from nos_gc.assemble import gc_service

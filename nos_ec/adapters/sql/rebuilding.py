@@ -171,6 +171,7 @@ def _insert(connection: Connection, rebuilt: Sequence[Rebuilt], due_ms: int) -> 
                 "block_id": None if one.row.extent is None else one.row.extent.block_id,
                 "block_offset": None if one.row.extent is None else one.row.extent.offset,
                 "created_ms": one.row.created_ms,
+                "attributes": one.row.attributes,
             }
             for one in rebuilt
         ],

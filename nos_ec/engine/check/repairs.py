@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nos_ec.core.audit_trail import AuditEntry, AuditKind, CopyEntry
+from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId, LandingId
@@ -20,9 +21,6 @@ from nos_ec.engine.check.blocks import BlockCheck, ReadShare, booked, counted
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
-
-QUARANTINE_MS = 24 * 3_600_000
-"""How long what nothing refers to is kept before it is deleted."""
 
 
 def planned(finding: Finding) -> Step | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from nos_ec.core.crc32c import joined
 from nos_ec.core.errors import Corrupt, NotFound
-from nos_ec.core.ids import BlockId, ObjectKey, record_offset, segment_of
+from nos_ec.core.ids import BlockId, ObjectKey, in_log, record_offset, segment_of
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
 from nos_ec.engine.dump.told import ToldEntry, ToldRecord, whole_parts
 from nos_ec.engine.packable import crc_checked
@@ -31,7 +31,7 @@ _PACKED = advance_object(ObjectState.LANDED, ObjectEvent.PACK)
 @dataclass(slots=True)
 class PlacerFigures:
     """moved: objects of the dump that lie elsewhere now. adopted: versions that are newer than the dump, from blocks;
-    landed: the same, from landing segments. data_bytes: read for them. unreadable: versions that headers tell of and
+    landed: the same, from landing copies. data_bytes: read for them. unreadable: versions that headers tell of and
     whose bytes cannot be read."""
 
     moved: int = 0
@@ -107,6 +107,7 @@ class Placer:
             landing_id=None,
             extent=None,
             created_ms=version // 1000,
+            attributes=whole[-1].attributes,
         )
         self.figures.adopted += 1
         self._metadata.place([Rebuilt(row, [Segment(p.extent, p.crc32c) for p in whole], found)], self._now_ms)
@@ -124,6 +125,7 @@ class Placer:
             landing_id=None,
             extent=entry.extent,
             created_ms=entry.version // 1000,
+            attributes=entry.attributes,
         )
         return Rebuilt(row, instead_of=found)
 
@@ -165,10 +167,10 @@ class Placer:
         if len(self.unreadable) < UNREADABLE_NAMED_MAX:
             self.unreadable.append(f"{entry.key} v{entry.version}: {error}")
 
-    # --- landing segments -----------------------------------------------------------------------------
+    # --- landing copies -------------------------------------------------------------------------------
     def place_landed(self, records: Sequence[ToldRecord]) -> None:
-        """Records of one landing segment, in order. A record does not tell the version of its object, only when it was
-        written. Raises Transient."""
+        """Records of one landing segment, in order, or copies of the landing store. None tells the version of its
+        object, only when its PUT was. Raises Transient."""
         known = self._metadata.landing_known([record.landing_id for record in records])
         newest: dict[ObjectKey, ToldRecord] = {}
         for record in records:
@@ -198,6 +200,7 @@ class Placer:
             landing_id=record.landing_id,
             extent=None,
             created_ms=record.put_ms,
+            attributes=record.attributes,
         )
         return Rebuilt(row, instead_of=found)
 
@@ -218,6 +221,8 @@ def _is_newer(record: ToldRecord, row: ObjectRow) -> bool:
     if record.put_ms * 1000 > row.version:
         return True
     if row.landing_id is None or row.version // 1000 != record.put_ms:
+        return False
+    if not in_log(row.landing_id) or not in_log(record.landing_id):
         return False
     same_segment = segment_of(row.landing_id) == segment_of(record.landing_id)
     return same_segment and record_offset(row.landing_id) < record_offset(record.landing_id)

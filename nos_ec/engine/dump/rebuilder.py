@@ -24,6 +24,7 @@ from typing import TypeVar
 import google_crc32c
 import msgspec
 
+from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.dump_format import DumpHead, DumpPage, Read, read_dump
 from nos_ec.core.errors import Conflict, NotFound
 from nos_ec.core.ids import (
@@ -52,7 +53,14 @@ from nos_ec.core.reclaim import BlockAccount
 from nos_ec.engine.dump import rows
 from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.placer import Placer, PlacerFigures
-from nos_ec.engine.dump.told import ToldBlock, ToldEntry, told_by_block, told_by_segment
+from nos_ec.engine.dump.told import (
+    ToldBlock,
+    ToldEntry,
+    labels_of,
+    told_by_block,
+    told_by_copies,
+    told_by_segment,
+)
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
@@ -63,6 +71,9 @@ PAGE_ROWS = 1000
 IDS_MAX = 250_000
 """Ids of landing copies to hold at a time, about."""
 RECORDS_AT_A_TIME = 500
+LABELS_AT_A_TIME = 500
+COPIES_READ_AT_A_TIME = 8
+"""Copies of the landing store in memory, each as large as an object that is not packed by itself."""
 COPIES_AT_A_TIME = 100_000
 """Landing copies whose rows are looked for at a time: each time, all rows are read."""
 PUT_MS_MAX = 60_000
@@ -171,6 +182,8 @@ class Rebuilder:
         self._read_blocks(None if state.placed else placer)
         kill_point("rebuild.blocks_read")
         self._read_segments(None if state.placed else placer)
+        if not state.placed:
+            self._adopt_copies(placer)
         state.placed = True
         self._metadata.load((), (), _encoded(state))
         kill_point("rebuild.segments_read")
@@ -178,6 +191,8 @@ class Rebuilder:
         kill_point("rebuild.gone_removed")
         self._claim_copies(state)
         kill_point("rebuild.copies_claimed")
+        self._set_aside_copies()
+        kill_point("rebuild.copies_set_aside")
         self._count()
         kill_point("rebuild.counted")
 
@@ -326,6 +341,23 @@ class Rebuilder:
             self._metadata.enter_segments([row])
             self._tick("landing segments", done, len(listed))
         self.figures.landing_segments = len(self._ends)
+
+    # --- the landing store ----------------------------------------------------------------------------
+    def _adopt_copies(self, placer: Placer) -> None:
+        """Copies whose labels are newer than the rows of their objects."""
+        for copies in _batches(self._unclaimed(), LABELS_AT_A_TIME):
+            for batch in _batches(told_by_copies(self._lost.landing, copies), COPIES_READ_AT_A_TIME):
+                placer.place_landed(batch)
+
+    def _set_aside_copies(self) -> None:
+        """Put into quarantine what later versions have replaced: a label says so, but what is packed was not read."""
+        for copies in _batches(self._unclaimed(), LABELS_AT_A_TIME):
+            labels = labels_of(self._lost.landing, copies)
+            keys = {copy: ObjectKey(label.bucket, label.name) for copy, label in labels.items()}
+            found = self._metadata.rows_of(set(keys.values()))
+            for copy, key in keys.items():
+                if key in found and found[key].version >= labels[copy].put_ms * 1000:
+                    self._metadata.quarantine_copy(copy, self._now_ms + QUARANTINE_MS)
 
     # --- what is gone ---------------------------------------------------------------------------------
     def _remove_gone(self) -> None:

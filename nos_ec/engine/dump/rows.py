@@ -117,6 +117,7 @@ def objects_page(rows: Sequence[Rebuilt]) -> DumpPage:
             "block_id": [None if row.extent is None else row.extent.block_id for row in objects],
             "block_offset": [None if row.extent is None else row.extent.offset for row in objects],
             "created_ms": [row.created_ms for row in objects],
+            "attributes": [row.attributes or None for row in objects],
             "parts": [
                 [(p.extent.block_id, p.extent.offset, p.extent.length, p.crc32c) for p in one.parts] or None
                 for one in rows
@@ -141,9 +142,11 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
         block_id=...,
         block_offset=...,
         created_ms=...,
+        attributes=None,
         parts=None,
     )
-    for object_id, bucket, name, version, size, crc32c, md5, said, landing_id, block_id, offset, made, parts in columns:
+    for object_id, bucket, name, version, size, crc32c, md5, said, landing_id, block_id, offset, made, *more in columns:
+        attributes, parts = more
         state = _word(ObjectState, said)
         try:
             key = ObjectKey(bucket, name)
@@ -160,6 +163,7 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
             landing_id=None if landing_id is None else LandingId(landing_id),
             extent=None if block_id is None else Extent(BlockId(block_id), offset, size),
             created_ms=made,
+            attributes=attributes or b"",
         )
         yield Rebuilt(row, [Segment(Extent(BlockId(part[0]), part[1], part[2]), part[3]) for part in parts or ()])
 

@@ -130,7 +130,7 @@ def _front(blocks: BlockStore, block_id: BlockId) -> ToldEntry | None:
         return None
     (entry,) = header.entries
     extent = Extent(block_id, entry.offset, entry.length)
-    return ToldEntry(key, entry.object_version, extent, entry.crc32c, name.segment)
+    return ToldEntry(key, entry.object_version, extent, entry.crc32c, name.segment, name.attributes)
 
 
 def _source(blocks: BlockStore, key: ObjectKey, parts: Sequence[ToldEntry]) -> DumpSource | None:

@@ -6,28 +6,33 @@ Whatever a later version of the formats tells beside keys, versions, places and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.core.copy_label import CopyLabel, decode_label
+from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
 from nos_ec.core.header import GroupHeader, NameRecord, decode_names
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
 from nos_ec.core.landing_format import TYPE_PUT, FoundRecord, scan
 from nos_ec.core.landing_format import decode_names as decode_record_names
 from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.segment_medium import SegmentMedium
 
 
 @dataclass(frozen=True, slots=True)
 class ToldEntry:
     """An object in a block. part: for a segment of a large one, (its offset in the object, size of the object), as in
-    `NameRecord`."""
+    `NameRecord`; its last segment has the attributes."""
 
     key: ObjectKey
     version: int
     extent: Extent
     crc32c: int
     part: tuple[int, int] | None
+    attributes: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +54,14 @@ class ToldBlock:
 
 @dataclass(frozen=True, slots=True)
 class ToldRecord:
-    """A landing copy in a landing segment, with its data. put_ms: when it was written, Unix milliseconds."""
+    """A landing copy, with its data. put_ms: when its PUT was, Unix milliseconds."""
 
     key: ObjectKey
     landing_id: LandingId
     put_ms: int
     data: bytes
     crc32c: int
+    attributes: bytes
 
 
 def told_by_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_stripe: int) -> ToldBlock:
@@ -78,7 +84,8 @@ def told_by_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_str
                 continue
             at = header.first_stripe * geometry.stripe_size + entry.offset
             extent = Extent(block_id, at, entry.length)
-            entries.append(ToldEntry(key, entry.object_version, extent, entry.crc32c, name.segment))
+            told = ToldEntry(key, entry.object_version, extent, entry.crc32c, name.segment, name.attributes)
+            entries.append(told)
     damaged_bytes = len(headers.damaged_stripes) * geometry.stripe_size
     return ToldBlock(
         block_id,
@@ -107,6 +114,29 @@ def told_by_segment(medium: SegmentMedium, segment: SegmentId, end: int) -> Iter
             if record is not None and record.landing_id not in seen:
                 seen.add(record.landing_id)
                 yield record
+
+
+def told_by_copies(landing: LandingStore, copies: Sequence[LandingId]) -> Iterator[ToldRecord]:
+    """What copies of the landing store tell, in order. Those without a label, or with other bytes than it says, tell
+    nothing. Raises Transient."""
+    for copy, label in labels_of(landing, copies).items():
+        try:
+            key = ObjectKey(label.bucket, label.name)
+            data = crc_checked(landing.read(copy), label.size, label.crc32c, key, f"landing copy of {key}")
+        except (Corrupt, InvalidInput, NotFound):
+            continue
+        yield ToldRecord(key, copy, label.put_ms, data, label.crc32c, label.attributes)
+
+
+def labels_of(landing: LandingStore, copies: Sequence[LandingId]) -> dict[LandingId, CopyLabel]:
+    """The labels of those copies that have one, in the order of `copies`. Raises Transient."""
+    found = landing.labels(copies)
+    labels = {}
+    for copy in copies:
+        with suppress(Corrupt):
+            if found.get(copy):
+                labels[copy] = decode_label(copy, found[copy])
+    return labels
 
 
 def whole_parts(parts: Sequence[ToldEntry]) -> list[ToldEntry] | None:
@@ -150,7 +180,7 @@ def _record(found: FoundRecord) -> ToldRecord | None:
     key = _key(names.bucket, names.name, header.key_md5)
     if key is None:
         return None
-    return ToldRecord(key, header.landing_id, header.put_ms, found.data, header.data_crc32c)
+    return ToldRecord(key, header.landing_id, header.put_ms, found.data, header.data_crc32c, names.attributes)
 
 
 def _key(bucket: str, name: str, key_md5: bytes) -> ObjectKey | None:

@@ -14,9 +14,11 @@ from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NotFound,
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.audit_entries import object_reverted, shards_written
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.scrub.blocks import Look, Pace, shard_name
 from nos_ec.engine.second_copy import SecondCopies
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import BlockRow, LandingDeletion, Metadata, ObjectRow, Placed
@@ -51,8 +53,10 @@ class Mending:
         clock: Clock,
         put_ms_max: int,
         pace: Pace,
+        trail: AuditTrail = NO_TRAIL,
     ) -> None:
         """put_ms_max: longest duration of a PUT."""
+        self._trail = trail
         self._metadata = metadata
         self._landing = landing
         self._shards = shards
@@ -117,6 +121,7 @@ class Mending:
             except (Corrupt, NotFound, Transient) as error:
                 return RebuiltBlock(), str(error)
         kill_point("scrub.shards_mended")
+        self._trail.record(shards_written(row.block_id, done))
         self.written_bytes += done.written_bytes
         return done, ""
 
@@ -135,4 +140,6 @@ class Mending:
         except NosError as error:
             return Scrubbed(finding, why=str(error))
         kill_point("scrub.object_mended")
+        if mended:
+            self._trail.record([object_reverted(deletion, row, finding.kind.value)])
         return Scrubbed(finding, mended, "" if mended else "its row changed meanwhile")

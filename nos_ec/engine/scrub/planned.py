@@ -10,6 +10,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.scrub.blocks import BlockScrub, Look, shard_name
 from nos_ec.engine.scrub.mending import Mending
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.metadata import BlockRow
 from nos_ec.ports.shard_store import ShardStore
 
@@ -17,7 +18,9 @@ from nos_ec.ports.shard_store import ShardStore
 class PlannedMending:
     """Reads the block of a damage again, and mends that damage alone."""
 
-    def __init__(self, checked: Checked, shards: ShardStore | None, put_ms_max: int) -> None:
+    def __init__(
+        self, checked: Checked, shards: ShardStore | None, put_ms_max: int, trail: AuditTrail = NO_TRAIL
+    ) -> None:
         """put_ms_max: longest duration of a PUT."""
 
         def pace(_: int) -> None:
@@ -25,7 +28,7 @@ class PlannedMending:
 
         self._metadata = checked.metadata
         self._scrub = BlockScrub(checked.metadata, checked.blocks, shards, pace)
-        self._mending = Mending(checked.metadata, checked.landing, shards, checked.clock, put_ms_max, pace)
+        self._mending = Mending(checked.metadata, checked.landing, shards, checked.clock, put_ms_max, pace, trail)
 
     def mend(self, block_id: BlockId, kind: FindingKind, what: str) -> bool:
         """Whether the damage was there and was mended. Raises Transient, Corrupt."""

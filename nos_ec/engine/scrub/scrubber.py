@@ -27,6 +27,7 @@ from nos_ec.engine.limited_log import LimitedLog
 from nos_ec.engine.pace import Pace
 from nos_ec.engine.scrub.blocks import BlockScrub, Look
 from nos_ec.engine.scrub.mending import Mending, Scrubbed
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, unwatched, waits
 from nos_ec.ports.metadata import BlockRow, ScrubPass, ScrubState
 from nos_ec.ports.shard_store import ShardStore
@@ -105,6 +106,7 @@ class Scrubber:
         shards: ShardStore | None,
         new_lease: Callable[[str], HeldLease],
         options: ScrubOptions,
+        trail: AuditTrail = NO_TRAIL,
     ) -> None:
         self._metadata = checked.metadata
         self._clock = checked.clock
@@ -118,7 +120,9 @@ class Scrubber:
             self._pace(count_bytes)
 
         self._scrub = BlockScrub(checked.metadata, checked.blocks, shards, pace)
-        self._mending = Mending(checked.metadata, checked.landing, shards, checked.clock, options.put_ms_max, pace)
+        self._mending = Mending(
+            checked.metadata, checked.landing, shards, checked.clock, options.put_ms_max, pace, trail
+        )
         self._short = ShortBlocks()
         self._state = self._saved = ScrubState()
         self._saved_ms = 0
