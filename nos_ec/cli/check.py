@@ -60,7 +60,7 @@ def check(
             bar.stop()
             report.add(finding)
             new_plan.add(finding)
-        new_plan.write(system.store_id, system.clock.now_ms())
+        new_plan.write(system.store_id, system.clock.now_ms(), complete=not checker.unfinished)
     data = report.data() | {
         "complete": not checker.unfinished,
         "unfinished": [asdict(part) for part in checker.unfinished],

@@ -11,7 +11,7 @@ from typing import Any
 from nos_ec.cli.output import count_text, out, printable
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import Finding
-from nos_ec.core.plan import PlanHead, Step, plan_lines
+from nos_ec.core.plan import QUARANTINING, PlanHead, Step, plan_lines
 from nos_ec.engine.check.repairs import planned
 
 PROBLEMS_MAX = 10_000
@@ -84,10 +84,13 @@ class NewPlan:
         if step is not None and len(self._steps) < PROBLEMS_MAX:
             self._steps.append(step)
 
-    def write(self, store_id: str, now_ms: int) -> None:
-        """Write the file. Raises InvalidInput."""
+    def write(self, store_id: str, now_ms: int, *, complete: bool = True) -> None:
+        """Write the file. complete: everything was looked at; if not, what was not may refer to what nothing seems to
+        refer to, and nothing is put into quarantine. Raises InvalidInput."""
         if self._path is None:
             return
+        if not complete:
+            self._steps = [step for step in self._steps if step.action not in QUARANTINING]
         try:
             with self._path.open("xb") as file:
                 file.writelines(plan_lines(PlanHead(store_id, now_ms, self._made_by), self._steps))

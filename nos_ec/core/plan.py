@@ -40,6 +40,9 @@ class Action(StrEnum):
     """Write a damaged shard again from the others, or let a damaged object go back to its landing copy."""
 
 
+QUARANTINING = (Action.QUARANTINE_BLOCK, Action.QUARANTINE_COPY)
+"""What is done to things that nothing refers to."""
+
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 

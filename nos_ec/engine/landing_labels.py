@@ -28,6 +28,12 @@ def labels_in_store(landing: LandingStore) -> Iterator[tuple[LandingId, CopyLabe
             yield landing_id, _decoded(landing_id, label)
 
 
+def label_of(landing: LandingStore, landing_id: LandingId) -> CopyLabel | None:
+    """The label of a copy of the landing store; None if it has none that can be read, or is gone. Raises Transient."""
+    label = landing.labels([landing_id]).get(landing_id)
+    return None if label is None else _decoded(landing_id, label)
+
+
 def labels_in_segment(medium: SegmentMedium, segment: SegmentId) -> dict[LandingId, CopyLabel | None]:
     """Every intact record of a landing segment, with its label; None if its names are damaged. Reads all of the
     segment, and checks the CRC of the data. Raises NotFound, Transient."""

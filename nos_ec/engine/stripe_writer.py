@@ -210,14 +210,14 @@ class StripeWriter:
     def _leave(self) -> None:
         """Seal the open block. If that fails, the block is left to recovery, and the next group is still written."""
         assert self._open is not None
-        block_id = self._open.block_id
+        block = self._open
         try:
             self._seal()
         except LeaseLost:
             raise
         except NosError as error:
-            _log.warning("block left to recovery", block=block_id.hex(), error=str(error))
-            self._abandon(block_id)
+            _log.warning("block left to recovery", block=block.block_id.hex(), error=str(error))
+            self._abandon(block)
 
     def _seal(self) -> None:
         assert self._open is not None
@@ -227,8 +227,13 @@ class StripeWriter:
         self._metadata.seal_block(self._lease, block.block_id, self._clock.now_ms())
         kill_point("writer.sealed")
 
-    def _abandon(self, block_id: BlockId) -> None:
-        """Fence this block, so that it is never appended to again. Recovery determines what it holds."""
+    def _abandon(self, block: _OpenBlock) -> None:
+        """Fence this block, so that it is never appended to again. Recovery determines what it holds.
+
+        A block that this writer has committed to was not created late, and an append does not create one again. If its
+        row is gone, the metadata is not what it was, and the block may be all that objects have.
+        """
+        block_id = block.block_id
         self._open = None
         try:
             self._metadata.fence_block(self._lease, block_id)
@@ -237,7 +242,8 @@ class StripeWriter:
             _log.warning("block not fenced yet", block=block_id.hex(), error=str(error))
             return
         kill_point("writer.abandoned")
-        remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms(), self._trail)
+        if not block.stripes:
+            remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms(), self._trail)
 
     def _give_up(self, block: _OpenBlock, error: NosError) -> None:
         """Stop using a block after a failed append."""
@@ -245,7 +251,7 @@ class StripeWriter:
             self._open = None
             forget_refused_block(self._metadata, self._lease, block.block_id)
         else:
-            self._abandon(block.block_id)
+            self._abandon(block)
 
     # --- the protocol -----------------------------------------------------------------------------
     def _append_and_commit(self, stripe_count: int, items: Sequence[tuple[Packable, GroupItem]]) -> frozenset[int]:
@@ -272,7 +278,7 @@ class StripeWriter:
                 )
             winners = self._commit(commit)
         except NosError:
-            self._abandon(block.block_id)
+            self._abandon(block)
             raise
         block.stripes += stripe_count
         if block.stripes == geometry.stripes_per_block:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.core.reclaim import BlockAccount
 from nos_ec.ports.metadata import QUARANTINE, QueueEntry
@@ -84,3 +85,15 @@ class RepairContract:
         assert (due.landing_id, due.object_id, due.row) == (copy, None, None)
         assert bench.metadata.doom_landing({copy: None}) == {copy}
         assert not bench.metadata.release_copy(copy)
+
+    def test_quarantine_does_not_end_when_the_clock_is_set_back(self, bench: MetadataBench) -> None:
+        copy, block_id = new_landing_id(), new_block_id()
+        late_ms = bench.now_ms + 86_400_000
+        assert bench.metadata.quarantine_copy(copy, late_ms)
+        account = BlockAccount(0, 30, 70, 0, ())
+        assert bench.metadata.quarantine_block(block_id, 1, account, bench.now_ms, late_ms)
+        past_ms = late_ms - WAIT_MS_MAX - 1
+        assert bench.metadata.due_deletions(past_ms, 10) == []
+        assert bench.metadata.condemned_blocks(past_ms, 10) == []
+        assert [one.landing_id for one in bench.metadata.due_deletions(late_ms, 10)] == [copy]
+        assert [row.block_id for row in bench.metadata.condemned_blocks(late_ms, 10)] == [block_id]

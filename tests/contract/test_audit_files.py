@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -202,7 +203,9 @@ def test_a_full_disk_leaves_no_half_of_a_line(
 def test_a_stopped_process_with_the_lock_stops_nobody(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nobody waits for it again for a while, so that deletions go on."""
     monkeypatch.setattr(audit_files, "LOCK_S_MAX", 0.05)
+    monkeypatch.setattr(audit_files, "LOCK_AGAIN_S", 3600.0)
     trail = AuditFiles(tmp_path, clock, "run", LIMITS)
     fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -212,4 +215,17 @@ def test_a_stopped_process_with_the_lock_stops_nobody(
     finally:
         os.close(fd)
     trail.record([numbered(2)])
-    assert numbers(tmp_path) == [2]
+    assert trail.failures == 2
+    other = AuditFiles(tmp_path, clock, "run", LIMITS)
+    other.record([numbered(3)])
+    assert numbers(tmp_path) == [3]
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 3601)
+    trail.record([numbered(4)])
+    assert numbers(tmp_path) == [3, 4]
+
+
+def test_text_that_is_not_unicode_stops_no_deletion(tmp_path: Path, clock: FakeClock) -> None:
+    trail = AuditFiles(tmp_path, clock, "run", LIMITS)
+    trail.record([AuditEntry(AuditKind.REPAIR, "a path with \udcff")])
+    assert trail.failures == 1

@@ -10,7 +10,10 @@ import pytest
 from nos_ec.cli.app import run as start
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.deadlines import QUARANTINE_MS
+from nos_ec.core.errors import Transient
+from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.engine.check.quarantine import held, release
+from nos_ec.engine.check.repairs import Repairer, planned
 from nos_ec.testing.audit import all_blocks
 from nos_ec.testing.clock import SetClock
 from nos_gc.assemble import gc_service
@@ -204,3 +207,43 @@ def test_plans_that_are_refused(bench: Bench, capfd: pytest.CaptureFixture[str])
     initialise(other.settings())
     plan.write_bytes(whole)
     assert "is for the store" in Cli(other, capfd)("apply", str(plan), exits=2)["message"]
+
+
+def test_nothing_goes_into_quarantine_while_not_all_was_looked_at(
+    bench: Bench, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        leak_copy(bench, system)
+        leak_block(bench, system)
+        run(bench, WRONG["recount-block"])
+
+        def away(*_: object) -> None:
+            raise Transient("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(system.metadata), "objects_after", away)
+            assert actions(plan_of(bench)) == ["recount-block"]
+        capfd.readouterr()
+
+
+@pytest.mark.landing("store")
+def test_a_copy_whose_object_is_missing_among_what_waits_stays(bench: Bench) -> None:
+    """The plan says otherwise: what was lost came back after the check, for example."""
+    with bench.open() as system:
+        bench.put_some(system, 5)
+        (copy, *_) = (one.landing_id for one in system.metadata.waiting_after(None, 10))
+        run(bench, "DELETE FROM waiting")
+        step = {"landing": copy.hex()}
+        found = Finding(FindingKind.COPY_WITHOUT_OWNER, "copy", step | {"bytes": len(system.landing.read(copy))})
+        planned_step = planned(found)
+        assert planned_step is not None
+        repairer = Repairer(system.checked(), lambda *_: False)
+        assert not repairer.apply(planned_step)
+        assert list(held(system.metadata)) == []
+        nobodys = system.new_landing_id()
+        system.landing.put(nobodys, b"nobody's")
+        found = Finding(FindingKind.COPY_WITHOUT_OWNER, "copy", {"landing": nobodys.hex(), "bytes": 8})
+        planned_step = planned(found)
+        assert planned_step is not None
+        assert repairer.apply(planned_step)

@@ -17,7 +17,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.geometry import PAGE
-from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.scrub.mending import Scrubbed
@@ -497,3 +497,56 @@ def test_counters_that_are_wrong_are_planned(bench: Bench, tmp_path: Path) -> No
     assert start([*words, "scrub", "--rate", "0", "--plan", str(plan)]) == 13
     assert start([*words, "apply", str(plan)]) == 0
     assert start([*words, "scrub", "--rate", "0"]) == 0
+
+
+def test_an_append_that_was_torn_is_made_whole(bench: Bench) -> None:
+    """Its stripe counts, because k shards have it. It must still be readable when m others are lost."""
+    with bench.open() as system:
+        lease = system.metadata.acquire_lease("dead", 0, 1)
+        block_id = system.new_block_id()
+        system.metadata.allocate_block(lease, block_id, BlockKind.FRESH, system.clock.now_ms())
+        system.blocks.create(block_id, bytes(STRIPE))
+        name = block_id.hex()
+        paths = sorted((bench.folder / "store" / "blocks").glob(f"shard-*/{name[-1]}/{name}"))
+        whole = [path.read_bytes() for path in paths]
+        for path in paths[4:6]:
+            with path.open("r+b") as file:
+                file.seek(PAGE)
+                file.write(bytes(CHUNK // PAGE * 4))  # no checksums
+        system.housekeeping().run_once()
+        row = system.metadata.block(block_id)
+        assert (row.state, row.stripes) == (BlockState.SEALED, 1)
+        told, result = scrub(system)
+        assert (told, result.found, result.torn) == ([], 0, 2)
+        told, result = scrub(system)
+        assert (told, result.torn) == ([], 0)
+        assert [path.read_bytes()[PAGE:] for path in paths[4:6]] == [data[PAGE:] for data in whole[4:6]]
+        for path in paths[:3]:
+            path.unlink()
+        assert system.blocks.read(block_id, 0, STRIPE) == bytes(STRIPE)
+
+
+def test_blocks_that_cannot_be_read_because_disks_are_away_are_not_judged(bench: Bench) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 20)
+        bench.pack(system)
+        folders = sorted((bench.folder / "store" / "blocks").glob("shard-*"))[:4]
+        for folder in folders:
+            folder.rename(folder.with_name(f"away-{folder.name}"))
+        told: list[Scrubbed] = []
+        result = scrubber(system).run_once(Event(), tell=told.append)
+        assert told == []
+        assert "shards 0, 1, 2, 3 are on disks that are away" in result.unfinished[0].reason
+        for folder in folders:
+            folder.with_name(f"away-{folder.name}").rename(folder)
+
+
+def test_each_run_gets_on_however_short_it_is(bench: Bench) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 200)
+        bench.pack(system)
+        blocks = len(list(all_blocks(system.metadata)))
+        assert blocks > 1
+        runs = [scrubber(system).run_once(Event(), ms_max=1) for _ in range(blocks + 1)]
+        assert [run.of_pass.blocks for run in runs[:2]] == [1, 2]
+        assert any(run.whole for run in runs)

@@ -37,6 +37,8 @@ FILES = 8
 """At least so many files share the bytes of the trail, so that deleting the oldest one loses little of it."""
 LOCK_S_MAX = 5.0
 """Longer than any process holds the lock, unless it is stopped."""
+LOCK_AGAIN_S = 60.0
+"""After waiting so long for the lock, entries are counted as failures for a time, so that deletions go on."""
 LOG_WAIT_MS = 60_000
 LINE_BYTES_MAX = 4 << 20
 """More than the longest line has."""
@@ -69,6 +71,8 @@ class AuditFiles:
         self._run = run
         self._limits = limits
         self._mutex = threading.Lock()
+        self._locked_until_s = 0.0
+        """Until then (monotonic), nobody waits for the lock again."""
         self._pruned_ms: int | None = None
         self._logged_ms: int | None = None
         self.failures = 0
@@ -79,18 +83,19 @@ class AuditFiles:
         if not entries:
             return
         now_ms = self._clock.now_ms()
-        data = b"".join(audit_line(entry, now_ms, self._run) for entry in entries)
         with self._mutex:
             try:
-                self._append(data, now_ms)
-            except OSError as error:
+                if time.monotonic() < self._locked_until_s:
+                    raise BlockingIOError("another process holds the lock of the folder and is stopped")
+                self._append(b"".join(audit_line(entry, now_ms, self._run) for entry in entries), now_ms)
+            except (OSError, ValueError) as error:  # ValueError: text that is not Unicode
                 self.failures += 1
                 self._report(entries, error, now_ms)
         kill_point("audit.recorded")
 
     def _append(self, data: bytes, now_ms: int) -> None:
         make_folder(self._folder)
-        with _locked(self._folder):
+        with self._locked():
             path = self._folder / CURRENT
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
@@ -109,6 +114,26 @@ class AuditFiles:
             if self._pruned_ms is None or not 0 <= now_ms - self._pruned_ms < PRUNE_WAIT_MS:
                 self._prune(now_ms)
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes out. One that is stopped with the lock must not stop all the others: after a wait in
+        vain, nobody waits for LOCK_AGAIN_S. Raises OSError."""
+        fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            end_s = time.monotonic() + LOCK_S_MAX
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end_s:
+                        self._locked_until_s = time.monotonic() + LOCK_AGAIN_S
+                        raise
+                    time.sleep(_LOCK_WAIT_S)
+            yield
+        finally:
+            os.close(fd)
+
     def _put_aside(self, path: Path, now_ms: int) -> None:
         """Rename the full file. Its name is later than those of the files before it, whatever the clock says."""
         before = [time_ms for time_ms, _ in rotated(self._folder)]
@@ -126,14 +151,14 @@ class AuditFiles:
             if kept_bytes > self._limits.size_bytes_max or now_ms - time_ms > self._limits.keep_ms:
                 path.unlink(missing_ok=True)
 
-    def _report(self, entries: Sequence[AuditEntry], error: OSError, now_ms: int) -> None:
+    def _report(self, entries: Sequence[AuditEntry], error: Exception, now_ms: int) -> None:
         if self._logged_ms is not None and 0 <= now_ms - self._logged_ms < LOG_WAIT_MS:
             return
         self._logged_ms = now_ms
         _log.error(
             "audit trail not written; the deletion goes on",
             folder=str(self._folder),
-            error=error.strerror or str(error),
+            error=getattr(error, "strerror", None) or str(error),
             kinds=sorted({entry.kind.value for entry in entries}),
             failures=self.failures,
         )
@@ -194,23 +219,3 @@ def _write(fd: int, data: bytes, size: int) -> None:
         with suppress(OSError):
             os.ftruncate(fd, size)
         raise
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out. A process that is stopped with the lock must not stop all the others. Raises OSError,
-    also after LOCK_S_MAX."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        end_s = time.monotonic() + LOCK_S_MAX
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end_s:
-                    raise
-                time.sleep(_LOCK_WAIT_S)
-        yield
-    finally:
-        os.close(fd)

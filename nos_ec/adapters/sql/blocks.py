@@ -34,7 +34,7 @@ from nos_ec.core.errors import Conflict, LeaseLost, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockEvent, BlockKind, BlockState, advance_block
-from nos_ec.ports.metadata import BlockRow, Lease, NewLargeObject, Placed, WaitingBlocks, WaitReason
+from nos_ec.ports.metadata import QUARANTINE, BlockRow, Lease, NewLargeObject, Placed, WaitingBlocks, WaitReason
 
 _B, _O, _S = BLOCKS.c, OBJECTS.c, SEGMENTS.c
 _PPM = 1_000_000
@@ -119,7 +119,8 @@ def _condemned(until: ColumnElement[bool]) -> Select[Any]:
 
 
 CONDEMNED = _condemned(_B.delete_after_ms <= bindparam("now_ms"))
-FAR_CONDEMNED = _condemned(_B.delete_after_ms > bindparam("far_ms"))
+# Nothing but its time keeps a block in quarantine, so a clock that was set back must not end it.
+FAR_CONDEMNED = _condemned(and_(_B.delete_after_ms > bindparam("far_ms"), _B.writer != QUARANTINE))
 PLACED = union_all(
     select(
         _O.object_id, _O.bucket, _O.name, _O.version, _O.block_offset, _O.size.label("length"), _O.crc32c, _O.attributes

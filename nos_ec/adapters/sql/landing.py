@@ -81,7 +81,10 @@ def _deletions(whose: ColumnElement[bool]) -> Select[Any]:
 
 
 DUE_DELETIONS = _deletions(_D.not_before_ms <= bindparam("now_ms"))
-FAR_DELETIONS = _deletions(_D.not_before_ms > bindparam("far_ms"))
+# Not those in quarantine: nothing but its time keeps a copy there.
+FAR_DELETIONS = _deletions(
+    and_(_D.not_before_ms > bindparam("far_ms"), or_(_D.object_id.is_not(None), _D.version.is_(None)))
+)
 FIRST_DUE_MS = (
     by_index(select(_D.not_before_ms), LANDING_DELETIONS, _BY_TIME).order_by(_D.not_before_ms, _D.landing_id).limit(1)
 )

@@ -13,13 +13,14 @@ from nos_ec.core.audit_trail import AuditEntry, AuditKind, CopyEntry
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.findings import Finding, FindingKind
-from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.plan import Action, Cost, Step
 from nos_ec.core.reclaim import account_block
 from nos_ec.engine.check.blocks import BlockCheck, ReadShare, booked, counted
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.landing_labels import label_of
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 
 
@@ -141,11 +142,22 @@ class Repairer:
     def _quarantine_copy(self, copy: LandingId, holds: dict[str, Any]) -> bool:
         """The reaper deletes the copy when it is due, unless an object has claimed it."""
         try:
-            if len(self._landing.read(copy)) != holds["bytes"]:
+            if len(self._landing.read(copy)) != holds["bytes"] or self._owned(copy):
                 return False
         except NotFound:
             return False
         return self._metadata.quarantine_copy(copy, self._clock.now_ms() + QUARANTINE_MS)
+
+    def _owned(self, copy: LandingId) -> bool:
+        """Whether the object that the copy's label names has it: it may be missing among what waits."""
+        label = label_of(self._landing, copy)
+        if label is None:
+            return False
+        try:
+            row = self._metadata.get(ObjectKey(label.bucket, label.name))
+        except (NotFound, InvalidInput):
+            return False
+        return row.landing_id == copy
 
     def _unqueue(self, copy: LandingId, holds: dict[str, Any]) -> bool:
         one = self._metadata.waiting_with([copy]).get(copy)

@@ -64,7 +64,7 @@ from nos_ec.engine.dump.told import (
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import BlockRow, Metadata, ObjectRow, QueueEntry, Rebuilt, SegmentRow
+from nos_ec.ports.metadata import QUARANTINE, BlockRow, Metadata, ObjectRow, QueueEntry, Rebuilt, SegmentRow
 from nos_ec.ports.segment_medium import SegmentMedium
 
 PAGE_ROWS = 1000
@@ -294,6 +294,8 @@ class Rebuilder:
         if told is None:
             # A deletion that was begun is completed by GC.
             delete_ms = self._now_ms if dumped is None or dumped.delete_after_ms is None else dumped.delete_after_ms
+            if dumped is not None and dumped.writer == QUARANTINE:
+                delete_ms = self._now_ms + QUARANTINE_MS  # it may have been released since
             kind = BlockKind.FRESH if dumped is None else dumped.kind
             return _block(block_id, kind, _CONDEMNED, dumped, delete_after_ms=delete_ms)
         self._epoch = max(self._epoch, told.epoch or 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.header import GroupHeader, decode_names
 from nos_ec.core.lifecycle import BlockState
@@ -29,13 +29,14 @@ class Look:
 
     findings: all of them, those about its shards and objects included. shards: what was found in its shards, without
     the ends of appends that were cut short. lost: objects whose bytes are damaged, by the name of their finding.
-    torn: shards that lack only what was never acknowledged.
+    torn: shards that lack only what was never acknowledged. They are no damage, but are made whole: a stripe counts if
+    k shards have it, and could not be read any more if one of those were lost.
     """
 
     findings: tuple[Finding, ...] = ()
     shards: ScrubbedBlock = field(default_factory=ScrubbedBlock)
     lost: tuple[tuple[Finding, Placed], ...] = ()
-    torn: int = 0
+    torn: tuple[int, ...] = ()
     objects: int = 0
     read_bytes: int = 0
 
@@ -54,6 +55,7 @@ class Look:
             findings=tuple(finding for finding in self.findings if finding in seen),
             shards=shards,
             lost=tuple((finding, placed) for finding, placed in self.lost if finding in seen),
+            torn=tuple(shard for shard in self.torn if shard in first.torn),
         )
 
     @property
@@ -64,7 +66,7 @@ class Look:
     @property
     def doubtful(self) -> bool:
         """Whether it must be looked at again."""
-        return bool(self.findings or self.shards.missing)
+        return bool(self.findings or self.shards.missing or self.torn)
 
 
 class BlockScrub:
@@ -95,7 +97,7 @@ class BlockScrub:
 
     def _look(self, row: BlockRow) -> Look | None:
         found = BlockFindings(row)
-        shards, torn = ScrubbedBlock(), 0
+        shards, torn = ScrubbedBlock(), tuple[int, ...]()
         placed = self._metadata.placed_in(row.block_id)
         if row.state is BlockState.SEALED and self._shards is not None:
             shards, torn = self._of_shards(row, self._shards, placed, found)
@@ -119,10 +121,13 @@ class BlockScrub:
     # --- shards ---------------------------------------------------------------------------------------
     def _of_shards(
         self, row: BlockRow, store: ShardStore, placed: Sequence[Placed], found: BlockFindings
-    ) -> tuple[ScrubbedBlock, int]:
+    ) -> tuple[ScrubbedBlock, tuple[int, ...]]:
         """Scrub the shards. What a killed writer left behind the last object is no damage: it was never acknowledged,
         and nothing refers to it."""
         seen = store.scrub(row.block_id, row.stripes, self._pace)
+        if len(seen.unreachable) > self._blocks.geometry.m:
+            shards = ", ".join(map(str, seen.unreachable))
+            raise Transient(f"{block_name(row.block_id)}: shards {shards} are on disks that are away; mount them")
         end = max((one.extent.offset + one.extent.length for one in placed), default=0)
         stripes = self._blocks.geometry.stripes_for(end)
         damaged = tuple(one for one in seen.damaged if one.unwritten_from is None or one.unwritten_from < stripes)
@@ -142,7 +147,7 @@ class BlockScrub:
             stripes_seen = [one.stripe for one in seen.contradictions]
             suspects = sorted({one.suspect for one in seen.contradictions if one.suspect is not None})
             found.add(FindingKind.SHARDS_CONTRADICT, stripes=stripes_seen, suspects=suspects)
-        torn = len(seen.damaged) - len(damaged)
+        torn = tuple(one.shard for one in seen.damaged if one not in damaged)
         return ScrubbedBlock(seen.missing, seen.unreachable, damaged, seen.contradictions, seen.read_bytes), torn
 
     # --- names ----------------------------------------------------------------------------------------

@@ -64,6 +64,8 @@ class Mending:
         self._copies = SecondCopies(metadata, landing, put_ms_max)
         self._pace = pace
         self.written_bytes = 0
+        self._refused = False
+        """Another process has rebuilt shards for ALONE_MS. It may go on for days, so nobody waits for it again."""
 
     def mend(self, row: BlockRow, look: Look) -> tuple[list[Scrubbed], tuple[int, ...]]:
         """Mend what can be mended. Returns what became of each finding, and the shards that the block still lacks."""
@@ -101,25 +103,28 @@ class Mending:
         return row if row.state is ObjectState.PACKED else None
 
     def _mend_shards(self, row: BlockRow, look: Look) -> tuple[RebuiltBlock, str]:
-        """Make damaged and missing shards again. Returns what was made, and why no more, if anything is left."""
+        """Make damaged, torn and missing shards again. Returns what was made, and why no more, if anything is left."""
         seen = look.shards
-        if self._shards is None or not (seen.damaged or seen.missing):
+        wrong = {*look.torn, *(one.shard for one in seen.damaged)}
+        if self._shards is None or not (wrong or seen.missing):
             return RebuiltBlock(), ""
-        until_ms = self._clock.now_ms() + ALONE_MS
+        until_ms = self._clock.now_ms() + (0 if self._refused else ALONE_MS)
         while True:
             try:
                 with self._shards.alone():
-                    done = self._shards.mend(row.block_id, [one.shard for one in seen.damaged], self._pace)
+                    done = self._shards.mend(row.block_id, sorted(wrong), self._pace)
                 break
             except LeaseLost:
                 raise
             except Conflict as error:
                 if not waits(until_ms, self._clock.now_ms(), ALONE_MS):
+                    self._refused = True
                     return RebuiltBlock(), str(error)
                 self._clock.wait(Event(), ALONE_WAIT_MS)
                 self._pace(0)
             except (Corrupt, NotFound, Transient) as error:
                 return RebuiltBlock(), str(error)
+        self._refused = False
         kill_point("scrub.shards_mended")
         self._trail.record(shards_written(row.block_id, done))
         self.written_bytes += done.written_bytes

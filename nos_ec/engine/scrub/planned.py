@@ -55,4 +55,5 @@ def _only(row: BlockRow, look: Look, kind: FindingKind, what: str) -> Look:
         findings=tuple(one for one in look.findings if same(one.kind, one.what)),
         shards=replace(look.shards, missing=(), damaged=damaged),
         lost=tuple((one, placed) for one, placed in look.lost if same(one.kind, one.what)),
+        torn=(),
     )

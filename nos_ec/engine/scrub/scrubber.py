@@ -58,7 +58,7 @@ class ScrubOptions:
 @dataclass(frozen=True, slots=True)
 class ScrubResult:
     """What one run did. of_pass: the pass that it was part of, from its beginning. whole: whether that has ended.
-    torn: shards that lack only what a killed writer never finished. unfinished: blocks that could not be looked at."""
+    torn: shards that lacked what a killed writer never finished. unfinished: blocks that could not be looked at."""
 
     of_pass: ScrubPass
     whole: bool = False
@@ -143,28 +143,29 @@ class Scrubber:
     ) -> ScrubResult:
         """Go on with the pass that was begun, or begin one, until its end.
 
-        stop, ms_max: end the run early; the next one goes on from there. tell: receives each damage. watch: receives
+        stop, ms_max: end the run early; the next one goes on from there. ms_max lets it finish the block at hand, so
+        that each run gets on. tell: receives each damage. watch: receives
         the result so far after every few blocks. restart: give up the pass that was begun. Raises Conflict when another
         process scrubs, LeaseLost, Transient.
         """
         self._free_lease()
         with self._new_lease(LEASE_NAME) as held:
-            end_ms = None if ms_max is None else self._clock.now_ms() + ms_max
+            began_ms = self._clock.now_ms()
 
             def over() -> bool:
-                return stop.is_set() or (end_ms is not None and self._clock.now_ms() >= end_ms)
+                return ms_max is not None and not waits(began_ms + ms_max, self._clock.now_ms(), ms_max)
 
             def pace(count_bytes: int) -> None:
                 beat(0)
                 held.require_not_lost()
                 self._limit.spend(count_bytes, stop, beat)
-                if over():
+                if stop.is_set():
                     raise _Stopped
 
             self._pace = pace
             self._begin(restart=restart)
             try:
-                self._run(stop, tell, watch)
+                self._run(stop, over, tell, watch)
                 self._tell_short(tell)
                 self._end()
             except _Stopped:
@@ -271,7 +272,7 @@ class Scrubber:
             written_bytes=self._mending.written_bytes,
             found=result.found + found,
             mended=result.mended + mended,
-            torn=result.torn + look.torn,
+            torn=result.torn + len(look.torn),
         )
         counters.blocks += 1
         counters.read_bytes += look.read_bytes
@@ -281,15 +282,17 @@ class Scrubber:
         counters.unread += unread
 
     # --- blocks ---------------------------------------------------------------------------------------
-    def _run(self, stop: Event, tell: Tell, watch: Callable[[ScrubResult], object]) -> None:
+    def _run(self, stop: Event, over: Callable[[], bool], tell: Tell, watch: Callable[[ScrubResult], object]) -> None:
         watch(self._result)
         while rows := self._metadata.list_blocks(self._state.after, PAGE_ROWS):
             for row in rows:
                 self._pace(0)
                 self._of_block(row, stop, tell)
-                if self._clock.now_ms() - self._saved_ms >= SAVE_MS:
+                if not waits(self._saved_ms + SAVE_MS, self._clock.now_ms(), SAVE_MS):
                     self._save()
                 watch(self._result)
+                if over():
+                    raise _Stopped
 
     def _of_block(self, row: BlockRow, stop: Event, tell: Tell) -> None:
         try:
@@ -304,6 +307,7 @@ class Scrubber:
         except (Transient, Corrupt) as error:
             self._unread(row, str(error))
             if self._unanswered > UNANSWERED_MAX:
+                self._save()  # so that the next run does not begin with the same blocks
                 raise
             return
         if look is None:
