@@ -21,8 +21,9 @@ from nos_ec.core.dump_format import DumpHead, Read, dump_frames, verify_dump
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.dump.dumper import dump_pages
-from nos_ec.engine.dump.rebuilder import DumpSource, Lost, Rebuilder, RebuildFigures, Uncertain, uncertain
+from nos_ec.engine.dump.rebuilder import DumpSource, Lost, Rebuilder, RebuildFigures
 from nos_ec.engine.dump.stored import newest_dump
+from nos_ec.engine.dump.uncertain import Uncertain, uncertain
 
 KEEP = 3
 """Dumps that the store keeps unless told otherwise."""

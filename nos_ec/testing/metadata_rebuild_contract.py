@@ -25,7 +25,7 @@ def row_of(
         version=NOW_MS * 1000 + number,
         size=0 if state is ObjectState.EMPTY else 10,
         crc32c=number,
-        md5=bytes(15) + bytes([number]),
+        md5=number.to_bytes(16),
         state=state,
         landing_id=landing,
         extent=Extent(block, 4096, 10) if block is not None and state is ObjectState.PACKED else None,
@@ -80,6 +80,44 @@ class RebuildContract:
         assert metadata.deletions_after(None, 10) == [QueueEntry(landing, 3, landed.row.version, NOW_MS, False)]
         metadata.remove([packed, small])
         assert (metadata.objects_after(0, 10), metadata.waiting_after(None, 10)) == ([], [])
+
+    def test_the_later_row_of_a_key_is_loaded(self, metadata: Metadata) -> None:
+        """A key that was deleted and stored again while a dump was made has two ids, and so two rows in the dump."""
+        block, landing = new_block_id(), new_landing_id()
+        first, again = row_of(7, ObjectState.LARGE, block=block), row_of(900, ObjectState.LANDED, landing=landing)
+        other = row_of(8, ObjectState.LANDED, landing=new_landing_id())
+        metadata.begin_rebuild("begun")
+        metadata.load([first, other], [], "loaded")
+        again = Rebuilt(replace(again.row, key=first.row.key))
+        third = Rebuilt(replace(row_of(901, ObjectState.EMPTY).row, key=other.row.key))
+        metadata.load([again, third], [], "loaded the next")
+        assert metadata.objects_after(0, 10) == [again.row, third.row]
+        assert metadata.segments_of([7]) == {}
+        assert [one.landing_id for one in metadata.waiting_after(None, 10)] == [landing]
+
+    def test_a_copy_that_a_row_has_is_not_queued(self, metadata: Metadata) -> None:
+        """An entry may have been read before the row, or after it."""
+        block, copies = new_block_id(), [new_landing_id() for _ in range(4)]
+        early, late, packed, moved = (
+            row_of(3, ObjectState.LANDED, landing=copies[0]),
+            row_of(4, ObjectState.LANDED, landing=copies[1]),
+            row_of(5, ObjectState.PACKED, block=block),
+            row_of(6, ObjectState.LANDED, landing=copies[3]),
+        )
+        entries = [
+            QueueEntry(copy, one.row.object_id, one.row.version, NOW_MS, False)
+            for copy, one in zip(copies, (early, late, packed), strict=False)
+        ]
+        metadata.begin_rebuild("begun")
+        metadata.load([], entries[:1], "loaded")
+        metadata.load([early, late, packed, moved], [], "loaded")
+        metadata.load([], entries[1:], "loaded")
+        assert {one.landing_id for one in metadata.deletions_after(None, 10)} == {copies[2]}
+        landed = replace(packed.row, state=ObjectState.LANDED, landing_id=copies[2], extent=None)
+        elsewhere = replace(moved.row, landing_id=(copy := new_landing_id()))
+        metadata.place([Rebuilt(landed, (), packed.row), Rebuilt(elsewhere, (), moved.row)], NOW_MS)
+        assert metadata.deletions_after(None, 10) == []
+        assert {one.landing_id for one in metadata.waiting_after(None, 10)} == {*copies[:3], copy}
 
     def test_blocks_and_landing_segments_replace_their_rows(self, metadata: Metadata) -> None:
         blocks = [block_of(new_block_id()), block_of(new_block_id(), BlockState.CONDEMNED)]

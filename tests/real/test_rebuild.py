@@ -20,8 +20,9 @@ from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checked, Checker
 from nos_ec.engine.dump.dumper import dump_pages
-from nos_ec.engine.dump.rebuilder import Rebuilder, uncertain
+from nos_ec.engine.dump.rebuilder import Rebuilder
 from nos_ec.engine.dump.stored import newest_dump
+from nos_ec.engine.dump.uncertain import uncertain
 from nos_ec.settings import Settings, load_settings
 from nos_ec.testing.audit import all_objects
 from tests.rig.at_rest import end_log, settle

@@ -16,6 +16,8 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
 from nos_ec.engine.check.quarantine import HeldKind, held
+from nos_ec.ports.clock import unwatched
+from nos_ec.testing.audit import all_objects
 from tests.rig.at_rest import end_log
 
 from .conftest import CHUNK, STRIPE, Bench
@@ -197,6 +199,67 @@ def test_a_copy_that_does_not_say_what_it_is_is_kept(bench: Bench, cli: Cli) -> 
     with bench.open() as system:
         assert {finding.kind for finding in check(system)} == {FindingKind.COPY_WITHOUT_OWNER}
         bench.assert_readable(system)
+
+
+def copy_forward(system: System) -> None:
+    """Write all records of the landing log again, and give their segments back."""
+    assert system.medium is not None
+    segments = set(system.medium.segments())
+    forward = system._copy_forward(system.medium)
+    for segment in segments:
+        forward._copy(segment, unwatched)
+    system.housekeeping().run_once()
+    assert not segments & set(system.medium.segments())
+
+
+def test_records_that_were_copied_forward_since_the_dump(bench: Bench, cli: Cli) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 20)
+        end_log(system)
+        cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+        copy_forward(system)
+    bench.end_leases()
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at == {"gone": set(), "since": set(), "copy": set()}
+    with bench.open() as system:
+        assert check(system, read_share=1.0) == []
+        bench.assert_readable(system)
+        bench.settle(system)
+        bench.assert_readable(system)
+        assert check(system, read_share=1.0) == []
+
+
+@pytest.mark.parametrize("copied_forward", [False, True])
+def test_objects_go_back_to_their_landing_copies_when_their_block_is_gone(
+    bench: Bench, cli: Cli, copied_forward: bool
+) -> None:
+    """The reaper found what was packed damaged and set the rows back to the landing copies, and GC deleted the block.
+    In the dump the objects are packed, and their copies queued for deletion."""
+    with bench.open() as system:
+        bench.put_some(system, 20)
+        end_log(system)
+        bench.produce(system)
+        bench.consume(system)
+        cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+        blocks = {row.extent.block_id for row in all_objects(system.metadata) if row.extent}
+        if copied_forward:
+            for deletion in system.metadata.due_deletions(system.clock.now_ms(), 100):
+                assert system.metadata.revert_to_landing(deletion, system.clock.now_ms())
+            copy_forward(system)
+        for block_id in blocks:
+            system.blocks.delete(block_id)
+    bench.end_leases()
+    lose_database(bench)
+    said, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at == {"gone": set(), "since": set(), "copy": set()}
+    assert said["returned"] == 20
+    with bench.open() as system:
+        assert check(system, read_share=1.0) == []
+        bench.assert_readable(system)
+        bench.settle(system)
+        bench.assert_readable(system)
+        assert check(system, read_share=1.0) == []
 
 
 @pytest.mark.parametrize("dumped", ["before", "between", "never"])

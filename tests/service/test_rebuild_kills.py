@@ -26,6 +26,7 @@ METADATA_REBUILD_POINTS = [
     "rebuild.loaded",
     "rebuild.blocks_read",
     "rebuild.segments_read",
+    "rebuild.returned_to_copies",
     "rebuild.gone_removed",
     "rebuild.copies_claimed",
     "rebuild.copies_set_aside",

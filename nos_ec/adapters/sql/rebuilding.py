@@ -3,13 +3,13 @@ locked. What is written once more replaces what is there."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Column, Connection, Table, delete, exists, func, insert, select, update
 
 from nos_ec.adapters.sql import store_info, waiting
-from nos_ec.adapters.sql.json_rows import JsonRows
+from nos_ec.adapters.sql.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.rows import IDS, OBJECT_COLUMNS, by_keys, delete_listed, id_rows, key_rows, object_row
 from nos_ec.adapters.sql.schema import (
     BLOCKS,
@@ -32,6 +32,7 @@ _STATE = _I.name == "rebuild"
 _ROW_IDS = JsonRows("rebuilt", object_id=0)
 _SEGMENT_IDS = JsonRows("rebuilt_segments", id=SEGMENT_ID_BYTES)
 _OF_KEYS = by_keys(*OBJECT_COLUMNS)
+_LANDED = looked_up(select(_W.landing_id).join_from(IDS.table, WAITING, _W.landing_id == IDS["id"]), WAITING)
 
 
 def state(connection: Connection) -> str | None:
@@ -57,13 +58,18 @@ def _write_state(connection: Connection, now: str) -> None:
 
 def load(connection: Connection, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], now: str) -> None:
     """See `Rebuilding.load`."""
+    _delete(connection, list(rows_of(connection, {one.row.key for one in objects}).values()))
     _insert(connection, objects, 0)
-    _queue(connection, deletions)
+    _unqueue(connection, objects)
+    landed = _landed(connection, deletions)
+    _queue(connection, [entry for entry in deletions if entry.landing_id not in landed])
     _write_state(connection, now)
 
 
 def rows_of(connection: Connection, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
     """See `Rebuilding.rows_of`."""
+    if not keys:
+        return {}
     rows = map(object_row, connection.execute(_OF_KEYS, key_rows(keys)))
     return {row.key: row for row in rows}
 
@@ -77,16 +83,17 @@ def place(connection: Connection, rebuilt: Sequence[Rebuilt], now_ms: int) -> No
     """See `Rebuilding.place`."""
     _delete(connection, [one.instead_of for one in rebuilt if one.instead_of is not None])
     _insert(connection, rebuilt, now_ms)
-    kept = {one.row.landing_id for one in rebuilt}
-    released = [one.instead_of for one in rebuilt if one.instead_of is not None]
-    _queue(
-        connection,
-        [
-            QueueEntry(row.landing_id, row.object_id, row.version, now_ms, False)
-            for row in released
-            if row.landing_id is not None and row.landing_id not in kept
-        ],
-    )
+    _unqueue(connection, rebuilt)
+    _queue(connection, [entry for one in rebuilt for entry in _released(one, now_ms)])
+
+
+def _released(rebuilt: Rebuilt, now_ms: int) -> Iterator[QueueEntry]:
+    """The landing copy that nobody has now. A row that keeps its version and has another copy has lost the first."""
+    row, old = rebuilt.row, rebuilt.instead_of
+    if old is None or old.landing_id is None or (row.landing_id is not None and row.version == old.version):
+        return
+    if row.landing_id != old.landing_id:
+        yield QueueEntry(old.landing_id, old.object_id, old.version, now_ms, False)
 
 
 def remove(connection: Connection, rows: Sequence[ObjectRow]) -> None:
@@ -201,6 +208,19 @@ def _delete(connection: Connection, rows: Sequence[ObjectRow]) -> None:
     for table, matched in ((OBJECTS, _O.object_id), (SEGMENTS, _S.object_id)):
         _delete_listed(connection, table, matched, _ROW_IDS, "object_id", listed)
     _delete_ids(connection, WAITING, _W.landing_id, [row.landing_id for row in rows if row.landing_id is not None])
+
+
+def _landed(connection: Connection, entries: Sequence[QueueEntry]) -> set[LandingId]:
+    """The copies of these entries that rows have."""
+    if not entries:
+        return set()
+    listed = id_rows(entry.landing_id for entry in entries)
+    return {LandingId(found) for (found,) in connection.execute(_LANDED, listed)}
+
+
+def _unqueue(connection: Connection, rebuilt: Sequence[Rebuilt]) -> None:
+    copies = [one.row.landing_id for one in rebuilt if one.row.landing_id is not None]
+    _delete_ids(connection, LANDING_DELETIONS, _D.landing_id, copies)
 
 
 def _queue(connection: Connection, entries: Sequence[QueueEntry]) -> None:

@@ -7,17 +7,17 @@ What was put since the dump is read, because a row needs the MD5 of the bytes, a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from nos_ec.core.crc32c import joined
 from nos_ec.core.errors import Corrupt, NotFound
-from nos_ec.core.ids import BlockId, ObjectKey, in_log, record_offset, segment_of
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
 from nos_ec.engine.dump.told import ToldEntry, ToldRecord, whole_parts
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.metadata import Metadata, ObjectRow, Rebuilt, Segment
+from nos_ec.ports.metadata import Metadata, ObjectRow, QueueEntry, Rebuilt, Segment
 
 UNREADABLE_NAMED_MAX = 1000
 """Objects that cannot be read and are named; all are counted."""
@@ -168,9 +168,10 @@ class Placer:
             self.unreadable.append(f"{entry.key} v{entry.version}: {error}")
 
     # --- landing copies -------------------------------------------------------------------------------
-    def place_landed(self, records: Sequence[ToldRecord]) -> None:
+    def place_landed(self, records: Sequence[ToldRecord], segments: Container[SegmentId]) -> list[QueueEntry]:
         """Records of one landing segment, in order, or copies of the landing store. None tells the version of its
-        object, only when its PUT was. Raises Transient."""
+        object, only when its PUT was. segments: that are there. Returns the second copies of what is packed, to be
+        queued for deletion: the reaper reads back what is packed first. Raises Transient."""
         known = self._metadata.landing_known([record.landing_id for record in records])
         newest: dict[ObjectKey, ToldRecord] = {}
         for record in records:
@@ -179,13 +180,22 @@ class Placer:
                 if before is None or before.put_ms <= record.put_ms:
                     newest[record.key] = record
         found = self._metadata.rows_of(newest.keys())
-        adopted = []
+        adopted: list[Rebuilt] = []
+        moved: list[Rebuilt] = []
+        second: list[QueueEntry] = []
         for key, record in newest.items():
             row = found.get(key)
             if row is None or _is_newer(record, row):
                 adopted.append(self._landed(record, row))
+            elif in_log(record.landing_id) and _is_of(record, row):
+                if row.state is _PACKED:
+                    second.append(QueueEntry(record.landing_id, row.object_id, row.version, self._now_ms, False))
+                elif _is_trimmed(row.landing_id, segments):
+                    moved.append(Rebuilt(replace(row, landing_id=record.landing_id), instead_of=row))
         self.figures.landed += len(adopted)
-        self._metadata.place(adopted, self._now_ms)
+        self.figures.moved += len(moved)
+        self._metadata.place(adopted + moved, self._now_ms)
+        return second
 
     def _landed(self, record: ToldRecord, found: ObjectRow | None) -> Rebuilt:
         version = record.put_ms * 1000
@@ -213,6 +223,19 @@ class Placer:
 
 def _is_same(row: ObjectRow, entry: ToldEntry) -> bool:
     return (row.version, row.size, row.crc32c) == (entry.version, entry.extent.length, entry.crc32c)
+
+
+def _is_of(record: ToldRecord, row: ObjectRow) -> bool:
+    """Whether the record is a copy of the row's version: its own, or one that was copied forward, with the time of the
+    version (`put_ms_of`)."""
+    told = (record.put_ms, len(record.data), record.crc32c, record.attributes)
+    if told != (row.version // 1000, row.size, row.crc32c, row.attributes):
+        return False
+    return hashlib.md5(record.data, usedforsecurity=False).digest() == row.md5
+
+
+def _is_trimmed(copy: LandingId | None, segments: Container[SegmentId]) -> bool:
+    return copy is not None and in_log(copy) and segment_of(copy) not in segments
 
 
 def _is_newer(record: ToldRecord, row: ObjectRow) -> bool:

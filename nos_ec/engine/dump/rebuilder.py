@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
@@ -26,9 +26,8 @@ import msgspec
 
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.dump_format import DumpHead, DumpPage, Read, read_dump
-from nos_ec.core.errors import Conflict, NotFound
+from nos_ec.core.errors import Conflict, Corrupt, NotFound
 from nos_ec.core.ids import (
-    RESERVED_BUCKET,
     BlockId,
     LandingId,
     ObjectKey,
@@ -43,10 +42,12 @@ from nos_ec.core.lifecycle import (
     BlockEvent,
     BlockKind,
     BlockState,
+    ObjectEvent,
     ObjectState,
     SegmentEvent,
     SegmentState,
     advance_block,
+    advance_object,
     advance_segment,
 )
 from nos_ec.core.reclaim import BlockAccount
@@ -61,6 +62,8 @@ from nos_ec.engine.dump.told import (
     told_by_copies,
     told_by_segment,
 )
+from nos_ec.engine.log_reader import LogReader
+from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
@@ -86,6 +89,7 @@ EPOCHS_LEFT_OUT = 1 << 20
 
 _SEALED = advance_block(BlockState.FENCED, BlockEvent.SEAL)
 _CONDEMNED = advance_block(_SEALED, BlockEvent.CONDEMN)
+_LANDED = advance_object(ObjectState.PACKED, ObjectEvent.REVERT)
 _SEGMENT_SEALED = advance_segment(SegmentState.OPEN, SegmentEvent.SEAL)
 _T = TypeVar("_T")
 Tick = Callable[[str, int, int | None], None]
@@ -124,8 +128,8 @@ class Lost:
 class RebuildFigures:
     """What a rebuild has read and written. loaded: objects of the dump. blocks: that are there; blocks_read: of which
     headers were read. nameless: entries of headers whose names cannot be read. partial: large objects that were put
-    since and are not whole. copies_read: landing copies that nothing refers to. gone: rows of the dump removed. placed:
-    see PlacerFigures."""
+    since and are not whole. copies_read: landing copies that nothing refers to. returned: objects that have
+    landing copies again, as their blocks are nowhere. gone: rows of the dump removed. placed: see PlacerFigures."""
 
     loaded: int = 0
     blocks: int = 0
@@ -135,6 +139,7 @@ class RebuildFigures:
     partial: int = 0
     landing_segments: int = 0
     copies_read: int = 0
+    returned: int = 0
     gone: int = 0
     placed: PlacerFigures | None = None
 
@@ -181,12 +186,14 @@ class Rebuilder:
         self.unreadable = placer.unreadable
         self._read_blocks(None if state.placed else placer)
         kill_point("rebuild.blocks_read")
-        self._read_segments(None if state.placed else placer)
+        self._read_segments(None if state.placed else placer, state)
         if not state.placed:
             self._adopt_copies(placer)
         state.placed = True
         self._metadata.load((), (), _encoded(state))
         kill_point("rebuild.segments_read")
+        self._return_to_copies()
+        kill_point("rebuild.returned_to_copies")
         self._remove_gone()
         kill_point("rebuild.gone_removed")
         self._claim_copies(state)
@@ -318,48 +325,77 @@ class Rebuilder:
         )
 
     # --- landing segments -----------------------------------------------------------------------------
-    def _read_segments(self, placer: Placer | None) -> None:
-        """Landing segments that were SEALED in the dump are not read: what was recorded in them is in the dump."""
+    def _read_segments(self, placer: Placer | None, state: _State) -> None:
+        """Landing segments that were SEALED in the dump are not read: what was recorded in them is in the dump. All are
+        sealed before the first is read: only then is it known which are there."""
         medium = self._lost.medium
         if medium is None:
             return
-        listed = sorted(medium.segments())
-        for done, segment in enumerate(listed, 1):
+        for segment in sorted(medium.segments()):
+            with suppress(NotFound):
+                self._ends[segment] = medium.seal(segment, None, 0)
+        for done, (segment, end) in enumerate(self._ends.items(), 1):
             dumped = self._segments.get(segment)
-            try:
-                end = medium.seal(segment, None, 0)
-                records = 0 if dumped is None else dumped.records
-                if placer is not None and (dumped is None or dumped.state is SegmentState.OPEN):
-                    records = 0
-                    for batch in _batches(told_by_segment(medium, segment, end), RECORDS_AT_A_TIME):
-                        records += len(batch)
-                        placer.place_landed(batch)
-            except NotFound:
-                continue
+            records = 0 if dumped is None else dumped.records
+            if placer is not None and (dumped is None or dumped.state is SegmentState.OPEN):
+                records = 0
+                for batch in batches(told_by_segment(medium, segment, end), RECORDS_AT_A_TIME):
+                    records += len(batch)
+                    second = placer.place_landed(batch, self._ends)
+                    if second:
+                        self._metadata.load((), second, _encoded(state))
             epoch = 0 if dumped is None else dumped.epoch
-            self._ends[segment] = end
-            opened_ms = time_of(segment)
-            row = SegmentRow(segment, _SEGMENT_SEALED, epoch, opened_ms, self._now_ms, end, records)
+            row = SegmentRow(segment, _SEGMENT_SEALED, epoch, time_of(segment), self._now_ms, end, records)
             self._metadata.enter_segments([row])
-            self._tick("landing segments", done, len(listed))
+            self._tick("landing segments", done, len(self._ends))
         self.figures.landing_segments = len(self._ends)
 
     # --- the landing store ----------------------------------------------------------------------------
     def _adopt_copies(self, placer: Placer) -> None:
         """Copies whose labels are newer than the rows of their objects."""
-        for copies in _batches(self._unclaimed(), LABELS_AT_A_TIME):
-            for batch in _batches(told_by_copies(self._lost.landing, copies), COPIES_READ_AT_A_TIME):
-                placer.place_landed(batch)
+        for copies in batches(self._unclaimed(), LABELS_AT_A_TIME):
+            for batch in batches(told_by_copies(self._lost.landing, copies), COPIES_READ_AT_A_TIME):
+                placer.place_landed(batch, self._ends)
 
     def _set_aside_copies(self) -> None:
         """Put into quarantine what later versions have replaced: a label says so, but what is packed was not read."""
-        for copies in _batches(self._unclaimed(), LABELS_AT_A_TIME):
+        for copies in batches(self._unclaimed(), LABELS_AT_A_TIME):
             labels = labels_of(self._lost.landing, copies)
             keys = {copy: ObjectKey(label.bucket, label.name) for copy, label in labels.items()}
             found = self._metadata.rows_of(set(keys.values()))
             for copy, key in keys.items():
                 if key in found and found[key].version >= labels[copy].put_ms * 1000:
                     self._metadata.quarantine_copy(copy, self._now_ms + QUARANTINE_MS)
+
+    def _return_to_copies(self) -> None:
+        """Let objects whose blocks are nowhere have the landing copies that are queued for deletion: the reaper may
+        have set them back to these copies since the dump."""
+        after: LandingId | None = None
+        while page := self._metadata.deletions_after(after, PAGE_ROWS):
+            after = page[-1].landing_id
+            queued = [(one, one.object_id) for one in page if one.object_id is not None and not one.doomed]
+            found = self._metadata.objects_with([object_id for _, object_id in queued])
+            returned: dict[int, Rebuilt] = {}
+            for entry, object_id in queued:
+                row = found.get(object_id)
+                if row is None or row.version != entry.version or object_id in returned:
+                    continue
+                if row.extent and row.extent.block_id not in self._there and self._is_intact(entry.landing_id, row):
+                    landed = replace(row, state=_LANDED, landing_id=entry.landing_id, extent=None)
+                    returned[object_id] = Rebuilt(landed, instead_of=row)
+            self._metadata.place(list(returned.values()), self._now_ms)
+            self.figures.returned += len(returned)
+
+    def _is_intact(self, copy: LandingId, row: ObjectRow) -> bool:
+        medium, landing = self._lost.medium, self._lost.landing
+        if in_log(copy) and medium is None:
+            return False
+        try:
+            data = LogReader(medium).read(copy) if medium is not None and in_log(copy) else landing.read(copy)
+            crc_checked(data, row.size, row.crc32c, row.key, f"landing copy of {row.key}")
+        except (Corrupt, NotFound):
+            return False
+        return True
 
     # --- what is gone ---------------------------------------------------------------------------------
     def _remove_gone(self) -> None:
@@ -406,7 +442,7 @@ class Rebuilder:
         """Queue for deletion the copies in the landing store of what was put and packed since the dump: the reaper
         deletes one once it has read back what is packed. A copy belongs to a row with the same bytes whose version is
         of the time of the copy."""
-        for copies in _batches(self._unclaimed(), COPIES_AT_A_TIME):
+        for copies in batches(self._unclaimed(), COPIES_AT_A_TIME):
             by_bytes: dict[tuple[int, int, bytes], list[LandingId]] = {}
             for copy in copies:
                 self._tick("landing copies", self.figures.copies_read, None)
@@ -425,7 +461,7 @@ class Rebuilder:
                     self._metadata.load((), claimed, _encoded(state))
 
     def _unclaimed(self) -> Iterator[LandingId]:
-        for copies in _batches(self._lost.landing.list_ids(), PAGE_ROWS):
+        for copies in batches(self._lost.landing.list_ids(), PAGE_ROWS):
             own = [copy for copy in copies if not in_log(copy)]
             known = self._metadata.landing_known(own)
             yield from (copy for copy in own if copy not in known)
@@ -484,57 +520,8 @@ def _block(
     )
 
 
-def _batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+def batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    """The items in lists of at most `size`."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
-
-
-# --- what a rebuild cannot know -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Uncertain:
-    """Something that an operator should look at. what: `gone`, an object of the dump whose bytes are nowhere;
-    `since`, one that was put or overwritten since the dump, and may have been deleted after that; `copy`, a landing
-    copy that does not tell what it is, so that it is kept and used by nothing. about: the object's key, or the id."""
-
-    what: str
-    about: str
-    version: int | None = None
-    size: int | None = None
-
-
-def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
-    """All that a finished run leaves to be looked at, whichever runs it took; not the dumps in the store. Raises
-    Transient."""
-    metadata = lost.metadata
-    after = 0
-    for dumped in _objects(source):
-        found = metadata.rows_of([one.row.key for one in dumped])
-        for one in dumped:
-            row = found.get(one.row.key)
-            if one.row.key.bucket == RESERVED_BUCKET:
-                continue
-            if row is None:
-                yield Uncertain("gone", str(one.row.key), one.row.version, one.row.size)
-            elif row.version != one.row.version:
-                yield Uncertain("since", str(row.key), row.version, row.size)
-        after = max(one.row.object_id for one in dumped) // NEW_IDS * NEW_IDS + NEW_IDS - 1
-    while page := metadata.objects_after(after, PAGE_ROWS):
-        for row in page:
-            if row.key.bucket != RESERVED_BUCKET:
-                yield Uncertain("since", str(row.key), row.version, row.size)
-        after = page[-1].object_id
-    for copies in _batches(lost.landing.list_ids(), PAGE_ROWS):
-        known = metadata.landing_known([copy for copy in copies if not in_log(copy)])
-        for copy in copies:
-            if not in_log(copy) and copy not in known:
-                yield Uncertain("copy", copy.hex())
-
-
-def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:
-    if source is not None:
-        for page in source.pages():
-            if page.table == rows.OBJECTS and page.rows:
-                yield list(rows.objects_of(page))

@@ -40,7 +40,8 @@ class Rebuilding(Protocol):
         ...
 
     def load(self, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], state: str) -> None:
-        """Add rows as they were, and write down `state`. Objects in the landing store wait to be packed, due now."""
+        """Add rows as they were, and write down `state`. Objects in the landing store wait to be packed, due now. A row
+        replaces one of the same key that was loaded before. A copy that a row has is not queued for deletion."""
         ...
 
     def rows_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
@@ -53,7 +54,8 @@ class Rebuilding(Protocol):
 
     def place(self, rebuilt: Sequence[Rebuilt], now_ms: int) -> None:
         """Write rows, of different keys. The landing copy of a row that is replaced is queued for deletion, unless the
-        new row has it. Objects in the landing store wait to be packed, due at `now_ms`."""
+        new row has it, or has another copy of the same version: the first one is gone then. A copy that a new row has
+        is not queued any more. Objects in the landing store wait to be packed, due at `now_ms`."""
         ...
 
     def remove(self, rows: Sequence[ObjectRow]) -> None:

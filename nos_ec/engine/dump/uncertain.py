@@ -1,0 +1,61 @@
+"""What a rebuild cannot know, for an operator to look at.
+
+9  a page of objects is in memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nos_ec.core.ids import RESERVED_BUCKET, in_log
+from nos_ec.engine.dump import rows
+from nos_ec.engine.dump.rebuilder import NEW_IDS, PAGE_ROWS, DumpSource, Lost, batches
+from nos_ec.ports.metadata import Rebuilt
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertain:
+    """Something that an operator should look at. what: `gone`, an object of the dump whose bytes are nowhere;
+    `since`, one that was put or overwritten since the dump, and may have been deleted after that; `copy`, a landing
+    copy that does not tell what it is, so that it is kept and used by nothing. about: the object's key, or the id."""
+
+    what: str
+    about: str
+    version: int | None = None
+    size: int | None = None
+
+
+def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
+    """All that a finished run leaves to be looked at, whichever runs it took; not the dumps in the store. Raises
+    Transient."""
+    metadata = lost.metadata
+    after = 0
+    for dumped in _objects(source):
+        found = metadata.rows_of([one.row.key for one in dumped])
+        for one in dumped:
+            row = found.get(one.row.key)
+            if one.row.key.bucket == RESERVED_BUCKET or (row is not None and row.object_id != one.row.object_id):
+                continue  # deleted and stored again while the dump was made: it has the key twice
+            if row is None:
+                yield Uncertain("gone", str(one.row.key), one.row.version, one.row.size)
+            elif row.version != one.row.version:
+                yield Uncertain("since", str(row.key), row.version, row.size)
+        after = max(one.row.object_id for one in dumped) // NEW_IDS * NEW_IDS + NEW_IDS - 1
+    while page := metadata.objects_after(after, PAGE_ROWS):
+        for row in page:
+            if row.key.bucket != RESERVED_BUCKET:
+                yield Uncertain("since", str(row.key), row.version, row.size)
+        after = page[-1].object_id
+    for copies in batches(lost.landing.list_ids(), PAGE_ROWS):
+        known = metadata.landing_known([copy for copy in copies if not in_log(copy)])
+        for copy in copies:
+            if not in_log(copy) and copy not in known:
+                yield Uncertain("copy", copy.hex())
+
+
+def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:
+    if source is not None:
+        for page in source.pages():
+            if page.table == rows.OBJECTS and page.rows:
+                yield list(rows.objects_of(page))
