@@ -21,9 +21,10 @@ from nos_ec.core.dump_format import DumpHead, Read, dump_frames, verify_dump
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.dump.dumper import dump_pages
-from nos_ec.engine.dump.rebuilder import DumpSource, Lost, Rebuilder, RebuildFigures
+from nos_ec.engine.dump.lost import DumpSource, Lost
+from nos_ec.engine.dump.rebuilder import Rebuilder, RebuildFigures
 from nos_ec.engine.dump.stored import newest_dump
-from nos_ec.engine.dump.uncertain import Uncertain, uncertain
+from nos_ec.engine.dump.uncertain import KINDS, Uncertain, uncertain
 
 KEEP = 3
 """Dumps that the store keeps unless told otherwise."""
@@ -243,7 +244,7 @@ class _Listed:
 
 def _data(rebuilder: Rebuilder, source: DumpSource | None, listed: _Listed) -> dict[str, Any]:
     dump = None if source is None else {"name": source.name, "begun_ms": source.head.begun_ms, "rows": source.rows}
-    to_look_at = {what: listed.counts[what] for what in ("gone", "since", "copy")}
+    to_look_at = {what: listed.counts[what] for what in KINDS}
     return asdict(rebuilder.figures) | {
         "dump": dump,
         "to_look_at": to_look_at,
@@ -265,6 +266,8 @@ def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | N
             "gone": f"{listed.counts['gone']:,} objects of the dump: deleted or overwritten since, or lost",
             "put since": f"{listed.counts['since']:,} objects; any of them may have been deleted after that",
             "unknown copies": f"{listed.counts['copy']:,} landing copies that do not tell what they are",
+            "not all read": f"{listed.counts['block']:,} blocks and {listed.counts['segment']:,} landing segments; they"
+            " are kept",
             "not known": f"which objects were deleted since {begun} whose bytes are still there: they are back",
         },
     )

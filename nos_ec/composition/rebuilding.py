@@ -11,7 +11,7 @@ from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.composition.backends import find_mark, open_objects, require_marks, settings_named
 from nos_ec.composition.wiring import new_block_id
 from nos_ec.core.errors import ConfigError
-from nos_ec.engine.dump.rebuilder import Lost
+from nos_ec.engine.dump.lost import Lost
 from nos_ec.settings import Settings
 
 

@@ -16,6 +16,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
 from nos_ec.engine.check.quarantine import HeldKind, held
+from nos_ec.engine.dump.uncertain import KINDS
 from nos_ec.ports.clock import unwatched
 from nos_ec.testing.audit import all_objects
 from tests.rig.at_rest import end_log
@@ -43,7 +44,7 @@ def lose_database(bench: Bench) -> None:
 
 def listed(path: Path) -> dict[str, set[str]]:
     """What is to be looked at, by kind."""
-    found: dict[str, set[str]] = {"gone": set(), "since": set(), "copy": set()}
+    found: dict[str, set[str]] = {kind: set() for kind in KINDS}
     for line in path.read_text().splitlines():
         one = json.loads(line)
         found[one["what"]].add(one["about"])
@@ -221,7 +222,7 @@ def test_records_that_were_copied_forward_since_the_dump(bench: Bench, cli: Cli)
     bench.end_leases()
     lose_database(bench)
     _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
-    assert to_look_at == {"gone": set(), "since": set(), "copy": set()}
+    assert not any(to_look_at.values())
     with bench.open() as system:
         assert check(system, read_share=1.0) == []
         bench.assert_readable(system)
@@ -252,7 +253,7 @@ def test_objects_go_back_to_their_landing_copies_when_their_block_is_gone(
     bench.end_leases()
     lose_database(bench)
     said, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
-    assert to_look_at == {"gone": set(), "since": set(), "copy": set()}
+    assert not any(to_look_at.values())
     assert said["returned"] == 20
     with bench.open() as system:
         assert check(system, read_share=1.0) == []
@@ -306,7 +307,7 @@ def test_a_dump_in_the_store_is_found_and_the_last_ones_are_kept(bench: Bench, c
     assert (outlook["dump"], outlook["objects of the dump"]) == (names[-1], 202)
     said, to_look_at = rebuild(bench, cli)
     assert said["dump"]["name"] == names[-1]
-    assert to_look_at == {"gone": set(), "since": set(), "copy": set()}
+    assert not any(to_look_at.values())
     with bench.open() as system:
         assert check(system, read_share=1.0) == []
         assert {str(key) for key in bench.acknowledged} == there(system)

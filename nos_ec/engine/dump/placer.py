@@ -51,6 +51,8 @@ class Placer:
         self._next_id = max(new_ids, metadata.last_object_id() + 1)
         self.figures = PlacerFigures()
         self.unreadable: list[str] = []
+        self.unread: set[BlockId] = set()
+        """Blocks with versions that cannot be read."""
 
     # --- blocks ---------------------------------------------------------------------------------------
     def place_small(self, entries: Iterable[ToldEntry]) -> None:
@@ -95,6 +97,7 @@ class Placer:
                 crc32c = joined(crc32c, part.crc32c, part.extent.length)
         except (Corrupt, NotFound) as error:
             self._cannot_read(whole[0], error)
+            self.unread |= {part.extent.block_id for part in whole}
             return True
         row = ObjectRow(
             object_id=self._id(found),
@@ -164,6 +167,7 @@ class Placer:
 
     def _cannot_read(self, entry: ToldEntry, error: Exception) -> None:
         self.figures.unreadable += 1
+        self.unread.add(entry.extent.block_id)
         if len(self.unreadable) < UNREADABLE_NAMED_MAX:
             self.unreadable.append(f"{entry.key} v{entry.version}: {error}")
 

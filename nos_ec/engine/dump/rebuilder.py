@@ -15,18 +15,17 @@ still have open are sealed before they are read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TypeVar
 
 import google_crc32c
 import msgspec
 
 from nos_ec.core.deadlines import QUARANTINE_MS
-from nos_ec.core.dump_format import DumpHead, DumpPage, Read, read_dump
-from nos_ec.core.errors import Conflict, Corrupt, NotFound
+from nos_ec.core.dump_format import DumpPage
+from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NotFound
 from nos_ec.core.ids import (
     BlockId,
     LandingId,
@@ -53,6 +52,7 @@ from nos_ec.core.lifecycle import (
 from nos_ec.core.reclaim import BlockAccount
 from nos_ec.engine.dump import rows
 from nos_ec.engine.dump.ahead import looked_ahead
+from nos_ec.engine.dump.lost import DumpSource, Lost, batches
 from nos_ec.engine.dump.placer import Placer, PlacerFigures
 from nos_ec.engine.dump.told import (
     ToldBlock,
@@ -64,11 +64,7 @@ from nos_ec.engine.dump.told import (
 )
 from nos_ec.engine.log_reader import LogReader
 from nos_ec.engine.packable import crc_checked
-from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.clock import Clock
-from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import QUARANTINE, BlockRow, Metadata, ObjectRow, QueueEntry, Rebuilt, SegmentRow
-from nos_ec.ports.segment_medium import SegmentMedium
+from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
 
 PAGE_ROWS = 1000
 IDS_MAX = 250_000
@@ -87,6 +83,9 @@ NEW_IDS = 1 << 32
 EPOCHS_LEFT_OUT = 1 << 20
 """Leases that may have been handed out since the dump without leaving a trace."""
 
+UNREAD_MS = 30 * 86_400_000
+"""How long a block is in quarantine of which not everything can be read."""
+
 _SEALED = advance_block(BlockState.FENCED, BlockEvent.SEAL)
 _CONDEMNED = advance_block(_SEALED, BlockEvent.CONDEMN)
 _LANDED = advance_object(ObjectState.PACKED, ObjectEvent.REVERT)
@@ -96,44 +95,18 @@ Tick = Callable[[str, int, int | None], None]
 """Takes (part, done, in all if that is known)."""
 
 
-@dataclass(frozen=True, slots=True)
-class DumpSource:
-    """A dump that is whole. name: for people. head: its first frame. open: reads it from its beginning."""
-
-    name: str
-    head: DumpHead
-    rows: dict[str, int]
-    open: Callable[[], AbstractContextManager[Read]]
-
-    def pages(self) -> Iterator[DumpPage]:
-        """Its pages, in order. Raises Corrupt."""
-        with self.open() as read:
-            for found in read_dump(read):
-                if isinstance(found, DumpPage):
-                    yield found
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The store whose metadata was lost. metadata: the new, empty one."""
-
-    metadata: Metadata
-    blocks: BlockStore
-    landing: LandingStore
-    medium: SegmentMedium | None
-    clock: Clock
-
-
 @dataclass(slots=True)
 class RebuildFigures:
     """What a rebuild has read and written. loaded: objects of the dump. blocks: that are there; blocks_read: of which
-    headers were read. nameless: entries of headers whose names cannot be read. partial: large objects that were put
-    since and are not whole. copies_read: landing copies that nothing refers to. returned: objects that have
-    landing copies again, as their blocks are nowhere. gone: rows of the dump removed. placed: see PlacerFigures."""
+    headers were read; unread_blocks: of which not everything can be read. nameless: entries of headers whose names
+    cannot be read. partial: large objects that were put since and are not whole. copies_read: landing copies that
+    nothing refers to. returned: objects that have landing copies again, as their blocks are nowhere. gone: rows of the
+    dump removed. placed: see PlacerFigures."""
 
     loaded: int = 0
     blocks: int = 0
     blocks_read: int = 0
+    unread_blocks: int = 0
     header_bytes: int = 0
     nameless: int = 0
     partial: int = 0
@@ -172,6 +145,8 @@ class Rebuilder:
         self._ends: dict[SegmentId, int] = {}
         self._parts: dict[tuple[ObjectKey, int], list[ToldEntry]] = {}
         self._epoch = 0
+        self._unread: list[BlockId] = []
+        """Blocks of which not everything can be read."""
         self.figures = RebuildFigures()
         self.unreadable: Sequence[str] = ()
 
@@ -180,6 +155,8 @@ class Rebuilder:
         it again."""
         state = self._begin()
         self._load(state)
+        if any(row.state is not SegmentState.DOOMED for row in self._segments.values()):
+            self._require_log()
         kill_point("rebuild.loaded")
         placer = Placer(self._metadata, self._blocks, self._now_ms, state.new_ids)
         self.figures.placed = placer.figures
@@ -259,10 +236,16 @@ class Rebuilder:
         listed = sorted(self._blocks.list_blocks())
         self.figures.blocks = len(listed)
         entered: list[BlockRow] = []
+        unread = self._unread_before()
+        partial: set[BlockId] = set()
+        read: dict[BlockId, BlockRow] = {}
         for done, (block_id, told) in enumerate(looked_ahead(self._told, listed), 1):
             entered.append(self._row_of(block_id, told))
             if told is not None:
                 self._there.add(block_id)
+                read[block_id] = entered[-1]
+                if not told.is_read:
+                    unread.add(block_id)
                 if placer is not None:
                     self._place(told, placer)
             if len(entered) >= PAGE_ROWS:
@@ -272,7 +255,25 @@ class Rebuilder:
         self._metadata.enter_blocks(entered)
         if placer is not None:
             for (key, version), parts in self._parts.items():
-                self.figures.partial += not placer.place_large(key, version, parts, self._there)
+                if not placer.place_large(key, version, parts, self._there):
+                    self.figures.partial += 1
+                    partial |= {part.extent.block_id for part in parts}
+            unread |= placer.unread
+        if unread:  # what a large object lacks may lie in them
+            unread |= partial
+        self._unread = [block_id for block_id in unread if block_id in read]
+        self.figures.unread_blocks = len(self._unread)
+        for some in batches(self._unread, PAGE_ROWS):
+            self._metadata.enter_blocks([replace(read[block_id], writer=QUARANTINE) for block_id in some])
+
+    def _unread_before(self) -> set[BlockId]:
+        """The blocks that an earlier run could not read as a whole."""
+        found: set[BlockId] = set()
+        after: BlockId | None = None
+        while page := self._metadata.list_blocks(after, PAGE_ROWS):
+            after = page[-1].block_id
+            found |= {row.block_id for row in page if row.writer == QUARANTINE}
+        return {one for one in found if one not in self._dumped or self._dumped[one].writer != QUARANTINE}
 
     def _place(self, told: ToldBlock, placer: Placer) -> None:
         placer.place_small(entry for entry in told.entries if entry.part is None)
@@ -288,12 +289,17 @@ class Rebuilder:
             if row is not None and row.state is BlockState.CONDEMNED:
                 return None
             if row is not None and row.state is BlockState.SEALED:
-                self._blocks.stripes(block_id)
+                with suppress(Corrupt):
+                    self._blocks.stripes(block_id)
                 return ToldBlock(block_id, row.stripes, row.live_bytes + row.dead_bytes, 0, (), 0, None, None)
             stripes = self._blocks.seal(block_id)
             return told_by_block(self._blocks, block_id, stripes, 0 if row is None else row.stripes)
         except NotFound:
             return None
+        except Corrupt:
+            stripes = 0 if row is None else row.stripes
+            data_bytes = 0 if row is None else row.live_bytes + row.dead_bytes
+            return ToldBlock(block_id, stripes, data_bytes, 0, (), 0, None, None, is_read=False)
 
     def _row_of(self, block_id: BlockId, told: ToldBlock | None) -> BlockRow:
         """The row of a block as if nothing in it were live: `_count` mends that."""
@@ -331,24 +337,44 @@ class Rebuilder:
         medium = self._lost.medium
         if medium is None:
             return
+        unread = set[SegmentId]()
         for segment in sorted(medium.segments()):
-            with suppress(NotFound):
+            try:
                 self._ends[segment] = medium.seal(segment, None, 0)
+            except NotFound:
+                continue
+            except Corrupt:
+                self._ends[segment] = medium.limits.segment_bytes
+                unread.add(segment)
         for done, (segment, end) in enumerate(self._ends.items(), 1):
             dumped = self._segments.get(segment)
             records = 0 if dumped is None else dumped.records
             if placer is not None and (dumped is None or dumped.state is SegmentState.OPEN):
                 records = 0
-                for batch in batches(told_by_segment(medium, segment, end), RECORDS_AT_A_TIME):
-                    records += len(batch)
-                    second = placer.place_landed(batch, self._ends)
-                    if second:
-                        self._metadata.load((), second, _encoded(state))
+                try:
+                    for batch in batches(told_by_segment(medium, segment, end), RECORDS_AT_A_TIME):
+                        records += len(batch)
+                        second = placer.place_landed(batch, self._ends)
+                        if second:
+                            self._metadata.load((), second, _encoded(state))
+                except Corrupt:
+                    unread.add(segment)
+            if segment in unread:
+                continue  # without a row it is not given back, and `check` names it
             epoch = 0 if dumped is None else dumped.epoch
             row = SegmentRow(segment, _SEGMENT_SEALED, epoch, time_of(segment), self._now_ms, end, records)
             self._metadata.enter_segments([row])
             self._tick("landing segments", done, len(self._ends))
         self.figures.landing_segments = len(self._ends)
+
+    def _require_log(self) -> None:
+        """Without the landing log, all that lies in it would seem to be gone. Raises ConfigError."""
+        if self._lost.medium is None:
+            raise ConfigError(
+                "objects of the dump are in the landing log, and there is none: connect its devices, and set"
+                " landing.mode and landing.devices as they were; then run the rebuild again",
+                settings=("landing.mode", "landing.devices"),
+            )
 
     # --- the landing store ----------------------------------------------------------------------------
     def _adopt_copies(self, placer: Placer) -> None:
@@ -424,6 +450,8 @@ class Rebuilder:
         after: LandingId | None = None
         while page := self._metadata.waiting_after(after, PAGE_ROWS):
             after = page[-1].landing_id
+            if any(in_log(one.landing_id) for one in page):
+                self._require_log()
             mine = (one for one in page if one.landing_id[-1] % parts == part)
             gone = [one.object_id for one in mine if not self._is_there(one.landing_id, present)]
             self._remove(list(self._metadata.objects_with(gone).values()))
@@ -478,10 +506,13 @@ class Rebuilder:
     def _count(self) -> None:
         after: BlockId | None = None
         done = 0
+        unread = set(self._unread)
         while page := self._metadata.list_blocks(after, PAGE_ROWS):
             after = page[-1].block_id
             for row in page:
-                if row.state is BlockState.SEALED:
+                if row.block_id in unread:
+                    self._keep_unread(row)
+                elif row.state is BlockState.SEALED:
                     self._count_block(row)
             done += len(page)
             self._tick("counters", done, self.figures.blocks)
@@ -494,6 +525,30 @@ class Rebuilder:
         dead = max(0, row.live_bytes + row.dead_bytes - live)
         overhead = row.size_bytes - live - dead
         self._metadata.recount_block(row, BlockAccount(live, dead, overhead, len(placed), ()))
+
+    def _keep_unread(self, row: BlockRow) -> None:
+        """What could not be read is not dead. A block with nothing else goes into quarantine. Another one counts as a
+        block of a large object, which GC does not write anew: it stays until the last object in it is deleted."""
+        placed = self._metadata.placed_in(row.block_id)
+        if not placed:
+            held = replace(row, state=_CONDEMNED, delete_after_ms=self._now_ms + UNREAD_MS)
+            self._metadata.enter_blocks([held])
+            return
+        live = sum(one.extent.length for one in placed)
+        dead = max(0, row.live_bytes + row.dead_bytes - live)
+        stripe_size = self._blocks.geometry.stripe_size
+        end = max(one.extent.offset + one.extent.length for one in placed)
+        stripes = max(row.stripes, -(-(max(end, live + dead)) // stripe_size))
+        kept = replace(
+            row,
+            kind=BlockKind.LARGE,
+            stripes=stripes,
+            live_bytes=live,
+            dead_bytes=dead,
+            overhead_bytes=stripes * stripe_size - live - dead,
+            live_objects=len(placed),
+        )
+        self._metadata.enter_blocks([kept])
 
 
 def _encoded(state: _State) -> str:
@@ -518,10 +573,3 @@ def _block(
         delete_after_ms=delete_after_ms,
         gc_failures=0 if dumped is None else dumped.gc_failures,
     )
-
-
-def batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
-    """The items in lists of at most `size`."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch

@@ -22,7 +22,7 @@ from nos_ec.core.ids import RESERVED_BUCKET, BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.dump.ahead import looked_ahead
-from nos_ec.engine.dump.rebuilder import DumpSource
+from nos_ec.engine.dump.lost import DumpSource
 from nos_ec.engine.dump.told import ToldEntry, whole_parts
 from nos_ec.engine.large import LargeObjects
 from nos_ec.engine.packable import crc_checked

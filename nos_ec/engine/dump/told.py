@@ -40,7 +40,7 @@ class ToldBlock:
     """A block. data_bytes: of all that was written to it, with all of the stripes that have no readable header.
     entries: of the groups that were asked for. nameless: how many more are in groups whose names cannot be read.
     epoch: the greatest of its writers; written_ms: of the first group (Unix milliseconds); both None without a readable
-    header."""
+    header. is_read: everything was read that was asked for."""
 
     block_id: BlockId
     stripes: int
@@ -50,6 +50,7 @@ class ToldBlock:
     nameless: int
     epoch: int | None
     written_ms: int | None
+    is_read: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ def told_by_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_str
         nameless,
         max((header.writer_epoch for header in headers.headers), default=None),
         headers.headers[0].written_at_ms if headers.headers else None,
+        not nameless and all(stripe < first_stripe for stripe in headers.damaged_stripes),
     )
 
 

@@ -8,17 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nos_ec.core.ids import RESERVED_BUCKET, in_log
+from nos_ec.core.ids import RESERVED_BUCKET, BlockId, in_log
+from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import rows
-from nos_ec.engine.dump.rebuilder import NEW_IDS, PAGE_ROWS, DumpSource, Lost, batches
-from nos_ec.ports.metadata import Rebuilt
+from nos_ec.engine.dump.lost import DumpSource, Lost, batches
+from nos_ec.engine.dump.rebuilder import NEW_IDS, PAGE_ROWS
+from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.ports.metadata import QUARANTINE, Metadata, Rebuilt
+
+KINDS = ("gone", "since", "copy", "held", "block", "segment")
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertain:
     """Something that an operator should look at. what: `gone`, an object of the dump whose bytes are nowhere;
     `since`, one that was put or overwritten since the dump, and may have been deleted after that; `copy`, a landing
-    copy that does not tell what it is, so that it is kept and used by nothing. about: the object's key, or the id."""
+    copy that does not tell what it is, so that it is kept and used by nothing; `held`, one in quarantine, which a later
+    version has replaced; `block`, a block of which not everything can be read, or one in quarantine; `segment`, a
+    landing segment of which not everything can be read. about: the object's key, or the id."""
 
     what: str
     about: str
@@ -52,6 +59,8 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
         for copy in copies:
             if not in_log(copy) and copy not in known:
                 yield Uncertain("copy", copy.hex())
+    yield from _held(lost.metadata)
+    yield from _segments_without_rows(lost)
 
 
 def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:
@@ -59,3 +68,23 @@ def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:
         for page in source.pages():
             if page.table == rows.OBJECTS and page.rows:
                 yield list(rows.objects_of(page))
+
+
+def _held(metadata: Metadata) -> Iterator[Uncertain]:
+    after: BlockId | None = None
+    while page := metadata.list_blocks(after, PAGE_ROWS):
+        after = page[-1].block_id
+        for row in page:
+            if row.writer == QUARANTINE:
+                yield Uncertain("block", row.block_id.hex())
+    for one in held(metadata):
+        if one.kind is HeldKind.COPY:
+            yield Uncertain("held", one.id.hex())
+
+
+def _segments_without_rows(lost: Lost) -> Iterator[Uncertain]:
+    if lost.medium is not None:
+        known = {row.segment for page in segment_pages(lost.metadata) for row in page}
+        for segment in lost.medium.segments():
+            if segment not in known:
+                yield Uncertain("segment", segment.hex())

@@ -1,0 +1,53 @@
+"""What a rebuild is given: the store whose metadata was lost, and a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from nos_ec.core.dump_format import DumpHead, DumpPage, Read, read_dump
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.metadata import Metadata
+from nos_ec.ports.segment_medium import SegmentMedium
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class DumpSource:
+    """A dump that is whole. name: for people. head: its first frame. open: reads it from its beginning."""
+
+    name: str
+    head: DumpHead
+    rows: dict[str, int]
+    open: Callable[[], AbstractContextManager[Read]]
+
+    def pages(self) -> Iterator[DumpPage]:
+        """Its pages, in order. Raises Corrupt."""
+        with self.open() as read:
+            for found in read_dump(read):
+                if isinstance(found, DumpPage):
+                    yield found
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The store whose metadata was lost. metadata: the new, empty one."""
+
+    metadata: Metadata
+    blocks: BlockStore
+    landing: LandingStore
+    medium: SegmentMedium | None
+    clock: Clock
+
+
+def batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    """The items in lists of at most `size`."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

@@ -1,0 +1,157 @@
+"""The database is lost, and not all of the store can be read, or is there: nothing that may be an object is deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.core.errors import Corrupt
+from nos_ec.core.header import GroupHeader
+from nos_ec.core.ids import BlockId
+from nos_ec.core.lifecycle import BlockState
+from nos_ec.engine.check.quarantine import held
+from nos_ec.engine.dump import told
+from nos_ec.ports.metadata import QUARANTINE
+from nos_ec.testing.audit import all_blocks, all_objects
+from tests.rig.at_rest import end_log
+
+from .conftest import STORE_CONFIG, Bench
+from .test_cli import Cli
+from .test_rebuild import lose_database, rebuild, there
+
+pytestmark = pytest.mark.invariant(7)
+
+
+@pytest.fixture
+def cli(bench: Bench, capfd: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(bench, capfd)
+
+
+def around_a_dump(bench: Bench, cli: Cli) -> tuple[set[str], set[BlockId]]:
+    """Objects that are packed before a dump and after it. Returns those of the dump, and the blocks put since."""
+    with bench.open() as system:
+        old = {str(key) for key in bench.put_some(system, 60, prefix="old")}
+        bench.pack(system)
+        before = set(system.blocks.list_blocks())
+        cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+        bench.put_some(system, 60, prefix="new")
+        bench.pack(system)
+        end_log(system)
+        return old, set(system.blocks.list_blocks()) - before
+
+
+def assert_kept(bench: Bench, blocks: set[BlockId]) -> None:
+    """GC leaves them alone."""
+    done = bench.run("gc", "run", "--apply")
+    assert done.returncode == 0, done.stderr.decode()
+    with bench.open() as system:
+        assert blocks <= set(system.blocks.list_blocks())
+
+
+def test_blocks_whose_names_cannot_be_read_are_kept(bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer release may have written the names."""
+    old, new_blocks = around_a_dump(bench, cli)
+
+    def newer(*_: Any) -> Any:
+        raise Corrupt("names: unknown kind of record")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(told, "decode_names", newer)
+        lose_database(bench)
+        _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["block"] == {block.hex() for block in new_blocks}
+    with bench.open() as system:
+        assert there(system) == old
+        assert {one.id for one in held(system.metadata)} == new_blocks
+    assert_kept(bench, new_blocks)
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["block"] == set()
+    with bench.open() as system:
+        bench.assert_readable(system)
+
+
+def test_a_block_of_which_a_part_cannot_be_read_is_kept(
+    bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, new_blocks = around_a_dump(bench, cli)
+    names = told._names
+
+    def damaged(blocks: LocalBlockStore, header: GroupHeader) -> Any:
+        return names(blocks, header) if header.first_stripe else None
+
+    monkeypatch.setattr(told, "_names", damaged)
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["block"] == {block.hex() for block in new_blocks}
+    with bench.open() as system:
+        kept = [row for row in all_blocks(system.metadata) if row.block_id in new_blocks]
+        assert {row.writer for row in kept} == {QUARANTINE}
+        assert BlockState.SEALED in {row.state for row in kept}
+    assert_kept(bench, new_blocks)
+
+
+def test_blocks_that_cannot_be_opened_stop_nothing(bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new_blocks = around_a_dump(bench, cli)
+
+    def damaged(_: LocalBlockStore, block_id: BlockId) -> int:
+        raise Corrupt("odd attribute", block_id=block_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalBlockStore, "seal", damaged)
+        patched.setattr(LocalBlockStore, "stripes", damaged)
+        lose_database(bench)
+        _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["block"] == {block.hex() for block in new_blocks}
+    assert to_look_at["gone"] == set()
+    with bench.open() as system:
+        assert there(system) == old
+        for row in all_objects(system.metadata):
+            assert system.store().get(row.key) == bench.acknowledged[row.key]
+    assert_kept(bench, new_blocks)
+
+
+def test_a_landing_segment_that_cannot_be_sealed_is_kept(
+    bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 40)
+        cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+        end_log(system)
+        assert system.medium is not None
+        segments = set(system.medium.segments())
+        medium = type(system.medium)
+
+    def damaged(*_: Any) -> int:
+        raise Corrupt("odd attribute")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(medium, "seal", damaged)
+        lose_database(bench)
+        _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["segment"] == {segment.hex() for segment in segments}
+    assert to_look_at["gone"] == set()
+    with bench.open() as system:
+        bench.assert_readable(system)
+
+
+def test_a_landing_log_that_is_not_there_is_missed(bench: Bench, cli: Cli) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 40)
+        end_log(system)
+        cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+        (device,) = system.settings.landing.paths(system.settings.store.root)
+    lose_database(bench)
+    log_config = bench.config.read_text()
+    away = device.rename(bench.folder / "away")
+    bench.config.write_text(STORE_CONFIG)
+    refused = cli("metadata", "rebuild", "--from", str(bench.folder / "dump"), exits=3)
+    assert "connect its devices" in refused["message"]
+    away.rename(device)
+    bench.config.write_text(log_config)
+    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert not any(to_look_at.values())
+    with bench.open() as system:
+        bench.assert_readable(system)
