@@ -88,7 +88,7 @@ _decoder = msgspec.msgpack.Decoder(DumpHead | DumpPage | DumpEnd)
 
 
 def dump_frames(head: DumpHead, pages: Iterable[DumpPage]) -> Iterator[bytes]:
-    """The frames of a dump."""
+    """The frames of a dump. Raises ValueError for a page that `read_dump` would refuse."""
     rows = Counter[str]()
     yield _frame(0, head)
     number = 0
@@ -135,7 +135,10 @@ def verify_dump(read: Read) -> tuple[DumpHead, Mapping[str, int]]:
 
 
 def _frame(number: int, content: DumpHead | DumpPage | DumpEnd) -> bytes:
-    payload = zlib.compress(msgspec.msgpack.encode(content), _LEVEL)
+    raw = msgspec.msgpack.encode(content)
+    payload = zlib.compress(raw, _LEVEL)
+    if max(len(raw), len(payload)) > PAYLOAD_BYTES_MAX:
+        raise ValueError(f"dump: frame {number} of {len(raw)} bytes could not be read again")
     crc = google_crc32c.extend(google_crc32c.value(_CHECKED.pack(number, len(payload))), payload)
     return _FRAME.pack(MAGIC, number, len(payload), crc) + payload
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
 from nos_ec.engine.check.quarantine import HeldKind, held
+from nos_ec.engine.dump import rows
+from nos_ec.engine.dump.dumper import dump_pages
 from nos_ec.engine.dump.uncertain import KINDS
 from nos_ec.ports.clock import unwatched
 from nos_ec.testing.audit import all_objects
@@ -190,16 +193,58 @@ def test_a_copy_that_does_not_say_what_it_is_is_kept(bench: Bench, cli: Cli) -> 
     with bench.open() as system:
         bench.put_some(system, 20)
         cli("metadata", "dump", "--to", str(bench.folder / "dump"))
-        (unlabelled, damaged) = (system.new_landing_id() for _ in range(2))
+        (unlabelled, damaged, nameless) = (system.new_landing_id() for _ in range(3))
         system.landing.put(unlabelled, b"an older release put this")
         label = encode_label(damaged, CopyLabel("b", "damaged", 1, 5, 7, b""))
         system.landing.put(damaged, b"other", label)
+        label = encode_label(nameless, CopyLabel("a/b", "no key", 1, 5, 7, b""))
+        system.landing.put(nameless, b"again", label)
     lose_database(bench)
     _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
-    assert to_look_at["copy"] == {unlabelled.hex(), damaged.hex()}
+    assert to_look_at["copy"] == {unlabelled.hex(), damaged.hex(), nameless.hex()}
     with bench.open() as system:
         assert {finding.kind for finding in check(system)} == {FindingKind.COPY_WITHOUT_OWNER}
         bench.assert_readable(system)
+
+
+def test_a_record_whose_entry_is_forgotten_during_the_dump_stays_dead(bench: Bench, cli: Cli) -> None:
+    """Its segment is OPEN in the dump, and sealed and reaped before the dump reads the deletion queue."""
+    dump = bench.folder / "dump"
+    with bench.open() as system:
+        keys = bench.put_some(system, 20)
+        for key in keys[:5]:
+            bench.delete(system, key)
+        pages = []
+        for page in dump_pages(system.metadata):
+            pages.append(page)
+            if page.table == rows.LANDING_SEGMENTS:
+                end_log(system)
+                system.housekeeping().run_once()
+                assert system.metadata.deletions_after(None, 10) == []
+        head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
+        dump.write_bytes(b"".join(dump_frames(head, pages)))
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--from", str(dump))
+    assert not any(to_look_at.values())
+    with bench.open() as system:
+        bench.assert_readable(system)
+
+
+@pytest.mark.landing("store")
+def test_what_was_in_quarantine_is_so_again(bench: Bench, cli: Cli) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 5)
+        copy = system.new_landing_id()
+        system.landing.put(copy, b"nobody's")
+        assert system.metadata.quarantine_copy(copy, system.clock.now_ms() + 3_600_000)
+        found = list(held(system.metadata))
+        cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["held"] == {copy.hex()}
+    with bench.open() as system:
+        assert list(held(system.metadata)) == found
+        assert check(system) == []
 
 
 def copy_forward(system: System) -> None:

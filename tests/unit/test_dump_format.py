@@ -13,10 +13,10 @@ import pytest
 from nos_ec.core import dump_format
 from nos_ec.core.dump_format import DumpEnd, DumpHead, DumpPage, dump_frames, read_dump, verify_dump
 from nos_ec.core.errors import Corrupt
-from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.engine.dump import rows
-from nos_ec.ports.metadata import BlockRow
+from nos_ec.core.ids import BlockId, Extent, ObjectKey
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.engine.dump import dumper, rows
+from nos_ec.ports.metadata import BlockRow, ObjectRow, Rebuilt, Segment
 
 HEAD = DumpHead("ab" * 16, 1_700_000_000_000, {"k": 8, "m": 3})
 PAGES = [
@@ -126,3 +126,22 @@ def test_rows_of_a_newer_version_are_refused_where_they_cannot_be_told() -> None
     page.columns["state"] = ["frozen"]
     with pytest.raises(Corrupt, match="newer version"):
         list(rows.blocks_of(page))
+
+
+def test_a_page_that_could_not_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump_format, "PAYLOAD_BYTES_MAX", 1000)
+    with pytest.raises(ValueError, match="could not be read again"):
+        dumped(pages=[DumpPage("objects", {"md5": [bytes(1001)]})])
+
+
+def test_pages_are_cut_by_the_segments_of_large_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dumper, "PAGE_PARTS", 5)
+    extent = Extent(BlockId(bytes(16)), 0, 1)
+    key = ObjectKey("b", "n")
+
+    def large(number: int, parts: int) -> Rebuilt:
+        row = ObjectRow(number, key, 1, parts, 0, bytes(16), ObjectState.LARGE, None, None, 0)
+        return Rebuilt(row, [Segment(extent, 0)] * parts)
+
+    pages = list(dumper._cut([large(n, parts) for n, parts in enumerate([2, 3, 1, 9, 0, 5])]))
+    assert [[one.row.object_id for one in page] for page in pages] == [[0, 1], [2], [3], [4, 5]]

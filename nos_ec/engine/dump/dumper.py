@@ -8,7 +8,8 @@ order of the tables:
     dead by then.
   - Landing segments come before objects as well, for the same reason: nothing is recorded in a SEALED one.
   - The deletion queue comes after objects. An entry of an OPEN landing segment is never forgotten, so a record of such
-    a segment that is neither an object's nor queued was recorded after the dump had begun.
+    a segment that is neither an object's nor queued was recorded after the dump had begun. A segment may be sealed, and
+    its entries forgotten, before the dump gets there. So the queue comes at the beginning as well.
 
 9  one page of rows is in memory
 """
@@ -22,9 +23,11 @@ from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.dump import rows
 from nos_ec.engine.segment_pages import segment_pages
-from nos_ec.ports.metadata import Metadata, ObjectRow, Rebuilt, Segment
+from nos_ec.ports.metadata import Metadata, ObjectRow, QueueEntry, Rebuilt, Segment
 
 PAGE_ROWS = 2000
+PAGE_PARTS = 100_000
+"""Segments of large objects in a page: about 5 MB."""
 READ_TRIES = 10
 """Looks at a large object until its row and its segments are of the same version."""
 
@@ -34,6 +37,9 @@ Tick = Callable[[int], None]
 
 def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[DumpPage]:
     """All rows that a rebuild needs. Leases, totals and what waits are made anew. Raises Transient."""
+    for queued in _queued_pages(metadata):
+        # Reservations and copies in quarantine may be claimed or released before the dump ends.
+        yield rows.deletions_page([entry for entry in queued if entry.object_id is not None])
     for segments in segment_pages(metadata):
         yield rows.landing_segments_page(segments)
     after_block: BlockId | None = None
@@ -42,14 +48,34 @@ def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[Dump
         after_block = blocks[-1].block_id
     after = done = 0
     while page := metadata.objects_after(after, PAGE_ROWS):
-        yield rows.objects_page(_with_parts(metadata, page))
+        for some in _cut(_with_parts(metadata, page)):
+            yield rows.objects_page(some)
         after = page[-1].object_id
         done += len(page)
         tick(done)
-    after_copy: LandingId | None = None
-    while queued := metadata.deletions_after(after_copy, PAGE_ROWS):
+    for queued in _queued_pages(metadata):
         yield rows.deletions_page(queued)
-        after_copy = queued[-1].landing_id
+
+
+def _queued_pages(metadata: Metadata) -> Iterator[list[QueueEntry]]:
+    after: LandingId | None = None
+    while queued := metadata.deletions_after(after, PAGE_ROWS):
+        yield queued
+        after = queued[-1].landing_id
+
+
+def _cut(page: Sequence[Rebuilt]) -> Iterator[list[Rebuilt]]:
+    """The rows in pages of PAGE_PARTS segments at most, or of one object."""
+    some: list[Rebuilt] = []
+    parts = 0
+    for one in page:
+        if some and parts + len(one.parts) > PAGE_PARTS:
+            yield some
+            some, parts = [], 0
+        some.append(one)
+        parts += len(one.parts)
+    if some:
+        yield some
 
 
 def _with_parts(metadata: Metadata, page: Sequence[ObjectRow]) -> list[Rebuilt]:

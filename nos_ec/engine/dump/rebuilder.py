@@ -25,7 +25,7 @@ import msgspec
 
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.dump_format import DumpPage
-from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NotFound
+from nos_ec.core.errors import ConfigError, Conflict, Corrupt, InvalidInput, NotFound
 from nos_ec.core.ids import (
     BlockId,
     LandingId,
@@ -220,14 +220,15 @@ class Rebuilder:
         self._epoch = max(epochs, default=0)
 
     def _load_page(self, page: DumpPage, number: int, state: _State) -> None:
-        """Reservations are left out: a PUT may have claimed the copy since."""
+        """Reservations are left out, unless they are doomed: a PUT may have claimed the copy since. What is in
+        quarantine has version 0."""
         objects = list(rows.objects_of(page)) if page.table == rows.OBJECTS else []
         queued = list(rows.deletions_of(page)) if page.table == rows.DELETIONS else []
         state.pages = number
         if objects:
             state.new_ids = (max(one.row.object_id for one in objects) // NEW_IDS + 1) * NEW_IDS
         self.figures.loaded += len(objects)
-        claimed = [entry for entry in queued if entry.object_id is not None]
+        claimed = [one for one in queued if one.object_id is not None or one.version == 0 or one.doomed]
         self._metadata.load(objects, claimed, _encoded(state))
         kill_point("rebuild.page_loaded")
 
@@ -276,7 +277,8 @@ class Rebuilder:
         return {one for one in found if one not in self._dumped or self._dumped[one].writer != QUARANTINE}
 
     def _place(self, told: ToldBlock, placer: Placer) -> None:
-        placer.place_small(entry for entry in told.entries if entry.part is None)
+        for some in batches((entry for entry in told.entries if entry.part is None), PAGE_ROWS):
+            placer.place_small(some)
         for entry in told.entries:
             if entry.part is not None:
                 self._parts.setdefault((entry.key, entry.version), []).append(entry)
@@ -387,7 +389,10 @@ class Rebuilder:
         """Put into quarantine what later versions have replaced: a label says so, but what is packed was not read."""
         for copies in batches(self._unclaimed(), LABELS_AT_A_TIME):
             labels = labels_of(self._lost.landing, copies)
-            keys = {copy: ObjectKey(label.bucket, label.name) for copy, label in labels.items()}
+            keys: dict[LandingId, ObjectKey] = {}
+            for copy, label in labels.items():
+                with suppress(InvalidInput):
+                    keys[copy] = ObjectKey(label.bucket, label.name)
             found = self._metadata.rows_of(set(keys.values()))
             for copy, key in keys.items():
                 if key in found and found[key].version >= labels[copy].put_ms * 1000:
