@@ -5,7 +5,7 @@ Copies of objects that were deleted or overwritten since are among them, as long
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -28,10 +28,12 @@ def labels_in_store(landing: LandingStore) -> Iterator[tuple[LandingId, CopyLabe
             yield landing_id, _decoded(landing_id, label)
 
 
-def label_of(landing: LandingStore, landing_id: LandingId) -> CopyLabel | None:
-    """The label of a copy of the landing store; None if it has none that can be read, or is gone. Raises Transient."""
-    label = landing.labels([landing_id]).get(landing_id)
-    return None if label is None else _decoded(landing_id, label)
+def labels_of(landing: LandingStore, landing_ids: Sequence[LandingId]) -> dict[LandingId, CopyLabel]:
+    """The labels of those copies of the landing store that have one that can be read, in the order of `landing_ids`.
+    Raises Transient."""
+    found = landing.labels(landing_ids)
+    decoded = {one: _decoded(one, found[one]) for one in landing_ids if one in found}
+    return {landing_id: label for landing_id, label in decoded.items() if label is not None}
 
 
 def labels_in_segment(medium: SegmentMedium, segment: SegmentId) -> dict[LandingId, CopyLabel | None]:

@@ -11,6 +11,7 @@ from nos_ec.core.errors import Corrupt
 from nos_ec.core.header import GroupHeader
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockState
+from nos_ec.engine import header_scan
 from nos_ec.engine.check.quarantine import held
 from nos_ec.engine.dump import told
 from nos_ec.ports.metadata import QUARANTINE
@@ -58,7 +59,7 @@ def test_blocks_whose_names_cannot_be_read_are_kept(bench: Bench, cli: Cli, monk
         raise Corrupt("names: unknown kind of record")
 
     with monkeypatch.context() as patched:
-        patched.setattr(told, "decode_names", newer)
+        patched.setattr(header_scan, "decode_names", newer)
         lose_database(bench)
         _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
     assert to_look_at["block"] == {block.hex() for block in new_blocks}

@@ -20,7 +20,7 @@ from nos_ec.core.reclaim import account_block
 from nos_ec.engine.check.blocks import BlockCheck, ReadShare, booked, counted
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.header_scan import scan_headers
-from nos_ec.engine.landing_labels import label_of
+from nos_ec.engine.landing_labels import labels_of
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 
 
@@ -150,7 +150,7 @@ class Repairer:
 
     def _owned(self, copy: LandingId) -> bool:
         """Whether the object that the copy's label names has it: it may be missing among what waits."""
-        label = label_of(self._landing, copy)
+        label = labels_of(self._landing, [copy]).get(copy)
         if label is None:
             return False
         try:

@@ -57,11 +57,11 @@ from nos_ec.engine.dump.placer import Placer, PlacerFigures
 from nos_ec.engine.dump.told import (
     ToldBlock,
     ToldEntry,
-    labels_of,
     told_by_block,
     told_by_copies,
     told_by_segment,
 )
+from nos_ec.engine.landing_labels import labels_of
 from nos_ec.engine.log_reader import LogReader
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow

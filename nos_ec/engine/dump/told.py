@@ -6,16 +6,15 @@ Whatever a later version of the formats tells beside keys, versions, places and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
-from nos_ec.core.copy_label import CopyLabel, decode_label
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
-from nos_ec.core.header import GroupHeader, NameRecord, decode_names
+from nos_ec.core.header import GroupHeader, NameRecord
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
 from nos_ec.core.landing_format import TYPE_PUT, FoundRecord, scan
 from nos_ec.core.landing_format import decode_names as decode_record_names
-from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.header_scan import read_names, scan_headers
+from nos_ec.engine.landing_labels import labels_of
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
@@ -130,17 +129,6 @@ def told_by_copies(landing: LandingStore, copies: Sequence[LandingId]) -> Iterat
         yield ToldRecord(key, copy, label.put_ms, data, label.crc32c, label.attributes)
 
 
-def labels_of(landing: LandingStore, copies: Sequence[LandingId]) -> dict[LandingId, CopyLabel]:
-    """The labels of those copies that have one, in the order of `copies`. Raises Transient."""
-    found = landing.labels(copies)
-    labels = {}
-    for copy in copies:
-        with suppress(Corrupt):
-            if found.get(copy):
-                labels[copy] = decode_label(copy, found[copy])
-    return labels
-
-
 def whole_parts(parts: Sequence[ToldEntry]) -> list[ToldEntry] | None:
     """The segments of a large object in order, one for each place; None if some are missing."""
     by_offset: dict[int, ToldEntry] = {}
@@ -161,12 +149,8 @@ def whole_parts(parts: Sequence[ToldEntry]) -> list[ToldEntry] | None:
 
 
 def _names(blocks: BlockStore, header: GroupHeader) -> list[NameRecord] | None:
-    if not header.names_length:
-        return None
-    at = header.first_stripe * blocks.geometry.stripe_size + header.names_offset
     try:
-        data = blocks.read(header.block_id, at, header.names_length)
-        return decode_names(data, header.names_crc32c, len(header.entries))
+        return read_names(blocks, header) or None
     except Corrupt:
         return None
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.findings import Finding, FindingKind
-from nos_ec.core.header import GroupHeader, decode_names
+from nos_ec.core.header import GroupHeader
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.engine.check.blocks import BlockCheck, BlockFindings, ReadShare, block_name
 from nos_ec.engine.check.data import DataCheck
-from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.header_scan import read_names, scan_headers
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow, Metadata, Placed
 from nos_ec.ports.shard_store import ScrubbedBlock, ShardStore
@@ -168,10 +168,8 @@ class BlockScrub:
                 yield header
 
     def _named(self, header: GroupHeader) -> bool:
-        offset = header.first_stripe * self._blocks.geometry.stripe_size + header.names_offset
         try:
-            data = self._blocks.read(header.block_id, offset, header.names_length)
-            decode_names(data, header.names_crc32c, len(header.entries))
+            read_names(self._blocks, header)
         except Corrupt:
             return False
         self._pace(header.names_length)
