@@ -6,8 +6,9 @@ import time
 from threading import Event
 
 from nos_consumer.assemble import drain
-from nos_ec.composition.wiring import System
+from nos_ec.composition.wiring import LogOnDemand, System
 from nos_ec.engine.landing_log import LandingLog
+from nos_ec.engine.leases import HeldLeases
 from nos_ec.engine.log_bypass import LogBypass
 from nos_ec.testing.audit import problems
 from nos_gc.assemble import gc_service
@@ -71,12 +72,21 @@ def come_to_rest(system: System) -> list[str]:
     end_log(system)  # with another clock, the system has another log
     left: list[str] = []
     for hours in range(1, ROUNDS_MAX + 1):
-        system.clock = LaterClock(hours * HOUR_MS)
+        _restart(system, LaterClock(hours * HOUR_MS))
         settle(system)
         left = left_over(system)
         if not left:
             break
     return left
+
+
+def _restart(system: System, clock: LaterClock) -> None:
+    """Give the system another clock, as if its process had ended and another one began: it no longer keeps the leases
+    of its housekeeping, and its message log has that clock. With an earlier one, the log would say that a new event may
+    still wait for a consumer."""
+    system.clock = clock
+    system._held = HeldLeases()
+    system._messages = LogOnDemand(system.settings, clock)
 
 
 def left_over(system: System) -> list[str]:

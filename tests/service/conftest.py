@@ -20,7 +20,7 @@ from nos_consumer.service import ConsumerService
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import ObjectKey
-from nos_ec.ports.clock import Clock
+from nos_ec.ports.clock import Clock, unwatched
 from nos_ec.settings import Settings, without_settings
 from nos_ec.testing.audit import problems
 from nos_ec.testing.clock import FakeClock, SetClock
@@ -141,6 +141,16 @@ class Bench:
         end_log(system)
         self.produce(system)
         drain(system)
+
+    def copy_forward(self, system: System) -> None:
+        """Write all records of the landing log again, and give their segments back."""
+        assert system.medium is not None
+        segments = set(system.medium.segments())
+        forward = system._copy_forward(system.medium)
+        for segment in segments:
+            forward._copy(segment, unwatched)
+        system.housekeeping().run_once()
+        assert not segments & set(system.medium.segments())
 
     def run(
         self, *arguments: str, kill_at: str | None = None, stdin: bytes = b"", timeout: float = WAIT_S_MAX

@@ -15,7 +15,7 @@ from nos_ec.core.errors import ConfigError, Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey, in_log
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.testing.audit import all_objects
-from tests.rig.at_rest import LaterClock
+from tests.rig.at_rest import LaterClock, come_to_rest, end_log
 
 from .conftest import CHUNK, CONFIG, STORE_CONFIG, TTL_OVER_MS, Bench
 
@@ -224,6 +224,17 @@ def _load(open_one: object, stop: threading.Event, failures: list[BaseException]
                 turn += 1
     except BaseException as error:
         failures.append(error)
+
+
+def test_events_that_name_moved_records_are_published_again(bench: Bench, system: System) -> None:
+    bench.put_some(system, 20)
+    bench.produce(system)
+    end_log(system)
+    bench.copy_forward(system)
+    bench.consume(system)
+    assert landed_in(system) == (20, 0)
+    assert come_to_rest(system) == []
+    bench.assert_readable(system)
 
 
 # --- settings and devices ---------------------------------------------------------------------------

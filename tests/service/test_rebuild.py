@@ -21,7 +21,6 @@ from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import rows
 from nos_ec.engine.dump.dumper import dump_pages
 from nos_ec.engine.dump.uncertain import KINDS
-from nos_ec.ports.clock import unwatched
 from nos_ec.testing.audit import all_objects
 from tests.rig.at_rest import end_log
 
@@ -265,23 +264,12 @@ def test_what_was_in_quarantine_is_so_again(bench: Bench, cli: Cli) -> None:
         assert check(system) == []
 
 
-def copy_forward(system: System) -> None:
-    """Write all records of the landing log again, and give their segments back."""
-    assert system.medium is not None
-    segments = set(system.medium.segments())
-    forward = system._copy_forward(system.medium)
-    for segment in segments:
-        forward._copy(segment, unwatched)
-    system.housekeeping().run_once()
-    assert not segments & set(system.medium.segments())
-
-
 def test_records_that_were_copied_forward_since_the_dump(bench: Bench, cli: Cli) -> None:
     with bench.open() as system:
         bench.put_some(system, 20)
         end_log(system)
         cli("metadata", "dump", "--to", str(bench.folder / "dump"))
-        copy_forward(system)
+        bench.copy_forward(system)
     bench.end_leases()
     lose_database(bench)
     _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
@@ -310,7 +298,7 @@ def test_objects_go_back_to_their_landing_copies_when_their_block_is_gone(
         if copied_forward:
             for deletion in system.metadata.due_deletions(system.clock.now_ms(), 100):
                 assert system.metadata.revert_to_landing(deletion, system.clock.now_ms())
-            copy_forward(system)
+            bench.copy_forward(system)
         for block_id in blocks:
             system.blocks.delete(block_id)
     bench.end_leases()
