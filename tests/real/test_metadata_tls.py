@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from contextlib import closing
 
 import pytest
@@ -35,6 +36,16 @@ def test_connections_are_encrypted_and_the_server_is_checked(mysql_server: DevSe
         open_metadata(encrypted(mysql_server.url, "no-such-file"))
     with pytest.raises(ConfigError, match=r"certificate cannot be verified.*ssl_ca"):
         open_metadata(f"{mysql_server.url}?ssl_ca={certificates}/ca.pem")
+
+
+def test_without_options_they_are_encrypted_when_the_server_can(
+    mysql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[ssl.SSLContext] = []
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda self, *_: read.append(self))
+    with closing(make_engine(mysql_url).connect()) as connection:
+        assert connection.execute(text("SHOW SESSION STATUS LIKE 'Ssl_cipher'")).one()[1]
+    assert read == []  # none of them would be used
 
 
 def test_a_server_that_cannot_encrypt_is_refused(mariadb_url: str, mysql_server: DevServer) -> None:
