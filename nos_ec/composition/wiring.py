@@ -455,7 +455,7 @@ class System:
         if self.shards is None:
             return None
         rate = self.settings.shards.rebuild_bytes_per_s if bytes_per_s is None else bytes_per_s
-        return ShardRebuild(self.shards, self.metadata, self.clock, rate, self.trail)
+        return ShardRebuild(self.shards, self.metadata, self.clock, self.geometry.stripe_size, rate, self.trail)
 
     def scrubber(self, bytes_per_s: int | None = None, *, repair: bool | None = None) -> Scrubber:
         """Reads everything that is packed, at the configured rate or another one, with or without repair."""

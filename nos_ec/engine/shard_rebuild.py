@@ -37,8 +37,9 @@ class RebuildResult:
 
     to_do: blocks that lacked a shard when the run began. looked_at: blocks that the run came to; a few of them lacked
     none. blocks: those that were rebuilt. missing, replaced: their shards that had been missing, or damaged.
-    unwritten: damaged shards that could not be replaced. left: blocks that recovery or GC will seal or delete, and that
-    cannot be rebuilt before. unreadable: blocks with live objects that cannot be rebuilt. failed: blocks whose shards
+    unwritten: damaged shards that were not replaced. left: blocks that recovery or GC will seal or delete, and that
+    cannot be rebuilt before. unreadable: blocks with live objects that cannot be rebuilt, or have lost stripes with
+    objects, so that only the others were made again. failed: blocks whose shards
     could not be written or reached. failures and damages name the first ones. short: as
     `BlockStore.blocks_short`, after the run. stopped: whether the run ended before it had come to all blocks.
     """
@@ -86,11 +87,13 @@ class ShardRebuild:
         shards: ShardStore,
         metadata: Metadata,
         clock: Clock,
+        stripe_size: int,
         bytes_per_s: int,
         trail: AuditTrail = NO_TRAIL,
     ) -> None:
         """bytes_per_s: read and written, on all shards together; 0 for no limit."""
         self._shards = shards
+        self._stripe_size = stripe_size
         self._metadata = metadata
         self._clock = clock
         self._trail = trail
@@ -170,6 +173,12 @@ class ShardRebuild:
         damages += [f"block {block_id.hex()}: shard {shard} is damaged, not replaced" for shard in done.damaged]
         for damage in damages:
             self._errors.error("shard damaged", damage=damage)
+        lost = self._lost(block_id, done)
+        if lost:
+            stripes = ", ".join(map(str, lost))
+            failure = f"block {block_id.hex()}: stripes {stripes}: too many of their shards are lost or damaged"
+            self._errors.error("block not rebuilt whole", block=block_id.hex(), error=failure)
+            result = replace(result, unreadable=result.unreadable + 1, failures=(*result.failures, failure)[:NAMED_MAX])
         return replace(
             result,
             blocks=result.blocks + bool(done.missing),
@@ -180,6 +189,16 @@ class ShardRebuild:
             written_bytes=result.written_bytes + done.written_bytes,
             damages=(*result.damages, *damages)[:NAMED_MAX],
         )
+
+    def _lost(self, block_id: BlockId, done: RebuiltBlock) -> list[int]:
+        """The unreadable stripes in which objects lie. The end of an append that was cut short holds none."""
+        if not done.unreadable:
+            return []
+        used: set[int] = set()
+        for one in self._metadata.placed_in(block_id):
+            first, end = one.extent.offset, one.extent.offset + one.extent.length
+            used.update(range(first // self._stripe_size, -(-end // self._stripe_size)))
+        return [stripe for stripe in done.unreadable if stripe in used]
 
     def _failed(self, block_id: BlockId, error: NosError, result: RebuildResult) -> RebuildResult:
         if isinstance(error, Corrupt) and self._left_to_others(block_id):

@@ -16,13 +16,16 @@ class RebuiltBlock:
     """What rebuilding one block did. All is empty or 0 for a block that lacks no shard.
 
     missing: the shards that were missing and were made again. replaced: shards that were there but damaged, or ended
-    early, and were made again. damaged: such shards that could not be written, and stay as they are.
+    early, and were made again. damaged: such shards that could not be written, and stay as they are. unreadable: the
+    stripes of which more than m shards have lost a page. The shards that were made lack it, too. A shard that lacks
+    nothing else is not called damaged, and the damaged ones of such a block are not replaced.
     read_bytes includes what was read back to check it.
     """
 
     missing: tuple[int, ...] = ()
     replaced: tuple[int, ...] = ()
     damaged: tuple[int, ...] = ()
+    unreadable: tuple[int, ...] = ()
     read_bytes: int = 0
     written_bytes: int = 0
 
@@ -96,8 +99,8 @@ class ShardStore(Protocol):
         deletions: a shard counts from the moment when all of it is durable and was checked.
         pace: called with a number of bytes after each piece of reading and writing; whatever it raises ends the
         rebuild of the block, which can be repeated.
-        Raises NotFound when the block is gone, Corrupt when it cannot be rebuilt (too few good shards, or shards that
-        contradict each other), NoSpace, Transient.
+        Raises NotFound when the block is gone, Corrupt when it cannot be rebuilt (nothing can be read, or something
+        that a folder or a disk may still return; or shards contradict each other), NoSpace, Transient.
         """
         ...
 

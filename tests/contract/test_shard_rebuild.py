@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tracemalloc
@@ -13,6 +14,7 @@ from random import Random
 import pytest
 
 from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.adapters.local.shard_file import Pages, ShardFile
 from nos_ec.adapters.local.shard_rebuild import LocalShards
 from nos_ec.core.errors import Conflict, Corrupt, NotFound, Transient
 from nos_ec.core.geometry import PAGE, Geometry
@@ -183,6 +185,63 @@ def test_a_damaged_head_and_a_torn_end_are_replaced(root: Path, blocks: LocalBlo
     assert files_of(root, block_id) == before
 
 
+def test_what_too_few_shards_have_is_left_out_and_the_rest_is_rebuilt(
+    root: Path, blocks: LocalBlockStore, shards: LocalShards
+) -> None:
+    block_id, data = written(blocks, 4)
+    whole = files_of(root, block_id)
+    replace_disk(root, 3)
+    last = SMALL.chunk_size * 4 // PAGE - 1
+    damage(file_of(root, block_id, 1), DATA_AT + 5 * PAGE)
+    for shard in (0, 1):
+        damage(file_of(root, block_id, shard), DATA_AT + PAGE)
+        damage(file_of(root, block_id, shard), DATA_AT + last * PAGE)
+    before = {shard: file_of(root, block_id, shard).read_bytes() for shard in SHARDS if shard != 3}
+    with shards.alone():
+        done = shards.rebuild(block_id, lambda _: None)
+    assert (done.missing, done.replaced, done.damaged, done.unreadable) == ((3,), (), (1,), (0, 3))
+    after = files_of(root, block_id)
+    made = after.pop(3)
+    assert after == before
+    assert len(made) == len(whole[3])
+    gaps = {at // PAGE for at in range(DATA_AT, len(made), PAGE) if made[at : at + PAGE] != whole[3][at : at + PAGE]}
+    assert gaps == {DATA_AT // PAGE + 1, DATA_AT // PAGE + last}
+    stripe = SMALL.stripe_size
+    assert blocks.read(block_id, stripe, 2 * stripe) == data[stripe : 3 * stripe]
+    for lost in (0, 3 * stripe):
+        with pytest.raises(Corrupt):
+            blocks.read(block_id, lost, stripe)
+    bad = [one for one in shards.scrub(block_id, 4, lambda _: None).damaged if one.shard == 3]
+    assert [(one.pages, one.stripes) for one in bad] == [(2, (0, 3))]
+    file_of(root, block_id, 5).unlink()
+    with shards.alone():  # the gaps stay gaps
+        assert shards.rebuild(block_id, lambda _: None).unreadable == (0, 3)
+    assert file_of(root, block_id, 3).read_bytes() == made
+
+
+@pytest.mark.parametrize("away", ["folder", "page"])
+def test_nothing_is_left_out_that_may_come_back(
+    root: Path, blocks: LocalBlockStore, shards: LocalShards, monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    block_id, _ = written(blocks, 4)
+    replace_disk(root, 3)
+    damage(file_of(root, block_id, 0), DATA_AT)
+    if away == "folder":
+        (root / "shard-01").rename(root / "away")
+    else:
+        read = ShardFile.read_pages
+
+        def refused(self: ShardFile, first: int, count: int) -> Pages:
+            if self.shard == 1 and first == 0:
+                raise OSError(errno.EIO, "the disk does not answer")
+            return read(self, first, count)
+
+        monkeypatch.setattr(ShardFile, "read_pages", refused)
+    with shards.alone(), pytest.raises(Corrupt, match="stripe 0 cannot be read: more than 2 shards"):
+        shards.rebuild(block_id, lambda _: None)
+    assert not file_of(root, block_id, 3).exists()
+
+
 def test_a_block_with_too_few_shards_is_named_and_the_others_are_rebuilt(
     root: Path, blocks: LocalBlockStore, shards: LocalShards
 ) -> None:
@@ -190,13 +249,13 @@ def test_a_block_with_too_few_shards_is_named_and_the_others_are_rebuilt(
     good, _data = written(blocks, 4, seed=2)
     replace_disk(root, 3)
     for shard in (0, 1):
-        damage(file_of(root, bad, shard), DATA_AT)
+        file_of(root, bad, shard).unlink()
     with shards.alone():
         assert set(shards.short_blocks()) == {bad, good}
         with pytest.raises(Corrupt, match=rf"{bad.hex()}: stripe 0 cannot be read: more than 2 shards"):
             shards.rebuild(bad, lambda _: None)
         assert shards.rebuild(good, lambda _: None).missing == (3,)
-    assert blocks.blocks_short() == {1: 1}
+    assert blocks.blocks_short() == {3: 1}
     assert not list(root.glob("shard-*/*/*.new"))
 
 

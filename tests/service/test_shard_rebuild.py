@@ -15,6 +15,7 @@ from threading import Event
 import pytest
 
 from nos_consumer.assemble import drain
+from nos_ec.adapters.local.shard_file import ShardLayout
 from nos_ec.cli.app import run
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, LeaseLost, Transient
@@ -177,6 +178,56 @@ def test_a_block_that_cannot_be_rebuilt_is_named(bench: Bench) -> None:
     assert b"blocks short of a shard: 1 (1 lacks 4 shards)" in ran.stdout
 
 
+def test_a_lost_stripe_does_not_stop_the_rest_of_its_block(bench: Bench) -> None:
+    packed(bench, 200)
+    with bench.open() as system:
+        layout = ShardLayout(system.geometry)
+        victim = max(system.blocks.list_blocks(), key=lambda one: len(system.metadata.placed_in(one)))
+        damaged = [next(shard(bench, number).glob(f"*/{victim.hex()}")) for number in (0, 1, 2)]
+    for path in damaged:
+        flip(path, layout.data_offset)
+    replace_disk(bench, 5)
+    ran = bench.run("shards", "rebuild")
+    assert ran.returncode == 6
+    assert f"not rebuilt: block {victim.hex()}: stripes 0: too many".encode() in ran.stdout
+    assert b"blocks short of a shard: 0" in ran.stdout
+    for path in damaged:
+        flip(path, layout.data_offset)
+    assert bench.run("scrub").returncode == 0  # the damage is gone, and the gap can be filled
+    replace_disk(bench, 0, 1, 2)
+    with bench.open() as system:
+        bench.assert_readable(system)
+
+
+def test_a_lost_stripe_without_objects_is_no_loss(bench: Bench) -> None:
+    """As the end of an append that was cut short."""
+    packed(bench, 200)
+    with bench.open() as system:
+        layout = ShardLayout(system.geometry)
+        victim = max(system.blocks.list_blocks(), key=lambda one: len(system.metadata.placed_in(one)))
+        for one in system.metadata.placed_in(victim):
+            if one.extent.offset + one.extent.length > STRIPE:
+                bench.delete(system, one.key)
+        last = system.metadata.block(victim).stripes - 1
+    assert last > 0
+    for number in range(6):
+        flip(next(shard(bench, number).glob(f"*/{victim.hex()}")), layout.data_offset + last * CHUNK)
+    replace_disk(bench, 7)
+    ran = bench.run("shards", "rebuild")
+    assert ran.returncode == 0, ran.stdout
+    assert b"damaged" not in ran.stdout
+    with bench.open() as system:
+        bench.assert_readable(system)
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        found = file.read(1)
+        file.seek(at)
+        file.write(bytes([found[0] ^ 1]))
+
+
 def test_damage_is_reported_and_repaired(bench: Bench) -> None:
     packed(bench)
     with bench.open() as system:
@@ -206,7 +257,7 @@ def test_a_run_ends_in_time_and_the_next_one_continues(bench: Bench) -> None:
         short = sum(system.shards.blocks_short().values())
         clock = FakeClock()
         began = clock.now_ms()
-        rebuild = ShardRebuild(system.shards, system.metadata, clock, 1_000_000)
+        rebuild = ShardRebuild(system.shards, system.metadata, clock, STRIPE, 1_000_000)
         first = rebuild.run_once(Event(), ms_max=100)
         assert first.stopped
         assert first.blocks < short

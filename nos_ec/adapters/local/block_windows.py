@@ -33,6 +33,8 @@ class BlockWindows:
         self.block_id = block_id
         self.stripes = stripes
         self.read_bytes = 0
+        self.refused = False
+        """Whether a disk did not return what it was asked for. It may do so later."""
         self._layout = layout
         self._coder = coder
         self._files = files
@@ -50,6 +52,7 @@ class BlockWindows:
         try:
             pages = file.read_pages(first, count)
         except OSError:
+            self.refused = True
             return Pages(first, bytes(count * PAGE), frozenset(range(first, first + count)), 0)
         self.read_bytes += pages.read_bytes
         return pages
@@ -64,6 +67,11 @@ class BlockWindows:
             if len(parts) == self._layout.geometry.k:
                 return self._coder.decode(count * PAGE, parts)
         return None
+
+    def readable(self, pages: Mapping[int, Pages], first: int, count: int) -> bool:
+        """Whether `decoded` returns these pages."""
+        wanted = range(first, first + count)
+        return sum(one.bad.isdisjoint(wanted) for one in pages.values()) >= self._layout.geometry.k
 
 
 def intact_head(file: ShardFile) -> bool:

@@ -152,6 +152,10 @@ class ShardFile:
         """Mark the block as being deleted."""
         write_at(self._fd, [self._marked(_GONE, 0)], _MARK_AT)
 
+    def extend(self, stripes: int) -> None:
+        """Give the file its size with this number of stripes. Pages that were not written have no checksum."""
+        os.ftruncate(self._fd, self._layout.size(stripes))
+
     def write_chunks(self, at_stripe: int, chunks: Sequence[memoryview]) -> None:
         """Write the chunks of consecutive stripes and their checksums."""
         self.write_pages(at_stripe * self._layout.chunk_pages, chunks)

@@ -3,7 +3,8 @@
 Invariants kept here, besides those of block_store.py:
   d  A block that lacks a shard is sealed before a shard of it is made again: what is copied never changes.
   e  A shard file is written under another name. It gets its own when all of it is durable and was read back; every page
-     then matches its checksum, and the good pages of all shards match each other by the coding.
+     then matches its checksum, and the good pages of all shards match each other by the coding. Only pages that more
+     than m shards have lost have no checksum, so they never read as data.
   f  It gets its name under the block's lock, and only while the block is there and is not being deleted.
   g  One process rebuilds at a time, so an unfinished file that it finds was left by a dead process.
 """
@@ -105,13 +106,15 @@ class LocalShards:
                 stripes = self._sealed(block_id, files)
             copy = _Copy(self._layout, self._coder, block_id, files, stripes, pace)
             copy.damaged.update(shard for shard in damaged if shard in files)
-            made = self._made(stack, copy, lost)
-            replaced = self._replaced(copy)
+            # Without a missing shard nothing is gained by gaps. What a damaged shard still has is not replaced by them.
+            made = self._made(stack, copy, lost, with_gaps=bool(lost) and not unreachable)
+            replaced = frozenset() if copy.gaps else self._replaced(copy)
             self._install(block_id, made)
             return RebuiltBlock(
                 missing=tuple(lost),
                 replaced=tuple(sorted(replaced)),
                 damaged=tuple(sorted(copy.damaged - replaced)),
+                unreadable=copy.unreadable,
                 read_bytes=copy.read_bytes,
                 written_bytes=copy.written_bytes,
             )
@@ -166,7 +169,9 @@ class LocalShards:
         )
 
     # --- writing --------------------------------------------------------------------------------------
-    def _made(self, stack: ExitStack, copy: _Copy, shards: Collection[int]) -> list[ShardFile]:
+    def _made(
+        self, stack: ExitStack, copy: _Copy, shards: Collection[int], *, with_gaps: bool = False
+    ) -> list[ShardFile]:
         """Write these shards to unfinished files, which are durable and checked on return. `stack` closes them, and
         removes those that were not installed."""
         made: list[ShardFile] = []
@@ -177,7 +182,7 @@ class LocalShards:
             stack.callback(_remove, file)
             made.append(file)
             kill_point("shard_rebuild.created")
-        copy.write(made)
+        copy.write(made, with_gaps=with_gaps)
         for file in made:
             with translated(f"shard folder {self._folders.folder(file.shard)}"):
                 file.write_seal(copy.stripes)
@@ -224,51 +229,83 @@ class _Copy(BlockWindows):
     ) -> None:
         super().__init__(layout, coder, block_id, files, stripes, pace)
         self.damaged: set[int] = set()
+        self.gaps: set[int] = set()
+        """Pages that cannot be read any more."""
         self.written_bytes = 0
 
-    def write(self, made: Sequence[ShardFile]) -> None:
-        """Write all pages of these shards. Raises Corrupt when too few shards have a page intact, or when intact pages
-        contradict each other; NoSpace, Transient."""
+    def write(self, made: Sequence[ShardFile], *, with_gaps: bool) -> None:
+        """Write all pages of these shards.
+
+        with_gaps: what cannot be read any more is left out, unless that is everything, or a disk may still return it.
+        A page that was left out has no checksum. Raises Corrupt when too few shards have a page intact, or when intact
+        pages contradict each other; NoSpace, Transient.
+        """
         for shard, file in self._files.items():
             if not intact_head(file):
                 self.damaged.add(shard)
+        written = 0
         for first, count in self.windows():
             pages = {shard: self.read(file, first, count) for shard, file in self._files.items()}
-            self.damaged |= {shard for shard, one in pages.items() if one.bad}
-            coded = self._coded(pages, first, count)
-            for file in made:
-                with translated(f"shard folder {file.path.parent.parent}"):
-                    file.write_pages(first, [coded[file.shard]])
-            self.written_bytes += len(made) * count * PAGE
-            self._pace(sum(one.read_bytes for one in pages.values()) + len(made) * count * PAGE)
+            before = written
+            for at, run in self._runs(pages, first, count, with_gaps=with_gaps):
+                coded = self._coded(pages, at, run)
+                for file in made:
+                    with translated(f"shard folder {file.path.parent.parent}"):
+                        file.write_pages(at, [coded[file.shard]])
+                written += len(made) * run * PAGE
+            self.damaged |= {shard for shard, one in pages.items() if not one.bad <= self.gaps}
+            self.written_bytes += written - before
+            self._pace(sum(one.read_bytes for one in pages.values()) + written - before)
+        if self.gaps and (not written or self.refused):
+            raise self._unreadable(min(self.gaps))
+        for file in made:
+            with translated(f"shard folder {file.path.parent.parent}"):
+                file.extend(self.stripes)
 
     def check(self, file: ShardFile) -> None:
         """Read back a shard that was written. Raises OSError, and Transient when it is not what was written."""
         good = file.intact_head() and _sealed_mark(file) and file.size() == self._layout.size(self.stripes)
+        bad: set[int] = set()
         for first, count in self.windows():
             pages = self.read(file, first, count)
-            good = good and not pages.bad
+            bad |= pages.bad
             self._pace(pages.read_bytes)
-        if not good:
+        if not good or bad != self.gaps:
             raise Transient(
                 f"{file.path} does not read back as it was written: its disk is failing", block_id=self.block_id
             )
 
+    @property
+    def unreadable(self) -> tuple[int, ...]:
+        """The stripes with gaps."""
+        return tuple(sorted({page // self._layout.chunk_pages for page in self.gaps}))
+
+    def _runs(
+        self, pages: Mapping[int, Pages], first: int, count: int, *, with_gaps: bool
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the readable pages: the first one and the count."""
+        if self.readable(pages, first, count):
+            yield first, count
+            return
+        for page in range(first, first + count):  # damage is scattered, or too great
+            if self.readable(pages, page, 1):
+                yield page, 1
+            elif with_gaps:
+                self.gaps.add(page)
+            else:
+                raise self._unreadable(page)
+
+    def _unreadable(self, page: int) -> Corrupt:
+        return Corrupt(
+            f"block {self.block_id.hex()}: stripe {page // self._layout.chunk_pages} cannot be read: more"
+            f" than {self._layout.geometry.m} shards are lost or damaged",
+            block_id=self.block_id,
+        )
+
     def _coded(self, pages: Mapping[int, Pages], first: int, count: int) -> list[memoryview]:
-        """The pages of all k + m shards, from the good ones of k."""
+        """These pages of all k + m shards, from the good ones of k."""
         data = self.decoded(pages, first, count)
-        if data is None:  # damage is scattered
-            columns: list[list[bytes]] = []
-            for page in range(first, first + count):
-                one = self.decoded(pages, page, 1)
-                if one is None:
-                    raise Corrupt(
-                        f"block {self.block_id.hex()}: stripe {page // self._layout.chunk_pages} cannot be read: more"
-                        f" than {self._layout.geometry.m} shards are lost or damaged",
-                        block_id=self.block_id,
-                    )
-                columns.append(one)
-            data = [b"".join(parts) for parts in zip(*columns, strict=True)]
+        assert data is not None, "these pages are readable"
         coded = [payload(fragment) for fragment in self._coder.encode(b"".join(data))]
         self._compare(pages, coded, first, count)
         return coded
@@ -277,8 +314,8 @@ class _Copy(BlockWindows):
         """Refuse pages that match their checksums, but not the other shards."""
         for shard, one in pages.items():
             for page in range(first, first + count):
-                at = (page - first) * PAGE
-                if page not in one.bad and bytes(coded[shard][at : at + PAGE]) != one.data[at : at + PAGE]:
+                right, found = (page - first) * PAGE, (page - one.first) * PAGE
+                if page not in one.bad and bytes(coded[shard][right : right + PAGE]) != one.data[found : found + PAGE]:
                     raise Corrupt(
                         f"block {self.block_id.hex()}: stripe {page // self._layout.chunk_pages}: shard {shard}"
                         " contradicts other shards, though all match their checksums",
