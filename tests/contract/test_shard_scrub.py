@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tracemalloc
@@ -13,7 +14,7 @@ from random import Random
 import pytest
 
 from nos_ec.adapters.local.block_store import LocalBlockStore
-from nos_ec.adapters.local.shard_file import ShardFile, ShardLayout
+from nos_ec.adapters.local.shard_file import Mark, ShardFile, ShardLayout
 from nos_ec.adapters.local.shard_rebuild import LocalShards
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.geometry import PAGE, Geometry
@@ -127,6 +128,29 @@ def test_a_damaged_shard_is_named_and_made_again(
     assert mend(shards, block_id, shard) == (shard,)
     assert files_of(root, block_id) == before
     assert scrub(shards, block_id).damaged == ()
+
+
+def test_a_first_page_that_the_disk_does_not_return_is_damage(
+    root: Path, blocks: LocalBlockStore, shards: LocalShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is there: the shard is not merely away."""
+    block_id = sealed(blocks)
+    before = files_of(root, block_id)
+    path = file_of(root, block_id, 2)
+    broken, mark = path.stat().st_ino, ShardFile.mark
+
+    def refused(self: ShardFile) -> Mark | None:
+        if self.path.stat().st_ino == broken:
+            raise OSError(errno.EIO, "the disk does not answer")
+        return mark(self)
+
+    with path.open("rb"):  # so that no other file gets its number
+        monkeypatch.setattr(ShardFile, "mark", refused)
+        found = scrub(shards, block_id)
+        assert (found.damaged, found.unreachable) == ((DamagedShard(2, (HEAD, MARK)),), ())
+        assert mend(shards, block_id, 2) == (2,)
+        assert scrub(shards, block_id).damaged == ()
+    assert files_of(root, block_id) == before
 
 
 def test_damage_on_more_than_m_shards_is_mended_where_each_page_has_k(

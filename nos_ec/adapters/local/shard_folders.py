@@ -85,6 +85,11 @@ class ShardFolders:
                 unreachable[shard] = error
         return found, unreachable
 
+    def unreadable(self, block_id: BlockId, unreachable: Mapping[int, OSError]) -> frozenset[int]:
+        """Those shards of `unreachable` whose file is there, but whose disk does not return its first page."""
+        refused = (shard for shard, error in unreachable.items() if error.errno == errno.EIO)
+        return frozenset(shard for shard in refused if _there(self.path(block_id, shard)))
+
     def require(self, block_id: BlockId, files: Sequence[ShardFile], unreachable: Mapping[int, OSError]) -> None:
         """Raise NotFound for a block that no shard has or that is being deleted. Raises Transient if too few shards can
         be reached to decide."""

@@ -30,7 +30,7 @@ from nos_ec.core.errors import Conflict, Corrupt, Transient
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
-from nos_ec.ports.shard_store import RebuiltBlock, ScrubbedBlock
+from nos_ec.ports.shard_store import DamagedShard, RebuiltBlock, ScrubbedBlock, ShardPart
 
 _LOCK = "rebuild"
 
@@ -91,7 +91,10 @@ class LocalShards:
             damages, contradictions = scan.run()
             self._folders.require(block_id, list(files.values()), unreachable)
             lost = [shard for shard in self._folders.shards if shard not in files and shard not in unreachable]
-            return ScrubbedBlock(tuple(lost), tuple(unreachable), damages, contradictions, scan.read_bytes)
+            unreadable = self._folders.unreadable(block_id, unreachable)
+            damages += tuple(DamagedShard(shard, (ShardPart.HEAD, ShardPart.MARK)) for shard in sorted(unreadable))
+            away = tuple(shard for shard in unreachable if shard not in unreadable)
+            return ScrubbedBlock(tuple(lost), away, damages, contradictions, scan.read_bytes)
 
     def _made_whole(self, block_id: BlockId, damaged: Collection[int], pace: Pace) -> RebuiltBlock:
         """Damaged shards get their files first: while a shard is missing, the block is found again after a crash."""
@@ -105,7 +108,7 @@ class LocalShards:
                     return RebuiltBlock()
                 stripes = self._sealed(block_id, files)
             copy = _Copy(self._layout, self._coder, block_id, files, stripes, pace)
-            copy.damaged.update(shard for shard in damaged if shard in files)
+            copy.damaged.update(files.keys() & damaged, self._folders.unreadable(block_id, unreachable))
             # Without a missing shard nothing is gained by gaps. What a damaged shard still has is not replaced by them.
             made = self._made(stack, copy, lost, with_gaps=bool(lost) and not unreachable)
             replaced = frozenset() if copy.gaps else self._replaced(copy)
