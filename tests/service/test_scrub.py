@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 
 from nos_ec.cli.app import run as start
 from nos_ec.composition.wiring import System
-from nos_ec.core.errors import Conflict
+from nos_ec.core.errors import Conflict, LeaseLost
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.lifecycle import BlockKind, BlockState
@@ -27,7 +27,7 @@ from nos_ec.ports.metadata import BlockRow, ScrubState
 from nos_ec.testing.audit import all_blocks
 from nos_ec.testing.clock import FakeClock
 from nos_gc.assemble import gc_service, scrub_thread
-from tests.rig.at_rest import end_log
+from tests.rig.at_rest import LaterClock, end_log
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 from .test_check import a_block, fill, rewrite
@@ -401,6 +401,33 @@ def test_when_a_daemon_begins_a_pass(bench: Bench) -> None:
         began_ms = clock.now_ms()
         scrubber(system, clock=clock).run(Event(), 2 * LOOK_MS)
         assert clock.ended == [0, 0, 2 * LOOK_MS, 2 * LOOK_MS, 4 * LOOK_MS]
+
+
+class Once(LaterClock):
+    """Ends the loop of a daemon after its first turn."""
+
+    def wait(self, stop: Event, wait_ms: int) -> bool:
+        stop.set()
+        return super().wait(stop, wait_ms)
+
+
+def test_a_lost_lease_is_a_failure_and_another_process_is_none(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bench.open() as system:
+        one = scrubber(system, clock=Once(0))
+        with system.contended_lease(LEASE_NAME, 30_000):
+            one.run(Event(), LOOK_MS)
+        assert one.counters.failures == 0
+        assert "another process scrubs" in capsys.readouterr().out
+
+        def lost(*_: object, **__: object) -> ScrubResult:
+            raise LeaseLost("lease scrub: fenced")
+
+        monkeypatch.setattr(one, "run_once", lost)
+        one.run(Event(), LOOK_MS)
+        assert one.counters.failures == 1
+        assert "another process scrubs" not in capsys.readouterr().out
 
 
 def test_status_tells_of_scrubs(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

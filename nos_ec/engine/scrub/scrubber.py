@@ -15,7 +15,7 @@ from threading import Event
 
 import structlog
 
-from nos_ec.core.errors import Conflict, Corrupt, NosError, Transient
+from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.check.blocks import block_name
@@ -185,11 +185,12 @@ class Scrubber:
                     if result.whole:
                         whole = result.of_pass
                         _log.info("scrubbed", blocks=whole.blocks, found=whole.found, mended=whole.mended)
-            except Conflict:
-                _log.info("another process scrubs")
             except NosError as error:
-                self.counters.failures += 1
-                _log.error("scrub failed; trying again", error=str(error))
+                if isinstance(error, Conflict) and not isinstance(error, LeaseLost):
+                    _log.info("another process scrubs")
+                else:
+                    self.counters.failures += 1
+                    _log.error("scrub failed; trying again", error=str(error))
             except Exception:
                 self.counters.failures += 1
                 # A bug here must not end GC.
