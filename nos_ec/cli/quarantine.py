@@ -47,14 +47,15 @@ def quarantine_release(
 ) -> None:
     """Take a block or landing copy out of quarantine.
 
-    It is not deleted then, and a check finds it again: as a block without a row, or a copy without an owner.
+    It is not deleted then, and a check finds it again: as a block without a row, or a copy without an owner. Too late
+    for what is being deleted already: the command then ends with exit code 5.
     """
     if not _ID.fullmatch(held_id.lower()):
         raise InvalidInput(f"{held_id!r}: give the 32 hexadecimal digits that `nos-ec quarantine list` shows")
     with context(ctx).system() as system:
-        released = release(system.metadata, bytes.fromhex(held_id), system.clock.now_ms())
+        released = release(system.metadata, bytes.fromhex(held_id))
     if not released:
-        raise NotFound(f"{held_id} is not in quarantine, or its time is over, so that it may be deleted by now")
+        raise NotFound(f"{held_id} is not in quarantine; if it was, it was released or deleted")
     emit({"released": held_id.lower()}, as_json, lambda: out.print(f"{held_id.lower()} is out of quarantine"))
 
 

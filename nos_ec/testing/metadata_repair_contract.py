@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from nos_ec.core.deadlines import WAIT_MS_MAX
+from nos_ec.core.errors import Conflict
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.core.reclaim import BlockAccount
-from nos_ec.ports.metadata import QUARANTINE, QueueEntry
+from nos_ec.ports.metadata import QUARANTINE, QUARANTINE_ENDED, QueueEntry
 from nos_ec.testing.metadata_bench import MetadataBench, new_block_id, new_landing_id
 from nos_ec.testing.metadata_segment_contract import copy_of
 
@@ -62,10 +65,35 @@ class RepairContract:
         assert (row.writer, row.state, row.delete_after_ms) == (QUARANTINE, BlockState.CONDEMNED, now_ms + 9)
         assert (row.stripes, row.live_bytes, row.dead_bytes, row.overhead_bytes) == (1, 0, 30, 70)
         assert [one.block_id for one in bench.metadata.condemned_blocks(now_ms + 9, 10)] == [block_id]
-        assert not bench.metadata.release_block(block_id, now_ms + 9)
-        assert not bench.metadata.release_block(known.block_id, now_ms)
-        assert bench.metadata.release_block(block_id, now_ms + 8)
+        assert not bench.metadata.release_block(known.block_id)
+        assert bench.metadata.release_block(block_id)
+        assert not bench.metadata.release_block(block_id)
         assert bench.metadata.list_blocks(None, 10) == [known]
+
+    def test_a_block_whose_quarantine_has_ended_is_not_released(self, bench: MetadataBench) -> None:
+        account, now_ms = BlockAccount(0, 30, 70, 0, ()), bench.now_ms
+        block_id = new_block_id()
+        assert not bench.metadata.end_quarantine(block_id, now_ms)
+        assert bench.metadata.quarantine_block(block_id, 1, account, now_ms, now_ms)
+        assert bench.metadata.release_block(block_id)
+        assert not bench.metadata.end_quarantine(block_id, now_ms), "it was released"
+        assert bench.metadata.quarantine_block(block_id, 1, account, now_ms, now_ms + 9)
+        assert not bench.metadata.end_quarantine(block_id, now_ms), "it came into quarantine again since"
+        assert bench.metadata.end_quarantine(block_id, now_ms + 9)
+        assert not bench.metadata.end_quarantine(block_id, now_ms + 9)
+        with pytest.raises(Conflict, match="too late"):
+            bench.metadata.release_block(block_id)
+        (row,) = bench.metadata.condemned_blocks(now_ms + 9, 10)
+        assert (row.block_id, row.writer, row.stripes) == (block_id, QUARANTINE_ENDED, 1)
+        bench.metadata.forget_block(block_id)
+        assert not bench.metadata.release_block(block_id)
+
+    def test_what_gc_has_condemned_is_not_in_quarantine(self, bench: MetadataBench) -> None:
+        block_id = bench.pack([bench.put("a", 10)])
+        bench.delete("a")
+        assert bench.metadata.condemn_block(block_id, bench.now_ms)
+        assert not bench.metadata.end_quarantine(block_id, bench.now_ms)
+        assert not bench.metadata.release_block(block_id)
 
     def test_a_copy_comes_into_quarantine_and_out(self, bench: MetadataBench) -> None:
         waiting, copy, late_ms = copy_of(bench.put("a")), new_landing_id(), bench.now_ms + 9
@@ -83,7 +111,13 @@ class RepairContract:
         assert bench.metadata.quarantine_copy(copy, late_ms)
         (due,) = bench.metadata.due_deletions(late_ms, 10)
         assert (due.landing_id, due.object_id, due.row) == (copy, None, None)
+        assert bench.metadata.release_copy(copy)
+        assert bench.metadata.doom_landing({copy: None}) == frozenset(), "it was released"
+        assert bench.metadata.quarantine_copy(copy, late_ms)
         assert bench.metadata.doom_landing({copy: None}) == {copy}
+        with pytest.raises(Conflict, match="too late"):
+            bench.metadata.release_copy(copy)
+        bench.metadata.forget_landing([copy])
         assert not bench.metadata.release_copy(copy)
 
     def test_quarantine_does_not_end_when_the_clock_is_set_back(self, bench: MetadataBench) -> None:

@@ -20,6 +20,7 @@ from nos_consumer.assemble import consumer_service
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.ids import ObjectKey, new_segment_id
 from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.reclaim import BlockAccount
 from nos_ec.testing.audit import all_blocks
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock, end_log
@@ -130,6 +131,8 @@ GC_POINTS = [
 GC_EMPTY_POINTS = ["gc.empty_condemned", "gc.empty_condemned:2"]
 GC_SHORT_POINTS = ["gc.grace_cut", "gc.block_deleted:2", "gc.block_forgotten"]
 """While the grace period of condemned blocks is cut short for lack of space."""
+GC_QUARANTINE_POINTS = ["gc.quarantine_ended", "audit.recorded", "gc.block_deleted"]
+"""While a block is deleted whose time in quarantine is over."""
 GC_LEFT_ALONE_POINTS = ["gc.cooled_down"]
 RECOVERY_POINTS = ["recovery.fenced", "recovery.store_sealed", "recovery.sealed"]
 LOG_PUT_POINTS = [
@@ -388,6 +391,20 @@ def test_gc_killed_while_space_is_short(bench: Bench, point: str) -> None:
     bench.config.write_text(plenty.replace("reserve_bytes = 0", 'reserve_bytes = "1024TiB"'))
     kill(bench, point, "gc", "run", "--apply")
     bench.config.write_text(plenty)
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", GC_QUARANTINE_POINTS)
+def test_gc_killed_while_it_ends_quarantine(bench: Bench, point: str) -> None:
+    """The block is not released any more, and the next run deletes it."""
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        bench.pack(system)
+        block_id, now_ms = system.new_block_id(), system.clock.now_ms()
+        system.blocks.create(block_id, bytes(STRIPE))
+        assert system.metadata.quarantine_block(block_id, 1, BlockAccount(0, STRIPE, 0, 0, ()), now_ms, now_ms)
+    kill(bench, point, "gc", "run", "--apply")
+    assert bench.run("quarantine", "release", block_id.hex()).returncode == 5
     assert_recovers(bench)
 
 
@@ -659,6 +676,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             GC_POINTS,
             GC_EMPTY_POINTS,
             GC_SHORT_POINTS,
+            GC_QUARANTINE_POINTS,
             GC_LEFT_ALONE_POINTS,
             RECOVERY_POINTS,
             LOG_PUT_POINTS,

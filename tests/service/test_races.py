@@ -16,9 +16,12 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError, Conflict, LeaseLost, NotFound, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.reclaim import BlockAccount
+from nos_ec.engine.check.quarantine import release
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import GroupCommit, Lease, Metadata
+from nos_ec.testing.audit import all_blocks
 from nos_gc.assemble import gc_service
 
 from .conftest import CHUNK, SHORT_OVER_MS, STRIPE, WAIT_S_MAX, Bench
@@ -269,6 +272,58 @@ def test_a_writer_whose_block_is_being_deleted_leaves_no_block(bench: Bench, sys
             system.store().put(ObjectKey("b", "o"), BytesIO(bench.data(20 * STRIPE)))
     assert list(system.blocks.list_blocks()) == []
     bench.assert_at_rest(system)
+
+
+# --- quarantine --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("step", "before", "released"),
+    [("condemned_blocks", False, True), ("end_quarantine", True, True), ("end_quarantine", False, False)],
+)
+def test_a_block_is_released_from_quarantine_or_deleted(
+    bench: Bench, system: System, step: str, before: bool, released: bool
+) -> None:
+    """It is released after GC has found it due, and before or after GC begins to delete it."""
+    block_id, now_ms = system.new_block_id(), system.clock.now_ms()
+    system.blocks.create(block_id, bytes(STRIPE))
+    assert system.metadata.quarantine_block(block_id, 1, BlockAccount(0, STRIPE, 0, 0, ()), now_ms, now_ms - 1)
+    with bench.open() as other:
+        answers: list[bool] = []
+        meanwhile = metadata_meanwhile(system, step, lambda: answers.append(_released(other, block_id)), before=before)
+        assert gc_service(system).run_once().blocks_deleted == int(not released)
+        assert meanwhile.happened
+    assert answers == [released]
+    assert (block_id in set(system.blocks.list_blocks())) is released
+    assert list(all_blocks(system.metadata)) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "before", "released"),
+    [("due_deletions", False, True), ("doom_landing", True, True), ("doom_landing", False, False)],
+)
+def test_a_copy_is_released_from_quarantine_or_deleted(
+    bench: Bench, system: System, step: str, before: bool, released: bool
+) -> None:
+    """It is released after the reaper has found it due, and before or after the reaper dooms it."""
+    copy = system.new_landing_id()
+    system.landing.put(copy, b"nobody's")
+    assert system.metadata.quarantine_copy(copy, system.clock.now_ms() - 1)
+    with bench.open() as other:
+        answers: list[bool] = []
+        meanwhile = metadata_meanwhile(system, step, lambda: answers.append(_released(other, copy)), before=before)
+        system.housekeeping().run_once()
+        assert meanwhile.happened
+    assert answers == [released]
+    assert (copy in set(system.landing.list_ids())) is released
+    assert system.metadata.deletions_after(None, 9) == []
+
+
+def _released(system: System, held_id: bytes) -> bool:
+    """False if it is being deleted."""
+    try:
+        assert release(system.metadata, held_id), "it is in quarantine"
+    except Conflict:
+        return False
+    return True
 
 
 # --- time --------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import Transient
 from nos_ec.core.findings import Finding, FindingKind
-from nos_ec.engine.check.quarantine import held, release
+from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.engine.check.quarantine import held
 from nos_ec.engine.check.repairs import Repairer, planned
 from nos_ec.testing.audit import all_blocks
 from nos_ec.testing.clock import SetClock
@@ -124,13 +125,21 @@ def test_what_is_released_from_quarantine_stays(bench: Bench, capfd: pytest.Capt
         assert "32 hexadecimal digits" in cli("quarantine", "release", "odd", exits=2)["message"]
 
 
-def test_a_block_whose_time_is_over_is_not_released(bench: Bench) -> None:
+def test_what_is_being_deleted_is_not_released(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     with bench.open() as system:
+        leak_copy(bench, system)
         leak_block(bench, system)
         assert start(["--config", str(bench.config), "apply", str(plan_of(bench))]) == 0
-        (block,) = held(system.metadata)
-        assert not release(system.metadata, block.id, block.delete_after_ms)
-        assert release(system.metadata, block.id, block.delete_after_ms - 1)
+        block, copy = held(system.metadata)
+        assert system.metadata.end_quarantine(BlockId(block.id), block.delete_after_ms)
+        assert system.metadata.doom_landing({LandingId(copy.id): None})
+        cli = Cli(bench, capfd)
+        for one in (block, copy):
+            assert "too late" in cli("quarantine", "release", one.id.hex(), exits=5)["message"]
+        assert list(held(system.metadata)) == []
+        _reap(system, block.delete_after_ms + 60_000)
+        assert block.id not in set(system.blocks.list_blocks())
+        assert copy.id not in set(system.landing.list_ids())
 
 
 def test_blocks_in_quarantine_stay_when_space_is_short(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, exists, false, insert, select, update
 
 from nos_ec.adapters.sql import blocks, landing, waiting
+from nos_ec.adapters.sql.puts import lock_entries
 from nos_ec.adapters.sql.rows import OBJECT_COLUMNS, by_primary, object_row
 from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
+from nos_ec.core.errors import Conflict
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import BlockEvent, BlockKind, BlockState, advance_block
 from nos_ec.core.reclaim import BlockAccount
-from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow
+from nos_ec.ports.metadata import QUARANTINE, QUARANTINE_ENDED, BlockRow, ObjectRow
 
 _B, _D, _O, _S, _W = BLOCKS.c, LANDING_DELETIONS.c, OBJECTS.c, SEGMENTS.c, WAITING.c
 
@@ -112,26 +114,38 @@ def quarantine_copy(connection: Connection, landing_id: LandingId, not_before_ms
     return True
 
 
-def release_block(connection: Connection, block_id: BlockId, now_ms: int) -> bool:
-    """See `Repairs.release_block`."""
+def end_quarantine(connection: Connection, block_id: BlockId, delete_after_ms: int) -> bool:
+    """See `Repairs.end_quarantine`."""
     held = and_(
         _B.block_id == block_id,
         _B.writer == QUARANTINE,
         _B.state == BlockState.CONDEMNED,
-        _B.delete_after_ms > now_ms,
+        _B.delete_after_ms == delete_after_ms,
     )
-    return connection.execute(delete(BLOCKS).where(held)).rowcount == 1
+    ended = by_primary(update(BLOCKS)).where(held).values(writer=QUARANTINE_ENDED)
+    return connection.execute(ended).rowcount == 1
+
+
+def release_block(connection: Connection, block_id: BlockId) -> bool:
+    """See `Repairs.release_block`."""
+    row = blocks.lock(connection, block_id)
+    if row is None or row.state is not BlockState.CONDEMNED or row.writer not in (QUARANTINE, QUARANTINE_ENDED):
+        return False
+    if row.writer == QUARANTINE_ENDED:
+        raise Conflict(f"too late: GC is deleting block {block_id.hex()}", block_id=block_id)
+    connection.execute(delete(BLOCKS).where(_B.block_id == block_id))
+    return True
 
 
 def release_copy(connection: Connection, landing_id: LandingId) -> bool:
     """See `Repairs.release_copy`."""
-    held = and_(
-        _D.landing_id == landing_id,
-        _D.object_id.is_(None),
-        _D.version == 0,
-        _D.doomed == false(),
-    )
-    return connection.execute(delete(LANDING_DELETIONS).where(held)).rowcount == 1
+    entry = lock_entries(connection, [landing_id]).get(landing_id)
+    if entry is None or entry.object_id is not None or entry.version != 0:
+        return False
+    if entry.doomed:
+        raise Conflict(f"too late: landing copy {landing_id.hex()} is being deleted", landing_id=landing_id)
+    connection.execute(delete(LANDING_DELETIONS).where(_D.landing_id == landing_id))
+    return True
 
 
 def _lock(connection: Connection, object_id: int) -> ObjectRow | None:

@@ -90,9 +90,13 @@ class SqlRepairs(SqlPart):
         """See the port."""
         return self._write(repairs.quarantine_copy, landing_id, not_before_ms)
 
-    def release_block(self, block_id: BlockId, now_ms: int) -> bool:
+    def end_quarantine(self, block_id: BlockId, delete_after_ms: int) -> bool:
         """See the port."""
-        return self._write(repairs.release_block, block_id, now_ms)
+        return self._write(repairs.end_quarantine, block_id, delete_after_ms)
+
+    def release_block(self, block_id: BlockId) -> bool:
+        """See the port."""
+        return self._write(repairs.release_block, block_id)
 
     def release_copy(self, landing_id: LandingId) -> bool:
         """See the port."""

@@ -46,7 +46,7 @@ def held(metadata: Metadata) -> Iterator[Held]:
                 yield Held(HeldKind.COPY, entry.landing_id, entry.not_before_ms)
 
 
-def release(metadata: Metadata, held_id: bytes, now_ms: int) -> bool:
+def release(metadata: Metadata, held_id: bytes) -> bool:
     """Take a block or copy out of quarantine. Nothing is known of it afterwards, so a check finds it again. Returns
-    False if it is not in quarantine, or so late that it may be gone."""
-    return metadata.release_block(BlockId(held_id), now_ms) or metadata.release_copy(LandingId(held_id))
+    False if it is not in quarantine. Raises Conflict if it is being deleted."""
+    return metadata.release_block(BlockId(held_id)) or metadata.release_copy(LandingId(held_id))

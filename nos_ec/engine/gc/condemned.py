@@ -108,7 +108,11 @@ class CondemnedBlocks:
 
     def _delete(self, block: BlockRow, why: str) -> bool:
         """Record it, delete the data, then the row, so that no data is orphaned. A failure does not stop the other
-        deletions."""
+        deletions. A block that was released from quarantine since it was found stays."""
+        if block.writer == QUARANTINE:
+            if not self._metadata.end_quarantine(block.block_id, block.delete_after_ms or 0):
+                return False
+            kill_point("gc.quarantine_ended")
         self._trail.record([block_deleted(block, why)])
         try:
             self._blocks.delete(block.block_id)

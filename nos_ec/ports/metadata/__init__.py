@@ -28,12 +28,13 @@ from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, 
 from nos_ec.ports.metadata.leases import Lease, Leases
 from nos_ec.ports.metadata.objects import NewLargeObject, NewObject, ObjectRow, Objects, Segment
 from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
-from nos_ec.ports.metadata.repairs import QUARANTINE, Repairs
+from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
 
 __all__ = [
     "QUARANTINE",
+    "QUARANTINE_ENDED",
     "BlockFacts",
     "BlockRow",
     "Blocks",

@@ -11,6 +11,8 @@ from nos_ec.ports.metadata.objects import ObjectRow
 
 QUARANTINE = "quarantine"
 """The writer of blocks in quarantine. No process has this name, and no lease."""
+QUARANTINE_ENDED = "quarantine-ended"
+"""The writer of blocks that were in quarantine, and that GC has begun to delete. As above."""
 
 
 class Repairs(Protocol):
@@ -48,10 +50,16 @@ class Repairs(Protocol):
         object, which tells it from the reservation of a PUT. A late PUT can still claim it."""
         ...
 
-    def release_block(self, block_id: BlockId, now_ms: int) -> bool:
-        """Remove the row of a block in quarantine, if it is not due by now. Nothing is known of the block then."""
+    def end_quarantine(self, block_id: BlockId, delete_after_ms: int) -> bool:
+        """Give a block in quarantine the writer QUARANTINE_ENDED, if its row still has this time. GC calls this before
+        it deletes the data, and leaves the block alone when the answer is False. `doom_landing` does it for copies."""
+        ...
+
+    def release_block(self, block_id: BlockId) -> bool:
+        """Remove the row of a block in quarantine. Nothing is known of the block then. Raises Conflict when its
+        quarantine has ended."""
         ...
 
     def release_copy(self, landing_id: LandingId) -> bool:
-        """Remove the queue entry of a copy in quarantine, unless it is doomed."""
+        """Remove the queue entry of a copy in quarantine. Raises Conflict when it is doomed."""
         ...
