@@ -88,6 +88,18 @@ class RepairContract:
         bench.metadata.forget_block(block_id)
         assert not bench.metadata.release_block(block_id)
 
+    def test_blocks_in_quarantine_hide_no_others_from_gc(self, bench: MetadataBench) -> None:
+        account, now_ms = BlockAccount(0, 30, 70, 0, ()), bench.now_ms
+        for _ in range(3):
+            assert bench.metadata.quarantine_block(new_block_id(), 1, account, now_ms, now_ms + 9)
+        emptied = [bench.pack([bench.put(name, 10)]) for name in "ab"]
+        for name, block_id, grace_ms in zip("ab", emptied, (20, 10), strict=True):
+            bench.delete(name)
+            assert bench.metadata.condemn_block(block_id, now_ms + grace_ms)
+        assert [row.block_id for row in bench.metadata.blocks_in_grace(2)] == [emptied[1], emptied[0]]
+        assert [row.block_id for row in bench.metadata.blocks_in_grace(1)] == [emptied[1]]
+        assert len(bench.metadata.blocks_in_grace(9)) == 2
+
     def test_what_gc_has_condemned_is_not_in_quarantine(self, bench: MetadataBench) -> None:
         block_id = bench.pack([bench.put("a", 10)])
         bench.delete("a")

@@ -328,6 +328,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "condemn_block": lambda: metadata.condemn_block(empty.block_id, 5),
         "condemned_blocks": lambda: metadata.condemned_blocks(bench.now_ms, 10),
         "condemned_blocks too far ahead": lambda: metadata.condemned_blocks(0, 10),
+        "blocks_in_grace": lambda: metadata.blocks_in_grace(10),
         "end_quarantine": lambda: metadata.end_quarantine(block.block_id, bench.now_ms),
         "release_block": lambda: metadata.release_block(block.block_id),
         "release_copy": lambda: metadata.release_copy(ids[0]),

@@ -23,6 +23,7 @@ from tests.rig.at_rest import end_log
 from .conftest import Bench
 from .test_check import FIRST_PACKED, FIRST_WAITING, FRESH, check, fill, leak_block, leak_copy, run
 from .test_cli import Cli
+from .test_gc import configure
 
 WRONG = {
     "recount-block": f"UPDATE blocks SET live_bytes = live_bytes - 1, dead_bytes = dead_bytes + 1"
@@ -142,15 +143,26 @@ def test_what_is_being_deleted_is_not_released(bench: Bench, capfd: pytest.Captu
         assert copy.id not in set(system.landing.list_ids())
 
 
-def test_blocks_in_quarantine_stay_when_space_is_short(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_space_is_short_blocks_in_quarantine_stay_and_hide_no_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More are in quarantine than a run looks at, and their time ends sooner than the grace periods of the others."""
+    configure(bench, "gc", "blocks_max_per_run = 2")
+    configure(bench, "gc", 'reserve_bytes = "1MiB"')
     with bench.open() as system:
-        bench.put_some(system, 20)
+        keys = bench.put_some(system, 20)
         bench.pack(system)
-        leak_block(bench, system)
+        now_ms, blocks = system.clock.now_ms(), list(all_blocks(system.metadata))
+        for key in keys:
+            bench.delete(system, key)
+        for block in blocks:
+            assert system.metadata.condemn_block(block.block_id, now_ms + 2 * QUARANTINE_MS)
+        for _ in range(3):
+            leak_block(bench, system)
         assert start(["--config", str(bench.config), "apply", str(plan_of(bench))]) == 0
         monkeypatch.setattr(type(system.blocks), "free_bytes", lambda _: 0)
-        assert gc_service(system).run_once().blocks_deleted == 0
-        assert len(list(held(system.metadata))) == 1
+        assert gc_service(system).run_once().blocks_deleted > 0
+        assert len(list(held(system.metadata))) == 3
 
 
 def _reap(system: System, now_ms: int) -> None:

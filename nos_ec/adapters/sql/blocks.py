@@ -121,6 +121,8 @@ def _condemned(until: ColumnElement[bool]) -> Select[Any]:
 CONDEMNED = _condemned(_B.delete_after_ms <= bindparam("now_ms"))
 # Nothing but its time keeps a block in quarantine, so a clock that was set back must not end it.
 FAR_CONDEMNED = _condemned(and_(_B.delete_after_ms > bindparam("far_ms"), _B.writer != QUARANTINE))
+# Those in quarantine are read past. Few have an earlier end than the others: GC deletes what is due first.
+IN_GRACE = _condemned(_B.writer != QUARANTINE)
 PLACED = union_all(
     select(
         _O.object_id, _O.bucket, _O.name, _O.version, _O.block_offset, _O.size.label("length"), _O.crc32c, _O.attributes
@@ -333,6 +335,11 @@ def condemned(connection: Connection, now_ms: int, limit: int) -> list[BlockRow]
         far = {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}
         rows = [*rows, *connection.execute(FAR_CONDEMNED, far)]
     return [block_row(row) for row in rows]
+
+
+def in_grace(connection: Connection, limit: int) -> list[BlockRow]:
+    """See `Metadata.blocks_in_grace`."""
+    return [block_row(row) for row in connection.execute(IN_GRACE, {"rows_max": limit})]
 
 
 def forget(connection: Connection, block_id: BlockId) -> None:

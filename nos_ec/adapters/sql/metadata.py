@@ -256,6 +256,10 @@ class _SqlBlocks(SqlPart):
         """See the port."""
         return self._read(blocks.condemned, now_ms, limit)
 
+    def blocks_in_grace(self, limit: int) -> list[BlockRow]:
+        """See the port."""
+        return self._read(blocks.in_grace, limit)
+
     def forget_block(self, block_id: BlockId) -> None:
         """See the port."""
         self._write(blocks.forget, block_id)

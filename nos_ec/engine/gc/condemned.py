@@ -22,8 +22,6 @@ DELETE_FAILURES_MAX = 20
 WAIT_SLICE_MS = 1000
 """A run that waits for a grace period shows its progress this often."""
 
-_FAR_MS = 1 << 61
-
 
 class CondemnedBlocks:
     """Condemns and deletes blocks for one run."""
@@ -73,20 +71,21 @@ class CondemnedBlocks:
         """Delete the condemned blocks whose grace period is over. Returns whether any was deleted."""
         deleted = 0
         while len(self._undeletable) < DELETE_FAILURES_MAX:
-            found = self._condemned(self._clock.now_ms())
+            found = self._deletable(self._metadata.condemned_blocks(self._clock.now_ms(), self._limit()))
             if not found:
                 break
             deleted += self._delete_all(found, "it holds nothing live, and its grace period is over")
         return deleted > 0
 
     def cut_grace_short(self) -> bool:
-        """Delete all condemned blocks after the shortest grace period. Returns whether any was deleted.
+        """Delete condemned blocks, `blocks_max` at most and none in quarantine, after the shortest grace period.
+        Returns whether any was deleted.
 
         The run itself waits for that period, from the moment when it finds the blocks condemned. So neither the clock
         of another machine nor a changed setting shortens it. No row points into these blocks, so only reads that began
         earlier can still need them.
         """
-        found = [block for block in self._condemned(_FAR_MS) if block.writer != QUARANTINE]
+        found = self._deletable(self._metadata.blocks_in_grace(self._limit()))
         if not found:
             return False
         _log.warning("space is short, so condemned blocks are deleted early", blocks=len(found))
@@ -96,10 +95,12 @@ class CondemnedBlocks:
         kill_point("gc.grace_cut")
         return self._delete_all(found, "it holds nothing live; space is short, so its grace period was cut") > 0
 
-    def _condemned(self, until_ms: int) -> list[BlockRow]:
-        """Condemned blocks whose grace period ends by `until_ms`, without those that could not be deleted."""
-        limit = self._options.blocks_max + len(self._undeletable)
-        found = self._metadata.condemned_blocks(until_ms, limit)
+    def _limit(self) -> int:
+        """How many blocks to ask for, so that `_deletable` leaves enough."""
+        return self._options.blocks_max + len(self._undeletable)
+
+    def _deletable(self, found: list[BlockRow]) -> list[BlockRow]:
+        """Those that did not fail to be deleted in this run."""
         return [block for block in found if block.block_id not in self._undeletable]
 
     def _delete_all(self, blocks: list[BlockRow], why: str) -> int:

@@ -216,6 +216,10 @@ class Blocks(Protocol):
         now (as for `Objects.due_objects`)."""
         ...
 
+    def blocks_in_grace(self, limit: int) -> list[BlockRow]:
+        """CONDEMNED blocks, whenever their grace periods end, in the order of those ends. Not those in quarantine."""
+        ...
+
     def forget_block(self, block_id: BlockId) -> None:
         """Remove the row of a CONDEMNED block after its data was deleted. Idempotent."""
         ...
