@@ -19,4 +19,5 @@ reservation has expired finds out when it records its copy, and a reader that fi
 again."""
 
 QUARANTINE_MS = 86_400_000
-"""A day. How long what nothing refers to is kept before it is deleted."""
+"""A day. How long what nothing refers to is kept before it is deleted. Nothing but this time keeps it: a clock that was
+set back does not end it, but one that is a day ahead does (docs/adr/0015)."""
