@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -229,3 +230,99 @@ def test_text_that_is_not_unicode_stops_no_deletion(tmp_path: Path, clock: FakeC
     trail = AuditFiles(tmp_path, clock, "run", LIMITS)
     trail.record([AuditEntry(AuditKind.REPAIR, "a path with \udcff")])
     assert trail.failures == 1
+
+
+def _record_as(uid: int, folder: Path, umask: int, entry: AuditEntry) -> None:
+    """Record an entry in another process, as that user; its exit code is the number of failures."""
+
+    def child() -> None:
+        os.umask(umask)
+        if uid:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+        trail = AuditFiles(folder, SystemClock(), f"run of {uid}", LIMITS)
+        trail.record([entry])
+        os._exit(trail.failures)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0, (uid, process.exitcode)
+
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def owned() -> Iterator[Path]:
+    """A folder of another user, whom the folders above it let in."""
+    if os.geteuid():
+        reason = "only root can become another user"
+        pytest.fail(reason) if os.environ.get("REQUIRE_REAL") == "1" else pytest.skip(reason)
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o711)
+        folder = Path(name) / "store"
+        folder.mkdir()
+        folder.chmod(0o750)
+        os.chown(folder, NOBODY, NOBODY)
+        yield folder
+
+
+@pytest.mark.parametrize("name", [".", "a/audit"], ids=["the folder is there", "root makes it"])
+@pytest.mark.parametrize("umask", [0o022, 0o077], ids=oct)
+def test_the_owner_of_the_folder_writes_behind_root(owned: Path, name: str, umask: int) -> None:
+    folder = owned / name
+    _record_as(0, folder, umask, numbered(1))
+    _record_as(NOBODY, folder, umask, numbered(2))
+    assert numbers(folder) == [1, 2]
+    for path in (folder.parent if folder != owned else folder, folder, folder / CURRENT):
+        assert (path.stat().st_uid, path.stat().st_gid) == (NOBODY, NOBODY)
+    assert (folder / CURRENT).stat().st_mode & 0o777 == folder.stat().st_mode & 0o666
+    while not rotated(folder):
+        _record_as(0, folder, umask, AuditEntry(AuditKind.REPAIR, "y" * LIMITS.file_bytes))
+    _record_as(0, folder, umask, numbered(3))
+    _record_as(NOBODY, folder, umask, numbered(4))
+    assert [entry.seen["number"] for entry in read(folder) if entry.seen] == [1, 2, 3, 4]
+
+
+def test_a_group_that_may_write_the_folder_may_write_behind_root(owned: Path) -> None:
+    os.chown(owned, 0, NOBODY)
+    owned.chmod(0o2770)
+    _record_as(0, owned, 0o022, numbered(1))
+    _record_as(NOBODY, owned, 0o022, numbered(2))
+    assert numbers(owned) == [1, 2]
+    assert (owned / CURRENT).stat().st_mode & 0o777 == 0o660
+
+
+def test_an_empty_file_that_a_crash_left_to_root_is_handed_over(owned: Path) -> None:
+    (owned / CURRENT).touch(0o600)
+    _record_as(0, owned, 0o022, numbered(1))
+    _record_as(NOBODY, owned, 0o022, numbered(2))
+    assert numbers(owned) == [1, 2]
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_root_gives_away_no_file_that_is_linked_from_the_folder(
+    owned: Path, clock: FakeClock, link: Callable[[Path, Path], None]
+) -> None:
+    secret = owned.parent / "secret"
+    secret.touch(0o600)
+    link(secret, owned / CURRENT)
+    trail = AuditFiles(owned, clock, "run", LIMITS)
+    trail.record([BLOCK])
+    assert trail.failures == (link is os.symlink)
+    assert (secret.stat().st_uid, secret.stat().st_mode & 0o777) == (0, 0o600)
+
+
+def test_a_root_that_may_give_nothing_away_records_all_the_same(
+    owned: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(fd: int, uid: int, gid: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", denied)
+    trail = AuditFiles(owned / "audit", clock, "run", LIMITS)
+    trail.record([numbered(1)])
+    assert trail.failures == 0
+    assert numbers(owned / "audit") == [1]

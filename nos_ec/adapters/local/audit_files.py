@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -94,13 +95,15 @@ class AuditFiles:
         kill_point("audit.recorded")
 
     def _append(self, data: bytes, now_ms: int) -> None:
-        make_folder(self._folder)
+        _make_folder(self._folder)
         with self._locked():
             path = self._folder / CURRENT
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 size = os.fstat(fd).st_size
-                if size and os.pread(fd, 1, size - 1) != b"\n":
+                if not size:
+                    _hand_over(fd, self._folder)
+                elif os.pread(fd, 1, size - 1) != b"\n":
                     data = b"\n" + data  # a crash has torn the last line
                 _write(fd, data, size)
                 kill_point("audit.written")
@@ -209,6 +212,44 @@ def rotated(folder: Path) -> list[tuple[int, Path]]:
     except FileNotFoundError:
         return []
     return sorted((int(match[1]), path) for match, path in found)
+
+
+def _make_folder(folder: Path) -> None:
+    """Create the folder and its missing parents. What root creates belongs to the owner of the folder around it. Raises
+    OSError."""
+    if folder.is_dir():
+        return
+    if os.geteuid():
+        make_folder(folder)
+        return
+    _make_folder(folder.parent)
+    make_folder(folder)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _give_to_owner_of(fd, folder.parent)  # synced with the first entry of the folder
+    finally:
+        os.close(fd)
+
+
+def _hand_over(fd: int, folder: Path) -> None:
+    """Let those write a new file who may write its folder, when root creates it: a command of root must not keep out
+    the daemons, which are another user. Also for an empty file of root, after a crash.
+
+    No other file may be given away: its name in a folder of another user may be a link to any file. Raises OSError.
+    """
+    if os.geteuid():
+        return
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and not (status.st_uid or status.st_size):
+        os.fchmod(fd, folder.stat().st_mode & 0o666)
+        _give_to_owner_of(fd, folder)
+
+
+def _give_to_owner_of(fd: int, folder: Path) -> None:
+    """Raises OSError, but not where root may not give files away, as in some containers and on NFS."""
+    owner = folder.stat()
+    with suppress(PermissionError):
+        os.fchown(fd, owner.st_uid, owner.st_gid)
 
 
 def _write(fd: int, data: bytes, size: int) -> None:
