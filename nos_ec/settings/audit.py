@@ -30,7 +30,8 @@ class AuditSettings(Section):
         default=365 * DAY,
         ge=HOUR,
         le=3650 * DAY,
-        description="How long entries are kept, in milliseconds, if they fit into size_bytes_max.",
+        description="How long full files are kept, in milliseconds, if they fit into size_bytes_max. They go a day or"
+        " two later, so that a clock that is wrong for less than a day deletes nothing.",
     )
 
     def folder_in(self, root: Path, backend: str) -> Path | None:

@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from nos_ec.adapters.local import audit_files
-from nos_ec.adapters.local.audit_files import CURRENT, FILES, AuditFiles, TrailLimits, TrailReader, rotated
+from nos_ec.adapters.local.audit_files import (
+    CURRENT,
+    FILES,
+    OLD_AGAIN_MS,
+    AuditFiles,
+    TrailLimits,
+    TrailReader,
+    rotated,
+)
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.audit_trail import AuditEntry, AuditKind, CopyEntry, Recorded, audit_line, read_line
 from nos_ec.testing.clock import FakeClock, SetClock
@@ -115,15 +123,88 @@ def test_full_files_are_put_aside_and_the_oldest_go(tmp_path: Path, clock: FakeC
     assert len(since) < len(kept) / 2  # older files are not read
 
 
-def test_files_that_are_too_old_go_within_an_hour(tmp_path: Path, clock: FakeClock) -> None:
+def fill(folder: Path, clock: FakeClock, files: int) -> None:
+    """Record until so many more files are full."""
+    trail = AuditFiles(folder, clock, "run", LIMITS)
+    before = len(rotated(folder))
+    while len(rotated(folder)) < before + files:
+        trail.record([numbered(0)])
+
+
+def look(folder: Path, clock: FakeClock) -> int:
+    """A process records an entry, which looks for old files. Returns how many full files are left."""
+    trail = AuditFiles(folder, clock, "run", LIMITS)
+    trail.record([AuditEntry(AuditKind.REPAIR, "a short one")])
+    assert trail.failures == 0
+    return len(rotated(folder))
+
+
+def test_files_that_are_too_old_go_when_two_looks_agree(tmp_path: Path, clock: FakeClock) -> None:
+    fill(tmp_path, clock, 2)
     trail = AuditFiles(tmp_path, clock, "run", LIMITS)
-    for number in range(70):
-        trail.record([numbered(number)])
-    assert len(rotated(tmp_path)) == 1
     clock.advance(LIMITS.keep_ms + HOUR_MS)
-    trail.record([numbered(70)])
+    trail.record([numbered(1)])
+    assert look(tmp_path, clock) == 2
+    clock.advance(OLD_AGAIN_MS - 1)
+    assert look(tmp_path, clock) == 2
+    clock.advance(HOUR_MS)
+    trail.record([numbered(2)])
     assert rotated(tmp_path) == []
-    assert numbers(tmp_path)[-1] == 70
+    assert read(tmp_path)[-1].seen == {"number": 2}
+    assert [path.name for path in tmp_path.iterdir()] == [CURRENT]
+
+
+def test_files_go_one_after_another_within_two_waits(tmp_path: Path, clock: FakeClock) -> None:
+    """As long as a trail is written, a file outlives its time by two waits and an hour at most."""
+    for hour in range(200):
+        if hour < 100 and hour % 20 == 0:
+            fill(tmp_path, clock, 1)
+        look(tmp_path, clock)
+        limit_ms = clock.now_ms() - LIMITS.keep_ms
+        assert all(time_ms >= limit_ms - 2 * OLD_AGAIN_MS - HOUR_MS for time_ms, _ in rotated(tmp_path))
+        assert hour != 100 or rotated(tmp_path)
+        clock.advance(HOUR_MS)
+    assert rotated(tmp_path) == []
+
+
+def test_a_clock_that_jumps_ahead_for_a_while_deletes_nothing(tmp_path: Path, clock: FakeClock) -> None:
+    fill(tmp_path, clock, 3)
+    for years in (1, 2, 5):  # it may happen again
+        ahead = SetClock(clock.now_ms() + years * 365 * 24 * HOUR_MS)
+        for _ in range(12):
+            assert look(tmp_path, ahead) == 3
+            ahead.advance(HOUR_MS)
+        clock.advance(HOUR_MS)
+        assert look(tmp_path, clock) == 3
+        assert not list(tmp_path.glob("old-*"))
+    fill(tmp_path, ahead, 1)
+    assert look(tmp_path, clock) == 4
+    clock.advance(LIMITS.keep_ms + HOUR_MS)
+    look(tmp_path, clock)
+    clock.advance(OLD_AGAIN_MS)
+    assert look(tmp_path, clock) == 1  # the one that was put aside later than now
+
+
+def test_a_jump_between_two_looks_deletes_only_what_was_too_old_before(tmp_path: Path, clock: FakeClock) -> None:
+    fill(tmp_path, clock, 2)
+    clock.advance(LIMITS.keep_ms + HOUR_MS)
+    fill(tmp_path, clock, 3)
+    assert look(tmp_path, clock) == 5
+    clock.advance(365 * 24 * HOUR_MS)
+    assert look(tmp_path, clock) == 3
+    assert look(tmp_path, clock) == 3
+
+
+def test_files_that_are_too_old_wait_again_after_a_crash_lost_the_note(tmp_path: Path, clock: FakeClock) -> None:
+    fill(tmp_path, clock, 1)
+    clock.advance(LIMITS.keep_ms + HOUR_MS)
+    assert look(tmp_path, clock) == 1
+    (note,) = tmp_path.glob("old-*")
+    note.unlink()
+    clock.advance(OLD_AGAIN_MS)
+    assert look(tmp_path, clock) == 1
+    clock.advance(OLD_AGAIN_MS)
+    assert look(tmp_path, clock) == 0
 
 
 def test_a_clock_that_is_set_back_does_not_change_the_order(tmp_path: Path, clock: FakeClock) -> None:

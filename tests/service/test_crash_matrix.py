@@ -210,6 +210,8 @@ SCRUB_POINTS = [
 REPAIR_POINTS = ["repairs.step_done", "repairs.step_done:2", "repairs.step_done:4"]
 TRAIL_POINTS = ["audit.put_aside"]
 """While a file of the audit trail is full."""
+TRAIL_AGE_POINTS = ["audit.old_deleted", "audit.old_deleted:2", "audit.notes_deleted"]
+"""While files of the audit trail are too old, and were so at an earlier look."""
 
 
 def kill(bench: Bench, point: str, *arguments: str, stdin: bytes = b"") -> None:
@@ -567,6 +569,20 @@ def test_killed_while_a_file_of_the_trail_is_put_aside(bench: Bench, point: str)
     assert_recovers(bench)
 
 
+@pytest.mark.parametrize("point", TRAIL_AGE_POINTS)
+def test_killed_while_old_files_of_the_trail_are_deleted(bench: Bench, point: str) -> None:
+    folder = bench.folder / "store" / "audit"
+    with bench.open() as system:
+        bench.put_some(system, 20)
+        bench.produce(system)
+    folder.mkdir(exist_ok=True)
+    for name in ("trail-1500000000001.jsonl", "trail-1500000000002.jsonl", "old-1600000000000-1500000000002"):
+        (folder / name).touch()
+    kill(bench, point, "consumer", "--once")
+    assert_recovers(bench)
+    assert [path.name for path in folder.iterdir()] == ["trail.jsonl"]
+
+
 # --- through the landing log --------------------------------------------------------------------------
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("point", LOG_PUT_POINTS)
@@ -692,6 +708,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             REPAIR_POINTS,
             SCRUB_POINTS,
             TRAIL_POINTS,
+            TRAIL_AGE_POINTS,
             DEVICE_LOG_POINTS,
             LANDING_LOG_POINTS,
             DUMP_POINTS,

@@ -2,10 +2,16 @@
 
     trail.jsonl             entries are appended to it
     trail-TIME.jsonl        full files; TIME: when the file was put aside, in Unix milliseconds
+    old-SEEN-LAST           an empty file: at SEEN, the full files up to LAST were too old
 
-Entries are appended while the folder is locked, and synced before the lock is released. A full file is renamed; the
-oldest files are deleted when there are too many bytes or they are too old. A crash can tear the last line. The next
-process ends that line and goes on behind it.
+Entries are appended while the folder is locked, and synced before the lock is released. A full file is renamed. A crash
+can tear the last line. The next process ends that line and goes on behind it.
+
+The oldest files are deleted when there are too many bytes. A clock that jumps ahead makes every file look too old, so
+two looks must agree before a file goes for its age: the first leaves a note (old-SEEN-LAST), and one at least
+OLD_AGAIN_MS later, by the clock, deletes the files of the note that are still too old. If the clock is found to be
+before SEEN, it was wrong at one of the looks: the note is dropped, and the wait begins anew. A file that was put aside
+while the clock was ahead is kept for longer, never for less.
 """
 
 from __future__ import annotations
@@ -45,9 +51,12 @@ LINE_BYTES_MAX = 4 << 20
 """More than the longest line has."""
 PRUNE_WAIT_MS = 3_600_000
 """Old files are looked for this often, and whenever a file is full."""
+OLD_AGAIN_MS = 24 * 3_600_000
+"""A file that is too old is deleted when it has looked so for so long: time to set a clock right."""
 
 _LOCK_WAIT_S = 0.005
 _ROTATED = re.compile(r"trail-(\d{13,15})\.jsonl")
+_NOTE = re.compile(r"old-(\d{13,15})-(\d{13,15})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +158,29 @@ class AuditFiles:
         """Delete the oldest full files, until the rest fits with one more, and those that are too old."""
         self._pruned_ms = now_ms
         kept_bytes = self._limits.file_bytes
-        for time_ms, path in reversed(rotated(self._folder)):
+        for _, path in reversed(rotated(self._folder)):
             kept_bytes += path.stat().st_size
-            if kept_bytes > self._limits.size_bytes_max or now_ms - time_ms > self._limits.keep_ms:
+            if kept_bytes > self._limits.size_bytes_max:
                 path.unlink(missing_ok=True)
+        self._prune_old(now_ms)
+
+    def _prune_old(self, now_ms: int) -> None:
+        """Delete the files that are too old and were so at an earlier look; note those that are too old only now."""
+        old = [(time_ms, path) for time_ms, path in rotated(self._folder) if now_ms - time_ms > self._limits.keep_ms]
+        notes = _notes(self._folder)
+        if old and any(0 <= now_ms - seen_ms < OLD_AGAIN_MS for seen_ms, _, _ in notes):
+            return
+        agreed_ms = max((last_ms for seen_ms, last_ms, _ in notes if now_ms >= seen_ms), default=-1)
+        for time_ms, path in old:
+            if time_ms <= agreed_ms:
+                path.unlink(missing_ok=True)
+                kill_point("audit.old_deleted")
+        for _, _, path in notes:
+            path.unlink(missing_ok=True)
+        kill_point("audit.notes_deleted")
+        last_ms = max((time_ms for time_ms, _ in old), default=-1)
+        if last_ms > agreed_ms:
+            os.close(os.open(self._folder / f"old-{now_ms:013d}-{last_ms:013d}", os.O_CREAT | os.O_CLOEXEC, 0o666))
 
     def _report(self, entries: Sequence[AuditEntry], error: Exception, now_ms: int) -> None:
         if self._logged_ms is not None and 0 <= now_ms - self._logged_ms < LOG_WAIT_MS:
@@ -212,6 +240,12 @@ def rotated(folder: Path) -> list[tuple[int, Path]]:
     except FileNotFoundError:
         return []
     return sorted((int(match[1]), path) for match, path in found)
+
+
+def _notes(folder: Path) -> list[tuple[int, int, Path]]:
+    """(SEEN, LAST, path) of each note. A crash can leave none, which costs one more wait. Raises OSError."""
+    found = [(match, path) for path in folder.iterdir() if (match := _NOTE.fullmatch(path.name))]
+    return [(int(match[1]), int(match[2]), path) for match, path in found]
 
 
 def _make_folder(folder: Path) -> None:
