@@ -16,6 +16,7 @@ from nos_ec.adapters.local import audit_files
 from nos_ec.adapters.local.audit_files import (
     CURRENT,
     FILES,
+    LOG_WAIT_MS,
     OLD_AGAIN_MS,
     AuditFiles,
     TrailLimits,
@@ -305,6 +306,55 @@ def test_a_stopped_process_with_the_lock_stops_nobody(
     monkeypatch.setattr(time, "monotonic", lambda: now_s + 3601)
     trail.record([numbered(4)])
     assert numbers(tmp_path) == [3, 4]
+
+
+def test_a_full_file_that_cannot_be_renamed_stays_bounded(
+    tmp_path: Path, clock: FakeClock, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost before the file is half the trail, and nothing that was written when it can be renamed."""
+    trail = AuditFiles(tmp_path, clock, "run", LIMITS)
+
+    def denied(path: Path, target: Path) -> Path:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", denied)
+        written = 0
+        while trail.failures == 0:
+            trail.record([numbered(written)])
+            written += trail.failures == 0
+        said = capfd.readouterr().out
+        assert said.count("audit trail written, but its full or old files stay") == 1
+        assert said.count("audit trail not written; the deletion goes on") == 1
+        assert LIMITS.size_bytes_max // 2 - 2000 < (tmp_path / CURRENT).stat().st_size <= LIMITS.size_bytes_max // 2
+        trail.record([numbered(-1)])
+        assert trail.failures == 2
+        clock.advance(LOG_WAIT_MS)
+        trail.record([numbered(-1)])
+        assert capfd.readouterr().out.count("Permission denied") == 1
+    trail.record([numbered(written)])
+    assert trail.failures == 3
+    assert look(tmp_path, clock) == 1
+    fill(tmp_path, clock, 2)
+    assert [entry.seen["number"] for entry in read(tmp_path) if entry.seen][: written + 1] == list(range(written + 1))
+
+
+def test_an_old_file_that_cannot_be_deleted_is_reported(
+    tmp_path: Path, clock: FakeClock, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, clock, 1)
+    clock.advance(LIMITS.keep_ms + HOUR_MS)
+    look(tmp_path, clock)
+    clock.advance(OLD_AGAIN_MS)
+
+    def denied(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", denied)
+        assert look(tmp_path, clock) == 1
+    assert "audit trail written, but its full or old files stay" in capfd.readouterr().out
+    assert look(tmp_path, clock) == 0
 
 
 def test_text_that_is_not_unicode_stops_no_deletion(tmp_path: Path, clock: FakeClock) -> None:

@@ -12,6 +12,9 @@ two looks must agree before a file goes for its age: the first leaves a note (ol
 OLD_AGAIN_MS later, by the clock, deletes the files of the note that are still too old. If the clock is found to be
 before SEEN, it was wrong at one of the looks: the note is dropped, and the wait begins anew. A file that was put aside
 while the clock was ahead is kept for longer, never for less.
+
+While a full file cannot be renamed, entries are still appended to it, until it has half the bytes of the trail.
+Then they count as failures, until it can be renamed.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ class AuditFiles:
         self._locked_until_s = 0.0
         """Until then (monotonic), nobody waits for the lock again."""
         self._pruned_ms: int | None = None
-        self._logged_ms: int | None = None
+        self._logged_ms: dict[str, int] = {}
         self.failures = 0
         """Calls whose entries were not written. Any thread may read it."""
 
@@ -100,13 +103,17 @@ class AuditFiles:
                 self._append(b"".join(audit_line(entry, now_ms, self._run) for entry in entries), now_ms)
             except (OSError, ValueError) as error:  # ValueError: text that is not Unicode
                 self.failures += 1
-                self._report(entries, error, now_ms)
+                kinds = sorted({entry.kind.value for entry in entries})
+                said = "audit trail not written; the deletion goes on"
+                self._report(said, error, now_ms, kinds=kinds, failures=self.failures)
         kill_point("audit.recorded")
 
     def _append(self, data: bytes, now_ms: int) -> None:
         _make_folder(self._folder)
         with self._locked():
             path = self._folder / CURRENT
+            if self._is_half(path, len(data)):
+                self._put_aside(path, now_ms)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 size = os.fstat(fd).st_size
@@ -121,10 +128,17 @@ class AuditFiles:
                 os.close(fd)
             if not size:
                 sync_folder(self._folder)
-            if size + len(data) >= self._limits.file_bytes:
-                self._put_aside(path, now_ms)
-            if self._pruned_ms is None or not 0 <= now_ms - self._pruned_ms < PRUNE_WAIT_MS:
-                self._prune(now_ms)
+            try:
+                self._tidy(path, size + len(data), now_ms)
+            except OSError as error:
+                self._report("audit trail written, but its full or old files stay", error, now_ms)
+
+    def _is_half(self, path: Path, more_bytes: int) -> bool:
+        """Whether a full file, which could not be put aside, would take half the bytes of the trail. With more, it
+        would be deleted too soon after it is put aside, and leave little of the trail."""
+        size = path.stat().st_size if path.exists() else 0
+        limits = self._limits
+        return size >= limits.file_bytes and size + more_bytes > limits.size_bytes_max // 2
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -146,13 +160,20 @@ class AuditFiles:
         finally:
             os.close(fd)
 
+    def _tidy(self, path: Path, size: int, now_ms: int) -> None:
+        """Put a full file aside, and prune when it is time. Raises OSError."""
+        is_full = size >= self._limits.file_bytes
+        if is_full:
+            self._put_aside(path, now_ms)
+        if is_full or self._pruned_ms is None or not 0 <= now_ms - self._pruned_ms < PRUNE_WAIT_MS:
+            self._prune(now_ms)
+
     def _put_aside(self, path: Path, now_ms: int) -> None:
         """Rename the full file. Its name is later than those of the files before it, whatever the clock says."""
         before = [time_ms for time_ms, _ in rotated(self._folder)]
         path.rename(self._folder / f"trail-{max([now_ms, *(one + 1 for one in before)]):013d}.jsonl")
         sync_folder(self._folder)
         kill_point("audit.put_aside")
-        self._prune(now_ms)
 
     def _prune(self, now_ms: int) -> None:
         """Delete the oldest full files, until the rest fits with one more, and those that are too old."""
@@ -182,17 +203,14 @@ class AuditFiles:
         if last_ms > agreed_ms:
             os.close(os.open(self._folder / f"old-{now_ms:013d}-{last_ms:013d}", os.O_CREAT | os.O_CLOEXEC, 0o666))
 
-    def _report(self, entries: Sequence[AuditEntry], error: Exception, now_ms: int) -> None:
-        if self._logged_ms is not None and 0 <= now_ms - self._logged_ms < LOG_WAIT_MS:
+    def _report(self, said: str, error: Exception, now_ms: int, **more: object) -> None:
+        """Log it, once in LOG_WAIT_MS."""
+        logged_ms = self._logged_ms.get(said)
+        if logged_ms is not None and 0 <= now_ms - logged_ms < LOG_WAIT_MS:
             return
-        self._logged_ms = now_ms
-        _log.error(
-            "audit trail not written; the deletion goes on",
-            folder=str(self._folder),
-            error=getattr(error, "strerror", None) or str(error),
-            kinds=sorted({entry.kind.value for entry in entries}),
-            failures=self.failures,
-        )
+        self._logged_ms[said] = now_ms
+        text = getattr(error, "strerror", None) or str(error)
+        _log.error(said, folder=str(self._folder), error=text, **more)
 
 
 class TrailReader:
