@@ -15,6 +15,8 @@ import msgspec
 VERSION = 1
 COPIES_MAX = 500
 """Copies of one entry. A line with more of them would have to be read as a whole to find one."""
+SEGMENTS_MAX = 500
+"""Landing segments of one entry."""
 
 _CRC_MARK = b',"crc32c":'
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from nos_ec.core.audit_trail import COPIES_MAX, AuditEntry, AuditKind, CopyEntry
+from nos_ec.core.audit_trail import COPIES_MAX, SEGMENTS_MAX, AuditEntry, AuditKind, CopyEntry
 from nos_ec.core.ids import BlockId, LandingId, SegmentId
 from nos_ec.ports.metadata import BlockRow, LandedMove, LandingDeletion, ObjectRow, SegmentRow
 from nos_ec.ports.shard_store import RebuiltBlock
@@ -42,14 +42,18 @@ def copies_deleted(
     by_block: dict[BlockId | None, list[CopyEntry]] = {}
     for deletion in deletions:
         by_block.setdefault(verified[deletion.landing_id], []).append(_copy(deletion))
+    entries: list[AuditEntry] = []
+    for block_id, copies in by_block.items():
+        if block_id is None:
+            entries += _of_copies(AuditKind.COPIES_DELETED, UNNEEDED, copies)
+        else:
+            entries += _of_copies(AuditKind.COPIES_DELETED, VERIFIED, copies, block_id.hex())
+    return entries
+
+
+def _of_copies(kind: AuditKind, why: str, copies: Sequence[CopyEntry], block: str | None = None) -> list[AuditEntry]:
     return [
-        AuditEntry(
-            AuditKind.COPIES_DELETED,
-            UNNEEDED if block_id is None else VERIFIED,
-            block=None if block_id is None else block_id.hex(),
-            copies=tuple(copies[first : first + COPIES_MAX]),
-        )
-        for block_id, copies in by_block.items()
+        AuditEntry(kind, why, block=block, copies=tuple(copies[first : first + COPIES_MAX]))
         for first in range(0, len(copies), COPIES_MAX)
     ]
 
@@ -64,15 +68,15 @@ def _copy(deletion: LandingDeletion) -> CopyEntry:
     return CopyEntry(landing, str(row.key), row.object_id, row.version, extent.offset, extent.length, row.crc32c)
 
 
-def abandoned_copies(landing_ids: Iterable[LandingId]) -> AuditEntry:
+def abandoned_copies(landing_ids: Iterable[LandingId]) -> list[AuditEntry]:
     """A PUT that failed deletes copies that nothing refers to."""
-    copies = tuple(CopyEntry(landing_id.hex()) for landing_id in landing_ids)
-    return AuditEntry(AuditKind.COPIES_DELETED, "their PUT failed, and no object has them", copies=copies)
+    copies = [CopyEntry(landing_id.hex()) for landing_id in landing_ids]
+    return _of_copies(AuditKind.COPIES_DELETED, "their PUT failed, and no object has them", copies)
 
 
-def copies_moved(rows: Iterable[ObjectRow], moves: Mapping[int, LandedMove]) -> AuditEntry:
+def copies_moved(rows: Iterable[ObjectRow], moves: Mapping[int, LandedMove]) -> list[AuditEntry]:
     """Records were written again. moves: by object_id."""
-    copies = tuple(
+    copies = [
         CopyEntry(
             move.source.hex(),
             str(row.key),
@@ -84,12 +88,20 @@ def copies_moved(rows: Iterable[ObjectRow], moves: Mapping[int, LandedMove]) -> 
         )
         for row in rows
         if (move := moves.get(row.object_id)) is not None
-    )
-    return AuditEntry(AuditKind.COPIES_MOVED, "their landing segment holds little else", copies=copies)
+    ]
+    return _of_copies(AuditKind.COPIES_MOVED, "their landing segment holds little else", copies)
 
 
-def segments_released(segments: Sequence[SegmentId], rows: Mapping[SegmentId, SegmentRow], why: str) -> AuditEntry:
+def segments_released(
+    segments: Sequence[SegmentId], rows: Mapping[SegmentId, SegmentRow], why: str
+) -> list[AuditEntry]:
     """Landing segments are given back. rows: as they were before; without those that have none."""
+    return [
+        _released(segments[first : first + SEGMENTS_MAX], rows, why) for first in range(0, len(segments), SEGMENTS_MAX)
+    ]
+
+
+def _released(segments: Sequence[SegmentId], rows: Mapping[SegmentId, SegmentRow], why: str) -> AuditEntry:
     ends = {
         segment.hex(): {
             "bytes": row.end,

@@ -257,7 +257,7 @@ class CopyForward:
                 sizes[outcome] = row.size
         moved: frozenset[LandingId] = frozenset()
         try:
-            self._trail.record([copies_moved(rows, {one.object_id: one for one in moves})] if moves else [])
+            self._trail.record(copies_moved(rows, {one.object_id: one for one in moves}))
             moved = self._metadata.move_landed(moves)
             kill_point("copy_forward.moved")
         finally:

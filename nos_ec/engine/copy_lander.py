@@ -129,7 +129,7 @@ class CopyLander:
         try:
             needed = self._metadata.landing_needed(landing_ids)
             late = [landing_id for landing_id in landing_ids if landing_id not in needed]
-            self._trail.record([abandoned_copies(late)] if late else [])
+            self._trail.record(abandoned_copies(late))
             for landing_id in late:
                 self._landing.delete(landing_id)
         except NosError as error:

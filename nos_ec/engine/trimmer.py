@@ -96,7 +96,7 @@ class Trimmer:
             return TrimResult(failed=failed)
         kill_point("trimmer.doomed")
         rows = {row.segment: row for row in page}
-        self._trail.record([segments_released(doomed, rows, "no object and no queued copy refers to a record of them")])
+        self._trail.record(segments_released(doomed, rows, "no object and no queued copy refers to a record of them"))
         not_released = self._medium.release(doomed, beat)
         kill_point("trimmer.released")
         released = [segment for segment in doomed if segment not in not_released]

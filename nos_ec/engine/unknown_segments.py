@@ -64,7 +64,7 @@ class UnknownSegments:
         empty = [segment for segment in sorted(unknown - self._kept) if self._is_empty(segment, beat)]
         if not empty:
             return 0
-        self._trail.record([segments_released(empty, {}, "they are empty, and have no row")])
+        self._trail.record(segments_released(empty, {}, "they are empty, and have no row"))
         failed = self._medium.release(empty, beat)
         kill_point("recovery.unknown_released")
         released = [segment for segment in empty if segment not in failed]
