@@ -286,11 +286,8 @@ def test_a_block_is_released_from_quarantine_or_deleted(
     block_id, now_ms = system.new_block_id(), system.clock.now_ms()
     system.blocks.create(block_id, bytes(STRIPE))
     assert system.metadata.quarantine_block(block_id, 1, BlockAccount(0, STRIPE, 0, 0, ()), now_ms, now_ms - 1)
-    with bench.open() as other:
-        answers: list[bool] = []
-        meanwhile = metadata_meanwhile(system, step, lambda: answers.append(_released(other, block_id)), before=before)
+    with _release_meanwhile(bench, system, step, block_id, before=before) as answers:
         assert gc_service(system).run_once().blocks_deleted == int(not released)
-        assert meanwhile.happened
     assert answers == [released]
     assert (block_id in set(system.blocks.list_blocks())) is released
     assert list(all_blocks(system.metadata)) == []
@@ -307,14 +304,23 @@ def test_a_copy_is_released_from_quarantine_or_deleted(
     copy = system.new_landing_id()
     system.landing.put(copy, b"nobody's")
     assert system.metadata.quarantine_copy(copy, system.clock.now_ms() - 1)
-    with bench.open() as other:
-        answers: list[bool] = []
-        meanwhile = metadata_meanwhile(system, step, lambda: answers.append(_released(other, copy)), before=before)
+    with _release_meanwhile(bench, system, step, copy, before=before) as answers:
         system.housekeeping().run_once()
-        assert meanwhile.happened
     assert answers == [released]
     assert (copy in set(system.landing.list_ids())) is released
     assert system.metadata.deletions_after(None, 9) == []
+
+
+@contextmanager
+def _release_meanwhile(
+    bench: Bench, system: System, step: str, held_id: bytes, *, before: bool
+) -> Iterator[list[bool]]:
+    """Another process releases it before or after a step of this one. Yields its answers."""
+    answers: list[bool] = []
+    with bench.open() as other:
+        meanwhile = metadata_meanwhile(system, step, lambda: answers.append(_released(other, held_id)), before=before)
+        yield answers
+        assert meanwhile.happened
 
 
 def _released(system: System, held_id: bytes) -> bool:

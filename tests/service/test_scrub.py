@@ -31,7 +31,7 @@ from tests.rig.at_rest import LaterClock, end_log
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 from .test_check import a_block, fill, rewrite
-from .test_shard_rebuild import going_on
+from .test_shard_rebuild import flip, going_on
 
 K = FindingKind
 DATA_AT = 2 * PAGE
@@ -73,14 +73,6 @@ def everything(bench: Bench) -> dict[str, object]:
             held[table] = sorted(map(repr, connection.execute(text(f"SELECT * FROM {table}"))))
     engine.dispose()
     return held
-
-
-def flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte[0] ^ 0xFF]))
 
 
 def all_read(bench: Bench, system: System) -> None:

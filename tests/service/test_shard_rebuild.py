@@ -225,7 +225,7 @@ def flip(path: Path, at: int) -> None:
         file.seek(at)
         found = file.read(1)
         file.seek(at)
-        file.write(bytes([found[0] ^ 1]))
+        file.write(bytes([found[0] ^ 0xFF]))
 
 
 def test_damage_is_reported_and_repaired(bench: Bench) -> None:

@@ -246,10 +246,9 @@ class _Copy(BlockWindows):
         for shard, file in self._files.items():
             if not intact_head(file):
                 self.damaged.add(shard)
-        written = 0
         for first, count in self.windows():
             pages = {shard: self.read(file, first, count) for shard, file in self._files.items()}
-            before = written
+            written = 0
             for at, run in self._runs(pages, first, count, with_gaps=with_gaps):
                 coded = self._coded(pages, at, run)
                 for file in made:
@@ -257,9 +256,9 @@ class _Copy(BlockWindows):
                         file.write_pages(at, [coded[file.shard]])
                 written += len(made) * run * PAGE
             self.damaged |= {shard for shard, one in pages.items() if not one.bad <= self.gaps}
-            self.written_bytes += written - before
-            self._pace(sum(one.read_bytes for one in pages.values()) + written - before)
-        if self.gaps and (not written or self.refused):
+            self.written_bytes += written
+            self._pace(sum(one.read_bytes for one in pages.values()) + written)
+        if self.gaps and (not self.written_bytes or self.refused):
             raise self._unreadable(min(self.gaps))
         for file in made:
             with translated(f"shard folder {file.path.parent.parent}"):
