@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -220,6 +221,25 @@ def test_a_failed_rollback_closes_its_connection(url: str, monkeypatch: pytest.M
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         first.execute("SELECT 1")
     rolling_back.close()
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), sqlite3.OperationalError("a bug")], ids=["interrupt", "bug"])
+def test_an_interrupt_in_the_pool_is_raised_and_not_logged(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: BaseException
+) -> None:
+    engine = make_engine(url)
+    connection = engine.raw_connection()
+
+    def failing(_connection: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(engine.dialect, "do_rollback", failing)
+    interrupted = isinstance(failure, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
+        connection.close()
+    assert (not caplog.messages) is interrupted
+    monkeypatch.undo()
+    engine.dispose()
 
 
 def test_a_locked_file_is_transient_after_the_wait(url: str, tmp_path: Path) -> None:

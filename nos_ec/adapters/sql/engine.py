@@ -12,6 +12,7 @@ truncated to fit would be silent damage.
 
 from __future__ import annotations
 
+import logging
 import random
 import sqlite3
 import ssl
@@ -83,8 +84,18 @@ def make_engine(
     """
     parsed = parse_url(url.render_as_string(hide_password=False) if isinstance(url, URL) else url)
     if parsed.get_backend_name() == "sqlite":
-        return _sqlite_engine(parsed, create=create, busy_ms=sqlite_busy_ms)
-    return _mysql_engine(parsed, read_s, isolation_level="READ COMMITTED")
+        engine = _sqlite_engine(parsed, create=create, busy_ms=sqlite_busy_ms)
+    else:
+        engine = _mysql_engine(parsed, read_s, isolation_level="READ COMMITTED")
+    pool = type(engine.pool)
+    logging.getLogger(f"{pool.__module__}.{pool.__name__}").addFilter(_is_no_interrupt)
+    return engine
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """The pool logs the KeyboardInterrupt of a signal that comes while a connection returns to it, and raises it again.
+    Only the second is wanted: a command that is interrupted ends without a traceback."""
+    return not record.exc_info or not isinstance(record.exc_info[1], KeyboardInterrupt)
 
 
 def reading_engine(engine: Engine) -> Engine | None:
