@@ -42,6 +42,7 @@ from nos_ec.engine.copy_forward import CopyForward, ForwardOptions
 from nos_ec.engine.dump.stored import StoredDumps
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.large import LargeObjects
+from nos_ec.engine.large_lease import LargeLease
 from nos_ec.engine.layered_landing import LayeredLanding
 from nos_ec.engine.leases import HeldLease, HeldLeases
 from nos_ec.engine.location_cache import LocationCache
@@ -235,6 +236,8 @@ class System:
     """The queue, behind the parts that it works with."""
 
     def __post_init__(self) -> None:
+    _leased: tuple[tuple[object, ...], LargeLease] | None = None
+    """The same of the lease of large PUTs."""
         self._puts = self._put_parts(), self._put_queue()
 
     def __enter__(self) -> Self:
@@ -285,7 +288,7 @@ class System:
             self.blocks,
             self.clock,
             self.placement,
-            self.settings.put.lease_ttl_ms,
+            self.large_lease,
             self._put_reserve,
             self._held,
             self.trail,
@@ -297,6 +300,19 @@ class System:
         another queue.)"""
         if any(part is not now for part, now in zip(self._puts[0], self._put_parts(), strict=True)):
             self._puts = self._put_parts(), self._put_queue()
+    @property
+    def large_lease(self) -> LargeLease:
+        """The lease of the PUTs of large objects in this process, from all its stores. (As with `puts`.)"""
+        parts = self.metadata, self.clock
+        if self._leased is None or any(part is not now for part, now in zip(self._leased[0], parts, strict=True)):
+            if self._leased is not None:
+                self._leased[1].close()
+            ttl_ms = self.settings.put.lease_ttl_ms
+            lease = LargeLease(self.metadata, self.clock, lambda: f"put-{os.urandom(16).hex()}", ttl_ms, self._held)
+            self._stack.callback(lease.close)
+            self._leased = parts, lease
+        return self._leased[1]
+
         return self._puts[1]
 
     def _put_parts(self) -> tuple[object, ...]:

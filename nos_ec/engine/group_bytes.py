@@ -40,6 +40,18 @@ class GroupPlace:
 def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) -> bytes:
     """Returns the stripe_count x stripe_size bytes of a group, copied once. Raises ValueError when items overlap the
     header, the names or each other, or do not fit into the group (a bug)."""
+    front = header_and_names(geometry, place, items)
+    buffers: list[bytes | memoryview] = [front]
+    end = len(front)
+    for item in sorted(items, key=lambda item: item.offset):
+        buffers += (_padding(end, item.offset), item.data)
+        end = item.offset + len(item.data)
+    buffers.append(_padding(end, place.stripe_count * geometry.stripe_size))
+    return b"".join(buffers)
+
+
+def header_and_names(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) -> bytes:
+    """What a group begins with. Raises ValueError when it overlaps the first item (a bug)."""
     front = header_length(len(items))
     names = encode_names([NameRecord(item.key.bucket, item.key.name, item.segment, item.attributes) for item in items])
     if items and front + len(names) > min(item.offset for item in items):
@@ -59,13 +71,7 @@ def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) 
         names_length=len(names),
         names_crc32c=google_crc32c.value(names),
     )
-    buffers: list[bytes | memoryview] = [encode_header(header), names]
-    end = front + len(names)
-    for item in sorted(items, key=lambda item: item.offset):
-        buffers += (_padding(end, item.offset), item.data)
-        end = item.offset + len(item.data)
-    buffers.append(_padding(end, place.stripe_count * geometry.stripe_size))
-    return b"".join(buffers)
+    return encode_header(header) + names
 
 
 def _padding(start: int, end: int) -> bytes:

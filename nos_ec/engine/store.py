@@ -162,10 +162,11 @@ class Store:
         raise _changed_too_often(key)
 
     def open(self, key: ObjectKey) -> tuple[ObjectRow, Iterator[bytes]]:
-        """The current version and its bytes, in segments of at most a block, each checked against its CRC32C.
+        """The current version and its bytes: a small object in one piece, checked against its CRC32C, a large one in
+        windows. The last window of each of its segments is returned only if the CRC32C of the segment is right.
 
-        Small objects, and the first segment of large ones, have been read and checked when this returns. Further
-        segments are read on demand; that raises Conflict when the version was deleted or overwritten in the meantime
+        Small objects, and the first window of large ones, have been read when this returns. Further windows are read on
+        demand; that raises Conflict when the version was deleted or overwritten in the meantime
         and its blocks are gone. Raises NotFound, Corrupt, Transient.
         """
         return self._read(self.find(key), 0, None)

@@ -15,6 +15,26 @@ class ByteStream(Protocol):
         ...
 
 
+class ReadAhead:
+    """A stream whose first bytes, `head`, have been read already."""
+
+    def __init__(self, head: bytes, rest: ByteStream) -> None:
+        self._head = head
+        self._rest = rest
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; empty only at the end. Raises InvalidInput as `read_up_to` does."""
+        found = self._head[:size]
+        self._head = self._head[size:]
+        return found or _read_some(self._rest, size)
+
+    def at_end(self) -> bool:
+        """Whether nothing follows. Reads one byte to know."""
+        if not self._head:
+            self._head = _read_some(self._rest, 1)
+        return not self._head
+
+
 def read_up_to(stream: ByteStream, size: int) -> bytes:
     """`size` bytes of the stream, fewer only at its end, even if single reads return less.
 
@@ -23,11 +43,16 @@ def read_up_to(stream: ByteStream, size: int) -> bytes:
     buffers = []
     left = size
     while left:
-        buffer = stream.read(left)
-        if buffer is None:
-            raise InvalidInput("the stream has no bytes at present; it must be blocking, so that PUT sees its end")
+        buffer = _read_some(stream, left)
         if not buffer:
             break
         buffers.append(buffer)
         left -= len(buffer)
     return b"".join(buffers)
+
+
+def _read_some(stream: ByteStream, size: int) -> bytes:
+    found = stream.read(size)
+    if found is None:
+        raise InvalidInput("the stream has no bytes at present; it must be blocking, so that PUT sees its end")
+    return found

@@ -19,10 +19,9 @@ WINDOW_BYTES_MAX = 4 << 20
 class ObjectReader(io.BufferedIOBase):
     """Reads one version, as a binary file opened for reading. A context manager. Not thread-safe.
 
-    A small object is in memory when this is made. Of a large object, one block (32 MiB by default) is in memory at a
-    time when it is read from its start, and at most 4 MiB after a seek. Reads raise Conflict when a large object was
-    deleted or overwritten and its blocks are gone, Corrupt, Transient (the next read then tries again), and ValueError
-    when the reader is closed.
+    A small object is in memory when this is made. Of a large object, a window of at most 4 MiB is in memory, and what
+    reading the next one takes. Reads raise Conflict when a large object was deleted or overwritten and its blocks are
+    gone, Corrupt, Transient (the next read then tries again), and ValueError when the reader is closed.
     """
 
     def __init__(self, store: Store, requests: Requests, info: ObjectInfo, whole: bytes | None) -> None:
@@ -144,7 +143,7 @@ class ObjectReader(io.BufferedIOBase):
     def _next_segment(self) -> bytes:
         try:
             if self._segments is None:
-                self._segments = self._store.open_version(self.info.row, self._position)
+                self._segments = self._store.resume_version(self.info.row, self._position)
             return next(self._segments, b"")
         except BaseException:
             self._segments = None  # it has ended; the next read starts another one here

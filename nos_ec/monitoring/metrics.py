@@ -527,7 +527,10 @@ STORE_LANDING_LOG_DEVICES = _gauge(
     "state",
 )
 STORE_LEASES = _gauge(
-    "store_leases", _STORE, "Writer leases currently held.", "One for each consumer, GC run and large PUT."
+    "store_leases",
+    _STORE,
+    "Writer leases currently held.",
+    "One for each consumer, each GC run, each landing log, and each process that has stored a large object.",
 )
 STORE_PLACEMENT_GROUPS = _gauge(
     "store_placement_groups",

@@ -184,8 +184,8 @@ class PutSettings(Section):
         default=30 * SECOND,
         ge=SECOND,
         le=LEASE_MS_MAX,
-        description="How long the writer lease of a large PUT lasts without renewal, in milliseconds. This sets how"
-        " soon the blocks of a killed PUT are recovered.",
+        description="How long the lease under which a process stores large objects lasts without renewal, in"
+        " milliseconds. This sets how soon the blocks of a killed PUT are recovered.",
     )
 
 

@@ -22,7 +22,7 @@ import google_crc32c
 import pytest
 
 from nos_ec.adapters.local import block_locks
-from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.adapters.local.block_store import WINDOW_BYTES, LocalBlockStore
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, NotFound, Transient
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId
@@ -465,9 +465,11 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from random import Random
+from nos_ec.adapters.local import block_store
 from nos_ec.adapters.local.block_store import LocalBlockStore
 from nos_ec.core.geometry import Geometry
 geometry = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=8, stripes_per_group_max=4)
+block_store.WINDOW_BYTES = int(sys.argv[4])
 blocks = LocalBlockStore(Path(sys.argv[1]), geometry)
 block_id = bytes.fromhex(sys.argv[2])
 match sys.argv[3]:
@@ -482,8 +484,8 @@ match sys.argv[3]:
 """
 
 
-def _killed(root: Path, block_id: BlockId, step: str, kill_at: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(root), block_id.hex(), step]
+def _killed(root: Path, block_id: BlockId, step: str, kill_at: str, window_bytes: int = WINDOW_BYTES) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(root), block_id.hex(), step, str(window_bytes)]
     done = subprocess.run(command, env={**os.environ, "NOS_EC_KILL_AT": kill_at}, check=False)
     assert done.returncode == -signal.SIGKILL, "the kill point did not fire"
 
@@ -502,6 +504,19 @@ def test_an_append_killed_between_shards(root: Path, blocks: LocalBlockStore, nt
     if stripes == 2:
         with pytest.raises(Corrupt):
             blocks.read(block_id, len(data), SMALL.stripe_size)
+
+
+@pytest.mark.parametrize(("nth", "stripes"), [(7, 2), (8, 3), (10, 3), (17, 3), (18, 4)])
+def test_an_append_killed_between_windows(root: Path, blocks: LocalBlockStore, nth: int, stripes: int) -> None:
+    """The two stripes are coded and written one after the other, each to all shards."""
+    block_id, data = _written(blocks, 2)
+    _killed(root, block_id, "append", f"block_store.shard_written:{nth}", window_bytes=1)
+    assert blocks.stripes(block_id) == stripes
+    with pytest.raises(Conflict, match="seal it"):
+        blocks.append(block_id, stripes, _data(1))
+    assert blocks.seal(block_id) == stripes
+    whole = data + _data(2, seed=1)
+    assert blocks.read(block_id, 0, stripes * SMALL.stripe_size) == whole[: stripes * SMALL.stripe_size]
 
 
 APPENDER = """

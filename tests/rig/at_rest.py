@@ -44,7 +44,9 @@ def landing_log_of(system: System) -> LandingLog | None:
 
 def end_log(system: System) -> None:
     """End the landing log of the system's own PUTs, as at the end of its process: its segments are sealed, so that all
-    that lies in them can be reaped. The next PUTs open another one. No PUT may be under way."""
+    that lies in them can be reaped. So does the lease of large PUTs. The next PUTs open another log, and take another
+    lease. No PUT may be under way."""
+    system.large_lease.close()
     log = landing_log_of(system)
     if log is not None:
         log.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import random
-import resource
 import subprocess
 import sys
 import tarfile
@@ -580,34 +579,3 @@ def test_two_stores_need_two_registries(bench: Bench, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="Duplicated"):
             two.register(registry)
         two.register(CollectorRegistry(auto_describe=True))
-
-
-# --- memory --------------------------------------------------------------------------------------------------------
-MEMORY = """
-import resource, sys
-import nos_ec
-size, piece = int(sys.argv[2]), bytes(1 << 20)
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-with nos_ec.open_store(sys.argv[1], create=True) as store:
-    store.put("b/warm", piece * 40)
-    store.get("b/warm", 0, 10)
-    before = peak()
-    store.put("b/large", (piece for _ in range(size >> 20)), size)
-    put = peak() - before
-    with store.open_read("b/large") as reader:
-        total = 0
-        while part := reader.read(1 << 20):
-            total += len(part)
-    assert total == size
-    print(put, peak() - before)
-"""
-
-
-def test_memory_does_not_grow_with_the_object(tmp_path: Path) -> None:
-    """A PUT and a GET of 256 MiB, as streams: a few blocks of 32 MiB, whatever the size."""
-    command = [sys.executable, "-c", MEMORY, str(tmp_path / "store"), str(256 << 20)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT_S_MAX)
-    put, both = map(int, done.stdout.split())
-    assert put < 160 << 20
-    assert both < 192 << 20
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any, cast
 
@@ -11,6 +11,8 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import LeaseLost, NotFound
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import BlockState
+from nos_ec.library.object_store import ObjectStore
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.testing.clock import SetClock
 from nos_gc.assemble import gc_service
@@ -62,5 +64,34 @@ def test_a_stalled_large_put_reports_that_its_lease_was_lost(bench: Bench, syste
     system.blocks = plain
     with pytest.raises(NotFound):
         system.store().head(KEY)
+    bench.settle(system)
+    assert left_over(system) == []
+
+
+def test_large_puts_of_a_process_share_a_lease_and_failed_ones_leave_nothing(bench: Bench, system: System) -> None:
+    """A PUT that goes on holds the lease under which another one fails; the blocks of that one are given up with it."""
+
+    def body() -> Iterator[bytes]:
+        yield bench.data(9 * STRIPE)
+        (slow,) = system.metadata.list_leases("put-")
+        with pytest.raises(ZeroDivisionError):
+            ObjectStore(system).put("b/failed", (bytes(9 * STRIPE // (9 - n)) for n in range(10)))
+        ObjectStore(system).put("b/later", bytes(9 * STRIPE))
+        assert len(system.metadata.list_leases("put-")) == 2
+        assert slow in system.metadata.list_leases("put-")
+        yield bench.data(9 * STRIPE)
+
+    store = ObjectStore(system)
+    for _ in range(2):
+        store.put("b/first", bytes(9 * STRIPE))
+    (first,) = system.metadata.list_leases("put-")
+    store.put("b/slow", body())
+    (left,) = system.metadata.list_leases("put-")
+    assert left.epoch > first.epoch, "the one under which nothing is left open"
+    assert (store.head("b/slow").size, store.head("b/later").size) == (18 * STRIPE, 9 * STRIPE)
+    with pytest.raises(NotFound):
+        store.head("b/failed")
+    states = {state for (_, state), count in system.metadata.totals().blocks.items() if count}
+    assert states == {BlockState.SEALED, BlockState.FENCED}, "what the failed PUT wrote waits for recovery"
     bench.settle(system)
     assert left_over(system) == []

@@ -44,6 +44,9 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.ports.block_store import ReadCounters
 
+WINDOW_BYTES = 4 << 20
+"""Of a longer append, so many bytes (but whole stripes) are coded at a time."""
+
 
 class LocalBlockStore:
     """A `BlockStore` on folders (see nos_ec.ports.block_store for the contract).
@@ -94,7 +97,7 @@ class LocalBlockStore:
             raise
 
     def _create(self, block_id: BlockId, data: bytes | bytearray | memoryview) -> None:
-        stripes = self._stripes_of(memoryview(data).cast("B"), 0) if data else []
+        stripes = self._stripes_of(data, 0) if data else memoryview(b"")
         with self._locks.held(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)
             if found:
@@ -113,7 +116,7 @@ class LocalBlockStore:
 
     def append(self, block_id: BlockId, at_stripe: int, data: bytes | bytearray | memoryview) -> None:
         """Append whole stripes at `at_stripe`, which must be the block's end on every shard."""
-        stripes = self._stripes_of(memoryview(data).cast("B"), at_stripe)
+        stripes = self._stripes_of(data, at_stripe)
         with self._locks.held(block_id), ExitStack() as stack:
             self._write(self._open_for_append(stack, block_id, at_stripe), at_stripe, stripes)
 
@@ -259,17 +262,27 @@ class LocalBlockStore:
 
     # --- parts of writing -----------------------------------------------------------------------------
 
-    def _write(self, files: Sequence[ShardFile], at_stripe: int, stripes: Sequence[bytes]) -> None:
+    def _write(self, files: Sequence[ShardFile], at_stripe: int, data: memoryview) -> None:
         """Write stripes to all shards of a block and make them durable. Then seal the block if it is full."""
+        window = max(1, WINDOW_BYTES // self._geometry.stripe_size) * self._geometry.stripe_size
+        at = at_stripe
+        for start in range(0, len(data), window):
+            at = self._write_window(files, at, data[start : start + window])
+        self._sync(files)
+        if at == self._geometry.stripes_per_block:
+            self._mark(files, at)
+
+    def _write_window(self, files: Sequence[ShardFile], at_stripe: int, data: memoryview) -> int:
+        """Write a few stripes, which are coded in memory at a time. Returns the number of the stripe behind them."""
+        size = self._geometry.stripe_size
+        stripes = [bytes(data[start : start + size]) for start in range(0, len(data), size)]
         chunks = [[payload(part) for part in self._coder.encode(stripe)] for stripe in stripes]
-        for file in files if stripes else ():
+        for file in files:
             with translated(f"shard folder {file.path.parent.parent}"):
                 file.write_chunks(at_stripe, [stripe[file.shard] for stripe in chunks])
             if file.shard != self._shards[-1]:
                 kill_point("block_store.shard_written")
-        self._sync(files)
-        if at_stripe + len(stripes) == self._geometry.stripes_per_block:
-            self._mark(files, at_stripe + len(stripes))
+        return at_stripe + len(stripes)
 
     def _mark(self, files: Sequence[ShardFile], stripes: int) -> None:
         """Seal a block with this number of stripes, durably."""
@@ -279,15 +292,16 @@ class LocalBlockStore:
             kill_point("block_store.shard_sealed")
         self._sync(files)
 
-    def _stripes_of(self, data: memoryview, at_stripe: int) -> list[bytes]:
-        size = self._geometry.stripe_size
-        count, rest = divmod(len(data), size)
+    def _stripes_of(self, data: bytes | bytearray | memoryview, at_stripe: int) -> memoryview:
+        """The bytes of an append. Raises ValueError unless they are whole stripes that fit into a block."""
+        size, whole = self._geometry.stripe_size, memoryview(data).cast("B")
+        count, rest = divmod(len(whole), size)
         if rest or not count or at_stripe < 0 or at_stripe + count > self._geometry.stripes_per_block:
             raise ValueError(
-                f"{len(data)} bytes at stripe {at_stripe}: an append takes whole stripes of {size} bytes, up to stripe"
+                f"{len(whole)} bytes at stripe {at_stripe}: an append takes whole stripes of {size} bytes, up to stripe"
                 f" {self._geometry.stripes_per_block}"
             )
-        return [bytes(data[start : start + size]) for start in range(0, len(data), size)]
+        return whole
 
     def _sync(self, files: Sequence[ShardFile]) -> None:
         """Make files durable, all at the same time: a filesystem commits syncs that are requested together as one."""

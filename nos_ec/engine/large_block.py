@@ -1,0 +1,70 @@
+"""The bytes of one block of a large object, which are in memory once while they are written.
+
+They are read from the stream straight to where they are in the block, behind room for the header and the names. Those
+are filled in for each place that the block is written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import google_crc32c
+
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.group_bytes import GroupItem, GroupPlace, header_and_names
+from nos_ec.engine.streams import ByteStream
+
+WINDOW_BYTES = 4 << 20
+"""A large object is read from its stream, and from its blocks, in windows of at most this many bytes."""
+
+
+class LargeBlock:
+    """A block with the bytes of a large object from `offset` on, behind `front` bytes for header and names."""
+
+    def __init__(self, geometry: Geometry, key: ObjectKey, version: int, offset: int, front: int) -> None:
+        self.front = front
+        self.length = 0
+        """Bytes of data."""
+        self.crc32c = 0
+        """Of the data."""
+        self._geometry = geometry
+        self._key = key
+        self._version = version
+        self._offset = offset
+        self._bytes = bytearray(front)
+
+    @property
+    def stripes(self) -> int:
+        """Stripes that it takes."""
+        return self._geometry.stripes_for(self.front + self.length)
+
+    def fill(self, stream: ByteStream) -> Iterator[bytes]:
+        """Take data from the stream until the block is full or the stream ends. Yields it, a window at a time."""
+        while left := self._geometry.block_size - len(self._bytes):
+            window = stream.read(min(left, WINDOW_BYTES))
+            if not window:
+                break
+            self._bytes += window
+            self.length += len(window)
+            self.crc32c = google_crc32c.extend(self.crc32c, window)
+            yield window
+        self._bytes += bytes(self.stripes * self._geometry.stripe_size - len(self._bytes))
+
+    def group(self, place: GroupPlace, object_size: int, attributes: bytes) -> bytearray:
+        """The whole block, once it is filled, as the group that is written to `place`. The next call changes it."""
+        with memoryview(self._bytes) as whole, whole[self.front : self.front + self.length] as data:
+            segment = self._offset, object_size
+            item = GroupItem(self._key, self._version, self.front, data, self.crc32c, segment, attributes)
+            front = header_and_names(self._geometry, place, [item])
+            whole[: len(front)] = front
+        return self._bytes
+
+
+def windows(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Offset and length of each window of a range of a block. They end at multiples of WINDOW_BYTES, so that no page is
+    read twice."""
+    while start < end:
+        stop = min(end, (start // WINDOW_BYTES + 1) * WINDOW_BYTES)
+        yield start, stop - start
+        start = stop
