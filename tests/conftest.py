@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
@@ -17,12 +18,16 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
+# The tests start a thousand processes, and a process that has to compile all modules takes half as long again to start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 2 << 30
 
 GROUPS = {
     "ceph": (),
-    "files": ("test_system_files",),
+    "files": ("test_fresh_machine", "test_system_files"),
     "kafka": (
         "test_kafka_message_log",
         "test_kafka_new_topic",
@@ -35,6 +40,7 @@ GROUPS = {
         "test_mysql_metadata",
         "test_mariadb_metadata",
         "test_metadata_tls",
+        "test_sql_grants",
         "test_lost_connections",
         "test_late_commits",
     ),

@@ -196,7 +196,7 @@ run_dir = $base/run
 osd_crush_chooseleaf_type = 0
 osd_pool_default_pg_autoscale_mode = off
 mon_max_pg_per_osd = 500
-osd_heartbeat_interval = 1
+osd_heartbeat_interval = 3
 osd_heartbeat_grace = 6
 [client]
 log_file =
@@ -227,6 +227,7 @@ bluestore_block_db_create = false
 bluestore_block_wal_create = false
 bluestore_cache_autotune = false
 bluestore_cache_size = $((32 << 20))
+bluestore_cache_trim_interval = 0.5
 bluestore_fsck_on_mount = false
 bdev_aio_max_queue_depth = $aio_depth
 osd_op_num_shards = 2

@@ -13,10 +13,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-import typer
-
 from nos_ec import __version__
-from nos_ec.cli.app import app
+from nos_ec.cli.app import all_commands
 
 NAME = "nos-ec"
 _LINE_MAX = 76
@@ -35,7 +33,7 @@ def manual(reference: str, date: str) -> str:
 
     Raises ValueError when the reference has no table of exit codes.
     """
-    root = typer.main.get_command(app)
+    root = all_commands()
     context = root.make_context(NAME, [], resilient_parsing=True)
     lines = [
         f'.TH NOS\\-EC 1 {date} "nos_ec {__version__}" "User Commands"',

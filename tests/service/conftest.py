@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from nos_ec.testing.audit import problems
 from nos_ec.testing.clock import FakeClock, SetClock
 from nos_producer.assemble import producer_service
 from tests.rig.at_rest import end_log, left_over, settle
+from tests.rig.preloaded import Preloaded
 
 WAIT_S_MAX = 120.0
 """Longer than a machine that is ten times as busy takes: what has not happened by then never does."""
@@ -85,8 +85,9 @@ SHORT_OVER_MS = SHORT_MS + 100
 class Bench:
     """A store, and a dict of the acknowledged objects."""
 
-    def __init__(self, folder: Path, config: str = CONFIG) -> None:
+    def __init__(self, folder: Path, config: str = CONFIG, preloaded: Preloaded | None = None) -> None:
         self.folder = folder
+        self.preloaded = preloaded
         self.config = folder / "nos-ec.toml"
         self.config.write_text(config)
         self.acknowledged: dict[ObjectKey, bytes] = {}
@@ -167,6 +168,8 @@ class Bench:
         if kill_at:
             # Its leases are long, because it may stall. Its session may end while it lives: no process would notice.
             environment |= {"NOS_EC_LOG__SESSION_MS": str(SHORT_MS), "NOS_EC_KILL_AT": kill_at}
+        if arguments[0] != "-c" and self.preloaded is not None:
+            return self.preloaded.run(arguments, environment, stdin, timeout)
         command = [sys.executable, *arguments]
         return subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=timeout, check=False)
 
@@ -226,14 +229,22 @@ def new_plain_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.folder
 
 
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[Preloaded]:
+    """Runs programs without loading all modules for each of them."""
+    template = Preloaded()
+    yield template
+    template.close()
+
+
 @pytest.fixture
-def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
+def bench(tmp_path: Path, preloaded: Preloaded, request: pytest.FixtureRequest) -> Bench:
     """A store with a landing log; one without for tests that are marked `landing("store")`: they are about copies."""
     marker = request.node.get_closest_marker("landing")
     plain = marker is not None and marker.args == ("store",)
     new = request.getfixturevalue("new_plain_store" if plain else "new_store")
-    shutil.copytree(new, tmp_path, dirs_exist_ok=True)
-    return Bench(tmp_path, STORE_CONFIG if plain else CONFIG)
+    subprocess.run(["cp", "-a", f"{new}/.", tmp_path], check=True)  # in half the time of shutil
+    return Bench(tmp_path, STORE_CONFIG if plain else CONFIG, preloaded)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.log_lease import LEASE_PREFIX
 from nos_ec.engine.log_reader import LogReader
 from nos_ec.ports.metadata import Metadata
+from tests.rig.preloaded import Preloaded
 from nos_ec.testing.folder_medium import FolderMedium
 from tests.rig.dead_logs import recover_logs
 
@@ -46,7 +47,8 @@ BATCHES = 15
 class Host:
     """What outlives a process: the database and the medium."""
 
-    def __init__(self, root: Path, template: Path) -> None:
+    def __init__(self, root: Path, template: Path, preloaded: Preloaded) -> None:
+        self._preloaded = preloaded
         self.url = f"sqlite:///{root / 'meta.db'}"
         self.folder = root / "log"
         self.folder.mkdir()
@@ -56,9 +58,8 @@ class Host:
 
     def run(self, kill_at: str = "") -> tuple[int, dict[ObjectKey, LandingId]]:
         """Run a process. Returns its exit code and what it has acknowledged."""
-        command = [sys.executable, str(PROGRAM), self.url, str(self.folder), str(BATCHES)]
-        environment = {**os.environ, "NOS_EC_KILL_AT": kill_at, "PYTHONPATH": str(PROGRAM.parents[2])}
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=120, check=False)
+        arguments = [str(PROGRAM), self.url, str(self.folder), str(BATCHES)]
+        done = self._preloaded.run(arguments, os.environ | {"NOS_EC_KILL_AT": kill_at}, b"", WAIT_S_MAX)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
         acknowledged = {}
         for line in done.stdout.decode().splitlines():
@@ -95,8 +96,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def host(tmp_path: Path, template: Path) -> Iterator[Host]:
-    host = Host(tmp_path, template)
+def host(tmp_path: Path, template: Path, preloaded: Preloaded) -> Iterator[Host]:
+    host = Host(tmp_path, template, preloaded)
     yield host
     host.metadata.close()
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import typer
 
-from nos_ec.cli.app import app
+from nos_ec.cli.app import all_commands
 from nos_ec.cli.manual import exit_codes, manual
 from tests.rig.documents import DOCS
 
@@ -36,7 +35,7 @@ def sections(page: str) -> dict[str, str]:
 
 def test_every_command_and_option_is_in_the_page(page: str) -> None:
     found = sections(page)
-    known = dict(commands(typer.main.get_command(app)))
+    known = dict(commands(all_commands()))
     assert len(known) > 10
     for path, command in known.items():
         words = " ".join(path)
