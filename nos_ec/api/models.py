@@ -95,6 +95,25 @@ class LandingLogModel(_Answer):
     devices: LandingDevices | None = Field(description="Null on Ceph.")
 
 
+class ScrubPassModel(_Answer):
+    """One pass of a scrub over all blocks, or what has been done of it."""
+
+    began_ms: UnixMs
+    ended_ms: UnixMs = Field(description="0 while it goes on.")
+    blocks: Count = Field(description="Blocks that it has looked at.")
+    read_bytes: Bytes = Field(description="Bytes of shards and objects.")
+    found: Count = Field(description="Damages.")
+    mended: Count = Field(description="Damages that were mended.")
+    unread: Count = Field(description="Blocks that could not be looked at.")
+
+
+class ScrubModel(_Answer):
+    """How far scrubs are, in all processes."""
+
+    current: ScrubPassModel | None = Field(description="The pass that goes on; null between passes.")
+    last: ScrubPassModel | None = Field(description="The last whole pass; null before the first.")
+
+
 class Status(_Answer):
     """The whole store. live + dead + overhead = stripes x stripe size; utilisation = live / that sum."""
 
@@ -111,6 +130,12 @@ class Status(_Answer):
             "free_bytes": 1543503872,
             "devices": {"working": 2, "lost": []},
         },
+        scrub={
+            "current": None,
+            "last": {"began_ms": 1763650000000, "ended_ms": 1763660000000, "blocks": 14, "read_bytes": 645922816,
+                     "found": 1, "mended": 1, "unread": 0},
+        },
+        newest_dump_ms=1763690000000,
     )  # fmt: skip
     geometry: GeometryModel
     utilisation: Ratio | None
@@ -132,6 +157,10 @@ class Status(_Answer):
     free_bytes: Bytes | None = Field(description="User bytes that still fit; null while a shard is missing.")
     computed_at_ms: UnixMs
     landing_log: LandingLogModel | None = Field(description="Null for a store without a landing log.")
+    scrub: ScrubModel | None = Field(description="Null before the first scrub.")
+    newest_dump_ms: UnixMs | None = Field(
+        description="When the newest dump of the metadata in the store began; null without one."
+    )
 
 
 class Backlog(_Answer):

@@ -17,6 +17,7 @@ from nos_ec.core.histogram import Histogram
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.ratios import DIGITS, rounded
+from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.plan_data import plan_data
 from nos_ec.engine.header_scan import scan_headers
@@ -24,7 +25,7 @@ from nos_ec.engine.log_figures import LogFigures
 from nos_ec.library.object_info import attributes_of
 from nos_ec.monitoring.monitor import Cached
 from nos_ec.monitoring.sources import StoreFigures
-from nos_ec.ports.metadata import BlockRow, ObjectRow, Placed
+from nos_ec.ports.metadata import BlockRow, ObjectRow, Placed, ScrubPass, ScrubState
 
 PAGE_MAX = 1000
 """Maximum number of entries in a list, and of rows that one page request examines."""
@@ -71,6 +72,8 @@ class Readings:
             free_bytes=figures.free_bytes,
             computed_at_ms=figures.at_ms,
             landing_log=_landing_log(figures.landing_log),
+            scrub=_scrub(self._system.metadata.scrub_state()),
+            newest_dump_ms=newest_dump_ms(self._system.metadata),
         )
 
     def backlog(self) -> models.Backlog:
@@ -302,6 +305,14 @@ def _landing_log(log: LogFigures | None) -> models.LandingLogModel | None:
     found = log.devices
     devices = None if found is None else models.LandingDevices(working=found.working, lost=list(found.lost))
     return models.LandingLogModel(segments=segments, free_bytes=log.free_bytes, devices=devices)
+
+
+def _scrub(state: ScrubState | None) -> models.ScrubModel | None:
+    return None if state is None else models.ScrubModel(current=_pass(state.current), last=_pass(state.last))
+
+
+def _pass(one: ScrubPass | None) -> models.ScrubPassModel | None:
+    return None if one is None else models.ScrubPassModel(**asdict(one))
 
 
 def _block_counts(figures: StoreFigures) -> list[models.BlockCount]:

@@ -12,6 +12,7 @@ from nos_ec.cli.output import count_text, emit, err, facts, short_text, size_tex
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ratios import ratio, rounded
+from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.log_figures import LogFigures
 from nos_ec.engine.store_totals import DatedTotals
 from nos_ec.ports.metadata import ScrubPass, ScrubState
@@ -54,7 +55,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
     the sums over rows were computed. landing_log is null for a store without one; the bytes of its segments are those
     of the batches in them, 0 for open ones. Its devices are null on Ceph; `lost`
     has a text for each that is lost. scrub has the current pass, if one goes on, and the last whole one (null if there
-    is none); it is null before the first.
+    is none); it is null before the first. newest_dump_ms is when the newest dump of the metadata in the store began; it
+    is null without one.
     """
     now_ms, geometry = system.clock.now_ms(), system.geometry
     dated = DatedTotals(system.metadata.totals(), now_ms) if exact else system.store_totals().read()
@@ -93,6 +95,7 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
         "computed_at_ms": dated.at_ms,
         "landing_log": _log_data(system.log_figures()),
         "scrub": _scrub_data(system.metadata.scrub_state()),
+        "newest_dump_ms": newest_dump_ms(system.metadata),
     }
     return data, max(0, now_ms - dated.at_ms)
 
@@ -172,7 +175,7 @@ def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
     packed_bytes = data["live_bytes"] - data["large_bytes"]
     raw = data["raw_bytes_per_user_byte"]
     live, dead, overhead = (data[f"{part}_bytes"] for part in ("live", "dead", "overhead"))
-    size = live + dead + overhead
+    size, dump_ms = live + dead + overhead, data["newest_dump_ms"]
     rows = {
         "utilisation": f"{_percent(live, size)}  of {count_text(data['stripes'], 'stripe')} is live",
         "dead": f"{_percent(dead, size)}  {size_text(dead)}, hole ratio {_percent(dead, live + dead)}",

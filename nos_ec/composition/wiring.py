@@ -71,6 +71,7 @@ from nos_ec.monitoring.monitor import Cached, Monitor
 from nos_ec.monitoring.sources import (
     StoreFigures,
     group_samples,
+    dump_samples,
     limit_samples,
     read_samples,
     store_samples,
@@ -451,6 +452,7 @@ class System:
 
     def store_totals(self) -> StoreTotals:
         """Reads the sums over the whole store, and keeps the stored ones up to date."""
+        monitor.metrics.add("dumps", lambda: dump_samples(self.metadata))
         return StoreTotals(self.metadata, self.clock, self.settings.monitoring.figures_ms)
 
     def figures(self) -> StoreFigures:

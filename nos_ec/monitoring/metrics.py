@@ -526,6 +526,12 @@ STORE_LANDING_LOG_DEVICES = _gauge(
     "None should be `lost`: `nos-ec status` names it, and docs/RUNBOOKS.md says what to do.",
     "state",
 )
+STORE_LAST_DUMP = _gauge(
+    "store_last_dump_timestamp_seconds",
+    _STORE,
+    "When the newest dump of the metadata in the store began (Unix time); 0 without one.",
+    "If it is older than the interval between dumps, check cron or the timer.",
+)
 STORE_LEASES = _gauge(
     "store_leases",
     _STORE,

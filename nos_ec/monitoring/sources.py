@@ -11,6 +11,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import time_of
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.placement import GroupState
+from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.landing_log import LandingLog
 from nos_ec.engine.leases import HeldLease
@@ -81,6 +82,11 @@ def waiting_samples(metadata: Metadata, now_ms: int) -> Iterator[Sample]:
     oldest, due_ms = metadata.oldest_landing_id(), metadata.first_deletion_ms()
     yield Sample(m.STORE_OLDEST_WAITING_SECONDS, _seconds_since(None if oldest is None else time_of(oldest), now_ms))
     yield Sample(m.STORE_OVERDUE_DELETION_SECONDS, _seconds_since(due_ms, now_ms))
+
+
+def dump_samples(metadata: Metadata) -> Iterator[Sample]:
+    """When the newest dump of the metadata in the store began. Raises Transient."""
+    yield Sample(m.STORE_LAST_DUMP, (newest_dump_ms(metadata) or 0) / 1000)
 
 
 def _seconds_since(then_ms: int | None, now_ms: int) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nos_ec.monitoring.metrics import METRICS
-from tests.rig.prometheus import RULES, dashboard_expressions, run_promtool
+from tests.rig.prometheus import RULES, TEST_FILES, dashboard_expressions, run_promtool
 
 SAMPLE = RULES.parent / "prometheus.yml"
 RECORDED = Path(__file__).parents[1] / "golden" / "prometheus" / "recorded_test.yml"
@@ -25,7 +25,7 @@ def test_the_rules_and_the_sample_configuration_are_right() -> None:
 
 
 def test_each_alert_fires_for_its_fault_alone() -> None:
-    tested = run_promtool("test", "rules", RULES.parent / "rules_test.yml")
+    tested = run_promtool("test", "rules", *(RULES.parent / name for name in TEST_FILES))
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 

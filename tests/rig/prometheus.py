@@ -18,6 +18,7 @@ from tests.rig.dev_servers import MISSING, SCRIPTS, START_S_MAX, ServerFailed, S
 
 DEPLOY = SCRIPTS.parent
 RULES = DEPLOY / "prometheus" / "rules.yml"
+TEST_FILES = ("rules_test.yml", "rules_of_days_test.yml")
 DASHBOARD = DEPLOY / "grafana" / "nos-ec.json"
 LABELS_OF_TARGETS = {"store", "instance", "job"}
 """Labels that the daemons do not export, but Prometheus adds."""

@@ -124,6 +124,8 @@ def test_status_matches_the_command(api: Api, bench: Bench, system: System, capf
     found = api("/v1/status")
     capfd.readouterr()
     assert run(["--config", str(bench.config), "status", "--json"]) == 0
+    assert found["scrub"] is not None
+    assert found["newest_dump_ms"] > 0
     said = json.loads(capfd.readouterr().out.splitlines()[-1])
     for name in found.keys() - {"geometry", "computed_at_ms", "free_bytes"}:
         assert found[name] == said[name], name

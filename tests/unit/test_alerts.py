@@ -8,10 +8,10 @@ import pytest
 
 from nos_ec.monitoring.metric import Kind
 from nos_ec.monitoring.metrics import METRICS
-from tests.rig.prometheus import DEPLOY, LABELS_OF_TARGETS, RULES, compressed
+from tests.rig.prometheus import DEPLOY, LABELS_OF_TARGETS, RULES, TEST_FILES, compressed
 
 OPERATIONS = (DEPLOY.parent / "docs" / "OPERATIONS.md").read_text()
-TESTS = (RULES.parent / "rules_test.yml").read_text()
+TESTS = "".join((RULES.parent / name).read_text() for name in TEST_FILES)
 
 
 def alerts() -> dict[str, str]:

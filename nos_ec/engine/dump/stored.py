@@ -88,6 +88,21 @@ class StoredDumps:
 
 
 # --- without any row ----------------------------------------------------------------------------------
+def newest_dump_ms(metadata: Metadata) -> int | None:
+    """When the newest dump in the store began, in Unix milliseconds; None without one. Raises Transient."""
+    newest, after = None, ""
+    while page := metadata.list_names(RESERVED_BUCKET, PREFIX, after, PAGE_OBJECTS):
+        after = page[-1]
+        newest = max((ms for name in page if (ms := _begun_ms(name)) is not None), default=newest)
+    return newest
+
+
+def _begun_ms(name: str) -> int | None:
+    """The time in the name of a dump; None for another name."""
+    begun = name.removeprefix(PREFIX)
+    return int(begun) if begun.isdecimal() else None
+
+
 def newest_dump(blocks: BlockStore, tick: Callable[[str, int, int | None], None]) -> DumpSource | None:
     """The newest dump in the block store that is whole; None if there is none. Raises Transient.
 
