@@ -1,4 +1,4 @@
-"""Measures how well a policy packs a list of sizes, for docs/PACKING.md and `nos-ec simulate`.
+"""Measures how well a policy packs a list of sizes, for docs/PACKING.md and `nos-ec simulate packing`.
 
 The merge list is "always backlogged": whenever it has no group to hand out, the next sizes arrive, one per simulated
 millisecond, a thirty-second part of the window at a time. Then it is asked for a group again. Objects that still wait

@@ -1,4 +1,4 @@
-"""simulate."""
+"""The commands of `nos-ec simulate`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 from nos_ec.bench.simulate import SimulationResult, parse_sizes, read_sizes, simulate
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import count_text, emit, facts
+from nos_ec.cli.simulate_gc import gc_command
 from nos_ec.cli.streams import Source
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
@@ -26,8 +27,16 @@ _READ_BYTES = 1 << 20
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("simulate")(simulate_command)
+    """Add the commands. `simulate` alone packs as well, as it did before there were others."""
+    simulate_app = typer.Typer(
+        help="Try packing (the default) or GC; stores nothing.",
+        invoke_without_command=True,
+        rich_markup_mode=None,
+    )
+    simulate_app.callback()(simulate_command)
+    simulate_app.command("packing")(simulate_command)
+    simulate_app.command("gc")(gc_command)
+    app.add_typer(simulate_app, name="simulate", help=simulate_app.info.help)
 
 
 def simulate_command(
@@ -47,6 +56,9 @@ def simulate_command(
     """Pack object sizes without storing anything. Shows the utilisation next to the proven upper bound, and the raw
     bytes per user byte next to those of three replicas. Empty objects, and those that are too large to be packed, do
     not count."""
+    if ctx.invoked_subcommand is not None:
+        _refuse_options_before(ctx, ctx.invoked_subcommand)
+        return
     if workload is None and sizes_file is None:
         raise InvalidInput("give --workload or --sizes")
     if workload is not None and sizes_file is not None:
@@ -65,6 +77,14 @@ def simulate_command(
     }
     title = f"{workload or sizes_file}, policy {policy}, window {window}"
     emit(data | raw, as_json, lambda: _print(title, result, raw))
+
+
+def _refuse_options_before(ctx: typer.Context, subcommand: str) -> None:
+    """Options between `simulate` and a subcommand would be ignored."""
+    for name in ctx.params:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidInput(f"options of `simulate {subcommand}` go behind it")
 
 
 def _sizes_of_stdin() -> list[int]:

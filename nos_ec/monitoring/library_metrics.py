@@ -25,7 +25,7 @@ REQUEST_BYTES = _histogram(
     "request_object_bytes",
     (LIBRARY,),
     "Bytes that PUTs stored and GETs returned, by operation. A GET through a reader counts when the reader is closed.",
-    "Its `_sum` is the throughput. The sizes of `put` are what `nos-ec simulate --sizes` wants to know.",
+    "Its `_sum` is the throughput. The sizes of `put` are what `nos-ec simulate packing --sizes` wants to know.",
     "operation",
 )
 REQUEST_FAILURES = _counter(

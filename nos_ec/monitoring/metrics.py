@@ -212,7 +212,7 @@ WRITTEN_UTILISATION = _gauge(
     (CONSUMER,),
     "Packed bytes / written bytes since the process started.",
     "Expect 0.98 or more. If lower, consumer.linger_ms or window_objects is too small for the arrival rate, or the"
-    " object sizes do not allow more (check with `nos-ec simulate --sizes`).",
+    " object sizes do not allow more (check with `nos-ec simulate packing --sizes`).",
 )
 MERGE_LIST_OBJECTS = _gauge(
     "consumer_merge_list_objects",

@@ -184,6 +184,7 @@ COMMANDS = [
         for name in ("init", "put", "get", "rm", "ls", "stat", "producer", "consumer", "status", "simulate", "demo")
     ),
     *(("gc", name) for name in ("plan", "run")),
+    *(("simulate", name) for name in ("packing", "gc")),
     *(("config", name) for name in ("check", "show")),
 ]
 
@@ -376,6 +377,11 @@ def test_simulate(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "sizes"
     path.write_text("100\n4000\n\n700\n" * 300)
     assert cli("simulate", "--sizes", str(path), "--policy", "nos")["policy"] == "nos"
+    named = cli("simulate", "packing", "--sizes", str(path), "--policy", "nos")
+    assert named["utilisation"] == cli("simulate", "--sizes", str(path), "--policy", "nos")["utilisation"]
+    for before in (("--workload", "W1"), ("--seed", "1")):
+        refused = cli("simulate", *before, "gc", exits=2)
+        assert "behind it" in refused["message"]
     path.write_text("100\nx\n")
     assert "line 2" in cli("simulate", "--sizes", str(path), exits=2)["message"]
 

@@ -12,7 +12,9 @@ from nos_ec.composition.wiring import System
 from .conftest import CHUNK, Bench
 
 
-@pytest.mark.parametrize("group", [(), ("gc",), ("config",), ("bench",), ("shards",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "group", [(), ("gc",), ("config",), ("bench",), ("shards",), ("simulate",), ("trash",), ("metadata",)], ids=" ".join
+)
 def test_summaries_are_not_cut(
     group: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +52,33 @@ def test_simulate_tells_raw_bytes_per_user_byte(bench: Bench, capfd: pytest.Capt
     assert 1.5 < figures["raw_bytes_per_user_byte"] < figures["raw_bytes_per_user_byte_with_names"] < 3
     assert run(command) == 0
     assert "3.000 with three replicas" in " ".join(capfd.readouterr().out.split())
+
+
+def test_simulate_gc(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    """Figures as JSON; for people, in lines that fit a terminal."""
+    small = ["--blocks", "30", "--block-objects", "16", "--days", "90"]
+    command = ["--config", str(bench.config), "simulate", "gc", *small]
+    assert run([*command, "--workload", "A", "--space-amp", "1.4", "--seed", "3", "--json"]) == 0
+    figures = json.loads(capfd.readouterr().out)
+    assert (figures["workload"], figures["policy"], figures["streams"], figures["seed"]) == ("A", "space-target", 4, 3)
+    assert figures["target_space_amplification"] == 1.4
+    assert 1 < figures["space_amplification"] <= 1.4
+    assert 1 < figures["write_amplification"] < 3
+    assert 1.9 < figures["bound_write_amplification"] < 2.3
+    assert figures["raw_bytes_per_live_byte"] == pytest.approx(11 / 8 * figures["space_amplification"], abs=1e-5)
+    assert [set(period) for period in figures["periods"]] == [
+        {"until_day", "space_amplification", "write_amplification", "live_blocks"}
+    ] * 10
+    for options in (["--policy", "price"], ["--policy", "threshold"], ["--workload", "D"]):
+        assert run([*command, "--workload", "C", *options]) == 0
+        text = capfd.readouterr().out
+        assert "write amplification" in text
+        assert max(map(len, text.splitlines())) <= 80
+        assert ("no bound is known" in text) == ("D" in options)
+    for wrong in (["--space-amp", "1"], ["--workload", "W1"], ["--days", "0"], ["--hole-ratio-min", "2"]):
+        policy = ["--policy", "threshold"] if "--hole-ratio-min" in wrong else []
+        assert run([*command, *wrong, *policy, "--json"]) == 2
+        assert json.loads(capfd.readouterr().err)["error"] == "InvalidInput"
 
 
 def test_a_consumer_says_that_a_producer_comes_first(

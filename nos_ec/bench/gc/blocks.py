@@ -1,0 +1,208 @@
+"""The blocks of a simulated store."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from math import log
+from typing import TYPE_CHECKING
+
+from nos_ec.bench.gc.bound import amplification_at, live_share_at
+from nos_ec.bench.gc.workloads import Objects
+from nos_ec.core.gc_policy import GcPlan, SealedBlock, StoredBytes
+from nos_ec.core.ids import BlockId
+from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, Lifetimes, ToPack, packing_order, stream_of
+
+if TYPE_CHECKING:
+    from nos_ec.bench.gc.simulation import GcOptions
+
+_NOWHERE = -1
+
+
+class Blocks:
+    """Which objects lie in which block. Blocks and objects are numbers, from 0 in order of creation; each block has an
+    entry in several lists, and only blocks that are stored have their objects listed."""
+
+    def __init__(self, objects: Objects, dead: bytearray, options: GcOptions) -> None:
+        self._objects = objects
+        self._dead = dead
+        self._options = options
+        self._cuts = STREAM_CUTS_DAYS[options.streams - 1]
+        self._block_of: list[int] = []
+        self._ids: list[BlockId] = []
+        self._live: list[int] = []
+        self._filled: list[int] = []
+        self._members: dict[int, list[int]] = {}
+        self._sealed_at: dict[int, float] = {}
+        self._emptied: list[int] = []
+        self._open_fresh = [_NOWHERE] * options.streams
+        self._open_survivors = [_NOWHERE] * options.streams
+        self._stored_bytes = 0
+        self._live_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def stored(self) -> StoredBytes:
+        """What all blocks hold now."""
+        return StoredBytes(self._stored_bytes, self._live_bytes)
+
+    def sealed(self, now: float) -> Iterator[SealedBlock]:
+        """All sealed blocks, as a policy sees them."""
+        ids, live, filled = self._ids, self._live, self._filled
+        for block, sealed_at in self._sealed_at.items():
+            yield SealedBlock(ids[block], live[block], filled[block] - live[block], now - sealed_at)
+
+    def born(self, count: int) -> None:
+        """So many more objects exist; they lie in no block yet."""
+        self._block_of += [_NOWHERE] * count
+
+    def died(self, number: int) -> None:
+        """An object is dead from now on."""
+        block = self._block_of[number]
+        if block != _NOWHERE:
+            size = self._objects.size[number]
+            self._live_bytes -= size
+            self._live[block] -= size
+            if not self._live[block] and block in self._sealed_at:
+                self._emptied.append(block)
+
+    def delete_dead(self) -> None:
+        """Delete the sealed blocks in which nothing lives."""
+        for block in self._emptied:
+            self._delete(block)
+        self._emptied.clear()
+
+    def collect(self, plan: GcPlan, now: float, lifetimes: Lifetimes) -> int:
+        """Delete the victims of a plan and write their survivors again. Returns the bytes that were written."""
+        dead = self._dead
+        survivors: list[int] = []
+        for victim in plan.victims:
+            block = int.from_bytes(victim.block_id, "big")
+            survivors += [number for number in self._members[block] if not dead[number]]
+            self._live_bytes -= self._live[block]
+            self._delete(block)
+        return self.pack(survivors, now, lifetimes, fresh=False, ordered=self._options.sort_survivors)
+
+    def pack(self, numbers: Sequence[int], now: float, lifetimes: Lifetimes, *, fresh: bool, ordered: bool) -> int:
+        """Write objects to the open blocks of their streams, and return their bytes."""
+        opened = self._open_fresh if fresh else self._open_survivors
+        packed = 0
+        if ordered:
+            for one in packing_order([self._to_pack(number, now, lifetimes) for number in numbers]):
+                packed += self._append(opened, one.stream, one.ref, now)
+        else:
+            for number in numbers:
+                packed += self._append(opened, self._stream(number, now, lifetimes), number, now)
+        return packed
+
+    def fill(self, numbers: Sequence[int], now: float, lifetimes: Lifetimes, target: float, rng: random.Random) -> None:
+        """Lay out a store that has been in use for long, in which these objects live, with this space amplification.
+
+        In each stream, the live share u of the blocks runs from 1 down to the share at which they would be collected,
+        as if they had been sealed in regular intervals and died at one rate. A block holds objects that are older than
+        it, where there are enough of them.
+        """
+        u_min = live_share_at(target)
+        by_stream: dict[int, list[int]] = {}
+        for number in numbers:
+            by_stream.setdefault(self._stream(number, now, lifetimes), []).append(number)
+        for _, living in sorted(by_stream.items()):
+            living.sort(key=lambda number: self._objects.born[number])
+            middle = living[len(living) // 2]
+            half_life = lifetimes.half_life_days(
+                self._objects.buckets[self._objects.bucket[middle]], now - self._objects.born[middle]
+            )
+            self._fill_stream(living, now, half_life / log(2), u_min, rng)
+
+    def _fill_stream(self, oldest_first: list[int], now: float, mean: float, u_min: float, rng: random.Random) -> None:
+        capacity = self._options.block_bytes
+        blocks = max(1, round(len(oldest_first) * amplification_at(u_min) / capacity))
+        eligible: list[int] = []
+        begun = 0
+        for n in range(blocks):
+            share = u_min ** (1 - (n + 0.5) / blocks)
+            age = -log(share) * mean
+            while begun < len(oldest_first) and now - self._objects.born[oldest_first[begun]] >= age:
+                eligible.append(oldest_first[begun])
+                begun += 1
+            taken = [_take(eligible, rng) for _ in range(min(round(share * capacity), len(eligible)))]
+            if taken:
+                self._first_block(taken, capacity, now - age)
+        left = eligible + oldest_first[begun:]
+        for first in range(0, len(left), capacity):
+            some = left[first : first + capacity]
+            self._first_block(some, len(some), now)
+
+    def _first_block(self, members: list[int], filled: int, sealed_at: float) -> None:
+        block = self._new()
+        self._members[block] += members
+        for number in members:
+            self._block_of[number] = block
+        self._live[block] = len(members)
+        self._filled[block] = filled
+        self._live_bytes += len(members)
+        self._stored_bytes += filled
+        self._sealed_at[block] = sealed_at
+
+    def _to_pack(self, number: int, now: float, lifetimes: Lifetimes) -> ToPack[int]:
+        objects = self._objects
+        return ToPack(
+            self._stream(number, now, lifetimes),
+            objects.buckets[objects.bucket[number]],
+            objects.prefixes[objects.prefix[number]],
+            objects.born[number],
+            number,
+        )
+
+    def _stream(self, number: int, now: float, lifetimes: Lifetimes) -> int:
+        if not self._cuts:
+            return 0
+        objects = self._objects
+        expires = objects.dies[number] - now if self._options.hints and objects.expires[number] else None
+        bucket = objects.buckets[objects.bucket[number]]
+        return stream_of(lifetimes, self._cuts, bucket, now - objects.born[number], expires)
+
+    def _append(self, opened: list[int], stream: int, number: int, now: float) -> int:
+        size, capacity = self._objects.size[number], self._options.block_bytes
+        block = opened[stream]
+        if block != _NOWHERE and self._filled[block] + size > capacity:
+            self._seal(block, now)
+            block = _NOWHERE
+        if block == _NOWHERE:
+            block = opened[stream] = self._new()
+        self._members[block].append(number)
+        self._block_of[number] = block
+        self._filled[block] += size
+        self._live[block] += size
+        self._stored_bytes += size
+        self._live_bytes += size
+        if self._filled[block] >= capacity:
+            self._seal(block, now)
+            opened[stream] = _NOWHERE
+        return size
+
+    def _seal(self, block: int, now: float) -> None:
+        self._sealed_at[block] = now
+        if not self._live[block]:
+            self._emptied.append(block)
+
+    def _new(self) -> int:
+        block = len(self._live)
+        self._ids.append(BlockId(block.to_bytes(16, "big")))
+        self._live.append(0)
+        self._filled.append(0)
+        self._members[block] = []
+        return block
+
+    def _delete(self, block: int) -> None:
+        self._stored_bytes -= self._filled[block]
+        del self._members[block], self._sealed_at[block]
+
+
+def _take(numbers: list[int], rng: random.Random) -> int:
+    """Remove one of the numbers, without moving the others."""
+    i = rng.randrange(len(numbers))
+    numbers[i], numbers[-1] = numbers[-1], numbers[i]
+    return numbers.pop()

@@ -1,0 +1,301 @@
+"""Runs the GC policies of the core over a workload, in simulated days.
+
+A store has blocks of equal size and an open block for each stream, for fresh objects and for survivors apart. Whenever
+as much as a block has arrived, a cycle of GC runs: blocks in which nothing lives are deleted, and the policy chooses
+others, whose survivors are written again at once. Nothing fails, and GC takes no time.
+
+Space amplification: stored / live bytes, dead bytes in open blocks included; the mean over the measured days.
+Write amplification: bytes written to blocks, by consumer and GC, per byte that users wrote, in the measured days. What
+died before it was packed was never written, so that with a landing delay it can be less than 1.
+Headers, padding, names and coding are not part of either.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import ceil, exp
+
+from nos_ec.bench.gc.blocks import Blocks
+from nos_ec.bench.gc.bound import amplification_at
+from nos_ec.bench.gc.watch import Watch
+from nos_ec.bench.gc.workloads import Objects, Workload
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.gc_policy import Behind, GcPolicy, SpaceTarget, Threshold
+from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, STREAMS
+
+PERIODS = 10
+_CYCLE_BLOCKS = 8
+"""Blocks of arrivals between the cycles of a policy without a target, for which each cycle looks at all blocks."""
+_START_AMPLIFICATION = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class GcOptions:
+    """How the simulated store is run.
+
+    blocks: live bytes / block size, in equilibrium (in a growing store, when measuring begins). block_bytes: the size
+    of a block; objects of a workload count 1. min_age_days: how long objects stay in the landing store before they are
+    packed. sort_window_blocks: how many blocks of arrivals are packed in order; 0 packs them as they arrive.
+    sort_survivors: whether those of a cycle are. hints: whether expiry is known from lifecycle rules. days: None for
+    those of the workload.
+    """
+
+    policy: GcPolicy = field(default_factory=SpaceTarget)
+    streams: int = STREAMS
+    blocks: int = 2000
+    block_bytes: int = 128
+    min_age_days: float = 0.0
+    sort_window_blocks: int = 0
+    sort_survivors: bool = True
+    hints: bool = False
+    days: float | None = None
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.streams <= len(STREAM_CUTS_DAYS):
+            raise InvalidInput(f"{self.streams} streams; give 1 to {len(STREAM_CUTS_DAYS)}")
+        if self.blocks < 10 or self.block_bytes < 1 or self.min_age_days < 0 or self.sort_window_blocks < 0:
+            raise InvalidInput("give at least 10 blocks, with room for 1 object, and no negative delay or window")
+        if self.days is not None and self.days <= 0:
+            raise InvalidInput(f"{self.days} days are too few")
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A tenth of the days. The first ones show how the store gets from its beginning to where it settles."""
+
+    until_day: float
+    space_amplification: float
+    write_amplification: float
+    live_blocks: float
+
+
+@dataclass(frozen=True, slots=True)
+class GcResult:
+    """The figures of one run; see the module. cycles: those that chose victims; behind: how many of them did not reach
+    the target, by reason. never_packed: share of the user bytes that died in the landing store."""
+
+    space_amplification: float
+    write_amplification: float
+    never_packed: float
+    live_blocks: float
+    blocks_stored: int
+    user_bytes: int
+    copied_bytes: int
+    measured_days: float
+    cycles: int
+    behind: dict[str, int]
+    periods: list[Period]
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What was counted so far. Differences of two are the figures of the time between."""
+
+    user: int = 0
+    packed: int = 0
+    copied: int = 0
+    amplification: float = 0.0
+    live: int = 0
+    looks: int = 0
+
+    def since(self, other: _Sums) -> _Sums:
+        return _Sums(
+            self.user - other.user,
+            self.packed - other.packed,
+            self.copied - other.copied,
+            self.amplification - other.amplification,
+            self.live - other.live,
+            self.looks - other.looks,
+        )
+
+    def copy(self) -> _Sums:
+        return self.since(_Sums())
+
+    @property
+    def space_amplification(self) -> float:
+        return self.amplification / self.looks if self.looks else 1.0
+
+    @property
+    def write_amplification(self) -> float:
+        return (self.packed + self.copied) / self.user if self.user else 0.0
+
+
+def simulate_gc(
+    workload: Workload, options: GcOptions, tell: Callable[[int, int], None] = lambda _done, _all: None
+) -> GcResult:
+    """Run a workload from its beginning to its end. tell: is called now and then, with the days that are done, and
+    all. Raises InvalidInput when nothing arrives in the measured days."""
+    result = _Run(workload, options).run(tell)
+    if not result.user_bytes:
+        raise InvalidInput("nothing is packed in the measured days; simulate more days, or a shorter delay or window")
+    return result
+
+
+class _Run:
+    def __init__(self, workload: Workload, options: GcOptions) -> None:
+        self._workload = workload
+        self._options = options
+        self._objects = Objects()
+        self._dead = bytearray()
+        self._rate = options.blocks * options.block_bytes / workload.mean_days
+        days = options.days or workload.days
+        self._start = workload.history_days
+        self._end = workload.history_days + days
+        self._measured_days = workload.measured_days * days / workload.days
+        self._measured_from = self._end - self._measured_days
+        self._tick_days = options.block_bytes / self._rate_at(self._end)
+        self._ticks = ceil(self._end / self._tick_days)
+        self._deaths: list[list[int]] = [[] for _ in range(self._ticks)]
+        self._landed: list[int] = []
+        self._blocks = Blocks(self._objects, self._dead, options)
+        self._lifetimes = Watch(self._objects, self._dead)
+        self._sums = _Sums()
+        self._periods: list[Period] = []
+        self._looks = 0
+        self._looks_per_cycle = 1 if isinstance(options.policy, SpaceTarget) else _CYCLE_BLOCKS
+        self._cycles = 0
+        self._behind = dict.fromkeys(Behind, 0)
+
+    def run(self, tell: Callable[[int, int], None]) -> GcResult:
+        count = round(self._rate * self._workload.mean_days) if self._start else 0
+        self._workload.begin(self._objects, count)
+        self._born(0, 0)
+        period_days = (self._end - self._start) / PERIODS
+        at_period, at_measured = self._sums.copy(), self._sums.copy()
+        looked_at = 0
+        arrivals = 0.0
+        for tick in range(self._ticks):
+            begins = tick * self._tick_days
+            ends = begins + self._tick_days
+            if begins >= self._start > begins - self._tick_days:
+                self._fill_first_blocks(begins)
+            arrivals += self._rate_at(begins) * self._tick_days
+            self._arrive(tick, int(arrivals), begins)
+            arrivals -= int(arrivals)
+            self._die(tick)
+            if begins >= self._start and self._sums.user - looked_at >= self._options.block_bytes:
+                looked_at = self._sums.user
+                self._look(ends)
+            if self._lifetimes.survey(ends):
+                tell(round(ends), round(self._end))
+            if begins < self._measured_from <= ends:
+                at_measured = self._sums.copy()
+            if ends >= self._start + period_days * (len(self._periods) + 1) - 1e-9:
+                self._periods.append(self._period(ends, at_period))
+                at_period = self._sums.copy()
+        return self._result(at_measured)
+
+    def _rate_at(self, day: float) -> float:
+        growth = self._workload.growth
+        return self._rate * exp(growth * (day - self._measured_from)) if growth else self._rate
+
+    def _arrive(self, tick: int, count: int, begins: float) -> None:
+        """Let objects arrive, and pack what has landed long enough ago."""
+        objects, draw = self._objects, self._workload.draw
+        first = len(objects)
+        for number in range(count):
+            born = begins + self._tick_days * (number + 0.5) / count
+            objects.add(born, draw(born))
+        self._born(first, tick)
+        if begins < self._start:
+            return
+        self._landed.extend(range(first, len(objects)))
+        self._pack_landed(begins)
+
+    def _pack_landed(self, now: float) -> None:
+        """Pack what is old enough, a window at a time. What arrives counts as it leaves the landing store."""
+        options, born = self._options, self._objects.born
+        waits = options.min_age_days
+        landed = self._landed
+        old = len(landed)
+        if waits:
+            old = next((i for i, number in enumerate(landed) if born[number] + waits > now), len(landed))
+        window = options.sort_window_blocks * options.block_bytes
+        if not old or old < window:
+            return
+        leaving = landed[:old]
+        del landed[:old]
+        size = self._objects.size
+        self._sums.user += sum(size[number] for number in leaving)
+        living = [number for number in leaving if not self._dead[number]]
+        self._sums.packed += self._blocks.pack(living, now, self._lifetimes.now, fresh=True, ordered=window > 0)
+
+    def _born(self, first: int, tick: int) -> None:
+        dies, ticks, width = self._objects.dies, self._ticks, self._tick_days
+        count = len(self._objects)
+        self._dead.extend(bytes(count - first))
+        self._blocks.born(count - first)
+        self._lifetimes.born(range(first, count))
+        for number in range(first, count):
+            last = int(dies[number] / width)
+            if last < ticks:
+                self._deaths[max(tick, last)].append(number)
+
+    def _die(self, tick: int) -> None:
+        for number in self._deaths[tick]:
+            self._dead[number] = 1
+            self._blocks.died(number)
+        self._deaths[tick] = []
+
+    def _look(self, now: float) -> None:
+        """Run a cycle of GC if it is time for one, and look at how much space is taken after it."""
+        blocks = self._blocks
+        blocks.delete_dead()
+        self._looks += 1
+        if self._looks % self._looks_per_cycle == 0 and self._options.policy.is_due(blocks.stored):
+            self._cycle(now)
+        if blocks.stored.live_bytes:
+            self._sums.amplification += blocks.stored.space_amplification
+            self._sums.live += blocks.stored.live_bytes
+            self._sums.looks += 1
+
+    def _cycle(self, now: float) -> None:
+        blocks = self._blocks
+        plan = self._options.policy.plan(blocks.sealed(now), blocks.stored)
+        self._sums.copied += blocks.collect(plan, now, self._lifetimes.now)
+        self._cycles += bool(plan.victims) or plan.behind is not None
+        if plan.behind is not None:
+            self._behind[plan.behind] += 1
+
+    def _fill_first_blocks(self, now: float) -> None:
+        target = _first_amplification(self._options.policy)
+        self._lifetimes.survey(now, force=True)
+        living = [number for number in range(len(self._objects)) if not self._dead[number]]
+        self._blocks.fill(living, now, self._lifetimes.now, target, random.Random(self._options.seed))
+
+    def _period(self, ends: float, since: _Sums) -> Period:
+        sums = self._sums.since(since)
+        return Period(
+            round(ends - self._start, 2), sums.space_amplification, sums.write_amplification, self._live_blocks(sums)
+        )
+
+    def _live_blocks(self, sums: _Sums) -> float:
+        return sums.live / max(1, sums.looks) / self._options.block_bytes
+
+    def _result(self, at_measured: _Sums) -> GcResult:
+        sums = self._sums.since(at_measured)
+        return GcResult(
+            space_amplification=sums.space_amplification,
+            write_amplification=sums.write_amplification,
+            never_packed=1 - sums.packed / sums.user if sums.user else 0.0,
+            live_blocks=self._live_blocks(sums),
+            blocks_stored=len(self._blocks),
+            user_bytes=sums.user,
+            copied_bytes=sums.copied,
+            measured_days=self._measured_days,
+            cycles=self._cycles,
+            behind={str(reason): count for reason, count in self._behind.items() if count},
+            periods=self._periods,
+        )
+
+
+def _first_amplification(policy: GcPolicy) -> float:
+    """Where a store begins that does not begin empty: as near as possible to where its policy will keep it."""
+    if isinstance(policy, SpaceTarget):
+        return policy.space_amp
+    if isinstance(policy, Threshold) and policy.hole_ratio_min < 1:
+        return amplification_at(1 - policy.hole_ratio_min)
+    return _START_AMPLIFICATION

@@ -1,0 +1,151 @@
+"""simulate gc."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import typer
+
+from nos_ec.bench.gc.bound import bound_write_amplification
+from nos_ec.bench.gc.simulation import GcOptions, GcResult, simulate_gc
+from nos_ec.bench.gc.workloads import GC_WORKLOADS, gc_workload
+from nos_ec.cli.context import AsJson, context
+from nos_ec.cli.output import emit, facts, print_lines, ticking
+from nos_ec.core.gc_policy import (
+    HOLE_RATIO_MIN,
+    PRICE_FLOOR_DAYS,
+    SPACE_AMP,
+    GcPolicy,
+    Price,
+    SpaceTarget,
+    Threshold,
+    hole_share,
+)
+from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, STREAMS
+from nos_ec.core.ratios import rounded
+
+PRICE_DAYS = 20.0
+PolicyName = Literal["space-target", "price", "threshold", "greedy"]
+
+
+def gc_command(
+    ctx: typer.Context,
+    workload: Annotated[str, typer.Option(help=f"One of {', '.join(GC_WORKLOADS)}; docs/GC.md describes them.")] = "B",
+    policy: Annotated[
+        PolicyName,
+        typer.Option(help="greedy: a space target that takes the blocks with the largest holes, to compare with."),
+    ] = "space-target",
+    space_amp: Annotated[
+        float, typer.Option(help="Stored / live bytes to stay below. For space-target and greedy.")
+    ] = SPACE_AMP,
+    floor_days: Annotated[
+        float, typer.Option(min=0, help="space-target: take no block with a lower break-even price.")
+    ] = PRICE_FLOOR_DAYS,
+    price_days: Annotated[
+        float, typer.Option(help="price: take every block with at least this break-even price.")
+    ] = PRICE_DAYS,
+    hole_ratio_min: Annotated[
+        float, typer.Option(help="threshold: take every block of which this share is dead.")
+    ] = HOLE_RATIO_MIN,
+    streams: Annotated[
+        int, typer.Option(min=1, max=len(STREAM_CUTS_DAYS), help="Streams by expected lifetime.")
+    ] = STREAMS,
+    min_age: Annotated[
+        float, typer.Option(min=0, help="Days that objects stay in the landing store: put.min_age_ms.")
+    ] = 0.0,
+    sort_window: Annotated[
+        int, typer.Option(min=0, help="Blocks of fresh objects that are sorted before they are packed.")
+    ] = 0,
+    sort_survivors: Annotated[
+        bool, typer.Option(help="Sort the survivors of a cycle by stream, bucket, prefix and age.")
+    ] = True,
+    hints: Annotated[bool, typer.Option("--hints", help="Let lifecycle rules tell when objects expire.")] = False,
+    blocks: Annotated[int, typer.Option(min=10, help="Live bytes, in blocks.")] = 2000,
+    block_objects: Annotated[int, typer.Option(min=1, help="Objects that a block has room for.")] = 128,
+    days: Annotated[
+        float | None, typer.Option(help="Days to simulate. The second half is measured, of E the last third.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Run a GC policy over simulated days without storing anything. Shows how much is written and how much space is
+    taken, next to a bound: the least that any policy could write at that space if it knows only bucket and age."""
+    chosen = _policy(policy, space_amp, floor_days, price_days, hole_ratio_min)
+    options = GcOptions(
+        policy=chosen,
+        streams=streams,
+        blocks=blocks,
+        block_bytes=block_objects,
+        min_age_days=min_age,
+        sort_window_blocks=sort_window,
+        sort_survivors=sort_survivors,
+        hints=hints,
+        days=days,
+        seed=seed,
+    )
+    drawn = gc_workload(workload, seed)
+    with ticking() as tick:
+        result = simulate_gc(drawn, options, lambda done, total: tick("days", done, total))
+    bound = bound_write_amplification(drawn.laws(), result.space_amplification, drawn.growth, min_age)
+    geometry = context(ctx).settings().geometry.value()
+    figures: dict[str, Any] = {
+        "workload": workload,
+        "seed": seed,
+        "policy": policy,
+        "target_space_amplification": space_amp if isinstance(chosen, SpaceTarget) else None,
+        "streams": streams,
+        "min_age_days": min_age,
+        "sort_window_blocks": sort_window,
+        "sort_survivors": sort_survivors,
+        "hints": hints,
+        "block_objects": block_objects,
+        "bound_write_amplification": rounded(bound),
+        "raw_bytes_per_live_byte": rounded((geometry.k + geometry.m) / geometry.k * result.space_amplification),
+        **_rounded(asdict(result)),
+    }
+    emit(figures, as_json, lambda: _print(figures, result))
+
+
+def _policy(
+    name: PolicyName, space_amp: float, floor_days: float, price_days: float, hole_ratio_min: float
+) -> GcPolicy:
+    if name == "price":
+        return Price(price_days)
+    if name == "threshold":
+        return Threshold(hole_ratio_min)
+    if name == "greedy":
+        return SpaceTarget(space_amp, floor_days=0, rank=hole_share)
+    return SpaceTarget(space_amp, floor_days=floor_days)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    return rounded(value) if isinstance(value, float) else value
+
+
+def _print(figures: Mapping[str, Any], result: GcResult) -> None:
+    bound = figures["bound_write_amplification"]
+    target = figures["target_space_amplification"]
+    of_bound = "no bound is known" if bound is None else f"bound: {bound:.3f}"
+    rows = {
+        "space amplification": f"{result.space_amplification:.3f}" + (f"  (target {target})" if target else ""),
+        "write amplification": f"{result.write_amplification:.3f}  ({of_bound})",
+        "raw bytes per live byte": f"{figures['raw_bytes_per_live_byte']:.3f}  without headers and padding",
+        "never packed": f"{result.never_packed:.1%} of what users wrote",
+        "live": f"{result.live_blocks:,.0f} blocks of {figures['block_objects']} objects",
+        "measured": f"the last {result.measured_days:,.0f} days",
+        "cycles": f"{result.cycles:,}"
+        + "".join(f"; {count:,} missed the target: {reason}" for reason, count in result.behind.items()),
+    }
+    facts(f"{figures['workload']}, policy {figures['policy']}, streams {figures['streams']}", rows)
+    print_lines(["", "  until day       live   space amp.   write amp."])
+    print_lines(
+        f"{period.until_day:11,.0f} {period.live_blocks:10,.0f} {period.space_amplification:12.3f}"
+        f" {period.write_amplification:12.3f}"
+        for period in result.periods
+    )

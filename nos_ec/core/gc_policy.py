@@ -1,0 +1,241 @@
+"""Which sealed blocks a GC cycle rewrites: three policies with one interface. Pure: values in, a plan out.
+
+space-target  as few copies as possible while the store keeps within a space amplification that the operator chooses
+price         every block in which copying a byte buys enough days of holding a dead one
+threshold     every block of which a given share is dead
+
+Blocks in which nothing lives are in every plan, before all others: they cost nothing to collect.
+docs/GC.md compares the policies, and docs/adr/0026-gc-policies.md gives the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf, log1p
+from typing import NamedTuple, Protocol
+
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.ids import BlockId
+from nos_ec.core.ratios import hole_ratio
+
+SPACE_AMP = 1.2
+"""The default target of `SpaceTarget`."""
+HYSTERESIS = 0.02
+PRICE_FLOOR_DAYS = 2.0
+HOLE_RATIO_MIN = 0.75
+AGE_DAYS_MIN = 0.01
+"""The least age that counts. A clock that was set back makes a block look younger than nothing."""
+
+
+class SealedBlock(NamedTuple):
+    """What a policy knows of a block. age_days: since the block was sealed, however old its objects are.
+
+    A plan looks at every block of a store, so this is the kind of value that is made fastest.
+    """
+
+    block_id: BlockId
+    live_bytes: int
+    dead_bytes: int
+    age_days: float
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nothing in it lives."""
+        return self.live_bytes == 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """The object bytes in all blocks, open ones included: all that is stored, and what of it lives."""
+
+    stored_bytes: int
+    live_bytes: int
+
+    @property
+    def space_amplification(self) -> float:
+        """Stored / live bytes; infinite when nothing lives but something is stored."""
+        if self.live_bytes:
+            return self.stored_bytes / self.live_bytes
+        return inf if self.stored_bytes else 1.0
+
+
+class Behind(StrEnum):
+    """Why a plan does not reach the target."""
+
+    BUDGET = "budget"
+    """The cycle may not copy more bytes. The next cycle goes on."""
+    PRICE = "price"
+    """The blocks that are left are too expensive to collect now: less is dead in them than copying is worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class GcPlan:
+    """The blocks to collect, best first, and what that copies and frees. behind: why the target is not reached; None
+    when it is, or when the policy has no target."""
+
+    victims: tuple[SealedBlock, ...]
+    copied_bytes: int
+    freed_bytes: int
+    behind: Behind | None = None
+
+
+class GcPolicy(Protocol):
+    """Decides what one cycle collects."""
+
+    def is_due(self, store: StoredBytes) -> bool:
+        """Whether a cycle could do more than delete blocks in which nothing lives. Costs next to nothing."""
+
+    def plan(self, blocks: Iterable[SealedBlock], store: StoredBytes, /) -> GcPlan:
+        """Choose among all sealed blocks. Equal arguments give equal plans, in whatever order the blocks come."""
+
+
+def break_even_days(block: SealedBlock) -> float:
+    """The price at which collecting this block now is exactly right: how many days of holding a dead byte it is worth
+    to copy a live one. 0 for a block without dead bytes, infinite for one without live bytes.
+
+    Assume that the objects of a block die at rate h, so that the live share is u = exp(-h t) at age t. Collect at age t
+    at a price of P for each byte copied. Survivors begin anew, so the cost of a byte is V = D + u (P + V), where
+    D = t - (1 - u)/h is the time that dead bytes are held. The t that makes V smallest satisfies
+
+        P = (1/u - 1 + ln u) / h
+
+    This is the index of an optimal stopping problem (Gittins; for a block that may be left alone, Whittle 1988). With
+    h estimated as -ln u / age, no state is needed but the age: P = age ((1/u - 1) / (-ln u) - 1).
+    """
+    if block.dead_bytes <= 0:
+        return 0.0
+    if block.is_dead:
+        return inf
+    ratio = block.dead_bytes / block.live_bytes
+    lost = log1p(ratio)
+    return max(block.age_days, AGE_DAYS_MIN) * max(0.0, ratio / lost - 1) if lost else 0.0
+
+
+def hole_share(block: SealedBlock) -> float:
+    """The hole ratio; 1 for a block without data."""
+    found = hole_ratio(block.live_bytes, block.dead_bytes)
+    return 1.0 if found is None else found
+
+
+Rank = Callable[[SealedBlock], float]
+"""How much a block deserves to be collected."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceTarget:
+    """Collects while more than `space_amp` bytes are stored per live byte.
+
+    A cycle that begins goes on until twice `hysteresis` of what the target allows to be dead is free, so that the mean
+    lies near the target less `hysteresis`, and cycles are not many and tiny. It takes no block whose break-even price
+    is below `floor_days`, and stops before it copies more than `budget_bytes`. rank: the order of the victims.
+    """
+
+    space_amp: float = SPACE_AMP
+    hysteresis: float = HYSTERESIS
+    floor_days: float = PRICE_FLOOR_DAYS
+    budget_bytes: float = inf
+    rank: Rank = break_even_days
+
+    def __post_init__(self) -> None:
+        if not 1 < self.space_amp < inf:
+            raise InvalidInput(f"a space amplification of {self.space_amp} cannot be a target; give more than 1")
+        if not 0 <= self.hysteresis < 0.5:
+            raise InvalidInput(f"hysteresis is {self.hysteresis}; give at least 0 and less than 0.5")
+
+    def is_due(self, store: StoredBytes) -> bool:
+        """Whether the store is over its target."""
+        return store.stored_bytes > self.space_amp * store.live_bytes
+
+    def plan(self, blocks: Iterable[SealedBlock], store: StoredBytes, /) -> GcPlan:
+        """Dead blocks first, then the best of the others until the store is within its target, less the hysteresis."""
+        sealed = list(blocks)
+        picked = _Picked(b for b in sealed if b.is_dead)
+        most = self.space_amp * store.live_bytes
+        if not self.is_due(store):
+            return picked.plan()
+        goal = store.live_bytes * (1 + (self.space_amp - 1) * (1 - 2 * self.hysteresis))
+        for block in _ranked(sealed, self.rank):
+            if store.stored_bytes - picked.freed_bytes <= goal:
+                return picked.plan()
+            if break_even_days(block) < self.floor_days:
+                continue
+            if picked.copied_bytes + block.live_bytes > self.budget_bytes:
+                return picked.plan(Behind.BUDGET if store.stored_bytes - picked.freed_bytes > most else None)
+            picked.add(block)
+        return picked.plan(Behind.PRICE if store.stored_bytes - picked.freed_bytes > most else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Collects every block whose break-even price is at least `days`, however much or little that frees."""
+
+    days: float
+    budget_bytes: float = inf
+
+    def __post_init__(self) -> None:
+        if not 0 < self.days < inf:
+            raise InvalidInput(f"a price of {self.days} days collects everything or nothing; give more than 0 days")
+
+    def is_due(self, store: StoredBytes) -> bool:
+        """Always, once something is dead."""
+        return store.stored_bytes > store.live_bytes
+
+    def plan(self, blocks: Iterable[SealedBlock], _store: StoredBytes, /) -> GcPlan:
+        """Dead blocks first, then the dearest."""
+        return _all_above(blocks, break_even_days, self.days, self.budget_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Collects every block of which at least `hole_ratio_min` is dead."""
+
+    hole_ratio_min: float = HOLE_RATIO_MIN
+    budget_bytes: float = inf
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hole_ratio_min <= 1:
+            raise InvalidInput(f"a hole ratio of {self.hole_ratio_min} is no threshold; give more than 0, at most 1")
+
+    def is_due(self, store: StoredBytes) -> bool:
+        """Always, once something is dead."""
+        return store.stored_bytes > store.live_bytes
+
+    def plan(self, blocks: Iterable[SealedBlock], _store: StoredBytes, /) -> GcPlan:
+        """Dead blocks first, then those with the largest holes."""
+        return _all_above(blocks, hole_share, self.hole_ratio_min, self.budget_bytes)
+
+
+def _all_above(blocks: Iterable[SealedBlock], rank: Rank, rank_min: float, budget_bytes: float) -> GcPlan:
+    sealed = list(blocks)
+    picked = _Picked(block for block in sealed if block.is_dead)
+    for block in _ranked((b for b in sealed if rank(b) >= rank_min), rank):
+        if picked.copied_bytes + block.live_bytes > budget_bytes:
+            return picked.plan(Behind.BUDGET)
+        picked.add(block)
+    return picked.plan()
+
+
+def _ranked(blocks: Iterable[SealedBlock], rank: Rank) -> Iterator[SealedBlock]:
+    """Blocks with live and dead bytes, best first."""
+    found = [(-rank(block), block.block_id, block) for block in blocks if block.dead_bytes > 0 and block.live_bytes]
+    found.sort()
+    return (block for _, _, block in found)
+
+
+class _Picked:
+    """A plan in the making."""
+
+    def __init__(self, dead: Iterable[SealedBlock]) -> None:
+        self._victims = sorted(dead, key=lambda block: (-block.dead_bytes, block.block_id))
+        self.freed_bytes = sum(block.dead_bytes for block in self._victims)
+        self.copied_bytes = 0
+
+    def add(self, block: SealedBlock) -> None:
+        self._victims.append(block)
+        self.freed_bytes += block.dead_bytes
+        self.copied_bytes += block.live_bytes
+
+    def plan(self, behind: Behind | None = None) -> GcPlan:
+        return GcPlan(tuple(self._victims), self.copied_bytes, self.freed_bytes, behind)

@@ -1,0 +1,255 @@
+"""How long objects are expected to live, by their bucket and their age, and the streams in which they are packed.
+
+The survival table counts, for each bucket and each range of ages, how many objects died at that age (deaths) and how
+long objects were seen at that age (exposure, in object-days). Deaths / exposure is the death rate at that age. The mean
+lifetime of dead objects would not do: what lives for years is not among them.
+
+One object in SAMPLE_ONE_IN is watched. Its key decides, so that all processes watch the same ones, and nothing has to
+be kept of each. Old counts lose half of their weight every `half_life_days`, so that the table follows a bucket whose
+users change their habits. A bucket with little history takes the rates of all buckets together as a prior.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from math import log
+from typing import Generic, NamedTuple, TypeVar
+
+from nos_ec.core.errors import InvalidInput
+
+AGE_EDGES_DAYS = (0.0, *(2.0**power for power in range(-4, 12)))
+"""Where each range of ages begins: 0, 1/16, 1/8 ... 2048 days. The last one has no end."""
+AGE_RANGES = len(AGE_EDGES_DAYS)
+
+SAMPLE_ONE_IN = 16
+HALF_LIFE_DAYS = 180.0
+BUCKETS_MAX = 10_000
+"""Buckets with counts of their own, by default. A table of that size takes about 5 MB."""
+
+STREAM_CUTS_DAYS: tuple[tuple[float, ...], ...] = (
+    (),
+    (100.0,),
+    (20.0, 200.0),
+    (8.0, 40.0, 250.0),
+    (4.0, 20.0, 100.0, 400.0),
+    (2.0, 8.0, 40.0, 150.0, 500.0),
+)
+"""The expected remaining lifetimes that separate 1 to 6 streams. docs/GC.md: their exact places matter little."""
+STREAMS = 4
+"""The default."""
+
+_FIRST_HAZARD = 0.05
+"""Deaths per object and day that are assumed where nothing was ever seen."""
+_POOL_PRIOR_DAYS = 2.0
+_OWN_PRIOR_WIDTHS = 2.0
+"""Weight of the rate of all buckets in that of one: as if one object had been seen for twice the range of ages."""
+_LAST_WIDTH_DAYS = AGE_EDGES_DAYS[-1]
+_HAZARD_MIN = 1e-9
+_LN_2 = log(2)
+_WEIGHT_MIN = 1e-3
+"""Counts that have decayed to less than this say nothing any more."""
+
+_WIDTHS = (*(end - begin for begin, end in pairwise(AGE_EDGES_DAYS)), _LAST_WIDTH_DAYS)
+assert AGE_RANGES == 17
+assert len(_WIDTHS) == AGE_RANGES
+assert [len(cuts) for cuts in STREAM_CUTS_DAYS] == list(range(6))
+
+
+def is_sampled(key_md5: bytes) -> bool:
+    """Whether the object with this key is watched. key_md5: as headers carry it.
+
+    Its last byte decides, because the first half chooses the partition of an event.
+    """
+    return key_md5[-1] % SAMPLE_ONE_IN == 0
+
+
+def age_range(age_days: float) -> int:
+    """The range of ages that an age lies in. A negative age, after a clock was set back, counts as 0."""
+    return bisect_right(AGE_EDGES_DAYS, age_days) - 1 if age_days > 0 else 0
+
+
+@dataclass(slots=True)
+class _Counts:
+    deaths: list[float] = field(default_factory=lambda: [0.0] * AGE_RANGES)
+    exposure_days: list[float] = field(default_factory=lambda: [0.0] * AGE_RANGES)
+
+    @property
+    def weight(self) -> float:
+        return sum(self.exposure_days) + sum(self.deaths)
+
+    def add(self, other: _Counts) -> None:
+        for i in range(AGE_RANGES):
+            self.deaths[i] += other.deaths[i]
+            self.exposure_days[i] += other.exposure_days[i]
+
+    def scale(self, factor: float) -> None:
+        self.deaths = [value * factor for value in self.deaths]
+        self.exposure_days = [value * factor for value in self.exposure_days]
+
+
+class SurvivalTable:
+    """The counts. Not safe for several threads.
+
+    It keeps at most `buckets_max` buckets. When there are more, those with the least history are added to a row that
+    only the prior uses: a bucket of which little is known loses little by that.
+    """
+
+    def __init__(self, half_life_days: float = HALF_LIFE_DAYS, buckets_max: int = BUCKETS_MAX) -> None:
+        if half_life_days <= 0 or buckets_max < 1:
+            raise InvalidInput("a survival table needs a half-life of more than 0 days, and room for at least 1 bucket")
+        self._half_life_days = half_life_days
+        self._buckets_max = buckets_max
+        self._rows: dict[str, _Counts] = {}
+        self._others = _Counts()
+
+    def __len__(self) -> int:
+        """Buckets that have counts of their own."""
+        return len(self._rows)
+
+    def observe(self, bucket: str, from_days: float, to_days: float, *, died: bool) -> None:
+        """Count one watched object that was seen from one age to another, and died then or went on living.
+
+        Each part of an object's life must be counted once, those of objects that still live as well. A life that ends
+        before it begins, after a clock was set back, counts as one of no length.
+        """
+        begin = from_days if from_days > 0 else 0.0
+        end = to_days if to_days > begin else begin
+        row = self._rows.get(bucket)
+        if row is None:
+            row = self._rows[bucket] = _Counts()
+            self._limit(bucket)
+        first, last = bisect_right(AGE_EDGES_DAYS, begin) - 1, bisect_right(AGE_EDGES_DAYS, end) - 1
+        exposure = row.exposure_days
+        for i in range(first, last):
+            exposure[i] += AGE_EDGES_DAYS[i + 1] - begin
+            begin = AGE_EDGES_DAYS[i + 1]
+        exposure[last] += end - begin
+        if died:
+            row.deaths[last] += 1
+
+    def decay(self, days: float) -> None:
+        """Let `days` go by: what was counted before weighs less than what will be. Days that are not over 0 do
+        nothing, so that a clock that is set back makes no count heavier."""
+        if days <= 0:
+            return
+        factor = 0.5 ** (days / self._half_life_days)
+        self._others.scale(factor)
+        for row in self._rows.values():
+            row.scale(factor)
+        for bucket in [bucket for bucket, row in self._rows.items() if row.weight < _WEIGHT_MIN]:
+            del self._rows[bucket]
+
+    def lifetimes(self) -> Lifetimes:
+        """What the counts say now, for all buckets."""
+        pool = _Counts()
+        pool.add(self._others)
+        for row in self._rows.values():
+            pool.add(row)
+        prior = _pool_hazards(pool)
+        return Lifetimes(
+            {bucket: _half_lives(_own_hazards(row, prior)) for bucket, row in self._rows.items()}, _half_lives(prior)
+        )
+
+    def _limit(self, newest: str) -> None:
+        """Drop an eighth of the rows once there are too many, so that dropping costs little for each object."""
+        if len(self._rows) <= self._buckets_max:
+            return
+        known = sorted((row.weight, bucket) for bucket, row in self._rows.items() if bucket != newest)
+        for _, bucket in known[: max(1, self._buckets_max // 8)]:
+            self._others.add(self._rows.pop(bucket))
+
+
+class Lifetimes:
+    """Expected lifetimes, as a survival table knew them at one moment. Any number of threads may ask."""
+
+    __slots__ = ("_of_bucket", "_of_others")
+
+    def __init__(self, of_bucket: dict[str, tuple[float, ...]], of_others: tuple[float, ...]) -> None:
+        self._of_bucket = of_bucket
+        self._of_others = of_others
+
+    def half_life_days(self, bucket: str, age_days: float) -> float:
+        """How long until half of the bucket's objects that have reached this age are dead. Never infinite."""
+        return self._of_bucket.get(bucket, self._of_others)[age_range(age_days)]
+
+
+def stream_of(
+    lifetimes: Lifetimes, cuts_days: Sequence[float], bucket: str, age_days: float, expires_in_days: float | None = None
+) -> int:
+    """The stream that an object is packed in, from 0 (soon dead) on: the number of cuts that it is expected to outlive.
+
+    The rule is the same for fresh objects and survivors. expires_in_days: when a lifecycle rule will delete the object,
+    if that is known. It beats the estimate, in both directions.
+    """
+    remaining = lifetimes.half_life_days(bucket, age_days) if expires_in_days is None else expires_in_days
+    return bisect_right(cuts_days, remaining)
+
+
+T = TypeVar("T")
+
+
+class ToPack(NamedTuple, Generic[T]):
+    """An object that is to be packed. The fields are in the order in which they matter. born: its time of birth, in any
+    unit; ref: what the caller knows it by."""
+
+    stream: int
+    bucket: str
+    prefix: str
+    born: float
+    ref: T
+
+
+def packing_order(objects: Iterable[ToPack[T]]) -> list[ToPack[T]]:
+    """The order in which the packer should see objects: by stream, then bucket and prefix, then the oldest first.
+
+    Buckets and prefixes are often deleted as a whole, and what was written together often expires together. So such
+    objects should share a block. Equal objects keep their order.
+    """
+    return sorted(objects, key=_before_ref)
+
+
+def _before_ref(one: ToPack[T]) -> tuple[int, str, str, float]:
+    return one[:4]
+
+
+def _pool_hazards(pool: _Counts) -> list[float]:
+    """Death rates of all buckets together, by range of ages. Ranges double in length, and where nothing was seen the
+    rate halves from one to the next: what has lived long is expected to live on."""
+    found: list[float] = []
+    previous = _FIRST_HAZARD
+    for deaths, exposure in zip(pool.deaths, pool.exposure_days, strict=True):
+        previous = (deaths + previous) / (exposure + _POOL_PRIOR_DAYS)
+        found.append(previous)
+    return found
+
+
+def _own_hazards(row: _Counts, prior: Sequence[float]) -> list[float]:
+    found: list[float] = []
+    for deaths, exposure, hazard, width in zip(row.deaths, row.exposure_days, prior, _WIDTHS, strict=True):
+        weight = _OWN_PRIOR_WIDTHS * width
+        found.append((deaths + weight * hazard) / (exposure + weight))
+    return found
+
+
+def _half_lives(hazards: Sequence[float]) -> tuple[float, ...]:
+    """For each range of ages: the time until survival falls to a half, from the middle of the range on.
+
+    With H the hazard summed up over the ages, that is where H is ln 2 more. The last range has no end, and counts as
+    begun where the others end.
+    """
+    steps = [max(hazard, _HAZARD_MIN) * width for hazard, width in zip(hazards, _WIDTHS, strict=True)]
+    summed = [0.0, *accumulate(steps)]
+    found: list[float] = []
+    for i in range(AGE_RANGES - 1):
+        target = summed[i] + steps[i] / 2 + _LN_2
+        until = min(bisect_right(summed, target), AGE_RANGES) - 1
+        passed = AGE_EDGES_DAYS[until] - (AGE_EDGES_DAYS[i] + _WIDTHS[i] / 2)
+        found.append(passed + (target - summed[until]) / steps[until] * _WIDTHS[until])
+    return (*found, _LN_2 / steps[-1] * _WIDTHS[-1])
+
+
+UNKNOWN = SurvivalTable().lifetimes()
+"""What is expected before anything was seen."""

@@ -1,0 +1,228 @@
+"""`simulate gc`: its workloads, its bound, its books, and the bars of docs/GC.md on stores that are small and fast."""
+
+from __future__ import annotations
+
+import random
+from math import exp
+from typing import Any
+
+import pytest
+
+from nos_ec.bench.gc.blocks import Blocks
+from nos_ec.bench.gc.bound import amplification_at, bound_write_amplification, live_share_at
+from nos_ec.bench.gc.simulation import PERIODS, GcOptions, simulate_gc
+from nos_ec.bench.gc.workloads import GC_WORKLOADS, Law, Life, Objects, gc_workload
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.gc_policy import Price, SpaceTarget, Threshold
+from nos_ec.core.lifetimes import UNKNOWN
+from tests.rig.gc_bars import Bar, measure
+
+SMALL: dict[str, Any] = {"blocks": 60, "block_bytes": 32}
+
+
+@pytest.mark.parametrize(
+    "bar",
+    [
+        Bar("A", 1.2, 3.30, 2.95),
+        Bar("B", 1.4, 1.70),
+        Bar("B", 1.2, 2.25, options={"min_age_days": 1}),
+        Bar("C", 1.2, 3.20),
+        Bar("D", 1.2, 2.30),
+        Bar("E", 1.2, 1.57),
+    ],
+    ids=lambda bar: f"{bar.title} {bar.space_amp}",
+)
+def test_the_bars_on_a_small_store(bar: Bar) -> None:
+    """Those of docs/GC.md; tests/soak/gc_bars.py runs all of them on stores of full size. Workload D has a bar of its
+    own here: with a tenth of the blocks for as many tenants, what is deleted together fills less of each block."""
+    size = {"blocks": {"A": 100, "E": 80}.get(bar.workload, 200), "block_bytes": 64}
+    (found, *relative) = measure([bar], [1], size, relative={})
+    assert found.is_met, found
+    assert relative == []
+
+
+def test_the_bars_of_b_on_a_small_store() -> None:
+    """The relative one, too: four streams and the break-even price, against one stream and greedy collection."""
+    results = list(measure([Bar("B", 1.2, 2.50)], [1], {"blocks": 250, "block_bytes": 64}))
+    assert len(results) == 2
+    assert all(found.is_met for found in results), results
+
+
+@pytest.mark.parametrize("name", GC_WORKLOADS)
+def test_a_workload_repeats_with_its_seed(name: str) -> None:
+    drawn = []
+    for seed in (1, 1, 2):
+        workload, objects = gc_workload(name, seed), Objects()
+        workload.begin(objects, 50)
+        for step in range(300):
+            objects.add(step / 10, workload.draw(step / 10))
+        assert all(born < dies for born, dies in zip(objects.born, objects.dies, strict=True))
+        assert max(objects.bucket) < len(objects.buckets)
+        assert max(objects.prefix) < len(objects.prefixes)
+        drawn.append((objects.born, objects.dies, objects.bucket))
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("name", ["A", "B", "C"])
+def test_an_equilibrium_stays_one(name: str) -> None:
+    """As many objects live after a while as at the beginning, of the same ages."""
+    workload, objects, count, days = gc_workload(name, 3), Objects(), 20_000, 60.0
+    workload.begin(objects, count)
+    arrivals = round(count / workload.mean_days * days)
+    for n in range(arrivals):
+        born = days * n / arrivals
+        objects.add(born, workload.draw(born))
+    alive = [n for n in range(len(objects)) if objects.dies[n] > days]
+    assert len(alive) == pytest.approx(count, rel=0.03)
+    before = sum(objects.born[n] < -100 for n in range(count)) / count
+    after = sum(objects.born[n] < days - 100 for n in alive) / len(alive)
+    assert after == pytest.approx(before, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["A", "B", "C"])
+def test_the_laws_are_those_of_the_objects(name: str) -> None:
+    workload, objects = gc_workload(name, 5), Objects()
+    workload.begin(objects, 0)
+    lives = [workload.draw(0.0).dies for _ in range(20_000)]
+    laws = workload.laws()
+    assert sum(law.share for law in laws) == pytest.approx(1)
+    for age in (0.1, 5.0, 40.0, 300.0):
+        expected = sum(law.share * law.survival(age) for law in laws)
+        assert sum(life > age for life in lives) / len(lives) == pytest.approx(expected, abs=0.015)
+
+
+def test_objects_that_expire_die_at_midnight_and_datasets_as_a_whole() -> None:
+    workload, objects = gc_workload("D", 1), Objects()
+    workload.begin(objects, 0)
+    for step in range(5000):
+        objects.add(step / 100, workload.draw(step / 100))
+    ends: dict[int, set[float]] = {}
+    for n in range(len(objects)):
+        if objects.expires[n]:
+            assert objects.dies[n] == int(objects.dies[n])
+        elif objects.prefix[n]:
+            ends.setdefault(objects.prefix[n], set()).add(objects.dies[n])
+            assert objects.buckets[objects.bucket[n]] == "datasets"
+    assert len(ends) > 300
+    assert all(len(times) == 1 for times in ends.values())
+
+
+@pytest.mark.parametrize("target", [1.1, 1.2, 1.4, 3.0])
+def test_the_bound_of_memoryless_objects_is_the_closed_form(target: float) -> None:
+    u = live_share_at(target)
+    assert amplification_at(u) == pytest.approx(target)
+    for mean in (3.0, 100.0):
+        laws = [Law(1.0, lambda age, mean=mean: exp(-age / mean))]  # type: ignore[misc]
+        assert bound_write_amplification(laws, target) == pytest.approx(1 / (1 - u), rel=0.03)
+
+
+def test_knowing_buckets_lowers_the_bound() -> None:
+    laws = gc_workload("B", 1).laws()
+    short, long = laws[0], laws[-1]
+    apart = [Law(0.5, short.survival), Law(0.5, long.survival)]
+    together = [Law(1.0, lambda age: (short.survival(age) + long.survival(age)) / 2)]
+    found = [bound_write_amplification(one, 1.2) for one in (apart, together)]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert 1 < found[0] < found[1]
+    delayed = bound_write_amplification(apart, 1.2, min_age_days=1)
+    assert delayed is not None
+    assert delayed < found[0]
+
+
+def test_there_is_no_bound_without_laws_or_dead_bytes() -> None:
+    assert bound_write_amplification(gc_workload("D", 1).laws(), 1.2) is None
+    assert bound_write_amplification(gc_workload("A", 1).laws(), 1.0) is None
+
+
+@pytest.mark.parametrize(
+    "policy", [SpaceTarget(1.3, floor_days=0), Price(30), Threshold(0.5)], ids=lambda one: type(one).__name__
+)
+def test_a_run_repeats_and_its_figures_fit_together(policy: SpaceTarget | Price | Threshold) -> None:
+    options = GcOptions(policy, days=200, seed=4, **SMALL)
+    result = simulate_gc(gc_workload("B", 4), options)
+    assert result == simulate_gc(gc_workload("B", 4), options)
+    assert result.write_amplification == pytest.approx(1 + result.copied_bytes / result.user_bytes)
+    assert result.never_packed == 0
+    assert len(result.periods) == PERIODS
+    assert result.periods[-1].until_day == pytest.approx(200, abs=10)
+    assert result.live_blocks == pytest.approx(60, rel=0.15)
+    assert result.blocks_stored > result.live_blocks
+    if isinstance(policy, SpaceTarget):
+        assert result.space_amplification <= 1.3
+
+
+def test_what_dies_in_the_landing_store_is_never_packed() -> None:
+    result = simulate_gc(gc_workload("B", 1), GcOptions(min_age_days=3, days=200, **SMALL))
+    assert 0.15 < result.never_packed < 0.35
+    fresh = result.user_bytes * (1 - result.never_packed)
+    assert result.write_amplification == pytest.approx((fresh + result.copied_bytes) / result.user_bytes)
+
+
+def test_a_window_and_hints_help_where_objects_expire() -> None:
+    def written(**options: Any) -> float:
+        return simulate_gc(
+            gc_workload("D-mixed", 1), GcOptions(days=700, blocks=150, block_bytes=32, **options)
+        ).copied_bytes
+
+    plain, hinted = written(), written(hints=True)
+    assert hinted < 0.8 * plain
+    assert written(hints=True, sort_window_blocks=8) < hinted
+    assert written(sort_survivors=False) > plain
+
+
+def test_a_run_tells_how_far_it_is() -> None:
+    told: list[tuple[int, int]] = []
+    simulate_gc(gc_workload("A", 1), GcOptions(days=60, **SMALL), lambda done, total: told.append((done, total)))
+    assert len(told) > 3
+    assert told == sorted(told)
+    assert {total for _, total in told} == {160}
+
+
+def test_the_books_of_the_blocks() -> None:
+    """Random packing, dying and collecting: the sums are those of the objects, and no live object is lost."""
+    rng = random.Random(1)
+    objects, dead = Objects(), bytearray()
+    objects.buckets = ["a"]
+    policy = SpaceTarget(1.1, floor_days=0)
+    blocks = Blocks(objects, dead, GcOptions(policy, streams=2, blocks=10, block_bytes=20))
+    alive: set[int] = set()
+    for step in range(400):
+        new = list(range(len(objects), len(objects) + rng.randrange(9)))
+        for _ in new:
+            objects.add(step, Life(0, step + 100.0), rng.randint(1, 7))
+        dead.extend(bytes(len(new)))
+        blocks.born(len(new))
+        packed = blocks.pack(new, step, UNKNOWN, fresh=True, ordered=rng.random() < 0.5)
+        assert packed == sum(objects.size[n] for n in new)
+        alive |= set(new)
+        for n in rng.sample(sorted(alive), min(len(alive), rng.randrange(8))):
+            dead[n] = 1
+            blocks.died(n)
+            alive.remove(n)
+        blocks.delete_dead()
+        plan = policy.plan(blocks.sealed(step), blocks.stored)
+        assert blocks.collect(plan, step, UNKNOWN) == plan.copied_bytes
+        sealed = list(blocks.sealed(step))
+        live = sum(objects.size[n] for n in alive)
+        assert blocks.stored.live_bytes == live
+        in_sealed = sum(b.live_bytes + b.dead_bytes for b in sealed)
+        assert 0 <= blocks.stored.stored_bytes - in_sealed < 4 * 20
+        assert len(blocks) - len(sealed) <= 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: GcOptions(streams=0),
+        lambda: GcOptions(streams=7),
+        lambda: GcOptions(blocks=1),
+        lambda: GcOptions(min_age_days=-1),
+        lambda: GcOptions(days=0),
+        lambda: gc_workload("Z", 1),
+        lambda: simulate_gc(gc_workload("B", 1), GcOptions(days=5, min_age_days=30, **SMALL)),
+    ],
+)
+def test_senseless_settings_are_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidInput):
+        wrong()
