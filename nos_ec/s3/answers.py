@@ -1,0 +1,486 @@
+"""The XML of answers, written with f-strings: for a page of 1,000 keys, a library takes ten times as long.
+
+Sources: the response syntax of each operation in the S3 API reference, and "Error responses" there.
+
+A name that XML 1.0 cannot say is written as a character reference, as S3 does. Most parsers then refuse the answer,
+rather than read another name; a client that has such names asks for `encoding-type=url`. In errors, such characters are
+replaced, so that every error can be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from urllib.parse import quote
+
+from nos_ec.s3.errors import S3Error
+
+NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>\n'
+ALL_USERS = "http://acs.amazonaws.com/groups/global/AllUsers"
+AUTHENTICATED_USERS = "http://acs.amazonaws.com/groups/global/AuthenticatedUsers"
+_NOT_IN_XML = "\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff"
+# A parser reads a CR as LF, so it needs a reference, too.
+_SPECIAL = re.compile(f'[&<>"\r{_NOT_IN_XML}]')
+_INVALID = re.compile(f"[{_NOT_IN_XML}]")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a bucket, an object or an upload is."""
+
+    id: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object in a listing. etag: without quotes. version_id: only of interest to ListObjectVersions, as are latest
+    and delete_marker."""
+
+    key: str
+    modified_ms: int
+    etag: str
+    size: int
+    storage_class: str = "STANDARD"
+    checksum_algorithm: str | None = None
+    checksum_type: str | None = None
+    version_id: str = "null"
+    latest: bool = True
+    delete_marker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What all listings of objects say. folders: the common prefixes. encode: names as of `encoding-type=url`."""
+
+    bucket: str
+    prefix: str
+    delimiter: str
+    max_keys: int
+    truncated: bool
+    objects: Sequence[Listed]
+    folders: Sequence[str]
+    encode: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """algorithm: as S3 names it; value: as text, with `-N` behind a composite one; kind: FULL_OBJECT or COMPOSITE."""
+
+    algorithm: str
+    value: str
+    kind: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an upload or of an object."""
+
+    number: int
+    size: int
+    modified_ms: int = 0
+    etag: str = ""
+    checksum: Checksum | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A multipart upload that is under way."""
+
+    key: str
+    upload_id: str
+    initiated_ms: int
+    owner: Owner
+    storage_class: str = "STANDARD"
+    checksum_algorithm: str | None = None
+    checksum_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Who may do what: permission is FULL_CONTROL, READ, WRITE, READ_ACP or WRITE_ACP. uri: a group, else None."""
+
+    permission: str
+    owner: Owner | None = None
+    uri: str | None = None
+
+
+def escape(text: str) -> str:
+    """Text inside an element or attribute."""
+    return _SPECIAL.sub(_escaped, text) if _SPECIAL.search(text) else text
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return _ENTITIES.get(match[0]) or f"&#x{ord(match[0]):X};"
+
+
+def time_of(time_ms: int) -> str:
+    """As S3 has it: ISO 8601 in UTC, to the millisecond."""
+    seconds, ms = divmod(time_ms, 1000)
+    day, second = divmod(seconds, 86400)
+    return f"{_date(day)}T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}.{ms:03}Z"
+
+
+@lru_cache(maxsize=4096)
+def _date(day: int) -> str:
+    """day: since 1970. A page of 1,000 keys would spend most of its time in datetime."""
+    return datetime.fromtimestamp(day * 86400, UTC).date().isoformat()
+
+
+def error_answer(error: S3Error, resource: str, request_id: str, host_id: str) -> bytes:
+    """The body of an error. resource: path of the request, decoded."""
+    fields = {"Code": error.code, "Message": error.message, **error.fields}
+    fields |= {"Resource": resource, "RequestId": request_id, "HostId": host_id}
+    inside = "".join([f"<{name}>{escape(_INVALID.sub('�', text))}</{name}>" for name, text in fields.items()])
+    return f"{DECLARATION}<Error>{inside}</Error>".encode()
+
+
+def list_buckets(
+    owner: Owner,
+    buckets: Iterable[tuple[str, int]],
+    *,
+    region: str | None = None,
+    prefix: str | None = None,
+    next_token: str | None = None,
+) -> bytes:
+    """ListBuckets. buckets: (name, time of creation in ms). next_token: only if the list is cut."""
+    in_region = "" if region is None else _element("BucketRegion", region)
+    listed = [
+        f"<Bucket><Name>{escape(name)}</Name><CreationDate>{time_of(created_ms)}</CreationDate>{in_region}</Bucket>"
+        for name, created_ms in buckets
+    ]
+    return _answer(
+        "ListAllMyBucketsResult",
+        f"{_owner(owner)}<Buckets>{''.join(listed)}</Buckets>",
+        _optional("Prefix", prefix),
+        _optional("ContinuationToken", next_token),
+    )
+
+
+def list_objects(page: Page, marker: str, next_marker: str | None, owner: Owner) -> bytes:
+    """ListObjects. next_marker: only if the page is cut."""
+    return _answer(
+        "ListBucketResult",
+        _page_head(page),
+        _name("Marker", marker, page.encode),
+        "" if next_marker is None else _name("NextMarker", next_marker, page.encode),
+        _contents(page, owner),
+    )
+
+
+def list_objects_v2(
+    page: Page,
+    *,
+    token: str | None,
+    next_token: str | None,
+    start_after: str | None,
+    owner: Owner | None,
+) -> bytes:
+    """ListObjectsV2. token, start_after: as asked. owner: if `fetch-owner` asked for it."""
+    return _answer(
+        "ListBucketResult",
+        _page_head(page),
+        f"<KeyCount>{len(page.objects) + len(page.folders)}</KeyCount>",
+        _optional("ContinuationToken", token),
+        _optional("NextContinuationToken", next_token),
+        "" if start_after is None else _name("StartAfter", start_after, page.encode),
+        _contents(page, owner),
+    )
+
+
+def list_object_versions(
+    page: Page,
+    *,
+    key_marker: str,
+    version_marker: str,
+    next_key_marker: str | None,
+    next_version_marker: str | None,
+    owner: Owner,
+) -> bytes:
+    """ListObjectVersions. The next markers: only if the page is cut."""
+    by = _owner(owner)
+    entries = []
+    for row in page.objects:
+        head = (
+            f"{_name('Key', row.key, page.encode)}<VersionId>{escape(row.version_id)}</VersionId>"
+            f"<IsLatest>{_boolean(row.latest)}</IsLatest><LastModified>{time_of(row.modified_ms)}</LastModified>"
+        )
+        if row.delete_marker:
+            entries.append(f"<DeleteMarker>{head}{by}</DeleteMarker>")
+        else:
+            entries.append(f"<Version>{head}{_facts(row)}{by}</Version>")
+    return _answer(
+        "ListVersionsResult",
+        _page_head(page),
+        _name("KeyMarker", key_marker, page.encode),
+        _element("VersionIdMarker", version_marker),
+        "" if next_key_marker is None else _name("NextKeyMarker", next_key_marker, page.encode),
+        _optional("NextVersionIdMarker", next_version_marker),
+        *entries,
+        _folders(page.folders, page.encode),
+    )
+
+
+def deleted(
+    keys: Iterable[tuple[str, str | None]], errors: Iterable[tuple[str, str | None, S3Error]], *, quiet: bool
+) -> bytes:
+    """DeleteObjects. keys: (key, version id as asked) of what is deleted; errors: the same, and why not."""
+    done = [
+        f"<Deleted>{_element('Key', key)}{_optional('VersionId', version_id)}</Deleted>"
+        for key, version_id in ([] if quiet else keys)
+    ]
+    failed = [
+        f"<Error>{_element('Key', key)}{_optional('VersionId', version_id)}{_element('Code', error.code)}"
+        f"{_element('Message', error.message)}</Error>"
+        for key, version_id, error in errors
+    ]
+    return _answer("DeleteResult", *done, *failed)
+
+
+def copied(etag: str, modified_ms: int, checksum: Checksum | None, *, part: bool = False) -> bytes:
+    """CopyObject, and with `part` UploadPartCopy."""
+    return _answer(
+        "CopyPartResult" if part else "CopyObjectResult",
+        f"<LastModified>{time_of(modified_ms)}</LastModified>{_etag(etag)}{_checksum(checksum)}",
+    )
+
+
+def upload_created(bucket: str, key: str, upload_id: str) -> bytes:
+    """CreateMultipartUpload."""
+    return _answer("InitiateMultipartUploadResult", *_upload_head(bucket, key, upload_id))
+
+
+def upload_completed(location: str, bucket: str, key: str, etag: str, checksum: Checksum | None) -> bytes:
+    """CompleteMultipartUpload. location: the address of the object."""
+    return _answer(
+        "CompleteMultipartUploadResult",
+        _element("Location", location),
+        _element("Bucket", bucket),
+        _element("Key", key),
+        _etag(etag),
+        _checksum(checksum),
+    )
+
+
+def list_parts(
+    bucket: str,
+    upload: Upload,
+    parts: Sequence[Part],
+    *,
+    marker: int,
+    max_parts: int,
+    truncated: bool,
+) -> bytes:
+    """ListParts. marker: the part number after which the page begins."""
+    next_marker = f"<NextPartNumberMarker>{parts[-1].number}</NextPartNumberMarker>" if parts else ""
+    listed = [
+        f"<Part><PartNumber>{part.number}</PartNumber><LastModified>{time_of(part.modified_ms)}</LastModified>"
+        f"{_etag(part.etag)}<Size>{part.size}</Size>{_checksum(part.checksum)}</Part>"
+        for part in parts
+    ]
+    return _answer(
+        "ListPartsResult",
+        *_upload_head(bucket, upload.key, upload.upload_id),
+        f"{_owner(upload.owner, 'Initiator')}{_owner(upload.owner)}",
+        _element("StorageClass", upload.storage_class),
+        f"<PartNumberMarker>{marker}</PartNumberMarker>{next_marker}<MaxParts>{max_parts}</MaxParts>",
+        f"<IsTruncated>{_boolean(truncated)}</IsTruncated>",
+        _optional("ChecksumAlgorithm", upload.checksum_algorithm),
+        _optional("ChecksumType", upload.checksum_type),
+        *listed,
+    )
+
+
+def list_uploads(
+    bucket: str,
+    uploads: Sequence[Upload],
+    folders: Sequence[str],
+    *,
+    prefix: str,
+    delimiter: str,
+    key_marker: str,
+    id_marker: str,
+    next_key_marker: str | None,
+    next_id_marker: str | None,
+    max_uploads: int,
+    encode: bool,
+) -> bytes:
+    """ListMultipartUploads. The next markers: only if the page is cut."""
+    listed = [
+        f"<Upload>{_name('Key', upload.key, encode)}{_element('UploadId', upload.upload_id)}"
+        f"{_owner(upload.owner, 'Initiator')}{_owner(upload.owner)}{_element('StorageClass', upload.storage_class)}"
+        f"<Initiated>{time_of(upload.initiated_ms)}</Initiated>"
+        f"{_optional('ChecksumAlgorithm', upload.checksum_algorithm)}"
+        f"{_optional('ChecksumType', upload.checksum_type)}</Upload>"
+        for upload in uploads
+    ]
+    return _answer(
+        "ListMultipartUploadsResult",
+        _element("Bucket", bucket),
+        _name("KeyMarker", key_marker, encode),
+        _element("UploadIdMarker", id_marker),
+        "" if next_key_marker is None else _name("NextKeyMarker", next_key_marker, encode),
+        _optional("NextUploadIdMarker", next_id_marker),
+        _name("Prefix", prefix, encode),
+        _name("Delimiter", delimiter, encode) if delimiter else "",
+        "<EncodingType>url</EncodingType>" if encode else "",
+        f"<MaxUploads>{max_uploads}</MaxUploads><IsTruncated>{_boolean(next_key_marker is not None)}</IsTruncated>",
+        *listed,
+        _folders(folders, encode),
+    )
+
+
+def tagging(tags: Mapping[str, str]) -> bytes:
+    """GetObjectTagging and GetBucketTagging."""
+    pairs = [f"<Tag>{_element('Key', key)}{_element('Value', value)}</Tag>" for key, value in tags.items()]
+    return _answer("Tagging", f"<TagSet>{''.join(pairs)}</TagSet>")
+
+
+def object_attributes(
+    *,
+    etag: str | None = None,
+    checksum: Checksum | None = None,
+    storage_class: str | None = None,
+    size: int | None = None,
+    parts_count: int | None = None,
+    parts: Sequence[Part] | None = None,
+    marker: int = 0,
+    max_parts: int = 1000,
+    truncated: bool = False,
+) -> bytes:
+    """GetObjectAttributes: of each only what was asked for. parts: only for an upload with checksums of its parts."""
+    in_parts = ""
+    if parts_count is not None:
+        in_parts = f"<PartsCount>{parts_count}</PartsCount>"
+        if parts is not None:
+            next_marker = parts[-1].number if parts else marker
+            listed = [
+                f"<Part><PartNumber>{part.number}</PartNumber><Size>{part.size}</Size>{_checksum(part.checksum)}</Part>"
+                for part in parts
+            ]
+            in_parts += (
+                f"<PartNumberMarker>{marker}</PartNumberMarker>"
+                f"<NextPartNumberMarker>{next_marker}</NextPartNumberMarker><MaxParts>{max_parts}</MaxParts>"
+                f"<IsTruncated>{_boolean(truncated)}</IsTruncated>{''.join(listed)}"
+            )
+        in_parts = f"<ObjectParts>{in_parts}</ObjectParts>"
+    return _answer(
+        "GetObjectAttributesResponse",
+        _optional("ETag", etag),
+        "" if checksum is None else f"<Checksum>{_checksum(checksum)}</Checksum>",
+        in_parts,
+        _optional("StorageClass", storage_class),
+        "" if size is None else f"<ObjectSize>{size}</ObjectSize>",
+    )
+
+
+def access_control(owner: Owner, grants: Iterable[Grant]) -> bytes:
+    """GetBucketAcl and GetObjectAcl."""
+    listed = []
+    for grant in grants:
+        if grant.owner is not None:
+            kind, inside = "CanonicalUser", _owner_inside(grant.owner)
+        else:
+            kind, inside = "Group", _element("URI", grant.uri or "")
+        listed.append(
+            '<Grant><Grantee xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"'
+            f' xsi:type="{kind}">{inside}</Grantee>{_element("Permission", grant.permission)}</Grant>'
+        )
+    inside = f"{_owner(owner)}<AccessControlList>{''.join(listed)}</AccessControlList>"
+    return _answer("AccessControlPolicy", inside)
+
+
+def location(region: str) -> bytes:
+    """GetBucketLocation; of us-east-1 it is empty."""
+    inside = "" if region == "us-east-1" else escape(region)
+    return f'{DECLARATION}<LocationConstraint xmlns="{NAMESPACE}">{inside}</LocationConstraint>'.encode()
+
+
+def versioning(status: str | None) -> bytes:
+    """GetBucketVersioning. status: Enabled, Suspended, or None if it never was either."""
+    return _answer("VersioningConfiguration", _optional("Status", status))
+
+
+def _answer(root: str, *inside: str) -> bytes:
+    text = f'{DECLARATION}<{root} xmlns="{NAMESPACE}">{"".join(inside)}</{root}>'
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # pragma: no cover - a lone surrogate is escaped
+        raise AssertionError("a name is not valid Unicode") from None
+
+
+def _element(name: str, text: str) -> str:
+    return f"<{name}>{escape(text)}</{name}>"
+
+
+def _optional(name: str, text: str | None) -> str:
+    return "" if text is None else f"<{name}>{escape(text)}</{name}>"
+
+
+def _name(name: str, key: str, encode: bool) -> str:
+    return f"<{name}>{quote(key, safe='/') if encode else escape(key)}</{name}>"
+
+
+def _boolean(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _etag(etag: str) -> str:
+    return f"<ETag>&quot;{escape(etag)}&quot;</ETag>"
+
+
+def _owner_inside(owner: Owner) -> str:
+    return f"<ID>{escape(owner.id)}</ID><DisplayName>{escape(owner.name)}</DisplayName>"
+
+
+def _owner(owner: Owner, element: str = "Owner") -> str:
+    return f"<{element}>{_owner_inside(owner)}</{element}>"
+
+
+def _checksum(checksum: Checksum | None) -> str:
+    if checksum is None:
+        return ""
+    name = f"Checksum{checksum.algorithm}"
+    return _element(name, checksum.value) + _optional("ChecksumType", checksum.kind)
+
+
+def _upload_head(bucket: str, key: str, upload_id: str) -> tuple[str, str, str]:
+    return _element("Bucket", bucket), _element("Key", key), _element("UploadId", upload_id)
+
+
+def _page_head(page: Page) -> str:
+    return (
+        f"{_element('Name', page.bucket)}{_name('Prefix', page.prefix, page.encode)}"
+        f"{_name('Delimiter', page.delimiter, page.encode) if page.delimiter else ''}"
+        f"<MaxKeys>{page.max_keys}</MaxKeys>{'<EncodingType>url</EncodingType>' if page.encode else ''}"
+        f"<IsTruncated>{_boolean(page.truncated)}</IsTruncated>"
+    )
+
+
+def _facts(row: Listed) -> str:
+    checksum = ""
+    if row.checksum_algorithm is not None:
+        checksum = (
+            f"<ChecksumAlgorithm>{row.checksum_algorithm}</ChecksumAlgorithm>"
+            f"{_optional('ChecksumType', row.checksum_type)}"
+        )
+    return f"{_etag(row.etag)}{checksum}<Size>{row.size}</Size><StorageClass>{escape(row.storage_class)}</StorageClass>"
+
+
+def _contents(page: Page, owner: Owner | None) -> str:
+    by = "" if owner is None else _owner(owner)
+    listed = [
+        f"<Contents>{_name('Key', row.key, page.encode)}<LastModified>{time_of(row.modified_ms)}</LastModified>"
+        f"{_facts(row)}{by}</Contents>"
+        for row in page.objects
+    ]
+    return "".join(listed) + _folders(page.folders, page.encode)
+
+
+def _folders(folders: Sequence[str], encode: bool) -> str:
+    return "".join([f"<CommonPrefixes>{_name('Prefix', folder, encode)}</CommonPrefixes>" for folder in folders])

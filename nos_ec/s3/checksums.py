@@ -1,0 +1,291 @@
+"""Checksums of bodies: what a request says of its body, computed while the body arrives, and compared at its end.
+
+Sources: "Checking object integrity" of the S3 user guide, and PutObject, CreateMultipartUpload and
+CompleteMultipartUpload of the S3 API reference; RFC 1864 for Content-MD5. An algorithm that we lack is refused: to drop
+a checksum would mean to acknowledge bytes that nobody has checked.
+
+The CRCs come from one library (docs/adr/0029).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from base64 import b64decode, b64encode
+from binascii import Error as BadBase64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from anycrc import Model
+
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.request import Request
+
+Piece = bytes | memoryview
+
+
+class Algorithm(Enum):
+    """The algorithms of `x-amz-checksum-*`, by the names that S3 gives them."""
+
+    CRC32 = "CRC32"
+    CRC32C = "CRC32C"
+    CRC64NVME = "CRC64NVME"
+    SHA1 = "SHA1"
+    SHA256 = "SHA256"
+
+    @property
+    def header(self) -> str:
+        """The header, or trailer, that has a checksum of it."""
+        return "x-amz-checksum-" + self.value.lower()
+
+    @property
+    def size(self) -> int:
+        """Bytes of a checksum."""
+        return _SIZES[self]
+
+
+class ChecksumType(Enum):
+    """What a checksum of a multipart upload is of: the whole object, or the checksums of its parts."""
+
+    FULL_OBJECT = "FULL_OBJECT"
+    COMPOSITE = "COMPOSITE"
+
+
+_SIZES = {Algorithm.CRC32: 4, Algorithm.CRC32C: 4, Algorithm.CRC64NVME: 8, Algorithm.SHA1: 20, Algorithm.SHA256: 32}
+_MODELS = {
+    Algorithm.CRC32: Model("CRC32"),
+    Algorithm.CRC32C: Model("CRC32C"),
+    Algorithm.CRC64NVME: Model("CRC64-NVME"),
+}
+_BY_HEADER = {algorithm.header: algorithm for algorithm in Algorithm}
+_NOT_OF_A_BODY = {"x-amz-checksum-type", "x-amz-checksum-algorithm", "x-amz-checksum-mode"}
+UNSUPPORTED = frozenset(["SHA512", "MD5", "XXHASH64", "XXHASH3", "XXHASH128"])
+"""Algorithms of S3 that we do not have."""
+
+
+class Digest(Protocol):
+    """A running checksum, as of hashlib."""
+
+    def update(self, data: Piece, /) -> None:
+        """The bytes that follow."""
+
+    def digest(self) -> bytes:
+        """Of all bytes so far, as it is sent (big-endian)."""
+
+
+class _Crc:
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._calc: Callable[[Piece, int], int] = _MODELS[algorithm].calc
+        self._size = algorithm.size
+        self._value = 0
+
+    def update(self, data: Piece, /) -> None:
+        self._value = self._calc(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(self._size, "big")
+
+
+def running(algorithm: Algorithm) -> Digest:
+    """A checksum of no bytes yet."""
+    if algorithm in _MODELS:
+        return _Crc(algorithm)
+    return hashlib.sha1(usedforsecurity=False) if algorithm is Algorithm.SHA1 else hashlib.sha256()
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a request says of its body. algorithm: the one to compute and to keep; value: its checksum, None while it is
+    still to come in a trailer. sha256: hexadecimal, from the signature. md5: from Content-MD5."""
+
+    algorithm: Algorithm | None = None
+    value: bytes | None = None
+    sha256: str | None = None
+    md5: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a body turned out to have. algorithm and checksum: both None if the request named no algorithm."""
+
+    md5: bytes
+    algorithm: Algorithm | None
+    checksum: bytes | None
+
+
+def expected_of(request: Request, announced: frozenset[str] = frozenset(), sha256: str | None = None) -> Expected:
+    """Not for CompleteMultipartUpload, whose checksum is that of the object. announced: the trailers that
+    `x-amz-trailer` announces. sha256: what the body's signature says.
+
+    Raises S3Error: InvalidDigest (a bad Content-MD5), InvalidRequest (a bad or second checksum, an unknown trailer),
+    NotImplemented (an algorithm that we lack), BadDigest (another algorithm than `x-amz-sdk-checksum-algorithm`)."""
+    content_md5 = request.header("content-md5")
+    md5 = None
+    if content_md5 is not None:
+        md5 = decoded(content_md5, 16)
+        if md5 is None:
+            raise S3Error("InvalidDigest", "Content-MD5 must be 16 bytes in base64.")
+    found = checksum_of(request)
+    others = announced - _BY_HEADER.keys()
+    for name in sorted(others):
+        _refuse(name, "The trailer")
+    trailers = [_BY_HEADER[name] for name in announced]
+    if len(trailers) + (found is not None) > 1:
+        raise _several()
+    algorithm, value = found or (trailers[0] if trailers else None, None)
+    named = request.header("x-amz-sdk-checksum-algorithm")
+    if named is not None:
+        wanted = algorithm_named(named)
+        if algorithm is None:
+            raise S3Error(
+                "InvalidRequest",
+                "x-amz-sdk-checksum-algorithm was sent, but no x-amz-checksum- header or trailer with a checksum.",
+            )
+        if algorithm is not wanted:
+            raise S3Error("BadDigest", f"The checksum is {algorithm.value}, but the request says {wanted.value}.")
+    return Expected(algorithm, value, sha256, md5)
+
+
+def checksum_of(request: Request) -> tuple[Algorithm, bytes] | None:
+    """The checksum in the headers; CompleteMultipartUpload has there the one of the object. Raises S3Error as
+    `expected_of`."""
+    found = None
+    for raw_name in request.header_values:
+        if not raw_name.startswith(b"x-amz-checksum-"):
+            continue
+        name = raw_name.decode("latin-1")
+        if name in _NOT_OF_A_BODY:
+            continue
+        algorithm = _BY_HEADER.get(name) or _refuse(name, "The header")
+        value = decoded(request.header(name) or "", algorithm.size)
+        if value is None:
+            raise S3Error("InvalidRequest", f"Value for {name} header is invalid.")
+        if found:
+            raise _several()
+        found = (algorithm, value)
+    return found
+
+
+def algorithm_named(name: str) -> Algorithm:
+    """By the name that S3 gives it, in any case. Raises NotImplemented or InvalidRequest."""
+    try:
+        return Algorithm(name.upper())
+    except ValueError:
+        _refuse("x-amz-checksum-" + name.lower(), "The checksum algorithm of")
+        raise AssertionError from None
+
+
+def type_of_upload(algorithm: Algorithm, name: str | None) -> ChecksumType:
+    """The checksum type of a multipart upload. name: of `x-amz-checksum-type`; without it, CRC64NVME is of the whole
+    object and the others are of the parts. Raises InvalidRequest for what S3 does not have: a CRC64NVME of parts, a SHA
+    of the whole object, which could not be computed from those of the parts."""
+    only = {Algorithm.CRC64NVME: ChecksumType.FULL_OBJECT}.get(algorithm)
+    if algorithm not in _MODELS:
+        only = ChecksumType.COMPOSITE
+    if name is None:
+        return only or ChecksumType.COMPOSITE
+    try:
+        wanted = ChecksumType(name.upper())
+    except ValueError:
+        raise S3Error("InvalidRequest", "x-amz-checksum-type must be FULL_OBJECT or COMPOSITE.") from None
+    if only not in (None, wanted):
+        raise S3Error("InvalidRequest", f"The {wanted.value} checksum type cannot be used with {algorithm.value}.")
+    return wanted
+
+
+def joined(algorithm: Algorithm, parts: Sequence[tuple[bytes, int]]) -> bytes:
+    """The checksum of a whole object. parts: (checksum, bytes) of each, in order. Only for CRCs."""
+    combine: Callable[[int, int, int], int] = _MODELS[algorithm].combine
+    value = 0
+    for checksum, size in parts:
+        value = combine(value, int.from_bytes(checksum, "big"), size)
+    return value.to_bytes(algorithm.size, "big")
+
+
+def composite(algorithm: Algorithm, checksums: Sequence[bytes]) -> bytes:
+    """The checksum of the checksums of an upload's parts; as text it is followed by `-` and their number."""
+    digest = running(algorithm)
+    digest.update(b"".join(checksums))
+    return digest.digest()
+
+
+def in_base64(checksum: bytes) -> str:
+    """As headers and answers have it."""
+    return b64encode(checksum).decode()
+
+
+class BodyCheck:
+    """Computes what `expected` needs, and the MD5 for the ETag, piece by piece."""
+
+    def __init__(self, expected: Expected) -> None:
+        self._expected = expected
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._sha256 = hashlib.sha256() if expected.sha256 is not None else None
+        self._checksum: Digest | None = None
+        if expected.algorithm is not None:
+            # One SHA-256 serves both.
+            shared = self._sha256 if expected.algorithm is Algorithm.SHA256 else None
+            self._checksum = shared or running(expected.algorithm)
+
+    def update(self, piece: Piece) -> None:
+        """The bytes that follow, decoded."""
+        self._md5.update(piece)
+        if self._sha256 is not None:
+            self._sha256.update(piece)
+        if self._checksum is not None and self._checksum is not self._sha256:
+            self._checksum.update(piece)
+
+    def finish(self, trailers: Mapping[str, str]) -> Computed:
+        """Compares, at the end of the body. trailers: by name in lower case. Raises S3Error: BadDigest,
+        XAmzContentSHA256Mismatch, InvalidRequest (a trailer that is no checksum of its algorithm)."""
+        expected, md5 = self._expected, self._md5.digest()
+        if self._sha256 is not None and not hmac.compare_digest(self._sha256.hexdigest(), expected.sha256 or ""):
+            raise S3Error(
+                "XAmzContentSHA256Mismatch",
+                "The provided x-amz-content-sha256 header does not match what was computed.",
+                ClientComputedContentSHA256=expected.sha256 or "",
+                S3ComputedContentSHA256=self._sha256.hexdigest(),
+            )
+        if expected.md5 is not None and expected.md5 != md5:
+            raise S3Error(
+                "BadDigest",
+                "The Content-MD5 you specified did not match what we received.",
+                ExpectedDigest=in_base64(expected.md5),
+                CalculatedDigest=in_base64(md5),
+            )
+        if expected.algorithm is None or self._checksum is None:
+            return Computed(md5, None, None)
+        value, computed = expected.value, self._checksum.digest()
+        if value is None:
+            value = decoded(trailers[expected.algorithm.header], expected.algorithm.size)
+            if value is None:
+                raise S3Error("InvalidRequest", f"Value for {expected.algorithm.header} trailing header is invalid.")
+        if value != computed:
+            name = expected.algorithm.value
+            raise S3Error("BadDigest", f"The {name} you specified did not match the calculated checksum.")
+        return Computed(md5, expected.algorithm, computed)
+
+
+def decoded(text: str, size: int) -> bytes | None:
+    """The bytes of a checksum in base64; None if the text is not exactly `size` bytes in base64."""
+    try:
+        value = b64decode(text, validate=True)
+    except (BadBase64, ValueError):
+        return None
+    return value if len(value) == size and in_base64(value) == text else None
+
+
+def _several() -> S3Error:
+    return S3Error("InvalidRequest", "Expecting a single x-amz-checksum- header or trailer; several were sent.")
+
+
+def _refuse(name: str, what: str) -> Algorithm:
+    """Always raises."""
+    known = ", ".join([algorithm.value for algorithm in Algorithm])
+    unsupported = name.removeprefix("x-amz-checksum-").upper() in UNSUPPORTED
+    raise S3Error(
+        "NotImplemented" if unsupported else "InvalidRequest",
+        f"{what} {name} is not supported. Supported checksum algorithms: {known}.",
+    )

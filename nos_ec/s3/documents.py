@@ -1,0 +1,302 @@
+"""The XML of request bodies. Everything is bounded: bytes, depth, elements; a DOCTYPE is refused, and with it every
+entity. Elements that are unknown or repeated are refused, never dropped.
+
+Sources: the request syntax of DeleteObjects, CompleteMultipartUpload, PutObjectTagging, CreateBucket and PutBucketAcl
+in the S3 API reference; "Object tagging" of the S3 user guide for the limits of tags.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl
+from xml.parsers import expat
+
+from nos_ec.s3.answers import Grant, Owner
+from nos_ec.s3.checksums import Algorithm, decoded
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.names import check_key, check_version_id
+
+DOCUMENT_SIZE_MAX = 2 << 20
+DEPTH_MAX = 16
+ELEMENTS_MAX = 100_000
+"""10,000 parts with number, ETag and checksum are 40,001."""
+DELETED_KEYS_MAX = 1000
+PARTS_MAX = 10_000
+OBJECT_TAGS_MAX = 10
+TAG_KEY_LENGTH_MAX = 128
+TAG_VALUE_LENGTH_MAX = 256
+GRANTS_MAX = 100
+PERMISSIONS = frozenset(["FULL_CONTROL", "READ", "WRITE", "READ_ACP", "WRITE_ACP"])
+_XSI_TYPE = "http://www.w3.org/2001/XMLSchema-instance}type"
+
+
+@dataclass(slots=True)
+class Element:
+    """name: without its namespace."""
+
+    name: str
+    attributes: dict[str, str]
+    children: list[Element] = field(default_factory=list)
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToDelete:
+    """An object of DeleteObjects. The last three are its conditions, as sent; None where none was."""
+
+    key: str
+    version_id: str | None = None
+    etag: str | None = None
+    modified: str | None = None
+    size: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedPart:
+    """A part of CompleteMultipartUpload. etag: without quotes."""
+
+    number: int
+    etag: str
+    checksum: tuple[Algorithm, bytes] | None = None
+
+
+def parse(body: bytes, root: str) -> Element:
+    """The document, whose root has this name. Raises MalformedXML, or MaxMessageLengthExceeded."""
+    if len(body) > DOCUMENT_SIZE_MAX:
+        raise S3Error("MaxMessageLengthExceeded", f"The document has more than {DOCUMENT_SIZE_MAX} bytes.")
+    reader = _Reader()
+    parser = expat.ParserCreate("utf-8", "}")
+    parser.buffer_text = True
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
+    parser.CharacterDataHandler = reader.data
+    parser.StartDoctypeDeclHandler = reader.doctype
+    try:
+        parser.Parse(body, True)
+    except (expat.ExpatError, ValueError) as error:
+        raise malformed(f"The XML is not well-formed: {error}.") from None
+    found = reader.top.children[0]
+    if found.name != root:
+        raise malformed(f"The document is {found.name!r}; expecting {root}.")
+    return found
+
+
+def malformed(reason: str) -> S3Error:
+    """What a document is refused with."""
+    return S3Error("MalformedXML", f"{reason} It must follow the schema of S3.")
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.top = Element("", {})
+        self._open = [self.top]
+        self._elements = 0
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        self._elements += 1
+        if len(self._open) > DEPTH_MAX or self._elements > ELEMENTS_MAX:
+            raise malformed("The document is too deep, or has too many elements.")
+        element = Element(name.rpartition("}")[2], attributes)
+        parent = self._open[-1]
+        if parent.text and parent.text.strip():
+            raise _mixed(parent)
+        parent.text = ""
+        parent.children.append(element)
+        self._open.append(element)
+
+    def end(self, _: str) -> None:
+        self._open.pop()
+
+    def data(self, text: str) -> None:
+        element = self._open[-1]
+        # Between elements there may only be layout.
+        if not element.children:
+            element.text += text
+        elif text.strip():
+            raise _mixed(element)
+
+    def doctype(self, *_: object) -> None:
+        raise malformed("A DOCTYPE is not allowed.")
+
+
+def _mixed(element: Element) -> S3Error:
+    return malformed(f"{element.name!r} has text among its elements.")
+
+
+def _fields(element: Element, *names: str) -> dict[str, str]:
+    """The texts of its children, which must have these names, each at most once, and no children."""
+    found: dict[str, str] = {}
+    if element.text.strip():
+        raise _mixed(element)
+    for child in element.children:
+        if child.name not in names or child.name in found or child.children:
+            raise malformed(f"{child.name!r} in {element.name!r} is unknown, repeated, or has elements.")
+        found[child.name] = child.text
+    return found
+
+
+def _only(element: Element, *names: str) -> Iterator[Element]:
+    if element.text.strip():
+        raise _mixed(element)
+    for child in element.children:
+        if child.name not in names:
+            raise malformed(f"{child.name!r} in {element.name!r} is unknown.")
+        yield child
+
+
+def delete_objects(body: bytes) -> tuple[list[ToDelete], bool]:
+    """DeleteObjects: what to delete, and whether the answer is to be quiet. Raises MalformedXML, KeyTooLongError,
+    InvalidArgument."""
+    quiet: bool | None = None
+    found = []
+    for child in _only(parse(body, "Delete"), "Object", "Quiet"):
+        if child.name == "Quiet":
+            if quiet is not None or child.children:
+                raise malformed("Quiet is repeated, or has elements.")
+            quiet = child.text.strip().lower() == "true"
+            continue
+        fields = _fields(child, "Key", "VersionId", "ETag", "LastModifiedTime", "Size")
+        if not fields.get("Key"):
+            raise malformed("An Object has no Key.")
+        check_key(fields["Key"])
+        check_version_id(fields.get("VersionId"))
+        found.append(
+            ToDelete(
+                fields["Key"],
+                fields.get("VersionId"),
+                fields.get("ETag"),
+                fields.get("LastModifiedTime"),
+                fields.get("Size"),
+            )
+        )
+    if not 1 <= len(found) <= DELETED_KEYS_MAX:
+        raise malformed(f"{len(found)} keys to delete; 1 to {DELETED_KEYS_MAX} are possible.")
+    return found, bool(quiet)
+
+
+def complete_upload(body: bytes) -> list[CompletedPart]:
+    """CompleteMultipartUpload. Raises MalformedXML, InvalidPart, InvalidPartOrder, InvalidRequest for a bad checksum,
+    NotImplemented for a checksum of an algorithm that we lack."""
+    names = {f"Checksum{algorithm.value}": algorithm for algorithm in Algorithm}
+    found: list[CompletedPart] = []
+    for part in _only(parse(body, "CompleteMultipartUpload"), "Part"):
+        for child in part.children:
+            if child.name.startswith("Checksum") and child.name not in names:
+                raise S3Error("NotImplemented", f"{child.name} is not supported.")
+        fields = _fields(part, "PartNumber", "ETag", *names)
+        number = fields.get("PartNumber", "").strip()
+        if not re.fullmatch("[0-9]{1,5}", number) or "ETag" not in fields:
+            raise malformed("A Part needs a PartNumber and an ETag.")
+        if not 1 <= int(number) <= PARTS_MAX:
+            raise S3Error("InvalidArgument", f"Part number must be 1 to {PARTS_MAX}.", ArgumentName="PartNumber")
+        checksums = [(names[name], text) for name, text in fields.items() if name in names]
+        if len(checksums) > 1:
+            raise malformed("A Part has several checksums.")
+        checksum = None
+        if checksums:
+            algorithm, text = checksums[0]
+            value = decoded(text.strip(), algorithm.size)
+            if value is None:
+                raise S3Error("InvalidRequest", f"The {algorithm.value} of part {number} is not valid.")
+            checksum = (algorithm, value)
+        if found and int(number) <= found[-1].number:
+            raise S3Error("InvalidPartOrder", "The parts must be listed in ascending order of their numbers.")
+        found.append(CompletedPart(int(number), fields["ETag"].strip().strip('"'), checksum))
+    if not found:
+        raise malformed("No parts are listed.")
+    return found
+
+
+def tagging(body: bytes, tags_max: int = OBJECT_TAGS_MAX) -> dict[str, str]:
+    """PutObjectTagging, PutBucketTagging. Raises MalformedXML or InvalidTag."""
+    sets = list(_only(parse(body, "Tagging"), "TagSet"))
+    if len(sets) != 1:
+        raise malformed("A Tagging has one TagSet.")
+    pairs = []
+    for tag in _only(sets[0], "Tag"):
+        fields = _fields(tag, "Key", "Value")
+        if fields.keys() != {"Key", "Value"}:
+            raise malformed("A Tag has a Key and a Value.")
+        pairs.append((fields["Key"], fields["Value"]))
+    return _tags(pairs, tags_max)
+
+
+def tagging_header(text: str) -> dict[str, str]:
+    """The header `x-amz-tagging`: tags as in a query. Raises InvalidArgument or InvalidTag."""
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError:
+        raise S3Error(
+            "InvalidArgument", "x-amz-tagging must be tags as of a query.", ArgumentName="x-amz-tagging"
+        ) from None
+    return _tags(pairs, OBJECT_TAGS_MAX)
+
+
+def _tags(pairs: list[tuple[str, str]], tags_max: int) -> dict[str, str]:
+    tags = dict(pairs)
+    if len(tags) != len(pairs):
+        raise S3Error("InvalidTag", "Cannot provide multiple tags with the same key.")
+    if len(tags) > tags_max:
+        raise S3Error("InvalidTag", f"{len(tags)} tags; at most {tags_max} are possible.")
+    for key, value in pairs:
+        if not 1 <= len(key) <= TAG_KEY_LENGTH_MAX or key.startswith("aws:"):
+            raise S3Error("InvalidTag", "The key of a tag has 1 to 128 characters, and does not begin with aws:.")
+        if len(value) > TAG_VALUE_LENGTH_MAX:
+            raise S3Error("InvalidTag", f"The value of a tag has at most {TAG_VALUE_LENGTH_MAX} characters.")
+    return tags
+
+
+def create_bucket(body: bytes) -> str | None:
+    """CreateBucket: the location constraint. Raises MalformedXML, or NotImplemented for directory buckets and tags."""
+    if not body.strip():
+        return None
+    document = parse(body, "CreateBucketConfiguration")
+    for child in document.children:
+        if child.name in ("Location", "Bucket", "Tags"):
+            raise S3Error("NotImplemented", f"{child.name} of a new bucket is not supported.")
+    return _fields(document, "LocationConstraint").get("LocationConstraint", "").strip() or None
+
+
+def access_control(body: bytes) -> tuple[Owner, list[Grant]]:
+    """PutBucketAcl, PutObjectAcl: the owner, and the grants. Raises MalformedACLError, MalformedXML, or NotImplemented
+    for a grantee by mail address."""
+    owner = None
+    grants: list[Grant] | None = None
+    for child in _only(parse(body, "AccessControlPolicy"), "Owner", "AccessControlList"):
+        if child.name == "Owner" and owner is None:
+            owner = _owner(child)
+        elif child.name == "AccessControlList" and grants is None:
+            grants = [_grant(grant) for grant in _only(child, "Grant")]
+        else:
+            raise S3Error("MalformedACLError", f"{child.name} is repeated.")
+    grants = grants or []
+    if owner is None or len(grants) > GRANTS_MAX:
+        raise S3Error("MalformedACLError", f"An ACL has an Owner, and at most {GRANTS_MAX} grants.")
+    return owner, grants
+
+
+def _owner(element: Element) -> Owner:
+    fields = _fields(element, "ID", "DisplayName")
+    if not fields.get("ID"):
+        raise S3Error("MalformedACLError", f"{element.name} has no ID.")
+    return Owner(fields["ID"], fields.get("DisplayName", ""))
+
+
+def _grant(element: Element) -> Grant:
+    grantees = [child for child in element.children if child.name == "Grantee"]
+    permissions = [child.text.strip() for child in element.children if child.name == "Permission"]
+    if len(grantees) != 1 or len(permissions) != 1 or len(element.children) != 2 or permissions[0] not in PERMISSIONS:
+        raise S3Error("MalformedACLError", "A Grant has a Grantee and a Permission.")
+    grantee = grantees[0]
+    kind = grantee.attributes.get(_XSI_TYPE)
+    if kind == "CanonicalUser":
+        return Grant(permissions[0], owner=_owner(grantee))
+    if kind == "Group":
+        uri = _fields(grantee, "URI").get("URI", "").strip()
+        if uri:
+            return Grant(permissions[0], uri=uri)
+    if kind == "AmazonCustomerByEmail":
+        raise S3Error("NotImplemented", "Grantees by mail address are not supported.")
+    raise S3Error("MalformedACLError", "The type of a Grantee is unknown.")

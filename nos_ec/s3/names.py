@@ -1,0 +1,131 @@
+"""Names of buckets and objects, and which of them a request is about.
+
+Sources: "General purpose bucket naming rules", "Naming Amazon S3 objects" and "Virtual hosting of general purpose
+buckets" of the S3 user guide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from urllib.parse import unquote, unquote_to_bytes
+
+from nos_ec.s3.errors import S3Error
+
+KEY_SIZE_MAX = 1024
+"""Bytes of UTF-8."""
+_BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9.-]{1,61})[a-z0-9]")
+_POSSIBLE_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""Also buckets that were not made by S3's rules; never those that a store keeps to itself."""
+_LIKE_AN_ADDRESS = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
+_RESERVED_STARTS = ("xn--", "sthree-", "amzn-s3-demo-")
+_RESERVED_ENDS = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
+
+
+def check_new_bucket(name: str) -> None:
+    """Raises InvalidBucketName unless a bucket of this name may be created."""
+    if (
+        not _BUCKET.fullmatch(name)
+        or ".." in name
+        or _LIKE_AN_ADDRESS.fullmatch(name)
+        or name.startswith(_RESERVED_STARTS)
+        or name.endswith(_RESERVED_ENDS)
+    ):
+        raise S3Error(
+            "InvalidBucketName",
+            "A bucket's name has 3 to 63 lower-case letters, digits, dots and hyphens, begins and ends with a letter or"
+            " digit, has no two dots in a row, is not formatted as an IP address, and avoids reserved prefixes.",
+            BucketName=name,
+        )
+
+
+def check_key(key: str) -> None:
+    """Raises KeyTooLongError, or InvalidArgument for NUL, which no store of names can keep apart from an end."""
+    size = len(key.encode())
+    if size > KEY_SIZE_MAX:
+        raise S3Error("KeyTooLongError", "Your key is too long.", Size=str(size), MaxSizeAllowed=str(KEY_SIZE_MAX))
+    if "\0" in key:
+        raise S3Error("InvalidArgument", "A key cannot contain NUL.", ArgumentName="Key")
+
+
+def check_version_id(version: str | None) -> None:
+    """Raises InvalidArgument for an empty one, which must not be taken for none."""
+    if version == "":
+        raise S3Error("InvalidArgument", "Version id cannot be the empty string.", ArgumentName="versionId")
+
+
+def addressed(raw_path: bytes, host: str | None, domains: Collection[str] = ()) -> tuple[str | None, str | None]:
+    """(bucket, key) that a request is about; None for those that it does not name.
+
+    raw_path: as sent. host: the Host header, with or without a port. domains: of the store, in lower case; the host
+    `BUCKET.DOMAIN` names a bucket, and then the whole path is the key. If several domains fit, the longest counts. Any
+    other host, and a domain itself, leave the bucket to the path, so that path style always works.
+
+    Keys are not normalised: `//`, `.` and `..` are parts of names. Raises InvalidURI for what is not UTF-8 or
+    a path without `/`; InvalidBucketName for a name that no bucket can have; KeyTooLongError; InvalidArgument."""
+    path = raw_path or b"/"
+    if not path.startswith(b"/"):
+        raise S3Error("InvalidURI", "The path of a request begins with a slash.")
+    bucket = _bucket_of_host(host, domains)
+    if bucket is None:
+        raw_bucket, _, raw_key = path[1:].partition(b"/")
+        bucket = _decoded(raw_bucket) or None
+        if bucket is None and raw_key:
+            raise S3Error("InvalidBucketName", "The path names no bucket.", BucketName="")
+    else:
+        raw_key = path[1:]
+    if bucket is not None and not _POSSIBLE_BUCKET.fullmatch(bucket):
+        raise S3Error("InvalidBucketName", "No bucket can have this name.", BucketName=bucket)
+    key = _decoded(raw_key)
+    check_key(key)
+    return bucket, key or None
+
+
+def _bucket_of_host(host: str | None, domains: Collection[str]) -> str | None:
+    if not host or not domains or host.startswith("["):
+        return None
+    name = host.lower().partition(":")[0].rstrip(".")
+    for domain in sorted(domains, key=len, reverse=True):
+        if name == domain:
+            return None
+        if name.endswith("." + domain):
+            return name[: -len(domain) - 1]
+    return None
+
+
+def copy_source(text: str) -> tuple[str, str, str | None]:
+    """(bucket, key, version id) of the header `x-amz-copy-source`: `/bucket/key?versionId=...`, encoded as a URL, with
+    or without the first slash. Raises InvalidArgument, KeyTooLongError; NotImplemented for access points."""
+    path, mark, query = text.partition("?")
+    version = None
+    if mark:
+        name, _, sent = query.partition("=")
+        version = unquote(sent)
+        if name != "versionId" or not version or "&" in sent:
+            raise _bad_source()
+    if path.startswith("arn:"):
+        raise S3Error("NotImplemented", "Copying from an access point is not supported.")
+    try:
+        source = _decoded(path.encode())
+    except S3Error:
+        raise _bad_source() from None
+    bucket, _, key = source.removeprefix("/").partition("/")
+    if not _POSSIBLE_BUCKET.fullmatch(bucket) or not key:
+        raise _bad_source()
+    check_key(key)
+    return bucket, key, version
+
+
+def _bad_source() -> S3Error:
+    return S3Error(
+        "InvalidArgument",
+        "x-amz-copy-source must be bucket/key, encoded as a URL, and ?versionId= if a version is meant.",
+        ArgumentName="x-amz-copy-source",
+    )
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        return unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise S3Error("InvalidURI", "The path is not UTF-8.") from None

@@ -1,0 +1,296 @@
+"""Which operation a request asks for.
+
+Source: the request syntax of each operation in the S3 API reference. Operations differ in their method, in whether they
+name a bucket and a key, in one query parameter (the subresource, such as `?acl`), and a few in a header or in a further
+parameter. Everything that S3 has and we have not is answered NotImplemented by name, so that no request is mistaken for
+another: a PUT with `?encryption` never stores an object.
+
+Parameters that begin with `x-` never decide about the operation. Some SDKs move headers there when they presign a URL:
+metadata, an ACL, or the checksum of an empty body, which S3 ignores (issue 12169 of localstack).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.names import check_version_id
+from nos_ec.s3.request import Request
+
+SERVED = frozenset(
+    [
+        "ListBuckets",
+        "CreateBucket",
+        "HeadBucket",
+        "DeleteBucket",
+        "GetBucketLocation",
+        "GetBucketVersioning",
+        "GetBucketAcl",
+        "PutBucketAcl",
+        "GetBucketTagging",
+        "PutBucketTagging",
+        "DeleteBucketTagging",
+        "ListObjects",
+        "ListObjectsV2",
+        "ListObjectVersions",
+        "ListMultipartUploads",
+        "DeleteObjects",
+        "GetObject",
+        "HeadObject",
+        "PutObject",
+        "CopyObject",
+        "DeleteObject",
+        "GetObjectAcl",
+        "PutObjectAcl",
+        "GetObjectAttributes",
+        "GetObjectTagging",
+        "PutObjectTagging",
+        "DeleteObjectTagging",
+        "CreateMultipartUpload",
+        "UploadPart",
+        "UploadPartCopy",
+        "ListParts",
+        "CompleteMultipartUpload",
+        "AbortMultipartUpload",
+    ]
+)
+"""What a gateway is to serve; all other operations of the tables below are answered NotImplemented."""
+
+
+class _Place(Enum):
+    SERVICE = "service"
+    BUCKET = "bucket"
+    KEY = "key"
+
+
+_PLAIN = {
+    ("GET", _Place.SERVICE): "ListBuckets",
+    ("PUT", _Place.BUCKET): "CreateBucket",
+    ("HEAD", _Place.BUCKET): "HeadBucket",
+    ("DELETE", _Place.BUCKET): "DeleteBucket",
+    ("GET", _Place.BUCKET): "ListObjects",
+    ("POST", _Place.BUCKET): "PostObject",
+    ("GET", _Place.KEY): "GetObject",
+    ("HEAD", _Place.KEY): "HeadObject",
+    ("PUT", _Place.KEY): "PutObject",
+    ("DELETE", _Place.KEY): "DeleteObject",
+}
+"""Operations without a subresource."""
+
+_SUBRESOURCES: dict[_Place, dict[str, dict[str, str]]] = {
+    _Place.SERVICE: {},
+    _Place.BUCKET: {
+        "abac": {"GET": "GetBucketAbac", "PUT": "PutBucketAbac"},
+        "accelerate": {"GET": "GetBucketAccelerateConfiguration", "PUT": "PutBucketAccelerateConfiguration"},
+        "acl": {"GET": "GetBucketAcl", "PUT": "PutBucketAcl"},
+        "analytics": {
+            "GET": "GetBucketAnalyticsConfiguration",
+            "PUT": "PutBucketAnalyticsConfiguration",
+            "DELETE": "DeleteBucketAnalyticsConfiguration",
+        },
+        "cors": {"GET": "GetBucketCors", "PUT": "PutBucketCors", "DELETE": "DeleteBucketCors"},
+        "delete": {"POST": "DeleteObjects"},
+        "encryption": {"GET": "GetBucketEncryption", "PUT": "PutBucketEncryption", "DELETE": "DeleteBucketEncryption"},
+        "intelligent-tiering": {
+            "GET": "GetBucketIntelligentTieringConfiguration",
+            "PUT": "PutBucketIntelligentTieringConfiguration",
+            "DELETE": "DeleteBucketIntelligentTieringConfiguration",
+        },
+        "inventory": {
+            "GET": "GetBucketInventoryConfiguration",
+            "PUT": "PutBucketInventoryConfiguration",
+            "DELETE": "DeleteBucketInventoryConfiguration",
+        },
+        "lifecycle": {
+            "GET": "GetBucketLifecycleConfiguration",
+            "PUT": "PutBucketLifecycleConfiguration",
+            "DELETE": "DeleteBucketLifecycle",
+        },
+        "location": {"GET": "GetBucketLocation"},
+        "logging": {"GET": "GetBucketLogging", "PUT": "PutBucketLogging"},
+        "metadataAnnotationTable": {"PUT": "UpdateBucketMetadataAnnotationTableConfiguration"},
+        "metadataConfiguration": {
+            "GET": "GetBucketMetadataConfiguration",
+            "POST": "CreateBucketMetadataConfiguration",
+            "DELETE": "DeleteBucketMetadataConfiguration",
+        },
+        "metadataInventoryTable": {"PUT": "UpdateBucketMetadataInventoryTableConfiguration"},
+        "metadataJournalTable": {"PUT": "UpdateBucketMetadataJournalTableConfiguration"},
+        "metadataTable": {
+            "GET": "GetBucketMetadataTableConfiguration",
+            "POST": "CreateBucketMetadataTableConfiguration",
+            "DELETE": "DeleteBucketMetadataTableConfiguration",
+        },
+        "metrics": {
+            "GET": "GetBucketMetricsConfiguration",
+            "PUT": "PutBucketMetricsConfiguration",
+            "DELETE": "DeleteBucketMetricsConfiguration",
+        },
+        "notification": {
+            "GET": "GetBucketNotificationConfiguration",
+            "PUT": "PutBucketNotificationConfiguration",
+        },
+        "object-lock": {"GET": "GetObjectLockConfiguration", "PUT": "PutObjectLockConfiguration"},
+        "ownershipControls": {
+            "GET": "GetBucketOwnershipControls",
+            "PUT": "PutBucketOwnershipControls",
+            "DELETE": "DeleteBucketOwnershipControls",
+        },
+        "policy": {"GET": "GetBucketPolicy", "PUT": "PutBucketPolicy", "DELETE": "DeleteBucketPolicy"},
+        "policyStatus": {"GET": "GetBucketPolicyStatus"},
+        "publicAccessBlock": {
+            "GET": "GetPublicAccessBlock",
+            "PUT": "PutPublicAccessBlock",
+            "DELETE": "DeletePublicAccessBlock",
+        },
+        "replication": {
+            "GET": "GetBucketReplication",
+            "PUT": "PutBucketReplication",
+            "DELETE": "DeleteBucketReplication",
+        },
+        "requestPayment": {"GET": "GetBucketRequestPayment", "PUT": "PutBucketRequestPayment"},
+        "session": {"GET": "CreateSession"},
+        "tagging": {"GET": "GetBucketTagging", "PUT": "PutBucketTagging", "DELETE": "DeleteBucketTagging"},
+        "uploads": {"GET": "ListMultipartUploads"},
+        "versioning": {"GET": "GetBucketVersioning", "PUT": "PutBucketVersioning"},
+        "versions": {"GET": "ListObjectVersions"},
+        "website": {"GET": "GetBucketWebsite", "PUT": "PutBucketWebsite", "DELETE": "DeleteBucketWebsite"},
+    },
+    _Place.KEY: {
+        "acl": {"GET": "GetObjectAcl", "PUT": "PutObjectAcl"},
+        "annotation": {
+            "GET": "GetObjectAnnotation",
+            "PUT": "PutObjectAnnotation",
+            "DELETE": "DeleteObjectAnnotation",
+        },
+        "attributes": {"GET": "GetObjectAttributes"},
+        "encryption": {"PUT": "UpdateObjectEncryption"},
+        "legal-hold": {"GET": "GetObjectLegalHold", "PUT": "PutObjectLegalHold"},
+        "renameObject": {"PUT": "RenameObject"},
+        "restore": {"POST": "RestoreObject"},
+        "retention": {"GET": "GetObjectRetention", "PUT": "PutObjectRetention"},
+        "select": {"POST": "SelectObjectContent"},
+        "tagging": {"GET": "GetObjectTagging", "PUT": "PutObjectTagging", "DELETE": "DeleteObjectTagging"},
+        "torrent": {"GET": "GetObjectTorrent"},
+        "uploadId": {
+            "GET": "ListParts",
+            "PUT": "UploadPart",
+            "POST": "CompleteMultipartUpload",
+            "DELETE": "AbortMultipartUpload",
+        },
+        "uploads": {"POST": "CreateMultipartUpload"},
+    },
+}
+
+_OF_AN_OBJECT = (
+    "partNumber response-cache-control response-content-disposition response-content-encoding"
+    " response-content-language response-content-type response-expires"
+)
+_PARAMETERS = {
+    "ListBuckets": "max-buckets continuation-token prefix bucket-region",
+    "ListObjects": "delimiter encoding-type marker max-keys prefix",
+    "ListObjectsV2": "list-type delimiter encoding-type max-keys prefix continuation-token fetch-owner start-after",
+    "ListObjectVersions": "versions delimiter encoding-type key-marker max-keys prefix version-id-marker",
+    "ListMultipartUploads": "uploads delimiter encoding-type key-marker max-uploads prefix upload-id-marker",
+    "GetObject": _OF_AN_OBJECT,
+    "HeadObject": _OF_AN_OBJECT,
+    "UploadPart": "partNumber uploadId",
+    "UploadPartCopy": "partNumber uploadId",
+    "ListParts": "uploadId max-parts part-number-marker",
+    "CompleteMultipartUpload": "uploadId",
+    "AbortMultipartUpload": "uploadId",
+}
+"""Parameters of operations that have more than a subresource and `versionId`."""
+
+_CHANGES = frozenset(["CreateBucket", "DeleteBucket", "PutObject", "CopyObject", "DeleteObject"])
+"""Operations without a subresource that change something. A parameter that we do not know may be a subresource that S3
+has got since, so it is refused there. Names that begin with `x-` are the client's own, as S3 has it."""
+_NO_VERSION = frozenset(["PutObject", "CopyObject", "UploadPart", "UploadPartCopy", "CreateMultipartUpload"])
+
+
+def operation_of(request: Request, bucket: str | None, key: str | None) -> str:
+    """The name that the S3 API reference gives the operation, one of SERVED. bucket, key: as `names.addressed` says.
+
+    Raises S3Error: NotImplemented for an operation that we lack; InvalidArgument for two subresources, or a parameter
+    that was sent twice, or an empty version id; MethodNotAllowed for what S3 does not have."""
+    name = _name_of(request, _place(bucket, key))
+    if name not in SERVED:
+        raise S3Error("NotImplemented", f"{name} is not supported.")
+    for parameter in parameters_of(name):
+        request.parameter(parameter)
+    check_version_id(request.parameter("versionId"))
+    if name in _NO_VERSION and "versionId" in request.query:
+        raise S3Error("InvalidArgument", "This operation does not accept a version id.", ArgumentName="versionId")
+    if name in _CHANGES:
+        for parameter in request.query.keys() - {"versionId"}:
+            if not parameter.lower().startswith("x-"):
+                raise S3Error("NotImplemented", f"The query parameter {parameter!r} is not supported.")
+    return name
+
+
+def parameters_of(operation: str) -> frozenset[str]:
+    """The query parameters that an operation looks at, each of which may be sent once."""
+    return frozenset(_PARAMETERS.get(operation, "").split()) | {"versionId"}
+
+
+def _place(bucket: str | None, key: str | None) -> _Place:
+    if bucket is None:
+        return _Place.SERVICE
+    return _Place.BUCKET if key is None else _Place.KEY
+
+
+def _name_of(request: Request, place: _Place) -> str:
+    method, subresources = request.method, _SUBRESOURCES[place]
+    if method == "OPTIONS":
+        raise S3Error("NotImplemented", "CORS is not supported.")
+    asked = [name for name in request.query if name in subresources]
+    if len(asked) > 1:
+        raise S3Error("InvalidArgument", f"Conflicting query parameters: {', '.join(sorted(asked))}.")
+    if asked:
+        request.parameter(asked[0])
+        name = _with_subresource(request, method, asked[0], subresources[asked[0]])
+    else:
+        found = _PLAIN.get((method, place))
+        if found is None:
+            raise _not_allowed(method)
+        name = found
+    if name == "ListBuckets" and "max-directory-buckets" in request.query:
+        return "ListDirectoryBuckets"
+    if name == "ListObjects" and (kind := request.parameter("list-type")) is not None:
+        if kind != "2":
+            raise S3Error("InvalidArgument", "list-type must be 2.", ArgumentName="list-type", ArgumentValue=kind)
+        return "ListObjectsV2"
+    if name in ("PutObject", "UploadPart") and request.header("x-amz-copy-source") is not None:
+        return {"PutObject": "CopyObject", "UploadPart": "UploadPartCopy"}[name]
+    if name == "PutObject":
+        if "partNumber" in request.query:
+            raise S3Error("InvalidArgument", "partNumber needs an uploadId.", ArgumentName="uploadId")
+        if request.header("x-amz-write-offset-bytes") is not None:
+            raise S3Error("NotImplemented", "Appending to objects is not supported.")
+    return name
+
+
+def _with_subresource(request: Request, method: str, subresource: str, methods: dict[str, str]) -> str:
+    name = methods.get(method)
+    if name is None:
+        raise _not_allowed(method)
+    if name == "UploadPart" and "partNumber" not in request.query:
+        raise S3Error("InvalidArgument", "This operation needs a partNumber.", ArgumentName="partNumber")
+    if method == "GET" and "id" not in request.query and subresource in _LISTED:
+        return _LISTED[subresource]
+    if name == "GetObjectAnnotation" and "annotationName" not in request.query:
+        return "ListObjectAnnotations"
+    return name
+
+
+_LISTED = {
+    "analytics": "ListBucketAnalyticsConfigurations",
+    "intelligent-tiering": "ListBucketIntelligentTieringConfigurations",
+    "inventory": "ListBucketInventoryConfigurations",
+    "metrics": "ListBucketMetricsConfigurations",
+}
+"""What a GET without an `id` lists."""
+
+
+def _not_allowed(method: str) -> S3Error:
+    return S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.", Method=method)

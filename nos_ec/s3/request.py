@@ -1,0 +1,89 @@
+"""A request as it was sent: nothing decoded, nothing normalised, because exactly this is what clients sign."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from urllib.parse import unquote_to_bytes
+
+from nos_ec.s3.errors import S3Error
+
+TARGET_SIZE_MAX = 16 << 10
+PARAMETERS_MAX = 200
+
+
+@dataclass(frozen=True)
+class Request:
+    """raw_path and raw_query: the two sides of the first `?` of the request's target. headers: (name in lower case,
+    value), in the order sent, repeated ones repeated; as an ASGI server gives them. Read what may be sent once by
+    `header` and `parameter`, which refuse repeats.
+
+    Raises InvalidURI for a target that no client of S3 needs: each of its parameters is decoded before anyone knows
+    who has sent it."""
+
+    method: str
+    raw_path: bytes
+    raw_query: bytes
+    headers: Sequence[tuple[bytes, bytes]]
+
+    def __post_init__(self) -> None:
+        if len(self.raw_path) + len(self.raw_query) > TARGET_SIZE_MAX:
+            raise S3Error("InvalidURI", f"The path and query have more than {TARGET_SIZE_MAX} bytes.")
+        if self.raw_query.count(b"&") >= PARAMETERS_MAX:
+            raise S3Error("InvalidURI", f"The query has more than {PARAMETERS_MAX} parameters.")
+
+    @cached_property
+    def header_values(self) -> dict[bytes, list[bytes]]:
+        """Each header's values in the order sent."""
+        values: dict[bytes, list[bytes]] = {}
+        for name, value in self.headers:
+            values.setdefault(name, []).append(value)
+        return values
+
+    def header(self, name: str) -> str | None:
+        """The value of a header that may be sent once, without the whitespace around it. Bytes that are not UTF-8 come
+        as Latin-1. Raises InvalidRequest if it was sent twice, since a proxy in front may have seen the other one."""
+        values = self.header_values.get(name.encode())
+        if values is None:
+            return None
+        if len(values) > 1:
+            raise S3Error("InvalidRequest", f"The header {name} was sent more than once.")
+        value = values[0].strip(b" \t")
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.decode("latin-1")
+
+    @cached_property
+    def query(self) -> dict[str, list[str]]:
+        """The values of each parameter, decoded, in the order sent. `+` is a space, as in HTML forms. Raises InvalidURI
+        for what is not UTF-8."""
+        values: dict[str, list[str]] = {}
+        try:
+            for name, value in decoded_query(self.raw_query):
+                values.setdefault(name.decode(), []).append(value.decode())
+        except UnicodeDecodeError:
+            raise S3Error("InvalidURI", "The query is not UTF-8.") from None
+        return values
+
+    def parameter(self, name: str) -> str | None:
+        """The value of a parameter that may be sent once. Raises InvalidArgument if it was sent twice: a signature does
+        not cover the order of equal names."""
+        values = self.query.get(name)
+        if values is None:
+            return None
+        if len(values) > 1:
+            raise S3Error("InvalidArgument", f"The query parameter {name} was sent more than once.", ArgumentName=name)
+        return values[0]
+
+
+def decoded_query(raw_query: bytes) -> list[tuple[bytes, bytes]]:
+    """(name, value) of each parameter, in the order sent. One without `=` has an empty value; empty ones are no
+    parameters."""
+    found = []
+    for pair in raw_query.replace(b"+", b" ").split(b"&"):
+        if pair:
+            name, _, value = pair.partition(b"=")
+            found.append((unquote_to_bytes(name), unquote_to_bytes(value)))
+    return found
