@@ -46,13 +46,14 @@ consumer  waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 
 gc        blocks             INSERT, UPDATE, DELETE
 gc        counters           UPDATE (value)
-gc        landing_deletions  UPDATE (landing_id, doomed, not_before_ms), DELETE
+gc        landing_deletions  INSERT, UPDATE (landing_id, doomed, not_before_ms), DELETE
 gc        landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records), DELETE
 gc        leases             INSERT, UPDATE (expires_ms), DELETE
-gc        objects            UPDATE (state, landing_id, block_id, block_offset)
+gc        objects            UPDATE (state, landing_id, block_id, block_offset), DELETE
+gc        segments           DELETE
 gc        store_info         INSERT, DELETE
 gc        stored_totals      INSERT, UPDATE (value), DELETE
-gc        waiting            INSERT, UPDATE (landing_id, due_ms)
+gc        waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 '
 
 failed() { echo "grants: $*" >&2; exit 1; }

@@ -50,7 +50,7 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
         return system.writer(lease, BlockKind.SURVIVOR)
 
     housekeeping = system.housekeeping()
-    service = GcService(gc_collector(system), housekeeping, new_lease, new_writer, system.clock)
+    service = GcService(gc_collector(system), housekeeping, system.trash(), new_lease, new_writer, system.clock)
     if monitor is not None:
         monitor.metrics.add("gc", lambda: gc_samples(service, settings.gc.wait_ms))
         monitor.metrics.add("gc parked", lambda: parking_samples(service.parkings, system.clock.now_ms()))

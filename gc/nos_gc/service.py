@@ -18,6 +18,7 @@ from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.stripe_writer import StripeWriter
+from nos_ec.engine.trash import TrashCan
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Lease
 
@@ -53,12 +54,14 @@ class GcService:
         self,
         collector: Collector,
         housekeeping: Housekeeping,
+        trash: TrashCan,
         new_lease: Callable[[str], HeldLease],
         new_writer: Callable[[Lease], StripeWriter],
         clock: Clock,
     ) -> None:
         self._collector = collector
         self._housekeeping = housekeeping
+        self._trash = trash
         self._new_lease = new_lease
         self._new_writer = new_writer
         self._clock = clock
@@ -76,12 +79,14 @@ class GcService:
         return self._collector.plan()
 
     def run_once(self, beat: Beat = unwatched, stop: Event | None = None) -> CollectionResult:
-        """Run housekeeping, so that the blocks of dead writers are sealed, then one collection. `stop` ends it early.
+        """Run housekeeping, so that the blocks of dead writers are sealed, let go of what has expired in the trash,
+        then run one collection. `stop` ends it early.
 
         Raises Conflict when another GC is running, LeaseLost, Transient and NoSpace; a later run continues from there.
         """
         try:
             self._run_housekeeping(beat)
+            self._expire_trash(beat, stop)
             result = self._collect(beat, stop)
         except NosError:
             self.counters = replace(self.counters, failures=self.counters.failures + 1)
@@ -103,6 +108,17 @@ class GcService:
             self._housekeeping.run_once(beat)
         except Transient as error:
             _log.warning("housekeeping failed; collecting anyway", error=str(error))
+
+    def _expire_trash(self, beat: Beat, stop: Event | None) -> None:
+        """Before the collection, which frees the space. It may fail as housekeeping may, and damage in the trash must
+        not end GC."""
+        try:
+            purged = self._trash.expire(beat, stop)
+        except Exception:
+            _log.exception("expired objects could not be removed from the trash; collecting anyway")
+            return
+        if purged.objects:
+            _log.info("removed expired objects from the trash", objects=purged.objects, bytes=purged.bytes)
 
     def _collect(self, beat: Beat, stop: Event | None) -> CollectionResult:
         before = self.counters

@@ -27,7 +27,7 @@ from nos_ec.ports.metadata import ObjectRow
 from nos_producer.assemble import producer_service
 
 WORKLOAD = "W2"
-LOOK_UP = "SELECT block_id, block_offset, size FROM objects WHERE bucket = %s AND name = %s"
+LOOK_UP = "SELECT block_id, block_offset, size FROM objects WHERE trashed = '' AND bucket = %s AND name = %s"
 WARM_UP_READS = 50
 
 

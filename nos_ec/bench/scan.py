@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Engine, LargeBinary, bindparam, func, insert, select, text
+from sqlalchemy import BigInteger, Connection, Engine, LargeBinary, and_, bindparam, func, insert, select, text
 
 from nos_ec.adapters.sql import waiting
 from nos_ec.adapters.sql.engine import make_engine
-from nos_ec.adapters.sql.rows import OBJECT_COLUMNS, object_row
+from nos_ec.adapters.sql.rows import LIVE, OBJECT_COLUMNS, object_row
 from nos_ec.adapters.sql.schema import OBJECTS, WAITING
 from nos_ec.bench.bare import Timer
 from nos_ec.bench.landing import key_of
@@ -47,7 +47,14 @@ COPY_WAITING = insert(WAITING).from_select(
     _W.keys(),
     select(_COPIES.c.landing_id, _COPIES.c.object_id, _W.slot, _W.due_ms, _COPIES.c.state, _COPIES.c.size)
     .join_from(OBJECTS, WAITING, _W.landing_id == _O.landing_id)
-    .join(_COPIES, (_COPIES.c.bucket == _O.bucket) & (_COPIES.c.name == func.concat(_O.name, _SUFFIX)))
+    .join(
+        _COPIES,
+        and_(
+            _COPIES.c.trashed == LIVE,
+            _COPIES.c.bucket == _O.bucket,
+            _COPIES.c.name == func.concat(_O.name, _SUFFIX),
+        ),
+    )
     .where(_O.object_id <= bindparam("last_id", type_=BigInteger)),
 )
 """What waits, for the rows that COPY has made with the same parameters."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from nos_ec.cli import (
     shards,
     simulate,
     status,
+    trash,
 )
 from nos_ec.cli.context import Context, log_for_people, logs_json
 from nos_ec.cli.errors import EXIT_BUG, EXIT_READER_GONE, report
@@ -68,6 +70,7 @@ api.register(app)
 status.register(app)
 check.register(app)
 quarantine.register(app)
+trash.register(app)
 scrub.register(app)
 explain.register(app)
 audit.register(app)
@@ -80,9 +83,6 @@ demo.register(app)
 bench.register(app)
 
 
-def run(arguments: list[str]) -> int:
-    """Run one command and return its exit code."""
-    try:
 @cache
 def all_commands() -> typer.core.TyperGroup:
     """`nos-ec` with its commands. Made once, because that takes longer than some commands do."""
@@ -91,6 +91,9 @@ def all_commands() -> typer.core.TyperGroup:
     return made
 
 
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code."""
+    try:
         code = _run(arguments)
         stdout.flush()
     except NosError as error:

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from nos_ec.cli.context import AsJson, context, parse_object
+from nos_ec.cli.listing import row_data
 from nos_ec.cli.output import count_text, emit, facts, out, printable, size_text
 from nos_ec.composition.explaining import block_explainer, object_explainer
-from nos_ec.core.errors import InvalidInput
-from nos_ec.core.ids import BlockId
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import InvalidInput, NotFound
+from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.explain.blocks import BlockExplanation
 from nos_ec.engine.explain.object_facts import Copy, Holder, Publishing
@@ -38,7 +40,8 @@ def explain(
     """Say why an object or block is still there.
 
     For an object, why it is where it is; for a block, why it is not collected; and what happens next. Reads rows,
-    leases, the progress of the consumers, and the landing copy of an object that waits. Changes nothing.
+    leases, the progress of the consumers, and the landing copy of an object that waits. Of a deleted object that is in
+    the trash, until when. Changes nothing.
     """
     if "/" not in target:
         if not _BLOCK.fullmatch(target.lower()):
@@ -49,8 +52,36 @@ def explain(
         return
     key = parse_object(target)
     with context(ctx).system() as system:
-        found = object_explainer(system).explain(key)
+        try:
+            found = object_explainer(system).explain(key)
+        except NotFound as error:
+            _explain_trash(system, key, error, as_json)
+            return
     emit(asdict(found), as_json, lambda: _print_object(found))
+
+
+def _explain_trash(system: System, key: ObjectKey, error: NotFound, as_json: bool) -> None:
+    try:
+        row = system.trash().find(key)
+    except NotFound:
+        raise error from None
+    now_ms = system.clock.now_ms()
+    until = when(row.trash_until_ms or 0, now_ms)
+    data = row_data(row) | {"reason": "in-trash", "trash_until_ms": row.trash_until_ms, "explained_ms": now_ms}
+    shown = {
+        "state": f"{row.state.value} (in-trash)",
+        "size": f"{row.size} ({size_text(row.size)}), version {row.version}",
+        "stored": when(row.created_ms, now_ms),
+        "kept until": until,
+    }
+
+    def show() -> None:
+        facts(printable(str(key)), shown)
+        out.print()
+        out.print("why: it was deleted, and the trash keeps it")
+        out.print(f"next: GC deletes it {until}; until then, `nos-ec undelete` brings it back", markup=False)
+
+    emit(data, as_json, show)
 
 
 def _print_sentences(one: ObjectExplanation | BlockExplanation) -> None:

@@ -118,20 +118,25 @@ def rm(
     ],
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Delete every object below a prefix.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With -r: do not ask.")] = False,
+    permanently: Annotated[
+        bool, typer.Option("--permanently", help="Not into the trash, whatever trash.keep_days says.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete objects. Missing objects are listed; the others are still deleted.
+
+    If trash.keep_days is set, they go into the trash, from which `nos-ec undelete` brings them back.
 
     With -r: delete every object below a prefix: photos/2026 is what begins with 2026/, not 2026x or 2026 itself.
     """
     if recursive:
         if len(names) > 1:
             raise InvalidInput("rm -r takes one BUCKET or BUCKET/PREFIX")
-        remove_tree(ctx, names[0], yes, as_json)
+        remove_tree(ctx, names[0], yes, permanently, as_json)
         return
     keys = list(dict.fromkeys(parse_object(name) for name in names))
     with context(ctx).system() as system:
-        found = {row.key for row in system.store().delete_many(keys)}
+        found = {row.key for row in system.store().delete_many(keys, permanently=permanently)}
     deleted = [str(key) for key in keys if key in found]
     missing = [str(key) for key in keys if key not in found]
     emit({"deleted": deleted, "missing": missing}, as_json, lambda: print_lines(map(printable, deleted)))

@@ -188,6 +188,7 @@ def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
         "block store": f"{size_text(data['stored_raw_bytes'])} on disk{whose}",
         "blocks short of a shard": _short_text(data["blocks_short_by_shards"]),
         "scrub": _scrub_text(data["scrub"], sum(one["count"] for one in data["blocks"])),
+        "dump of the metadata": "none in the store" if dump_ms is None else time_text(dump_ms),
         "landing store": f"{size_text(data['landing_raw_bytes'])} on disk{whose}",
         **_log_rows(data["landing_log"]),
         "landing copies to delete": data["landing_deletions"],

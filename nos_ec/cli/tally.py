@@ -84,6 +84,8 @@ class Tally:
         counts = {f"not_{self.done}": self.not_done, **self.more}
         if self.done == "stored":
             counts |= {"changed": self.changed, "left_out": self.left_out}
+        elif self.done == "undeleted":
+            counts["left_out"] = self.left_out
         data = {"objects": self.objects, "bytes": self.bytes, **counts, "problems": self.problems, "complete": complete}
         text = f"{count_text(self.objects, 'object')}, {size_text(self.bytes)}, {self.done} {printable(where)}"
         for name, count in counts.items():

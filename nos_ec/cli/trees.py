@@ -78,25 +78,32 @@ def get_tree(ctx: typer.Context, source: str, folder: Path, skip_existing: bool,
                     tally.damaged(str(row.key), error)
 
 
-def remove_tree(ctx: typer.Context, target: str, yes: bool, as_json: bool) -> None:
+def remove_tree(ctx: typer.Context, target: str, yes: bool, permanently: bool, as_json: bool) -> None:
     """Delete every object below a prefix."""
     bucket, prefix = parse_prefix(target)
-    if not yes and not (sys.stdin is not None and sys.stdin.isatty() and err.is_terminal):
-        raise InvalidInput(f"rm -r deletes everything below {bucket}/{prefix}: add --yes where nobody can be asked")
+    if not yes:
+        require_terminal(f"rm -r deletes everything below {bucket}/{prefix}")
     tally = Tally("deleted", as_json)
     with context(ctx).system() as system:
         store = system.store()
         _require_some(store, bucket, prefix)
         if not yes:
-            _ask(f"Delete {_counted(store, bucket, prefix)} below {printable(bucket)}/{printable(prefix)}? [y/N] ")
+            ask(f"Delete {_counted(store, bucket, prefix)} below {printable(bucket)}/{printable(prefix)}? [y/N] ")
         with tally.told(f"below {bucket}/{prefix}"), progress() as bar:
             count = counting(bar, "rm", tally)
             for page in pages(store, bucket, prefix):
-                for row in store.delete_many([row.key for row in page]):
+                for row in store.delete_many([row.key for row in page], permanently=permanently):
                     count(row.size)
 
 
-def _ask(question: str) -> None:
+def require_terminal(what: str) -> None:
+    """Raises InvalidInput where nobody can be asked whether to do it."""
+    if not (sys.stdin is not None and sys.stdin.isatty() and err.is_terminal):
+        raise InvalidInput(f"{what}: add --yes where nobody can be asked")
+
+
+def ask(question: str) -> None:
+    """Ask on the terminal. Raises InvalidInput unless the answer is yes."""
     err.print(question, end="", markup=False)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise InvalidInput("not confirmed: nothing was deleted")

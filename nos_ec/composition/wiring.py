@@ -62,6 +62,7 @@ from nos_ec.engine.source_reader import SourceReader
 from nos_ec.engine.store import PutOptions, Store
 from nos_ec.engine.store_totals import StoreTotals
 from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
+from nos_ec.engine.trash import TrashCan
 from nos_ec.engine.trimmer import Trimmer
 from nos_ec.engine.unknown_segments import UnknownSegments
 from nos_ec.engine.verifier import CALM_S, READS_MAX, WARY_S
@@ -70,8 +71,8 @@ from nos_ec.monitoring.metrics import AUDIT_FAILURES
 from nos_ec.monitoring.monitor import Cached, Monitor
 from nos_ec.monitoring.sources import (
     StoreFigures,
-    group_samples,
     dump_samples,
+    group_samples,
     limit_samples,
     read_samples,
     store_samples,
@@ -235,10 +236,10 @@ class System:
     _held: HeldLeases = field(default_factory=HeldLeases)
     _puts: tuple[tuple[object, ...], PutQueue] = field(init=False)
     """The queue, behind the parts that it works with."""
-
-    def __post_init__(self) -> None:
     _leased: tuple[tuple[object, ...], LargeLease] | None = None
     """The same of the lease of large PUTs."""
+
+    def __post_init__(self) -> None:
         self._puts = self._put_parts(), self._put_queue()
 
     def __enter__(self) -> Self:
@@ -275,9 +276,14 @@ class System:
     def store(self) -> Store:
         """PUT, GET, DELETE, LIST."""
         put = self.settings.put
-        options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry))
+        keep_ms = self.settings.trash.keep_ms
+        options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry), keep_ms)
         large = self._large()
         return Store(self.metadata, self.landing, self.blocks, large, self.clock, self.puts, options, self._locations)
+
+    def trash(self) -> TrashCan:
+        """What was deleted and can be brought back."""
+        return TrashCan(self.metadata, self.clock)
 
     def dumps(self) -> StoredDumps:
         """The dumps of the metadata in the store itself."""
@@ -291,16 +297,9 @@ class System:
             self.placement,
             self.large_lease,
             self._put_reserve,
-            self._held,
             self.trail,
         )
 
-    @property
-    def puts(self) -> PutQueue:
-        """The PUTs under way in this process, from all its stores. (A test that has exchanged a part of the system gets
-        another queue.)"""
-        if any(part is not now for part, now in zip(self._puts[0], self._put_parts(), strict=True)):
-            self._puts = self._put_parts(), self._put_queue()
     @property
     def large_lease(self) -> LargeLease:
         """The lease of the PUTs of large objects in this process, from all its stores. (As with `puts`.)"""
@@ -314,6 +313,12 @@ class System:
             self._leased = parts, lease
         return self._leased[1]
 
+    @property
+    def puts(self) -> PutQueue:
+        """The PUTs under way in this process, from all its stores. (A test that has exchanged a part of the system gets
+        another queue.)"""
+        if any(part is not now for part, now in zip(self._puts[0], self._put_parts(), strict=True)):
+            self._puts = self._put_parts(), self._put_queue()
         return self._puts[1]
 
     def _put_parts(self) -> tuple[object, ...]:
@@ -447,12 +452,12 @@ class System:
         figures = Cached(self.figures, self.clock, self.settings.monitoring.figures_ms)
         monitor.metrics.add("store", lambda: store_samples(figures(), self.clock.now_ms()))
         monitor.metrics.add("waiting", lambda: waiting_samples(self.metadata, self.clock.now_ms()))
+        monitor.metrics.add("dumps", lambda: dump_samples(self.metadata))
         monitor.metrics.add("placement groups", lambda: group_samples(self.groups.states()))
         monitor.metrics.add("limits", lambda: limit_samples(gc.reserve_bytes, put.min_age_ms + linger_ms_max))
 
     def store_totals(self) -> StoreTotals:
         """Reads the sums over the whole store, and keeps the stored ones up to date."""
-        monitor.metrics.add("dumps", lambda: dump_samples(self.metadata))
         return StoreTotals(self.metadata, self.clock, self.settings.monitoring.figures_ms)
 
     def figures(self) -> StoreFigures:

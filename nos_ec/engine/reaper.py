@@ -31,7 +31,7 @@ from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import LandingDeletion, LandingQueue, ObjectRow, Objects
+from nos_ec.ports.metadata import Inspection, LandingDeletion, LandingQueue, ObjectRow
 
 BACK_OFF = BackOff(first_ms=60_000, max_ms=600_000)
 """Waits of an entry that could not be settled. An entry that only had its row changed in the meantime always waits
@@ -67,7 +67,7 @@ class ReapResult:
         )
 
 
-class ReaperMetadata(LandingQueue, Objects, Protocol):
+class ReaperMetadata(LandingQueue, Inspection, Protocol):
     """The parts of the metadata that the reaper uses."""
 
 
@@ -230,11 +230,8 @@ class Reaper:
     def _is_current(self, deletion: LandingDeletion, row: ObjectRow) -> bool:
         """Whether the entry is still queued and the object still where it was. If not, other processes may have deleted
         the copy, moved the object and deleted its block while this process paused, and nothing is damaged."""
-        try:
-            now = self._metadata.get(row.key)
-        except NotFound:
-            return False
-        if (now.version, now.extent) != (row.version, row.extent):
+        now = self._metadata.objects_with([row.object_id]).get(row.object_id)
+        if now is None or (now.version, now.extent) != (row.version, row.extent):
             return False
         return self._metadata.queued_copy(row, deletion.landing_id, deletion.landing_id) is not None
 

@@ -8,8 +8,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import google_crc32c
@@ -44,11 +46,13 @@ READ_TRIES = 10
 class PutOptions:
     """min_age_ms: how old an object must be before the producer publishes it. reservation_ms: how long a PUT may
     take before its landing copy counts as abandoned. packed_size_max: larger objects go to blocks of their own. It is
-    ATTRIBUTES_ROOM less for objects with attributes."""
+    ATTRIBUTES_ROOM less for objects with attributes. trash_ms: how long the trash keeps what is deleted; 0 for no
+    trash."""
 
     min_age_ms: int
     reservation_ms: int
     packed_size_max: int
+    trash_ms: int = 0
 
 
 class StoreMetadata(Objects, LandingQueue, Protocol):
@@ -119,17 +123,19 @@ class Store:
         rows = self._puts.batches.store(puts, together=True)
         return [row for row in rows if isinstance(row, ObjectRow)]
 
-    def delete(self, key: ObjectKey) -> ObjectRow:
-        """Delete an object, durably. Returns the row it had. Raises NotFound."""
+    def delete(self, key: ObjectKey, *, permanently: bool = False) -> ObjectRow:
+        """Delete an object, durably: into the trash if there is one, and not `permanently`. Returns the row it had.
+        Raises NotFound."""
+        now_ms = self._clock.now_ms()
         try:
-            row = self._metadata.delete(key, self._clock.now_ms())
+            row = self._metadata.delete(key, now_ms, self._until_ms(now_ms, permanently))
         finally:
             self._locations.forget([key])
         kill_point("delete.done")
         return row
 
-    def delete_many(self, keys: Sequence[ObjectKey]) -> list[ObjectRow]:
-        """Delete several objects, durably, with one transaction per DELETE_BATCH_OBJECTS of them.
+    def delete_many(self, keys: Sequence[ObjectKey], *, permanently: bool = False) -> list[ObjectRow]:
+        """Delete several objects, as `delete` does, with one transaction per DELETE_BATCH_OBJECTS of them.
 
         Returns the rows they had, in the order of `keys`; skips keys without an object. Raises Transient: the batches
         before the failed one are then deleted, and calling again is safe.
@@ -137,8 +143,9 @@ class Store:
         rows: list[ObjectRow] = []
         for first in range(0, len(keys), DELETE_BATCH_OBJECTS):
             batch = keys[first : first + DELETE_BATCH_OBJECTS]
+            now_ms = self._clock.now_ms()
             try:
-                rows += self._metadata.delete_many(batch, self._clock.now_ms())
+                rows += self._metadata.delete_many(batch, now_ms, self._until_ms(now_ms, permanently))
             finally:
                 self._locations.forget(batch)
             kill_point("delete.done")
@@ -210,6 +217,19 @@ class Store:
             raise _gone(row)
         return segments
 
+    def resume_version(self, row: ObjectRow, offset: int) -> Iterator[bytes]:
+        """The bytes of exactly this version from `offset` on, for a reader whose last read failed. Begins with the
+        segment of a large object in which `offset` lies, so that the CRC of this segment is compared too. Raises what
+        `open_version` does."""
+        start = offset
+        if 0 < offset < row.size and row.state is ObjectState.LARGE:
+            try:
+                start = self._large.segment_start(row, offset)
+            except NotFound:
+                raise _gone(row) from None
+        pieces = self.open_version(row, start)
+        return pieces if start == offset else _without(pieces, offset - start)
+
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """One page of a bucket, in UTF-8 byte order of names, after the name `after`."""
         return self._metadata.list_objects(bucket, prefix, after, limit)
@@ -223,6 +243,10 @@ class Store:
         return self._metadata.list_buckets(after, limit)
 
     # --- parts ------------------------------------------------------------------------------------
+    def _until_ms(self, now_ms: int, permanently: bool) -> int | None:
+        keep_ms = self._options.trash_ms
+        return now_ms + keep_ms if keep_ms and not permanently else None
+
     def _new_put(self, key: ObjectKey, data: bytes, attributes: bytes = b"") -> NewPut:
         md5 = hashlib.md5(data, usedforsecurity=False).digest()
         due_ms = self._clock.now_ms() + self._options.min_age_ms
@@ -258,11 +282,12 @@ class Store:
             return iter([data] if data else [])
         rest = row.size - offset
         segments = self._large.read(row, offset, max(0, rest if length is None else min(length, rest)))
-        first = next(segments, b"")
+        first = deque(islice(segments, 1))
         return self._continued(row, first, segments) if first else iter([])
 
-    def _continued(self, row: ObjectRow, first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-        yield first
+    def _continued(self, row: ObjectRow, first: deque[bytes], rest: Iterator[bytes]) -> Iterator[bytes]:
+        """first: the first window, which is not held after it has been taken."""
+        yield first.popleft()
         try:
             yield from rest
         except Corrupt as error:
@@ -295,6 +320,15 @@ class Store:
             copy = self._landing.read_range(row.landing_id, 0, row.size)
             return _checked(row, copy)[offset : offset + count]
         return _checked(row, data) if whole else data
+
+
+def _without(pieces: Iterator[bytes], count: int) -> Iterator[bytes]:
+    """The pieces without their first `count` bytes."""
+    for piece in pieces:
+        if len(piece) > count:
+            yield piece[count:]
+        count = max(0, count - len(piece))
+        del piece  # not held while the next one is read
 
 
 def _refuse_reserved(key: ObjectKey) -> None:

@@ -86,8 +86,8 @@ class ObjectStore:
 
         data: bytes, a binary file, or an iterable of bytes. size: how many bytes these are, if that is known. Then
         fewer bytes are refused, a file is not read beyond them, and bytes or an iterable with more are refused. At most
-        one block (32 MiB by default) and its coding are in memory. attributes: what `ObjectInfo.attributes` returns:
-        names of at most 255 bytes, with values; 8 KiB in all, with 3 bytes beside each.
+        one block (32 MiB by default) and the coding of 4 MiB are in memory. attributes: what `ObjectInfo.attributes`
+        returns: names of at most 255 bytes, with values; 8 KiB in all, with 3 bytes beside each.
 
         After an error the previous version, if any, is still the current one, unless the outcome of the last step is
         unknown (a Transient): a repeated PUT is right in both cases. Raises InvalidInput, NoSpace, Transient, Conflict
@@ -115,13 +115,14 @@ class ObjectStore:
         return [info_of(row) for row in rows]
 
     def delete(self, key: ObjectKey | str) -> ObjectInfo:
-        """Delete an object, durably. Returns what it was. Raises NotFound, InvalidInput, Transient."""
+        """Delete an object, durably; into the trash if `trash.keep_days` is set. Returns what it was. Raises NotFound,
+        InvalidInput, Transient."""
         with Request(self._requests, self._requests.deletes):
             return info_of(self._store.delete(key_of(key)))
 
     def delete_many(self, keys: Iterable[ObjectKey | str]) -> Sequence[ObjectInfo]:
-        """Delete several objects, durably; skips those that do not exist. Returns what they were, in the order of
-        `keys`. Raises InvalidInput, Transient: some are then deleted, and calling again is safe."""
+        """Delete several objects, as `delete` does; skips those that do not exist. Returns what they were, in the order
+        of `keys`. Raises InvalidInput, Transient: some are then deleted, and calling again is safe."""
         with Request(self._requests, self._requests.deletes):
             return [info_of(row) for row in self._store.delete_many([key_of(key) for key in keys])]
 

@@ -17,6 +17,7 @@ from nos_ec.settings.scrub import ScrubSettings
 from nos_ec.settings.secret_files import read_secret
 from nos_ec.settings.section import DAY, HOUR, MINUTE, SECOND, Section
 from nos_ec.settings.shards import ShardSettings
+from nos_ec.settings.trash import TrashSettings
 from nos_ec.settings.values import Count, Flag, NonEmptyPath, Ratio, Size, Spread, Table
 
 _GEOMETRY = Geometry()
@@ -571,6 +572,7 @@ class Settings(Section):
     consumer: ConsumerSettings = ConsumerSettings()
     reaper: ReaperSettings = ReaperSettings()
     gc: GcSettings = GcSettings()
+    trash: TrashSettings = TrashSettings()
     shards: ShardSettings = ShardSettings()
     scrub: ScrubSettings = ScrubSettings()
     audit: AuditSettings = AuditSettings()

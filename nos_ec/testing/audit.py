@@ -32,14 +32,11 @@ def all_blocks(metadata: Blocks) -> Iterator[BlockRow]:
 
 
 def all_objects(metadata: Metadata) -> Iterator[ObjectRow]:
-    """Yield every object row."""
-    bucket = ""
-    while buckets := metadata.list_buckets(bucket, _PAGE_ROWS):
-        for bucket in buckets:
-            after = ""
-            while page := metadata.list_objects(bucket, "", after, _PAGE_ROWS):
-                yield from page
-                after = page[-1].key.name
+    """Yield every object row, those in the trash as well."""
+    after = 0
+    while page := metadata.objects_after(after, _PAGE_ROWS):
+        yield from page
+        after = page[-1].object_id
 
 
 def counted_totals(metadata: Metadata) -> Totals:

@@ -142,6 +142,10 @@ class MetadataBench:
         """Delete an object."""
         return self.metadata.delete(ObjectKey("bucket", name), self.now_ms)
 
+    def delete_into_trash(self, name: str, keep_ms: int) -> ObjectRow:
+        """Delete an object; the trash keeps it for so long."""
+        return self.metadata.delete(ObjectKey("bucket", name), self.now_ms, self.now_ms + keep_ms)
+
     def deletions(self) -> dict[LandingId, LandingDeletion]:
         """The whole deletion queue."""
         return {entry.landing_id: entry for entry in self.metadata.due_deletions(2**60, 100_000)}

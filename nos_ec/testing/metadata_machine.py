@@ -46,6 +46,7 @@ class MetadataMachine(RuleBasedStateMachine):
         self.bench = MetadataBench(type(self).new_metadata())
         self.metadata = self.bench.metadata
         self.model: dict[str, Expected] = {}
+        self.trash: dict[int, tuple[str, Expected]] = {}
         self.seen: list[ObjectRow] = []
         self.copies: set[LandingId] = set()
         self.lease: Lease = self.bench.lease()
@@ -87,6 +88,34 @@ class MetadataMachine(RuleBasedStateMachine):
             with pytest.raises(NotFound):
                 self.bench.delete(name)
 
+    @rule(name=NAMES, keep_ms=st.integers(min_value=0, max_value=20))
+    def delete_into_trash(self, name: str, keep_ms: int) -> None:
+        """DELETE an object into the trash."""
+        if name in self.model:
+            row = self.bench.delete_into_trash(name, keep_ms)
+            self.trash[row.object_id] = (name, self.model.pop(name))
+
+    @rule(first=st.booleans())
+    def undelete(self, first: bool) -> None:
+        """Bring back all that can come back: of each key the version that is kept longest, or the one that is not."""
+        rows = list(self.metadata.trash_page(None, 999).rows)
+        wanted = rows if first else rows[::-1]
+        back = self.metadata.undelete(wanted)
+        names = {row.key.name for row in wanted} - self.model.keys()
+        assert {row.key.name for row in back} == names
+        assert len(back) == len(names)
+        for row in back:
+            name, self.model[row.key.name] = self.trash.pop(row.object_id)
+            assert name == row.key.name
+
+    @rule()
+    def expire(self) -> None:
+        """Purge what the trash may let go of."""
+        expired = self.metadata.expired_trash(self.bench.now_ms, 99)
+        assert self.metadata.purge_trash(expired, self.bench.now_ms) == expired
+        for row in expired:
+            del self.trash[row.object_id]
+
     @rule(names=PICKS)
     def delete_batch(self, names: list[str]) -> None:
         """DELETE several objects at once. Some do not exist, and some are listed twice."""
@@ -103,11 +132,14 @@ class MetadataMachine(RuleBasedStateMachine):
         rows += [self.seen[i % len(self.seen)] for i in stale if self.seen]
         rows = [row for row in rows if row.size and row.state is not ObjectState.LARGE]
         block_id = self.bench.block(self.lease, kind)
-        before = {(row.object_id, row.version): row.extent for row in self._rows()}
+        rows += [
+            row for row in self.metadata.trash_page(None, 2).rows if row.size and row.state is not ObjectState.LARGE
+        ]
+        before = {(row.object_id, row.version): row.extent for row in self._all_rows()}
         won = self.metadata.commit_group(self.bench.group(self.lease, block_id, rows, stripes=2))
         may_win = {row.object_id for row in rows if before.get((row.object_id, row.version), ...) == row.extent}
         assert won == may_win
-        for row in self._rows():
+        for row in self._all_rows():
             assert (row.extent is not None and row.extent.block_id == block_id) is (row.object_id in won)
         self.seen += self._rows()
 
@@ -169,6 +201,10 @@ class MetadataMachine(RuleBasedStateMachine):
         assert {name: (row.version, row.size) for name, row in rows.items()} == {
             name: (expected.version, expected.size) for name, expected in self.model.items()
         }
+        kept = {row.object_id: row for row in self.metadata.trash_page(None, 999).rows}
+        assert {one: (row.key.name, row.version, row.size) for one, row in kept.items()} == {
+            one: (name, expected.version, expected.size) for one, (name, expected) in self.trash.items()
+        }
         for name, row in rows.items():
             assert self.metadata.get(ObjectKey("bucket", name)) == row
             assert (row.state is ObjectState.LARGE) is self.model[name].large
@@ -186,7 +222,7 @@ class MetadataMachine(RuleBasedStateMachine):
     def no_copy_is_lost_or_leaked(self) -> None:
         """Invariant 2: a row or the queue knows every copy that was not deleted, and no row's copy was deleted."""
         assert self.metadata.landing_known(list(self.copies)) == self.copies
-        assert {row.landing_id for row in self._rows() if row.landing_id} <= self.copies
+        assert {row.landing_id for row in self._all_rows() if row.landing_id} <= self.copies
 
     def teardown(self) -> None:
         """Close the metadata store of this run."""
@@ -195,6 +231,9 @@ class MetadataMachine(RuleBasedStateMachine):
 
     def _rows(self) -> list[ObjectRow]:
         return self.metadata.list_objects("bucket", "", "", 999)
+
+    def _all_rows(self) -> list[ObjectRow]:
+        return self.metadata.objects_after(0, 9999)
 
     def _reconcile(self) -> None:
         for block in self.metadata.fenced_blocks(999):

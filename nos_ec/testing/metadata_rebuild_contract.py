@@ -119,6 +119,38 @@ class RebuildContract:
         assert metadata.deletions_after(None, 10) == []
         assert {one.landing_id for one in metadata.waiting_after(None, 10)} == {*copies[:3], copy}
 
+    def test_what_was_in_the_trash_is_there_again(self, metadata: Metadata) -> None:
+        """Found by key and version until its times are settled, whatever else has the key."""
+        block, landing = new_block_id(), new_landing_id()
+        live = row_of(9, ObjectState.EMPTY).row
+        packed, landed = (
+            row_of(3, ObjectState.PACKED, block=block).row,
+            row_of(5, ObjectState.LANDED, landing=landing).row,
+        )
+        thrown = [
+            replace(packed, key=live.key, trash_until_ms=NOW_MS + 5),
+            replace(landed, key=live.key, trash_until_ms=NOW_MS + 3),
+        ]
+        metadata.begin_rebuild("begun")
+        for _ in range(2):
+            metadata.load([Rebuilt(row) for row in [live, *thrown]], [], "loaded")
+        assert metadata.rows_of([live.key]) == {live.key: live}
+        named = {(row.key, row.version): row for row in thrown}
+        assert metadata.trash_of([*named, (live.key, live.version), (packed.key, packed.version)]) == named
+        assert metadata.trash_of([]) == {}
+        assert metadata.expired_trash(NOW_MS + 9, 9) == []
+        found = metadata.trash_of(list(named))[live.key, packed.version]
+        moved = replace(found, extent=Extent(block, 8192, 10))
+        metadata.place([Rebuilt(moved, (), found)], NOW_MS)
+        assert metadata.trash_of([(live.key, packed.version)]) == {(live.key, packed.version): moved}
+        for _ in range(2):
+            metadata.settle_trash([*thrown, replace(live, trash_until_ms=1)])
+        assert metadata.trash_of(list(named)) == {}
+        assert metadata.rows_of([live.key]) == {live.key: live}
+        page = metadata.trash_page(None, 9)
+        assert [(row, row.trash_until_ms) for row in page.rows] == [(moved, NOW_MS + 5), (thrown[1], NOW_MS + 3)]
+        assert [one.landing_id for one in metadata.waiting_after(None, 10)] == [landing]
+
     def test_blocks_and_landing_segments_replace_their_rows(self, metadata: Metadata) -> None:
         blocks = [block_of(new_block_id()), block_of(new_block_id(), BlockState.CONDEMNED)]
         segments = [SegmentRow(new_segment_id(NOW_MS, 3), SegmentState.SEALED, 2, NOW_MS, NOW_MS, 8192, 5)]

@@ -233,6 +233,23 @@ class RecordContract(SegmentSuite):
         assert again == log.bench.get("n")
         assert again.state is ObjectState.PACKED
 
+    @pytest.mark.invariant(5)
+    def test_recording_a_record_again_does_not_bring_it_back_from_the_trash(self, log: SegmentBench) -> None:
+        """Neither while it waits there, nor when it is packed."""
+        segment = log.segment()
+        new, other = log.new(segment, "n"), log.new(segment, "other")
+        (first,) = log.bench.record([new])
+        log.bench.delete_into_trash("n", 5)
+        again, recorded = log.bench.record([new, other], later_ms=5)
+        assert (again.object_id, again.version) == (first.object_id, first.version)
+        assert recorded == log.bench.get("other")
+        log.bench.pack([first])
+        (again,) = log.bench.record([new], later_ms=5)
+        assert (again.object_id, again.version) == (first.object_id, first.version)
+        assert [row.key.name for row in log.metadata.list_objects("bucket", "", "", 9)] == ["other"]
+        assert [row.object_id for row in log.metadata.trash_page(None, 9).rows] == [first.object_id]
+        log.bench.check_counters()
+
     @pytest.mark.parametrize("reaped", [False, True])
     @pytest.mark.invariant(5)
     def test_recording_a_record_again_does_not_bring_it_back(self, log: SegmentBench, reaped: bool) -> None:

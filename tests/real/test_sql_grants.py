@@ -106,6 +106,11 @@ def fill(front: System) -> None:
     for name in ("large-1", "large-2", "large-2"):
         put(front, name, LARGE)
     front.store().delete(key("large-1"))
+    for name, size in (("thrown-small", SMALL), ("thrown-large", LARGE), ("thrown-empty", 0)):
+        put(front, name, size)
+    now_ms = front.clock.now_ms()
+    thrown = front.metadata.delete_many([key(f"thrown-{size}") for size in ("small", "large", "empty")], now_ms, now_ms)
+    front.metadata.delete(front.metadata.undelete(thrown[2:])[0].key, now_ms, now_ms)
     forget_refused(front)
 
 
@@ -182,6 +187,9 @@ def collect(front: System, system: System) -> None:
     for number in range(35):
         front.store().delete(key(f"small-{number:02}"))
     forget_refused(system)
+    put(front, "thrown-late")
+    now_ms = front.clock.now_ms()
+    front.metadata.delete(key("thrown-late"), now_ms, now_ms)
     first = gc_service(system).run_once()
     second = gc_service(system).run_once()
     assert first.objects_moved > 0
@@ -295,8 +303,8 @@ def refusals(systems: dict[str, System]) -> Iterator[tuple[str, Any]]:
         yield role, lambda metadata=metadata: metadata.acquire_lease("any", now_ms, 1000)
         yield role, lambda metadata=metadata: metadata.mark_published([metadata.get(key("many-2"))], now_ms)
     yield "producer", lambda: leave_block(systems["producer"], "producer")
-    for role in ("consumer", "gc"):
-        yield role, lambda role=role: systems[role].store().delete(key("small-39"))
+    yield "consumer", lambda: systems["consumer"].store().delete(key("small-39"))
+    yield "gc", lambda: systems["gc"].metadata.delete(key("small-39"), now_ms, now_ms)  # it may only remove rows
 
 
 def test_a_refusal_is_an_error_of_the_configuration(systems: dict[str, System]) -> None:

@@ -20,7 +20,7 @@ BATCH_ROWS = 100_000
 _SEED_ROWS = 1000
 _SERVERS = ("mysql", "mariadb")
 _INDEXES = {
-    "objects_by_key": "UNIQUE INDEX objects_by_key (bucket, name)",
+    "objects_by_trash_key": "UNIQUE INDEX objects_by_trash_key (trashed, bucket, name)",
     "objects_by_block": "INDEX objects_by_block (block_id, block_offset)",
 }
 

@@ -10,6 +10,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import BigInteger, Engine, SmallInteger, column, delete, event, insert, select, table, text, update
+from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql.engine import WRITES, make_engine
 from nos_ec.adapters.sql.metadata import open_metadata
@@ -27,7 +28,7 @@ _SETS_SLOTS = "UPDATE objects SET slot"
 _TABLES = (*METADATA.tables, "alembic_version")
 _NEW_BLOCK_COLUMNS = {"waste_ppm", "gc_not_before_ms", "gc_failures"}
 _OLD_BLOCKS = table("blocks", *(column(one.name, one.type) for one in BLOCKS.c if one.name not in _NEW_BLOCK_COLUMNS))
-_NEW_OBJECT_COLUMNS = {"attributes"}
+_NEW_OBJECT_COLUMNS = {"attributes", "trashed"}
 _OLD_OBJECTS = table(
     "objects",
     *(column(one.name, one.type) for one in OBJECTS.c if one.name not in _NEW_OBJECT_COLUMNS),
@@ -151,6 +152,39 @@ class SqlMigrations:
         assert due.keys() ^ {number for number in range(1, _WAITED + 1) if _is_landed(number)} == {1, 2, _WAITED + 1}
         assert (waiting[3].state, due[3].state) == ("queued", "queued")
 
+    def test_wherever_it_is_cut_off_keys_are_unique_and_ids_are_new(self, url: str) -> None:
+        """Before each statement of the migration to 0008."""
+        fail_at, ended = 0, False
+        while not ended:
+            fail_at += 1
+            migrate(url, "0007")
+            engine = make_engine(url)
+            old = table("objects", *(column(one.name, one.type) for one in OBJECTS.c if one.name != "trashed"))
+            made = [{name: value for name, value in _old_row(i).items() if name != "due_ms"} for i in range(1, 9)]
+            with _writing(engine) as connection:
+                connection.execute(insert(old), made)
+                connection.execute(delete(old).where(old.c.object_id == 8))
+            before = _rows(engine)
+            try:
+                with _running("", fail_at=fail_at):
+                    migrate(url)
+                ended = True
+            except _CutOffError:
+                migrate(url)
+            assert _rows(engine) == [row | {"trashed": b""} for row in before]
+            with engine.connect() as connection:
+                assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+            again = {name: value for name, value in made[0].items() if name not in ("object_id", "landing_id")}
+            with pytest.raises(IntegrityError), _writing(engine) as connection:
+                connection.execute(insert(OBJECTS), [again])
+            with _writing(engine) as connection:
+                for new in ({"name": "new"}, {"trashed": b"marked"}):
+                    connection.execute(insert(OBJECTS), again | new)
+            assert min(row["object_id"] for row in _rows(engine)[len(before) :]) > 8, "also the id of a deleted row"
+            engine.dispose()
+            drop_all(url)
+        assert fail_at > 5
+
     def test_blocks_are_kept_and_found_by_their_waste(self, url: str) -> None:
         migrate(url, "0002")
         engine = make_engine(url)
@@ -210,7 +244,7 @@ def _assert_waiting(engine: Engine, before: list[dict[str, Any]]) -> None:
     """The rows are as they were, and what waits is in its own table. `before` may have no slots."""
     kept = [{name: row[name] for name in row if name not in ("slot", "due_ms")} for row in before]
     found = _rows(engine)
-    assert {row.pop("attributes", None) for row in found} == {None}
+    assert {(row.pop("attributes", None), row.pop("trashed", None)) for row in found} <= {(None, None), (None, b"")}
     assert found == kept
     with engine.connect() as connection:
         waiting = [dict(row._mapping) for row in connection.execute(select(WAITING).order_by(WAITING.c.object_id))]

@@ -121,11 +121,13 @@ def fill(bench: Bench, system: System) -> None:
 # --- figures -------------------------------------------------------------------------------------------------------
 def test_status_matches_the_command(api: Api, bench: Bench, system: System, capfd: pytest.CaptureFixture[str]) -> None:
     fill(bench, system)
+    assert run(["--config", str(bench.config), "scrub", "--rate", "0"]) == 0
+    assert run(["--config", str(bench.config), "metadata", "dump"]) == 0
     found = api("/v1/status")
-    capfd.readouterr()
-    assert run(["--config", str(bench.config), "status", "--json"]) == 0
     assert found["scrub"] is not None
     assert found["newest_dump_ms"] > 0
+    capfd.readouterr()
+    assert run(["--config", str(bench.config), "status", "--json"]) == 0
     said = json.loads(capfd.readouterr().out.splitlines()[-1])
     for name in found.keys() - {"geometry", "computed_at_ms", "free_bytes"}:
         assert found[name] == said[name], name

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,10 +18,11 @@ from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.log_lease import LEASE_PREFIX
 from nos_ec.engine.log_reader import LogReader
 from nos_ec.ports.metadata import Metadata
-from tests.rig.preloaded import Preloaded
 from nos_ec.testing.folder_medium import FolderMedium
 from tests.rig.dead_logs import recover_logs
+from tests.rig.preloaded import Preloaded
 
+from .conftest import WAIT_S_MAX
 from .landing_process import data_of
 
 pytestmark = pytest.mark.invariant(1)

@@ -30,6 +30,7 @@ METADATA_REBUILD_POINTS = [
     "rebuild.gone_removed",
     "rebuild.copies_claimed",
     "rebuild.copies_set_aside",
+    "rebuild.trash_settled",
     "rebuild.counted",
     "rebuild.finished",
 ]
@@ -90,6 +91,10 @@ def around_a_dump(bench: Bench, cli: Cli) -> set[str]:
         large = [bench.put(system, f"large-{n}", bench.data(5 * STRIPE), "large") for n in range(2)]
         bench.put(system, "empty", b"")
         bench.pack(system)
+        now_ms = system.clock.now_ms()
+        for key in packed[100::4]:
+            system.metadata.delete(key, now_ms, now_ms + 10**9)
+            del bench.acknowledged[key]
         waiting = bench.put_some(system, 60, prefix="waits")
         bench.delete(system, waiting.pop())  # its record is in a landing segment that the dump has as open
         cli("metadata", "dump")
@@ -112,8 +117,11 @@ def found(bench: Bench) -> tuple[list[Any], list[Any]]:
     """All rows of objects and blocks, as far as they do not depend on when a rebuild ran."""
     with bench.open() as system:
         objects = [
-            (row.key, row.version, row.size, row.crc32c, row.md5, row.state, row.extent, row.landing_id)
-            for row in all_objects(system.metadata)
+            (
+                (row.key, row.version, row.trash_until_ms, row.size),
+                (row.crc32c, row.md5, row.state, row.extent, row.landing_id),
+            )
+            for row in sorted(all_objects(system.metadata), key=lambda row: (row.key, row.version))
         ]
         blocks = [
             (row.block_id, row.kind, row.state, row.stripes, row.live_bytes, row.dead_bytes, row.live_objects)

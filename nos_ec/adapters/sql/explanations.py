@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, bindparam, select
 
 from nos_ec.adapters.sql import blocks, landing, landing_segments
-from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, OBJECT_COLUMNS, block_row, object_row
+from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, LIVE, OBJECT_COLUMNS, block_row, object_row
 from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, WAITING
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
@@ -18,6 +18,7 @@ OBJECT = (
     .join_from(OBJECTS, WAITING, _W.landing_id == _O.landing_id, isouter=True)
     .join(BLOCKS, _B.block_id == _O.block_id, isouter=True)
     .where(
+        _O.trashed == LIVE,
         _O.bucket == bindparam("of_bucket", type_=_O.bucket.type),
         _O.name == bindparam("of_name", type_=_O.name.type),
     )

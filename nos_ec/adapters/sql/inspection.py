@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Connection, bindparam, select
 
 from nos_ec.adapters.sql import landing
 from nos_ec.adapters.sql.json_rows import JsonRows, looked_up
-from nos_ec.adapters.sql.rows import IDS, OBJECT_COLUMNS, by_index, id_rows, object_row
+from nos_ec.adapters.sql.rows import IDS, TRASH_COLUMNS, by_index, id_rows, marked_row
 from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
 from nos_ec.core.ids import BlockId, Extent, LandingId
 from nos_ec.ports.metadata import ObjectRow, QueueEntry, Segment, WaitingRow
@@ -19,15 +19,16 @@ _O, _W, _D, _S, _B = OBJECTS.c, WAITING.c, LANDING_DELETIONS.c, SEGMENTS.c, BLOC
 _LEAST = LandingId(bytes(16))
 """No landing id: those begin with the time."""
 _IDS = JsonRows("inspected", object_id=0)
+_BLOCK_ID, _BLOCK_OFFSET = (TRASH_COLUMNS.index(one) for one in (_O.block_id, _O.block_offset))
 
 OBJECTS_AFTER = (
-    by_index(select(*OBJECT_COLUMNS), OBJECTS, "PRIMARY")
+    by_index(select(*TRASH_COLUMNS), OBJECTS, "PRIMARY")
     .where(_O.object_id > bindparam("after", type_=BigInteger))
     .order_by(_O.object_id)
     .limit(bindparam("rows_max"))
 )
 OBJECTS_WITH = looked_up(
-    select(*OBJECT_COLUMNS).join_from(_IDS.table, OBJECTS, _O.object_id == _IDS["object_id"]), OBJECTS
+    select(*TRASH_COLUMNS).join_from(_IDS.table, OBJECTS, _O.object_id == _IDS["object_id"]), OBJECTS
 )
 SEGMENTS_OF = looked_up(
     select(_S.object_id, _S.version, _S.part, _S.block_id, _S.block_offset, _S.length, _S.crc32c).join_from(
@@ -71,9 +72,8 @@ def objects_with(connection: Connection, object_ids: Collection[int]) -> dict[in
 
 def _as_found(row: Sequence[Any]) -> ObjectRow:
     """The ObjectRow, also of a row that lacks a part of its extent."""
-    found = object_row(row)
-    *_, block_id, offset, _ = row
-    return replace(found, extent=None) if block_id is None or offset is None else found
+    found = marked_row(row)
+    return replace(found, extent=None) if row[_BLOCK_ID] is None or row[_BLOCK_OFFSET] is None else found
 
 
 def segments_of(connection: Connection, object_ids: Collection[int]) -> dict[int, list[tuple[int, Segment]]]:

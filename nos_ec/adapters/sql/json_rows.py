@@ -12,7 +12,8 @@ do not have these faults.
 A statement that locks goes from the JSON table to the rows, and finds each by its key: `looked_up`, UpdateListed and
 DeleteListed tell MySQL and MariaDB to do so. When they believe that a table has few rows, they would rather read all of
 it. Such a statement would wait for every row that another transaction has locked, and deadlock with that transaction
-(tests/rig/sql_races.py).
+(tests/rig/sql_races.py). SQLite would rather go through all rows that have the same value in the first column of an
+index, and compare each with the whole JSON table.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sqlalchemy import BigInteger, Delete, LargeBinary, Select, Table, Text, Upd
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.selectable import TableValuedAlias
+from sqlalchemy.sql.selectable import Join, TableValuedAlias
 
 _VARCHAR_BYTES_MAX = 2048
 
@@ -42,6 +43,17 @@ class _JsonFunction(FunctionElement[Any]):
 def _json_each(element: _JsonFunction, compiler: Any, **options: Any) -> str:
     columns = ", ".join(f"json_extract(value, '$[{i}]') AS {name}" for i, (name, _) in enumerate(element.shape))
     return f"(SELECT {columns} FROM json_each({compiler.process(element.clauses, **options)}))"  # noqa: S608 - our own names
+
+
+@compiles(Join, "sqlite")
+def _join(element: Join, compiler: Any, **options: Any) -> str:
+    """A join that begins with a JSON table goes on from its rows. CROSS JOIN keeps the order (documentation of SQLite:
+    "Manual Control Of Query Plans Using CROSS JOIN")."""
+    text: str = compiler.visit_join(element, **options)
+    left = element.left
+    if isinstance(left, TableValuedAlias) and isinstance(left.element, _JsonFunction):
+        return text.replace(" JOIN ", " CROSS JOIN ", 1) if not element.isouter else text
+    return text
 
 
 @compiles(_JsonFunction, "mysql")

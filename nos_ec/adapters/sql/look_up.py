@@ -46,7 +46,7 @@ BY_KEY = (
     " (SELECT CONCAT_WS(' ', object_id, version, size, crc32c, HEX(md5), state, created_ms,"
     " COALESCE(HEX(landing_id), ''), COALESCE(HEX(block_id), ''), COALESCE(block_offset, ''),"
     " COALESCE(HEX(attributes), ''))"
-    " FROM objects WHERE bucket = %s AND name = %s))"
+    " FROM objects WHERE trashed = '' AND bucket = %s AND name = %s))"
 )
 """The flags, and the row if there is one. Ids are hexadecimal text. NULL is empty text, because CONCAT_WS would skip a
 NULL together with its separator."""

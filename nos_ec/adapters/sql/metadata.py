@@ -1,6 +1,6 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
-What each transaction does is in the modules named after their subjects: objects, puts, commits, blocks, leases,
+What each transaction does is in the modules named after their subjects: objects, puts, trash, commits, blocks, leases,
 landing, landing_segments, inspection, repairs, explanations, scrubbing, rebuilding, store_info, totals. This module and
 upkeep.py only say which function a method runs, and whether it writes.
 
@@ -23,6 +23,7 @@ from nos_ec.adapters.sql import (
     puts,
     store_info,
     totals,
+    trash,
 )
 from nos_ec.adapters.sql.look_up import FAILURES
 from nos_ec.adapters.sql.migrate import open_checked
@@ -48,6 +49,8 @@ from nos_ec.ports.metadata import (
     SegmentRow,
     StoredTotals,
     Totals,
+    TrashMark,
+    TrashPage,
     WaitingBlocks,
 )
 
@@ -96,13 +99,13 @@ class _SqlObjects(SqlPart):
         """See the port."""
         return self._read(objects.segments, object_id, version)
 
-    def delete(self, key: ObjectKey, now_ms: int) -> ObjectRow:
+    def delete(self, key: ObjectKey, now_ms: int, until_ms: int | None = None) -> ObjectRow:
         """See the port."""
-        return self._write(objects.remove, key, now_ms)
+        return self._write(objects.remove, key, now_ms, until_ms)
 
-    def delete_many(self, keys: Sequence[ObjectKey], now_ms: int) -> list[ObjectRow]:
+    def delete_many(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         """See the port."""
-        return self._write(objects.remove_listed, keys, now_ms) if keys else []
+        return self._write(objects.remove_listed, keys, now_ms, until_ms) if keys else []
 
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """See the port."""
@@ -143,6 +146,26 @@ class _SqlObjects(SqlPart):
             except FAILURES:
                 pass  # the ordinary read overcomes the failure, or reports it
         return self._read(objects.find, key)
+
+
+class _SqlTrash(SqlPart):
+    """`Trash` of the port."""
+
+    def trash_page(self, before: TrashMark | None, limit: int, bucket: str = "", prefix: str = "") -> TrashPage:
+        """See the port."""
+        return self._read(trash.page, before, limit, bucket, prefix)
+
+    def expired_trash(self, now_ms: int, limit: int, after: TrashMark | None = None) -> list[ObjectRow]:
+        """See the port."""
+        return self._read(trash.expired, now_ms, limit, after)
+
+    def purge_trash(self, rows: Sequence[ObjectRow], now_ms: int) -> list[ObjectRow]:
+        """See the port."""
+        return self._write(trash.purge, rows, now_ms) if rows else []
+
+    def undelete(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+        """See the port."""
+        return self._write(trash.undelete, rows) if rows else []
 
 
 class _SqlLeases(SqlPart):
@@ -361,6 +384,7 @@ class _SqlLandingSegments(SqlPart):
 
 class SqlMetadata(
     _SqlObjects,
+    _SqlTrash,
     _SqlLeases,
     _SqlBlocks,
     _SqlLandingQueue,

@@ -8,10 +8,8 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
-    BindParameter,
     Column,
     Connection,
-    LargeBinary,
     Select,
     and_,
     bindparam,
@@ -22,15 +20,17 @@ from sqlalchemy import (
     union_all,
 )
 
+from nos_ec.adapters.sql import trash
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import (
+    LIVE,
     OBJECT_COLUMNS,
     OBJECT_IDS,
     by_index,
     by_keys,
-    delete_listed,
     key_rows,
+    name_range,
     object_row,
     require_all,
 )
@@ -54,7 +54,9 @@ from nos_ec.ports.metadata import ObjectRow, Segment
 
 _O, _S, _W = OBJECTS.c, SEGMENTS.c, WAITING.c
 
-BY_KEY = select(*OBJECT_COLUMNS).where(_O.bucket == bindparam("bucket"), _O.name == bindparam("name"))
+BY_KEY = select(*OBJECT_COLUMNS).where(
+    _O.trashed == LIVE, _O.bucket == bindparam("bucket"), _O.name == bindparam("name")
+)
 VERSIONS_BY_KEYS = by_keys(_O.object_id, _O.version)
 LOCK_IDS = looked_up(
     select(*OBJECT_COLUMNS)
@@ -62,6 +64,8 @@ LOCK_IDS = looked_up(
     .with_for_update(of=OBJECTS),
     OBJECTS,
 )
+LOCK_CURRENT = LOCK_IDS.where(_O.trashed == LIVE)
+"""Follows VERSIONS_BY_KEYS. A row may have been put into the trash between the two."""
 
 _PUBLISHED = advance_object(ObjectState.LANDED, ObjectEvent.PUBLISH)
 MARK_PUBLISHED = (
@@ -140,14 +144,20 @@ OLDEST_LANDING_ID = (
 _NAMED = JsonRows("named", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, version=0)
 COMPLETE = looked_up(
     select(*OBJECT_COLUMNS)
-    .join_from(_NAMED.table, OBJECTS, (_O.bucket == _NAMED["bucket"]) & (_O.name == _NAMED["name"]))
+    .join_from(
+        _NAMED.table,
+        OBJECTS,
+        and_(_O.trashed == LIVE, _O.bucket == _NAMED["bucket"], _O.name == _NAMED["name"]),
+    )
     .join(WAITING, _W.landing_id == _O.landing_id)
     .where(_O.version == _NAMED["version"], or_(_O.state == ObjectState.QUEUED, _W.due_ms <= bindparam("due"))),
     OBJECTS,
-    "objects_by_key",
+    "objects_by_trash_key",
     then=WAITING,
 )
-NEXT_BUCKET = select(func.min(_O.bucket)).where(_O.bucket > bindparam("after_bucket", type_=_O.bucket.type))
+NEXT_BUCKET = select(func.min(_O.bucket)).where(
+    _O.trashed == LIVE, _O.bucket > bindparam("after_bucket", type_=_O.bucket.type)
+)
 
 
 def next_version(previous: int | None, now_ms: int) -> int:
@@ -176,7 +186,7 @@ def lock_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[Objec
     found = sorted((row[0], row[1]) for row in connection.execute(VERSIONS_BY_KEYS, key_rows(keys)))
     if not found:
         return {}
-    rows = [object_row(row) for row in connection.execute(LOCK_IDS, OBJECT_IDS.dump(found))]
+    rows = [object_row(row) for row in connection.execute(LOCK_CURRENT, OBJECT_IDS.dump(found))]
     return {row.key: row for row in rows}
 
 
@@ -199,25 +209,29 @@ def segments(connection: Connection, object_id: int, version: int) -> list[Segme
     ]
 
 
-def remove(connection: Connection, key: ObjectKey, now_ms: int) -> ObjectRow:
+def remove(connection: Connection, key: ObjectKey, now_ms: int, until_ms: int | None) -> ObjectRow:
     """See `Metadata.delete`."""
     row = lock(connection, key)
     if row is None:
         raise NotFound(f"object {key} does not exist", key=key)
+    if until_ms is not None:
+        trash.put_into(connection, [row], until_ms)
+        return row
     release(connection, [row], now_ms)
     require_all(connection.execute(delete(OBJECTS).where(_O.object_id == row.object_id)).rowcount, 1, "objects")
     return row
 
 
-def remove_listed(connection: Connection, keys: Sequence[ObjectKey], now_ms: int) -> list[ObjectRow]:
+def remove_listed(
+    connection: Connection, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None
+) -> list[ObjectRow]:
     """See `Metadata.delete_many`."""
     found = lock_listed(connection, set(keys))
     rows = [found[key] for key in dict.fromkeys(keys) if key in found]
-    if rows:
-        release(connection, rows, now_ms)
-        listed = OBJECT_IDS.dump(sorted((row.object_id, row.version) for row in rows))
-        gone = delete_listed(connection, OBJECTS, _O.object_id, OBJECT_IDS, "object_id")
-        require_all(connection.execute(gone, listed).rowcount, len(rows), "objects")
+    if rows and until_ms is not None:
+        trash.put_into(connection, rows, until_ms)
+    elif rows:
+        trash.remove_rows(connection, rows, now_ms)
     return rows
 
 
@@ -233,22 +247,9 @@ def list_names(connection: Connection, bucket: str, prefix: str, after: str, lim
 
 
 def _listing(columns: Sequence[Column[Any]], bucket: str, prefix: str, after: str, limit: int) -> Select[Any]:
-    """Select from a range of (bucket, name), whatever the prefix. It never scans the bucket."""
-    found = by_index(select(*columns), OBJECTS, "objects_by_key").where(_O.bucket == bucket)
-    start, past, end = utf8(prefix), utf8(after), prefix_end(utf8(prefix))
-    found = found.where(_O.name >= _bytes("start", start) if start > past else _O.name > _bytes("after", past))
-    if end is not None:
-        found = found.where(_O.name < _bytes("end", end))
-    return found.order_by(_O.bucket, _O.name).limit(limit)
-
-
-def prefix_end(prefix: bytes) -> bytes | None:
-    """The smallest byte string that is greater than all that start with `prefix`; None when there is none.
-
-    UTF-8 has no byte 0xFF, but a bound that is right only for UTF-8 would be a trap for later callers.
-    """
-    stem = prefix.rstrip(b"\xff")
-    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+    """Select from a range of (bucket, name), whatever the prefix. It scans neither the bucket nor the trash."""
+    found = by_index(select(*columns), OBJECTS, "objects_by_trash_key").where(_O.trashed == LIVE, _O.bucket == bucket)
+    return found.where(*name_range(prefix, after)).order_by(_O.trashed, _O.bucket, _O.name).limit(limit)
 
 
 def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
@@ -379,7 +380,3 @@ def still_landed(connection: Connection, requests: Sequence[PackRequest]) -> dic
         else:
             found[requests[number]] = attributes
     return found
-
-
-def _bytes(name: str, value: bytes) -> BindParameter[bytes]:
-    return bindparam(name, value, type_=LargeBinary)

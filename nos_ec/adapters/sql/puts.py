@@ -7,7 +7,8 @@ recorded and have been released since, so that recording twice (after a Transien
 Nobody reserves a record, so the queue normally has no entry of it, and is asked after the rows are written, under their
 locks: an earlier call whose answer was lost may still be running when it is repeated. If that call is done when the
 rows are locked, they or the queue say so, because the queue keeps entries of an OPEN segment. If not, it waits for the
-rows, and finds them recorded. When there is an entry after all, the work is undone and begun anew.
+rows, and finds them recorded. When there is an entry after all, the work is undone and begun anew. So it is when the
+object is in the trash by then, and still waits with its record.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, select, update
+from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql import blocks, landing_segments, leases, objects, waiting
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import IDS, by_index, by_keys, delete_listed, id_rows, key_rows, require_all
-from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS
+from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.geometry import Geometry
@@ -31,7 +33,7 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
 from nos_ec.ports.metadata import Lease, NewLargeObject, NewObject, ObjectRow
 
-_O, _D = OBJECTS.c, LANDING_DELETIONS.c
+_O, _D, _W = OBJECTS.c, LANDING_DELETIONS.c, WAITING.c
 _LANDED, _LARGE, _EMPTY = (
     advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.STORE, ObjectEvent.KEEP)
 )
@@ -49,6 +51,13 @@ LOCK_ENTRIES = looked_up(
 QUEUED = select(_D.landing_id).join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
 ENTRIES_BETWEEN = by_index(select(_D.landing_id), LANDING_DELETIONS, "PRIMARY").where(
     _D.landing_id.between(bindparam("first", type_=_D.landing_id.type), bindparam("last", type_=_D.landing_id.type))
+)
+WAITING_OBJECTS = looked_up(
+    select(_W.landing_id, _O.object_id, _O.version)
+    .join_from(IDS.table, WAITING, _W.landing_id == IDS["id"])
+    .join(OBJECTS, _O.object_id == _W.object_id),
+    WAITING,
+    then=OBJECTS,
 )
 INSERT = insert(OBJECTS)
 _ID_AND_KEY = (_O.object_id, _O.bucket, _O.name)
@@ -89,17 +98,20 @@ class Entry:
 
 
 class RecordedBefore(Exception):
-    """The queue has an entry of a record whose row was written now: `record_puts` must be run `again`."""
+    """The queue has an entry of a record whose row was written now, or a row in the trash has the record: `record_puts`
+    must be run `again`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _InTime:
     """What proves that PUTs are in time: entries of the queue, and the segments that are OPEN. asked: the entries of
-    records are among them."""
+    records are among them. waiting: (object_id, version) of the rows that have records; None unless PUTs are recorded
+    again."""
 
     entries: Mapping[LandingId, Entry]
     open_segments: frozenset[SegmentId]
     asked: bool
+    waiting: Mapping[LandingId, tuple[int, int]] | None
 
 
 def record_puts(
@@ -124,7 +136,9 @@ def _look(connection: Connection, landing_ids: Sequence[LandingId], *, again: bo
     open_segments = landing_segments.lock_open(connection, records)
     asked = again or any(segment_of(record) not in open_segments for record in records)
     listed = [landing_id for landing_id in landing_ids if asked or not in_log(landing_id)]
-    return _InTime(lock_entries(connection, listed), open_segments, asked)
+    rows = connection.execute(WAITING_OBJECTS, id_rows(records)) if again and records else ()
+    having = {LandingId(row[0]): (row[1], row[2]) for row in rows}
+    return _InTime(lock_entries(connection, listed), open_segments, asked, having if again else None)
 
 
 def lock_entries(connection: Connection, landing_ids: Sequence[LandingId]) -> dict[LandingId, Entry]:
@@ -176,7 +190,12 @@ def _record_turn(
     rows |= _insert(connection, [one for one in fresh if one.key not in current], now_ms)
     _claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
     _require_first(connection, [one.landing_id for one in fresh if one.landing_id is not None], in_time)
-    waiting.enter(connection, [(rows[one.key], one.due_ms) for one in fresh])
+    try:
+        waiting.enter(connection, [(rows[one.key], one.due_ms) for one in fresh])
+    except IntegrityError as error:
+        if in_time.waiting is None:
+            raise RecordedBefore from error
+        raise Transient("metadata: PUTs were recorded by another call meanwhile; try again") from error
     return {**rows, **answered}
 
 
@@ -187,6 +206,8 @@ def _answer(one: NewObject, current: ObjectRow | None, in_time: _InTime) -> Obje
         return None
     if current is not None and current.landing_id == one.landing_id:
         return current
+    if in_time.waiting and one.landing_id in in_time.waiting:
+        return _superseded(one, *in_time.waiting[one.landing_id])  # it is in the trash
     entry = in_time.entries.get(one.landing_id)
     if entry is None and in_log(one.landing_id):
         if segment_of(one.landing_id) in in_time.open_segments:

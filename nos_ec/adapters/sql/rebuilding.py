@@ -1,16 +1,33 @@
 """Rows of a store whose metadata was lost, written again. Nobody else uses the database meanwhile, so nothing is
-locked. What is written once more replaces what is there."""
+locked. What is written once more replaces what is there.
+
+Blocks tell keys and versions, by which rows in the trash must be found. So until `settle_trash` their marks are the
+latest time and the version, with which the index of keys finds them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Column, Connection, Table, delete, exists, func, insert, select, update
+from sqlalchemy import Column, Connection, Table, and_, delete, exists, func, insert, select, update
 
 from nos_ec.adapters.sql import store_info, waiting
-from nos_ec.adapters.sql.json_rows import JsonRows, looked_up
-from nos_ec.adapters.sql.rows import IDS, OBJECT_COLUMNS, by_keys, delete_listed, id_rows, key_rows, object_row
+from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
+from nos_ec.adapters.sql.rows import (
+    IDS,
+    LIVE,
+    OBJECT_COLUMNS,
+    TRASH_COLUMNS,
+    UNTIL_BYTES,
+    by_keys,
+    delete_listed,
+    id_rows,
+    key_rows,
+    marked_row,
+    object_row,
+    trash_mark,
+)
 from nos_ec.adapters.sql.schema import (
     BLOCKS,
     COUNTERS,
@@ -19,11 +36,13 @@ from nos_ec.adapters.sql.schema import (
     OBJECTS,
     SEGMENTS,
     STORE_INFO,
+    TRASHED_BYTES,
     WAITING,
+    utf8,
 )
 from nos_ec.core.errors import Conflict
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import SEGMENT_ID_BYTES, LandingId, ObjectKey, log_of
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES, LandingId, ObjectKey, log_of
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.ports.metadata import BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
 
@@ -32,6 +51,20 @@ _STATE = _I.name == "rebuild"
 _ROW_IDS = JsonRows("rebuilt", object_id=0)
 _SEGMENT_IDS = JsonRows("rebuilt_segments", id=SEGMENT_ID_BYTES)
 _OF_KEYS = by_keys(*OBJECT_COLUMNS)
+_NAMED = JsonRows("trash_named", mark=TRASHED_BYTES, bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX)
+_TRASH_OF = looked_up(
+    select(*TRASH_COLUMNS).join_from(
+        _NAMED.table,
+        OBJECTS,
+        and_(_O.trashed == _NAMED["mark"], _O.bucket == _NAMED["bucket"], _O.name == _NAMED["name"]),
+    ),
+    OBJECTS,
+    "objects_by_trash_key",
+)
+_MARKS = JsonRows("settled", object_id=0, mark=TRASHED_BYTES)
+_SETTLE = (
+    UpdateListed(OBJECTS).where(_O.object_id == _MARKS["object_id"], _O.trashed != LIVE).values(trashed=_MARKS["mark"])
+)
 _LANDED = looked_up(select(_W.landing_id).join_from(IDS.table, WAITING, _W.landing_id == IDS["id"]), WAITING)
 
 
@@ -58,7 +91,11 @@ def _write_state(connection: Connection, now: str) -> None:
 
 def load(connection: Connection, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], now: str) -> None:
     """See `Rebuilding.load`."""
-    _delete(connection, list(rows_of(connection, {one.row.key for one in objects}).values()))
+    current = {one.row.key for one in objects if one.row.trash_until_ms is None}
+    _delete(connection, list(rows_of(connection, current).values()))
+    named = {_named(one.row): one for one in objects if one.row.trash_until_ms is not None}
+    _delete(connection, list(trash_of(connection, named.keys()).values()))
+    objects = [one for one in objects if one.row.trash_until_ms is None] + list(named.values())
     _insert(connection, objects, 0)
     _unqueue(connection, objects)
     landed = _landed(connection, deletions)
@@ -72,6 +109,32 @@ def rows_of(connection: Connection, keys: Collection[ObjectKey]) -> dict[ObjectK
         return {}
     rows = map(object_row, connection.execute(_OF_KEYS, key_rows(keys)))
     return {row.key: row for row in rows}
+
+
+def trash_of(
+    connection: Connection, named: Collection[tuple[ObjectKey, int]]
+) -> dict[tuple[ObjectKey, int], ObjectRow]:
+    """See `Rebuilding.trash_of`."""
+    if not named:
+        return {}
+    listed = _NAMED.dump((_unsettled(version), utf8(key.bucket), utf8(key.name)) for key, version in named)
+    rows = map(marked_row, connection.execute(_TRASH_OF, listed))
+    return {_named(row): row for row in rows}
+
+
+def settle_trash(connection: Connection, rows: Sequence[ObjectRow]) -> None:
+    """See `Rebuilding.settle_trash`."""
+    marks = ((row.object_id, trash_mark(row.trash_until_ms or 0, row.object_id)) for row in rows)
+    connection.execute(_SETTLE, _MARKS.dump(sorted(marks)))
+
+
+def _named(row: ObjectRow) -> tuple[ObjectKey, int]:
+    return row.key, row.version
+
+
+def _unsettled(version: int) -> bytes:
+    """The mark of a row in the trash until its time is known: later than any mark of `trash_mark`."""
+    return b"\xff" * UNTIL_BYTES + version.to_bytes(TRASHED_BYTES - UNTIL_BYTES)
 
 
 def last_object_id(connection: Connection) -> int:
@@ -179,6 +242,7 @@ def _insert(connection: Connection, rebuilt: Sequence[Rebuilt], due_ms: int) -> 
                 "block_offset": None if one.row.extent is None else one.row.extent.offset,
                 "created_ms": one.row.created_ms,
                 "attributes": one.row.attributes,
+                "trashed": LIVE if one.row.trash_until_ms is None else _unsettled(one.row.version),
             }
             for one in rebuilt
         ],

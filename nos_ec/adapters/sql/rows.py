@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Column, Connection, Delete, Select, Table, Update, delete, select
+from sqlalchemy import (
+    BindParameter,
+    Column,
+    ColumnElement,
+    Connection,
+    Delete,
+    LargeBinary,
+    Select,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    select,
+)
 
 from nos_ec.adapters.sql.json_rows import DeleteListed, JsonRows, looked_up
-from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
+from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS, TRASHED_BYTES, utf8
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
@@ -33,6 +48,9 @@ OBJECT_COLUMNS: list[Column[Any]] = [
 ]
 """The columns that `object_row` reads, in order."""
 
+TRASH_COLUMNS: list[Column[Any]] = [*OBJECT_COLUMNS, _O.trashed]
+"""The columns that `marked_row` reads, in order. Look-ups by key do without the mark, which is empty there."""
+
 BLOCK_COLUMNS: list[Column[Any]] = [
     _B.block_id,
     _B.kind,
@@ -50,16 +68,23 @@ BLOCK_COLUMNS: list[Column[Any]] = [
 ]
 """The columns that `block_row` reads, in order."""
 
+LIVE = b""
+"""What `trashed` of a current version is."""
+
+UNTIL_BYTES = 6
+_UNTIL_MS_MAX = (1 << 8 * UNTIL_BYTES) - 2
+"""So that the mark behind it can be made too."""
+
 KEYS = JsonRows("keys", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX)
 IDS = JsonRows("ids", id=ID_BYTES)
 OBJECT_IDS = JsonRows("object_ids", object_id=0, version=0)
 
 
 def by_keys(*columns: Column[Any]) -> Select[Any]:
-    """Select these columns of the objects whose keys are in KEYS. Only what is needed: the driver parses a description
-    of each column, which takes it longer than a small row."""
-    listed = (_O.bucket == KEYS["bucket"]) & (_O.name == KEYS["name"])
-    return looked_up(select(*columns).join_from(KEYS.table, OBJECTS, listed), OBJECTS, "objects_by_key")
+    """Select these columns of the current versions whose keys are in KEYS. Only what is needed: the driver parses a
+    description of each column, which takes it longer than a small row."""
+    listed = and_(_O.trashed == LIVE, _O.bucket == KEYS["bucket"], _O.name == KEYS["name"])
+    return looked_up(select(*columns).join_from(KEYS.table, OBJECTS, listed), OBJECTS, "objects_by_trash_key")
 
 
 def by_index(query: Select[Any], table: Table, index: str) -> Select[Any]:
@@ -99,6 +124,37 @@ def object_row(row: Sequence[Any], due_ms: int | None = None) -> ObjectRow:
         attributes=attributes,
         due_ms=due_ms,
     )
+
+
+def marked_row(row: Sequence[Any]) -> ObjectRow:
+    """The ObjectRow of a row selected as TRASH_COLUMNS, with the time until which it is in the trash."""
+    found, mark = object_row(row[:-1]), row[-1]
+    return replace(found, trash_until_ms=int.from_bytes(mark[:UNTIL_BYTES])) if mark else found
+
+
+def trash_mark(until_ms: int, object_id: int) -> bytes:
+    """What `trashed` of a row in the trash is (trash.py)."""
+    return min(max(until_ms, 1), _UNTIL_MS_MAX).to_bytes(UNTIL_BYTES) + object_id.to_bytes(TRASHED_BYTES - UNTIL_BYTES)
+
+
+def name_range(prefix: str, after: str) -> list[ColumnElement[bool]]:
+    """What holds for the names that begin with `prefix` and are greater than `after`: a range, whatever the prefix."""
+    start, past, end = utf8(prefix), utf8(after), prefix_end(utf8(prefix))
+    found = [_O.name >= _bytes("start", start) if start > past else _O.name > _bytes("after", past)]
+    return found if end is None else [*found, _O.name < _bytes("end", end)]
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """The smallest byte string that is greater than all that start with `prefix`; None when there is none.
+
+    UTF-8 has no byte 0xFF, but a bound that is right only for UTF-8 would be a trap for later callers.
+    """
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+
+
+def _bytes(name: str, value: bytes) -> BindParameter[bytes]:
+    return bindparam(name, value, type_=LargeBinary)
 
 
 def block_row(row: Sequence[Any]) -> BlockRow:

@@ -31,9 +31,9 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    UniqueConstraint,
     case,
     column,
+    text,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator, TypeEngine
@@ -44,18 +44,21 @@ from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
 
 ID_BYTES = 16
+TRASHED_BYTES = 14
 WRITER_BYTES_MAX = 255
 
 _MYSQL = ("mysql", "mariadb")
 _S = TypeVar("_S", bound=StrEnum)
 
 
-def utf8(text: str) -> bytes:
-    """The UTF-8 bytes of `text`. Raises InvalidInput for text that cannot be encoded (lone surrogates)."""
+def utf8(words: str) -> bytes:
+    """The UTF-8 bytes of `words`. Raises InvalidInput for text that cannot be encoded (lone surrogates)."""
     try:
-        return text.encode("utf-8")
+        return words.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"{text!r} is not valid UTF-8 ({error.reason}); use text without lone surrogates") from error
+        raise InvalidInput(
+            f"{words!r} is not valid UTF-8 ({error.reason}); use text without lone surrogates"
+        ) from error
 
 
 class Utf8(TypeDecorator[str]):
@@ -109,8 +112,8 @@ class Id(TypeDecorator[bytes]):
         return None if value is None else bytes(value)
 
 
-class Opaque(TypeDecorator[bytes]):
-    """Bytes that nothing here looks into. No bytes are NULL, which takes no space."""
+class Bytes(TypeDecorator[bytes]):
+    """At most `bytes_max` bytes."""
 
     impl = LargeBinary
     cache_ok = True
@@ -125,10 +128,19 @@ class Opaque(TypeDecorator[bytes]):
         return dialect.type_descriptor(LargeBinary(self.bytes_max))
 
     def process_bind_param(self, value: bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
-        return value or None
+        return value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> bytes:  # noqa: ARG002
         return b"" if value is None else bytes(value)
+
+
+class Opaque(Bytes):
+    """Bytes that nothing here looks into. No bytes are NULL, which takes no space."""
+
+    cache_ok = True
+
+    def process_bind_param(self, value: bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        return value or None
 
 
 class Word(TypeDecorator[_S]):
@@ -156,8 +168,8 @@ class Word(TypeDecorator[_S]):
             raise _damaged(f"{value!r} is no {self.words.__name__}") from None
 
 
-def _damaged(text: str) -> Corrupt:
-    return Corrupt(f"metadata damaged: a column holds {text}")
+def _damaged(what: str) -> Corrupt:
+    return Corrupt(f"metadata damaged: a column holds {what}")
 
 
 def _table(name: str, *parts: Any, **options: Any) -> Table:
@@ -192,11 +204,17 @@ OBJECTS = _table(
     _bigint("block_offset", nullable=True),
     _bigint("created_ms"),
     Column("attributes", Opaque(ATTRIBUTES_SIZE_MAX)),
-    UniqueConstraint("bucket", "name", name="objects_by_key"),
+    Column("trashed", Bytes(TRASHED_BYTES), nullable=False, server_default=text("x''")),
+    Index("objects_by_trash_key", "trashed", "bucket", "name", unique=True),
     _partial("objects_by_block", "block_id", "block_offset"),
     sqlite_autoincrement=True,
 )
-"""Current versions. An overwrite keeps the row and its object_id; an object_id is never used twice."""
+"""Current versions, and deleted ones in the trash. An overwrite keeps the row and its object_id; an object_id is never
+used twice.
+
+trashed: empty for a current version; otherwise until when the trash keeps it, and its object_id (trash.py,
+docs/adr/0028). So keys are unique among current versions, and the trash lies in the index in the order of its times.
+"""
 
 WAITING = _table(
     "waiting",

@@ -154,6 +154,15 @@ class SqlRebuilding(SqlPart):
         """See the port."""
         return self._read(rebuilding.rows_of, keys) if keys else {}
 
+    def trash_of(self, named: Collection[tuple[ObjectKey, int]]) -> dict[tuple[ObjectKey, int], ObjectRow]:
+        """See the port."""
+        return self._read(rebuilding.trash_of, named) if named else {}
+
+    def settle_trash(self, rows: Sequence[ObjectRow]) -> None:
+        """See the port."""
+        if rows:
+            self._write(rebuilding.settle_trash, rows)
+
     def last_object_id(self) -> int:
         """See the port."""
         return self._read(rebuilding.last_object_id)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nos_ec.core.audit_trail import AuditEntry, AuditKind, CopyEntry
+from nos_ec.core.copy_label import CopyLabel
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.findings import Finding, FindingKind
@@ -21,6 +22,7 @@ from nos_ec.engine.check.blocks import BlockCheck, ReadShare, booked, counted
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.landing_labels import labels_of
+from nos_ec.engine.trash import TrashCan
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 
 
@@ -153,11 +155,19 @@ class Repairer:
         label = labels_of(self._landing, [copy]).get(copy)
         if label is None:
             return False
+        # Looked up again, because it may have been undeleted while the trash was looked through.
+        return self._is_current(label, copy) or self._is_in_trash(label, copy) or self._is_current(label, copy)
+
+    def _is_current(self, label: CopyLabel, copy: LandingId) -> bool:
         try:
-            row = self._metadata.get(ObjectKey(label.bucket, label.name))
+            return self._metadata.get(ObjectKey(label.bucket, label.name)).landing_id == copy
         except (NotFound, InvalidInput):
             return False
-        return row.landing_id == copy
+
+    def _is_in_trash(self, label: CopyLabel, copy: LandingId) -> bool:
+        """Looks through the trash, a page at a time."""
+        pages = TrashCan(self._metadata, self._clock).pages(label.bucket, label.name)
+        return any(row.landing_id == copy for page in pages for row in page)
 
     def _unqueue(self, copy: LandingId, holds: dict[str, Any]) -> bool:
         one = self._metadata.waiting_with([copy]).get(copy)

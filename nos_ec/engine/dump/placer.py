@@ -42,12 +42,14 @@ class PlacerFigures:
 
 
 class Placer:
-    """Used by one thread. new_ids: the first object id to be given to a key without a row."""
+    """Used by one thread. new_ids: the first object id to be given to a key without a row. trash: whether rows are in
+    the trash: what is told of them concerns no current version."""
 
-    def __init__(self, metadata: Metadata, blocks: BlockStore, now_ms: int, new_ids: int) -> None:
+    def __init__(self, metadata: Metadata, blocks: BlockStore, now_ms: int, new_ids: int, *, trash: bool) -> None:
         self._metadata = metadata
         self._blocks = blocks
         self._now_ms = now_ms
+        self._trash = trash
         self._next_id = max(new_ids, metadata.last_object_id() + 1)
         self.figures = PlacerFigures()
         self.unreadable: list[str] = []
@@ -58,20 +60,27 @@ class Placer:
     def place_small(self, entries: Iterable[ToldEntry]) -> None:
         """Whole objects, all of one block. Raises Transient."""
         newest: dict[ObjectKey, ToldEntry] = {}
-        for entry in entries:
+        all_told = list(entries)
+        trashed = self._trashed({(entry.key, entry.version) for entry in all_told})
+        moved_trash: dict[int, Rebuilt] = {}
+        for entry in all_told:
+            row = trashed.get((entry.key, entry.version))
+            if row is not None and _is_same(row, entry):
+                if row.extent != entry.extent:
+                    moved_trash[row.object_id] = _moved(row, entry)
+                continue
             known = newest.get(entry.key)
             if known is None or entry.version >= known.version:
                 newest[entry.key] = entry
         found = self._metadata.rows_of(newest.keys())
-        moved: list[Rebuilt] = []
+        moved = list(moved_trash.values())
         unread: list[ToldEntry] = []
         for key, entry in newest.items():
             row = found.get(key)
             if row is None or row.version < entry.version:
                 unread.append(entry)
             elif _is_same(row, entry) and row.extent != entry.extent:
-                placed = replace(row, state=_PACKED, landing_id=None, extent=entry.extent)
-                moved.append(Rebuilt(placed, instead_of=row))
+                moved.append(_moved(row, entry))
         self.figures.moved += len(moved)
         adopted = [
             self._packed(entry, hashlib.md5(data, usedforsecurity=False).digest(), found.get(entry.key))
@@ -84,7 +93,7 @@ class Placer:
         """A large object, from its segments. known: the blocks that are there. Returns False when segments are missing:
         the PUT did not end, or the object is half deleted. Raises Transient."""
         found = self._metadata.rows_of([key]).get(key)
-        if found is not None and found.version >= version:
+        if (found is not None and found.version >= version) or self._trashed({(key, version)}):
             return True
         whole = whole_parts(parts)
         if whole is None or any(part.extent.block_id not in known for part in whole):
@@ -178,8 +187,14 @@ class Placer:
         queued for deletion: the reaper reads back what is packed first. Raises Transient."""
         known = self._metadata.landing_known([record.landing_id for record in records])
         newest: dict[ObjectKey, ToldRecord] = {}
+        trashed = self._trashed({(one.key, one.put_ms * 1000) for one in records if one.landing_id not in known})
+        of_rows: list[tuple[ToldRecord, ObjectRow]] = []
         for record in records:
             if record.landing_id not in known:
+                row = trashed.get((record.key, record.put_ms * 1000))
+                if row is not None and _is_of(record, row):
+                    of_rows.append((record, row))
+                    continue
                 before = newest.get(record.key)
                 if before is None or before.put_ms <= record.put_ms:
                     newest[record.key] = record
@@ -191,7 +206,10 @@ class Placer:
             row = found.get(key)
             if row is None or _is_newer(record, row):
                 adopted.append(self._landed(record, row))
-            elif in_log(record.landing_id) and _is_of(record, row):
+            elif _is_of(record, row):
+                of_rows.append((record, row))
+        for record, row in of_rows:
+            if in_log(record.landing_id):
                 if row.state is _PACKED:
                     second.append(QueueEntry(record.landing_id, row.object_id, row.version, self._now_ms, False))
                 elif _is_trimmed(row.landing_id, segments):
@@ -200,6 +218,9 @@ class Placer:
         self.figures.moved += len(moved)
         self._metadata.place(adopted + moved, self._now_ms)
         return second
+
+    def _trashed(self, named: set[tuple[ObjectKey, int]]) -> dict[tuple[ObjectKey, int], ObjectRow]:
+        return self._metadata.trash_of(named) if self._trash else {}
 
     def _landed(self, record: ToldRecord, found: ObjectRow | None) -> Rebuilt:
         version = record.put_ms * 1000
@@ -223,6 +244,10 @@ class Placer:
             return found.object_id
         self._next_id += 1
         return self._next_id - 1
+
+
+def _moved(row: ObjectRow, entry: ToldEntry) -> Rebuilt:
+    return Rebuilt(replace(row, state=_PACKED, landing_id=None, extent=entry.extent), instead_of=row)
 
 
 def _is_same(row: ObjectRow, entry: ToldEntry) -> bool:

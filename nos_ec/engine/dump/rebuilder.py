@@ -83,6 +83,8 @@ NEW_IDS = 1 << 32
 EPOCHS_LEFT_OUT = 1 << 20
 """Leases that may have been handed out since the dump without leaving a trace."""
 
+TRASHED_MS_MIN = 7 * 86_400_000
+"""What a rebuild puts back into the trash stays there at least so long: it may have been undeleted since the dump."""
 UNREAD_MS = 30 * 86_400_000
 """How long a block is in quarantine of which not everything can be read."""
 
@@ -120,12 +122,13 @@ class RebuildFigures:
 class _State(msgspec.Struct):
     """What a rebuild has written down. dump: which it loads. pages: how many are loaded. new_ids: the first id for an
     object that the dump does not have. placed: all that blocks and landing segments tell has its rows. Older versions
-    of objects that are removed after that must not take their places."""
+    of objects that are removed after that must not take their places. trash: the dump has objects in the trash."""
 
     dump: str
     pages: int = 0
     new_ids: int = 1
     placed: bool = False
+    trash: bool = False
 
 
 class Rebuilder:
@@ -158,7 +161,7 @@ class Rebuilder:
         if any(row.state is not SegmentState.DOOMED for row in self._segments.values()):
             self._require_log()
         kill_point("rebuild.loaded")
-        placer = Placer(self._metadata, self._blocks, self._now_ms, state.new_ids)
+        placer = Placer(self._metadata, self._blocks, self._now_ms, state.new_ids, trash=state.trash)
         self.figures.placed = placer.figures
         self.unreadable = placer.unreadable
         self._read_blocks(None if state.placed else placer)
@@ -177,6 +180,8 @@ class Rebuilder:
         kill_point("rebuild.copies_claimed")
         self._set_aside_copies()
         kill_point("rebuild.copies_set_aside")
+        self._settle_trash(state)
+        kill_point("rebuild.trash_settled")
         self._count()
         kill_point("rebuild.counted")
 
@@ -227,6 +232,7 @@ class Rebuilder:
         state.pages = number
         if objects:
             state.new_ids = (max(one.row.object_id for one in objects) // NEW_IDS + 1) * NEW_IDS
+            state.trash = state.trash or any(one.row.trash_until_ms is not None for one in objects)
         self.figures.loaded += len(objects)
         claimed = [one for one in queued if one.object_id is not None or one.version == 0 or one.doomed]
         self._metadata.load(objects, claimed, _encoded(state))
@@ -506,6 +512,16 @@ class Rebuilder:
                 copies.remove(copy)
                 yield QueueEntry(copy, row.object_id, row.version, self._now_ms, False)
                 return
+
+    # --- the trash ------------------------------------------------------------------------------------
+    def _settle_trash(self, state: _State) -> None:
+        """Give what was in the trash its time, once nothing is looked for there any more."""
+        if self._source is None or not state.trash:
+            return
+        least_ms = self._now_ms + TRASHED_MS_MIN
+        for page in self._source.pages():
+            if page.table == rows.OBJECTS:
+                self._metadata.settle_trash(list(rows.trashed_of(page, least_ms)))
 
     # --- counters -------------------------------------------------------------------------------------
     def _count(self) -> None:

@@ -6,6 +6,7 @@ Every column has its name in the page. A column that older dumps lack gets a def
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -118,6 +119,7 @@ def objects_page(rows: Sequence[Rebuilt]) -> DumpPage:
             "block_offset": [None if row.extent is None else row.extent.offset for row in objects],
             "created_ms": [row.created_ms for row in objects],
             "attributes": [row.attributes or None for row in objects],
+            "trash_until_ms": [row.trash_until_ms for row in objects],
             "parts": [
                 [(p.extent.block_id, p.extent.offset, p.extent.length, p.crc32c) for p in one.parts] or None
                 for one in rows
@@ -144,9 +146,10 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
         created_ms=...,
         attributes=None,
         parts=None,
+        trash_until_ms=None,
     )
     for object_id, bucket, name, version, size, crc32c, md5, said, landing_id, block_id, offset, made, *more in columns:
-        attributes, parts = more
+        attributes, parts, trash_until_ms = more
         state = _word(ObjectState, said)
         try:
             key = ObjectKey(bucket, name)
@@ -164,8 +167,16 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
             extent=None if block_id is None else Extent(BlockId(block_id), offset, size),
             created_ms=made,
             attributes=attributes or b"",
+            trash_until_ms=trash_until_ms,
         )
         yield Rebuilt(row, [Segment(Extent(BlockId(part[0]), part[1], part[2]), part[3]) for part in parts or ()])
+
+
+def trashed_of(page: DumpPage, least_ms: int) -> Iterator[ObjectRow]:
+    """The rows of a page that are in the trash; none for less long than until `least_ms`. Raises Corrupt."""
+    for one in objects_of(page):
+        if one.row.trash_until_ms is not None:
+            yield replace(one.row, trash_until_ms=max(one.row.trash_until_ms, least_ms))
 
 
 def deletions_page(rows: Sequence[QueueEntry]) -> DumpPage:

@@ -28,6 +28,7 @@ from nos_ec.engine.large import LargeObjects
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.store import Store
 from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.metadata import Metadata
 
 _log = structlog.get_logger(__name__)
 
@@ -70,9 +71,9 @@ class StoredDumps:
         while page := self._store.list_objects(RESERVED_BUCKET, PREFIX, after, PAGE_OBJECTS):
             after = page[-1].key.name
             for row in page:
-                begun = row.key.name.removeprefix(PREFIX)
-                if row.state is ObjectState.LARGE and begun.isdecimal():
-                    found.append(StoredDump(row.key, int(begun), row.size))
+                begun_ms = _begun_ms(row.key.name)
+                if row.state is ObjectState.LARGE and begun_ms is not None:
+                    found.append(StoredDump(row.key, begun_ms, row.size))
         return found
 
     def keep(self, newest: int) -> int:
@@ -80,14 +81,13 @@ class StoredDumps:
         surplus = self.all()[:-newest]
         for dump in surplus:
             try:
-                self._store.delete(dump.key)
+                self._store.delete(dump.key, permanently=True)
             except NotFound:
                 continue  # another process was faster
             kill_point("dump.deleted")
         return len(surplus)
 
 
-# --- without any row ----------------------------------------------------------------------------------
 def newest_dump_ms(metadata: Metadata) -> int | None:
     """When the newest dump in the store began, in Unix milliseconds; None without one. Raises Transient."""
     newest, after = None, ""
@@ -103,6 +103,7 @@ def _begun_ms(name: str) -> int | None:
     return int(begun) if begun.isdecimal() else None
 
 
+# --- without any row ----------------------------------------------------------------------------------
 def newest_dump(blocks: BlockStore, tick: Callable[[str, int, int | None], None]) -> DumpSource | None:
     """The newest dump in the block store that is whole; None if there is none. Raises Transient.
 

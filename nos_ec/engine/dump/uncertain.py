@@ -36,9 +36,15 @@ class Uncertain:
 def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
     """All that a finished run leaves to be looked at, whichever runs it took; not the dumps in the store. Raises
     Transient."""
-    metadata = lost.metadata
+    metadata, now_ms = lost.metadata, lost.clock.now_ms()
     after = 0
-    for dumped in _objects(source):
+    for page_of_dump in _objects(source):
+        dumped = [one for one in page_of_dump if one.row.trash_until_ms is None]
+        kept = [one.row for one in page_of_dump if (one.row.trash_until_ms or 0) > now_ms]
+        there = metadata.objects_with([row.object_id for row in kept])
+        for lost_row in kept:
+            if lost_row.object_id not in there:
+                yield Uncertain("gone", str(lost_row.key), lost_row.version, lost_row.size)
         found = metadata.rows_of([one.row.key for one in dumped])
         for one in dumped:
             row = found.get(one.row.key)
@@ -48,7 +54,7 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
                 yield Uncertain("gone", str(one.row.key), one.row.version, one.row.size)
             elif row.version != one.row.version:
                 yield Uncertain("since", str(row.key), row.version, row.size)
-        after = max(one.row.object_id for one in dumped) // NEW_IDS * NEW_IDS + NEW_IDS - 1
+        after = max(one.row.object_id for one in page_of_dump) // NEW_IDS * NEW_IDS + NEW_IDS - 1
     while page := metadata.objects_after(after, PAGE_ROWS):
         for row in page:
             if row.key.bucket != RESERVED_BUCKET:

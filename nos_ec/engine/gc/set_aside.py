@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import structlog
 
-from nos_ec.core.errors import NosError, NotFound, Transient
+from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.packable import Packable
@@ -58,11 +58,8 @@ class SetAside:
         return True
 
     def _is_where_it_was(self, packable: Packable) -> bool:
-        try:
-            row = self._metadata.get(packable.key)
-        except NotFound:
-            return False
-        return (row.object_id, row.version, row.extent) == (packable.object_id, packable.version, packable.source)
+        row = self._metadata.objects_with([packable.object_id]).get(packable.object_id)
+        return row is not None and (row.version, row.extent) == (packable.version, packable.source)
 
     def _cool_down_after_failure(self, block: BlockRow) -> None:
         self._cool_down(block, self._options.cool_down.wait_ms(block.gc_failures + 1), failed=True)

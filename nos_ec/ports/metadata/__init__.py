@@ -1,6 +1,6 @@
-"""The metadata store, in ten parts: objects, writer leases, blocks, the deletion queue of landing copies, the
-segments of the landing log, pages of whole tables for checks, repairs of what they find, what explains one object or
-block, where a scrub is, and the rebuilding of lost rows.
+"""The metadata store, in eleven parts: objects, the trash, writer leases, blocks, the deletion queue of landing copies,
+the segments of the landing log, pages of whole tables for checks, repairs of what they find, what explains one object
+or block, where a scrub is, and the rebuilding of lost rows.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
 combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
@@ -30,6 +30,7 @@ from nos_ec.ports.metadata.objects import NewLargeObject, NewObject, ObjectRow, 
 from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
 from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
+from nos_ec.ports.metadata.trash import Trash, TrashMark, TrashPage
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
 
 __all__ = [
@@ -66,6 +67,9 @@ __all__ = [
     "SegmentRow",
     "StoredTotals",
     "Totals",
+    "Trash",
+    "TrashMark",
+    "TrashPage",
     "WaitReason",
     "WaitingBlocks",
     "WaitingRow",

@@ -19,6 +19,8 @@ class ObjectRow:
 
     `due_ms`: when the producer should publish it; set only in the rows that `due_objects` and `object_facts` return.
     `attributes`: see core.attributes; they belong to the version.
+    `trash_until_ms`: when the trash may let go of it, if it is a deleted version in the trash; set only in rows that
+    methods of `Trash`, `objects_after`, `objects_with` and `object_facts` return.
     """
 
     object_id: int
@@ -33,6 +35,7 @@ class ObjectRow:
     created_ms: int
     due_ms: int | None = field(default=None, compare=False)
     attributes: bytes = b""
+    trash_until_ms: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +118,14 @@ class Objects(Protocol):
         """Segments of a large object in part order; an empty list when that version no longer exists."""
         ...
 
-    def delete(self, key: ObjectKey, now_ms: int) -> ObjectRow:
-        """Remove the object and release its bytes as `record_puts` does. Raises NotFound, which carries the key."""
+    def delete(self, key: ObjectKey, now_ms: int, until_ms: int | None = None) -> ObjectRow:
+        """Remove the object and release its bytes as `record_puts` does. Raises NotFound, which carries the key.
+
+        until_ms: put it into the trash instead, which may let go of it then (see `Trash`). Nothing is released.
+        """
         ...
 
-    def delete_many(self, keys: Sequence[ObjectKey], now_ms: int) -> list[ObjectRow]:
+    def delete_many(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         """Remove several objects as `delete` does, all in one transaction of O(1) statements.
 
         Returns the rows that existed, in the order of `keys`. A key without an object is no error, and a key that

@@ -41,11 +41,21 @@ class Rebuilding(Protocol):
 
     def load(self, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], state: str) -> None:
         """Add rows as they were, and write down `state`. Objects in the landing store wait to be packed, due now. A row
-        replaces one of the same key that was loaded before. A copy that a row has is not queued for deletion."""
+        replaces one of the same key that was loaded before; one in the trash replaces one of the same key and version
+        there. A copy that a row has is not queued for deletion."""
         ...
 
     def rows_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
-        """The rows of these keys that exist."""
+        """The current versions of these keys, as far as there are any."""
+        ...
+
+    def trash_of(self, named: Collection[tuple[ObjectKey, int]]) -> dict[tuple[ObjectKey, int], ObjectRow]:
+        """The rows in the trash with these keys and versions, as far as there are any. Until `settle_trash`, their
+        times are not known."""
+        ...
+
+    def settle_trash(self, rows: Sequence[ObjectRow]) -> None:
+        """Give those of these rows that are in the trash their times. Afterwards `trash_of` does not find them."""
         ...
 
     def last_object_id(self) -> int:

@@ -19,6 +19,7 @@ from nos_ec.ports.metadata.objects import Objects
 from nos_ec.ports.metadata.rebuilding import Rebuilding
 from nos_ec.ports.metadata.repairs import Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing
+from nos_ec.ports.metadata.trash import Trash
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class StoredTotals:
 
 class Metadata(
     Objects,
+    Trash,
     Leases,
     Blocks,
     LandingQueue,

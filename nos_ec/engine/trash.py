@@ -1,0 +1,129 @@
+"""The trash: finds deleted objects there, brings them back, and removes what has expired (docs/adr/0028).
+
+9  a page of rows is in memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from threading import Event
+
+import structlog
+
+from nos_ec.core.errors import Conflict, NotFound
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.killpoints import kill_point
+from nos_ec.ports.clock import Beat, Clock, unwatched
+from nos_ec.ports.metadata import ObjectRow, Trash, TrashMark
+
+PAGE_ROWS = 1000
+"""Rows that are looked at, or changed by one transaction."""
+FAILURES_MAX = 3
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """Objects that were removed from the trash, and their bytes."""
+
+    objects: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Purged) -> Purged:
+        return Purged(self.objects + other.objects, self.bytes + other.bytes)
+
+
+class TrashCan:
+    """Safe to use from several processes at once."""
+
+    def __init__(self, metadata: Trash, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
+
+    def pages(self, bucket: str = "", prefix: str = "") -> Iterator[Sequence[ObjectRow]]:
+        """All rows of the trash, or those of a bucket whose names begin with `prefix`, what is kept longest first. Rows
+        that come into the trash meanwhile may be left out. Raises Transient."""
+        before: TrashMark | None = None
+        while True:
+            page = self._metadata.trash_page(before, PAGE_ROWS, bucket, prefix)
+            if page.rows:
+                yield page.rows
+            if page.before is None:
+                return
+            before = page.before
+
+    def find(self, key: ObjectKey, version: int | None = None) -> ObjectRow:
+        """The version of a key that the trash keeps longest, or this one. Looks through the trash. Raises NotFound."""
+        for page in self.pages(key.bucket, key.name):
+            for row in page:
+                if row.key == key and version in (None, row.version):
+                    return row
+        which = "" if version is None else f" version {version} of"
+        raise NotFound(f"{which} object {key} is not in the trash".strip(), key=key)
+
+    def undelete(self, row: ObjectRow) -> ObjectRow:
+        """Make a version current again. Raises NotFound, and Conflict when its key is in use."""
+        if self.undelete_many([row]):
+            return row
+        self.find(row.key, row.version)
+        raise in_use(row.key)
+
+    def undelete_many(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+        """Make those of these versions current again whose keys are not in use. Returns them. Raises Transient."""
+        back = self._metadata.undelete(rows)
+        kill_point("trash.undeleted")
+        return back
+
+    def purge(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+        """Remove rows of the trash, and release their bytes. Returns those that were there. Raises
+        Transient."""
+        gone = self._metadata.purge_trash(rows, self._clock.now_ms())
+        kill_point("trash.purged")
+        return gone
+
+    def expire(self, beat: Beat = unwatched, stop: Event | None = None) -> Purged:
+        """Remove what has expired. `stop` ends it early. A row that cannot be removed, because the metadata is damaged,
+        is logged and passed over. Raises what FAILURES_MAX rows in succession failed with, such as Transient; the next
+        run continues from there."""
+        total = Purged()
+        after: TrashMark | None = None
+        while stop is None or not stop.is_set():
+            beat(0)
+            expired = self._metadata.expired_trash(self._clock.now_ms(), PAGE_ROWS, after)
+            if not expired:
+                break
+            after = TrashMark(expired[-1].trash_until_ms or 0, expired[-1].object_id)
+            gone = self._purge_what_can_be(expired, beat)
+            total += Purged(len(gone), sum(row.size for row in gone))
+        return total
+
+    def _purge_what_can_be(self, rows: Sequence[ObjectRow], beat: Beat) -> list[ObjectRow]:
+        """All of them at once, or else one after the other."""
+        try:
+            return self.purge(rows)
+        except Exception as error:
+            _log.warning("expired objects cannot be removed together; trying one by one", error=str(error))
+        gone: list[ObjectRow] = []
+        failures = 0
+        for row in rows:
+            beat(0)
+            try:
+                gone += self.purge([row])
+                failures = 0
+            except Exception as error:
+                failures += 1
+                if failures == FAILURES_MAX:
+                    raise
+                _log.exception("not removed from the trash", object=str(row.key), version=row.version, error=str(error))
+        return gone
+
+
+def in_use(key: ObjectKey) -> Conflict:
+    """The error of a key that has a current version."""
+    return Conflict(
+        f"object {key} is in use: another version was stored after the delete. Save that version with `nos-ec get`,"
+        " delete it, and run `nos-ec undelete` with --version",
+        key=key,
+    )
