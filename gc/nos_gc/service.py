@@ -114,8 +114,9 @@ class GcService:
         not end GC."""
         try:
             purged = self._trash.expire(beat, stop)
-        except Exception:
-            _log.exception("expired objects could not be removed from the trash; collecting anyway")
+        except Exception as error:
+            say = _log.warning if isinstance(error, NosError) else _log.exception
+            say("expired objects could not be removed from the trash; collecting anyway", error=str(error))
             return
         if purged.objects:
             _log.info("removed expired objects from the trash", objects=purged.objects, bytes=purged.bytes)

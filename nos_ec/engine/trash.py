@@ -11,7 +11,7 @@ from threading import Event
 
 import structlog
 
-from nos_ec.core.errors import Conflict, NotFound
+from nos_ec.core.errors import Conflict, NosError, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.ports.clock import Beat, Clock, unwatched
@@ -116,7 +116,8 @@ class TrashCan:
                 failures += 1
                 if failures == FAILURES_MAX:
                     raise
-                _log.exception("not removed from the trash", object=str(row.key), version=row.version, error=str(error))
+                say = _log.warning if isinstance(error, NosError) else _log.exception
+                say("not removed from the trash", object=str(row.key), version=row.version, error=str(error))
         return gone
 
 
