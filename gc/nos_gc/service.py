@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from nos_ec.core.errors import LeaseLost, NosError, Transient
+from nos_ec.core.ids import BlockId
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.options import LEASE_NAME
 from nos_ec.engine.gc.progress import CollectionResult
@@ -134,6 +135,14 @@ class GcService:
                 return self._collector.run(lambda: self._new_writer(held.lease), watch, stop)
             finally:
                 self.held = None
+
+    def rewrite(self, block_id: BlockId) -> bool:
+        """Move what lives out of one block, and condemn it, whatever its waste. Returns whether anything was moved or
+        condemned. Raises Conflict while a collection runs, LeaseLost, NoSpace, and Transient, also when the block does
+        not answer."""
+        with self._new_lease(LEASE_NAME) as held:
+            result = self._collector.rewrite(block_id, lambda: self._new_writer(held.lease))
+        return bool(result.objects_moved or result.blocks_condemned)
 
     def run(self, stop: Event, wait_ms: int, beat: Beat = unwatched) -> None:
         """Collect every `wait_ms` until `stop` is set."""

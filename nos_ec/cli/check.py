@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from nos_ec.cli.context import AsJson, context
-from nos_ec.cli.errors import ProblemsFound
+from nos_ec.cli.errors import Incomplete, ProblemsFound
 from nos_ec.cli.findings import NewPlan, Report, print_hidden
 from nos_ec.cli.output import count_text, emit, facts, out, printable, progress, size_text
 from nos_ec.composition.wiring import System
-from nos_ec.core.errors import InvalidInput, Transient
+from nos_ec.core.errors import Blocklisted, Conflict, Corrupt, InvalidInput, LeaseLost, NoSpace, Transient
 from nos_ec.core.plan import PlanHead, Step, read_head, read_steps
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checker, CheckFigures, Tick
 from nos_ec.engine.check.repairs import Repairer
+from nos_gc.assemble import gc_service
+
+FAILURES_MAX = 3
+"""`apply` ends when so many steps in a row fail because something does not answer."""
 
 
 def register(app: typer.Typer) -> None:
@@ -82,27 +86,61 @@ def apply(
 ) -> None:
     """Do what a plan of `check` or `scrub` says.
 
-    Each step is done only if what it was planned for still holds. Safe to repeat after any failure.
+    Each step is done only if what it was planned for still holds. One that fails does not stop the others. Safe to
+    repeat after any failure.
     """
     steps = _read(plan)
-    done, passed = 0, []
+    applied = _Applied(len(steps.steps))
     with context(ctx).system() as system, progress() as bar:
         if steps.head.store_id != system.store_id:
             raise InvalidInput(f"{plan} is for the store {steps.head.store_id}, and this one is {system.store_id}")
-        repairer = Repairer(system.checked(), system.planned_mending().mend, system.trail)
-        for number, step in bar.track(steps.steps, description="apply"):
-            if repairer.apply(step):
-                done += 1
-            else:
-                passed.append({"step": number, "action": step.action.value, "why": step.why})
-    data = {"steps": len(steps.steps), "done": done, "passed_over": passed}
-    emit(data, as_json, lambda: _print_applied(len(steps.steps), done, passed))
+        gc = gc_service(system)
+        repairer = Repairer(system.checked(), system.planned_mending(), gc.rewrite, system.trail)
+        try:
+            for number, step in bar.track(steps.steps, description="apply"):
+                applied.apply(repairer, number, step)
+        finally:
+            bar.stop()
+            emit(asdict(applied), as_json, lambda: _print_applied(applied))
+    if applied.failed:
+        raise Incomplete(f"{count_text(len(applied.failed), 'step')} failed; apply the plan again later")
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     head: PlanHead
     steps: Sequence[tuple[int, Step]]
+
+
+@dataclass(slots=True)
+class _Applied:
+    """What became of a plan. passed_over: steps that no longer held. failed: likewise, with the error."""
+
+    steps: int
+    done: int = 0
+    passed_over: list[dict[str, object]] = field(default_factory=list)
+    failed: list[dict[str, object]] = field(default_factory=list)
+
+    def apply(self, repairer: Repairer, number: int, step: Step) -> None:
+        """Do a step, and note what became of it. Raises what makes all further steps fail: InvalidInput, LeaseLost,
+        Blocklisted, and the Transient of FAILURES_MAX steps in a row."""
+        named: dict[str, object] = {"step": number, "action": step.action.value, "why": step.why}
+        try:
+            if repairer.apply(step):
+                self.done += 1
+            else:
+                self.passed_over.append(named)
+        except (LeaseLost, Blocklisted):
+            raise
+        except (Transient, Corrupt, Conflict) as error:
+            self.failed.append(named | {"error": str(error)})
+            if isinstance(error, Transient) and not isinstance(error, NoSpace) and self._all_fail(number):
+                raise
+
+    def _all_fail(self, number: int) -> bool:
+        """Whether this step and those right before it failed."""
+        last = [one["step"] for one in self.failed[-FAILURES_MAX:]]
+        return last == list(range(number - FAILURES_MAX + 1, number + 1))
 
 
 def _read(plan: Path) -> _Plan:
@@ -114,10 +152,12 @@ def _read(plan: Path) -> _Plan:
     return _Plan(read_head(lines[0] if lines else b""), list(read_steps(lines)))
 
 
-def _print_applied(steps: int, done: int, passed: Sequence[dict[str, Any]]) -> None:
-    out.print(f"{done:,} of {count_text(steps, 'step')} done")
-    for one in passed:
+def _print_applied(applied: _Applied) -> None:
+    out.print(f"{applied.done:,} of {count_text(applied.steps, 'step')} done")
+    for one in applied.passed_over:
         out.print(printable(f"passed over, because it no longer holds: step {one['step']}, {one['why']}"), markup=False)
+    for one in applied.failed:
+        out.print(printable(f"failed: step {one['step']}, {one['why']}: {one['error']}"), markup=False)
 
 
 def _checker(system: System, share: float, tick: Tick) -> Checker:

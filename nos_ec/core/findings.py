@@ -82,11 +82,12 @@ REPAIRS: Mapping[FindingKind, str] = {
     " `nos-ec shards rebuild`",
     FindingKind.SHARD_DAMAGED: "its objects can be read unless more than m shards of a stripe are damaged: run"
     " `nos-ec scrub`, which writes the shard again; several of one shard: replace its disk",
-    FindingKind.SHARDS_CONTRADICT: "read the objects of the block and put them again; report it: a disk with copies of"
-    " older files, or a bug",
-    FindingKind.HEADER_DAMAGED: "objects there can still be read; put them again, so that GC collects the block",
-    FindingKind.NAMES_DAMAGED: "no object is harmed while the metadata is there; put them again, so that GC collects"
-    " the block",
+    FindingKind.SHARDS_CONTRADICT: "its objects are moved to another block with --plan; report it: a disk with copies"
+    " of older files, or a bug",
+    FindingKind.HEADER_DAMAGED: "objects there can still be read: move them to another block with --plan; put large ones"
+    " again",
+    FindingKind.NAMES_DAMAGED: "no object is harmed while the metadata is there: move the objects to another block with"
+    " --plan; put large ones again",
     FindingKind.EXTENT_UNCONFIRMED: "read the object; if its checksum is wrong, put it again",
     FindingKind.DATA_DAMAGED: "put the object again",
     FindingKind.ROW_INVALID: "put the object again, or delete it",

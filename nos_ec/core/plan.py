@@ -38,6 +38,8 @@ class Action(StrEnum):
     """Remove from what waits to be packed what its object does not confirm."""
     MEND = "mend"
     """Write a damaged shard again from the others, or let a damaged object go back to its landing copy."""
+    REWRITE_BLOCK = "rewrite-block"
+    """Move what lives out of a block to another one, as GC does, and condemn the block."""
 
 
 QUARANTINING = (Action.QUARANTINE_BLOCK, Action.QUARANTINE_COPY)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,18 +12,23 @@ import pytest
 from nos_ec.cli.app import run as start
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.deadlines import QUARANTINE_MS
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.plan import Step, read_steps
 from nos_ec.engine.check.quarantine import held
 from nos_ec.engine.check.repairs import Repairer, planned
-from nos_ec.testing.audit import all_blocks
+from nos_ec.engine.gc.options import LEASE_NAME
+from nos_ec.engine.header_scan import scan_headers
+from nos_ec.ports.metadata import BlockRow
+from nos_ec.testing.audit import all_blocks, all_objects
 from nos_ec.testing.clock import SetClock
 from nos_gc.assemble import gc_service
-from tests.rig.at_rest import end_log
+from tests.rig.at_rest import LaterClock, end_log
 
-from .conftest import Bench
-from .test_check import FIRST_PACKED, FIRST_WAITING, FRESH, check, fill, leak_block, leak_copy, run
+from .conftest import STRIPE, TTL_OVER_MS, Bench
+from .test_check import FIRST_PACKED, FIRST_WAITING, FRESH, check, fill, leak_block, leak_copy, rewrite, run
 from .test_cli import Cli
 from .test_gc import configure
 
@@ -56,7 +63,7 @@ def test_what_is_wrong_with_rows_is_mended(bench: Bench, capfd: pytest.CaptureFi
         plan = plan_of(bench)
         assert actions(plan) == [action]
         cli = Cli(bench, capfd)
-        assert cli("apply", str(plan)) == {"steps": 1, "done": 1, "passed_over": []}
+        assert cli("apply", str(plan)) == {"steps": 1, "done": 1, "passed_over": [], "failed": []}
         assert check(system, read_share=1.0) == []
         assert list(all_blocks(system.metadata)) == blocks
         again = cli("apply", str(plan))
@@ -248,6 +255,161 @@ def test_nothing_goes_into_quarantine_while_not_all_was_looked_at(
         capfd.readouterr()
 
 
+@pytest.fixture
+def sealed(bench: Bench) -> Iterator[tuple[System, BlockRow]]:
+    """A store that has been packed, and its block with the most objects."""
+    with bench.open() as system:
+        fill(bench, system)
+        yield system, max(all_blocks(system.metadata), key=lambda row: row.live_objects)
+
+
+def lose_header(_: Bench, system: System, row: BlockRow) -> None:
+    rewrite(system, row, 40)
+
+
+def lose_names(_: Bench, system: System, row: BlockRow) -> None:
+    header = scan_headers(system.blocks, row.block_id, row.stripes).headers[0]
+    rewrite(system, row, header.names_offset + 3)
+
+
+def put_an_older_shard(bench: Bench, system: System, row: BlockRow) -> None:
+    """With checksums that fit it, as a disk that was restored from a copy has it."""
+    path = next((bench.folder / "store" / "blocks" / "shard-09").rglob(row.block_id.hex()))
+    data = bytearray(system.blocks.read(row.block_id, 0, row.size_bytes))
+    whole = {one: one.read_bytes() for one in bench.folder.rglob(row.block_id.hex())}
+    data[-1] ^= 1
+    system.blocks.delete(row.block_id)
+    system.blocks.create(row.block_id, data)
+    system.blocks.seal(row.block_id)
+    older = path.read_bytes()
+    for one, content in whole.items():
+        one.write_bytes(content)
+    path.write_bytes(older)
+
+
+DAMAGED_BLOCKS: dict[FindingKind, Callable[[Bench, System, BlockRow], None]] = {
+    FindingKind.HEADER_DAMAGED: lose_header,
+    FindingKind.NAMES_DAMAGED: lose_names,
+    FindingKind.SHARDS_CONTRADICT: put_an_older_shard,
+}
+
+
+def scrubbed(bench: Bench, plan: Path, code: int) -> None:
+    assert start(["--config", str(bench.config), "scrub", "--rate", "0", "--restart", "--plan", str(plan)]) == code
+
+
+@pytest.mark.parametrize("kind", DAMAGED_BLOCKS)
+def test_objects_leave_a_block_that_nothing_can_mend(
+    bench: Bench, capfd: pytest.CaptureFixture[str], sealed: tuple[System, BlockRow], kind: FindingKind
+) -> None:
+    system, row = sealed
+    DAMAGED_BLOCKS[kind](bench, system, row)
+    plan, cli = bench.folder / "plan", Cli(bench, capfd)
+    scrubbed(bench, plan, 13)
+    capfd.readouterr()
+    assert actions(plan) == ["rewrite-block"]
+    step = json.loads(plan.read_text().splitlines()[1])
+    assert step["bytes"] == {"read": row.size_bytes + row.live_bytes, "write": row.live_bytes, "free": row.size_bytes}
+    assert cli("apply", str(plan))["done"] == 1
+    assert system.metadata.block(row.block_id).state is BlockState.CONDEMNED
+    assert cli("apply", str(plan))["done"] == 0
+    scrubbed(bench, bench.folder / "again", 0)
+    assert check(system, read_share=1.0) == []
+    assert not any(one.extent.block_id == row.block_id for one in all_objects(system.metadata) if one.extent)
+    bench.settle(system)
+    bench.assert_readable(system)
+    bench.assert_at_rest(system)
+
+
+def test_what_cannot_be_read_keeps_a_block_that_is_written_again(
+    bench: Bench, capfd: pytest.CaptureFixture[str], sealed: tuple[System, BlockRow]
+) -> None:
+    system, row = sealed
+    lost = max(system.metadata.placed_in(row.block_id), key=lambda one: one.extent.offset)
+    rewrite(system, row, lost.extent.offset)
+    lose_header(bench, system, row)
+    assert Cli(bench, capfd)("apply", str(plan_of(bench)))["done"] == 1
+    assert [one.key for one in system.metadata.placed_in(row.block_id)] == [lost.key]
+    assert system.metadata.block(row.block_id).state is BlockState.SEALED
+    with pytest.raises(Corrupt):
+        system.store().get(lost.key)
+    for key in bench.acknowledged.keys() - {lost.key}:
+        assert system.store().get(key) == bench.acknowledged[key]
+
+
+def test_a_step_that_fails_stops_no_other(
+    bench: Bench, capfd: pytest.CaptureFixture[str], sealed: tuple[System, BlockRow]
+) -> None:
+    system, row = sealed
+    lose_header(bench, system, row)
+    leak_copy(bench, system)
+    plan, cli = plan_of(bench), Cli(bench, capfd)
+    assert actions(plan) == ["rewrite-block", "quarantine-copy"]
+    with system.contended_lease(LEASE_NAME, 30_000):
+        refused = cli("apply", str(plan), exits=12)
+    assert "1 step failed" in refused["message"]
+    assert [finding.kind for finding in check(system)] == [FindingKind.HEADER_DAMAGED]
+    assert cli("apply", str(plan))["done"] == 1
+    assert check(system) == []
+
+
+def test_apply_ends_when_nothing_answers(
+    bench: Bench, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        for _ in range(5):
+            leak_copy(bench, system)
+        plan, tried = plan_of(bench), []
+
+        def away(_: object, step: Step) -> bool:
+            tried.append(step)
+            raise Transient("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Repairer, "apply", away)
+            assert "no answer" in Cli(bench, capfd)("apply", str(plan), exits=7)["message"]
+        assert len(tried) == 3
+
+
+@pytest.mark.timed
+@pytest.mark.invariant(1)
+@pytest.mark.parametrize("point", ["writer.appended", "writer.committed", "gc.rewritten", "gc.condemned"])
+def test_killed_while_a_block_is_written_again(bench: Bench, point: str) -> None:
+    """The next run does what is left of it."""
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        bench.pack(system)
+        row = max(all_blocks(system.metadata), key=lambda row: row.live_objects)
+        lose_header(bench, system, row)
+    plan = bench.folder / "plan"
+    assert bench.run("check", "--plan", str(plan)).returncode == 13
+    done = bench.run("apply", str(plan), kill_at=point)
+    assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.stderr.decode()[-2000:]}"
+    with bench.open() as system:
+        system.clock = LaterClock(TTL_OVER_MS)
+        bench.assert_readable(system)
+        system.housekeeping().run_once()
+        ((_, step),) = read_steps(plan.read_bytes().splitlines(keepends=True))
+        Repairer(system.checked(), system.planned_mending(), gc_service(system).rewrite).apply(step)
+        assert system.metadata.block(row.block_id).state is BlockState.CONDEMNED
+        assert check(system, read_share=1.0) == []
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)
+
+
+def test_blocks_of_large_objects_are_not_moved(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    with bench.open() as system:
+        bench.put(system, "large", bench.data(16 * STRIPE))
+        row = next(all_blocks(system.metadata))
+        lose_header(bench, system, row)
+        assert actions(plan_of(bench)) == []
+        assert not gc_service(system).rewrite(row.block_id)
+        capfd.readouterr()
+        bench.assert_readable(system)
+
+
 @pytest.mark.landing("store")
 def test_a_copy_whose_object_is_missing_among_what_waits_stays(bench: Bench) -> None:
     """The plan says otherwise: what was lost came back after the check, for example."""
@@ -259,7 +421,7 @@ def test_a_copy_whose_object_is_missing_among_what_waits_stays(bench: Bench) -> 
         found = Finding(FindingKind.COPY_WITHOUT_OWNER, "copy", step | {"bytes": len(system.landing.read(copy))})
         planned_step = planned(found)
         assert planned_step is not None
-        repairer = Repairer(system.checked(), lambda *_: False)
+        repairer = Repairer(system.checked(), system.planned_mending(), lambda _: False)
         assert not repairer.apply(planned_step)
         assert list(held(system.metadata)) == []
         nobodys = system.new_landing_id()

@@ -123,8 +123,7 @@ class BlockCheck:
             named = _names([one for one in unconfirmed if one in headless])
             found.add(FindingKind.HEADER_DAMAGED, stripes=stripes, objects=len(headless), named=named)
         elif not unconfirmed and not right:
-            seen = {"block": row.block_id.hex(), "row": booked(row), "counted": counted(account)}
-            found.add(FindingKind.BLOCK_COUNTERS, **seen)
+            found.add(FindingKind.BLOCK_COUNTERS, row=booked(row), counted=counted(account))
         for one in unconfirmed:
             if one not in headless:
                 found.of_object(FindingKind.EXTENT_UNCONFIRMED, one)
@@ -160,7 +159,14 @@ class BlockFindings:
 
     def of_part(self, kind: FindingKind, what: str, **evidence: object) -> None:
         """Add a finding about a part of the block."""
-        state = {"kind": self._row.kind.value, "state": self._row.state.value}
+        row = self._row
+        state = {
+            "block": row.block_id.hex(),
+            "kind": row.kind.value,
+            "state": row.state.value,
+            "bytes": row.size_bytes,
+            "live": row.live_bytes,
+        }
         self.all.append(Finding(kind, what, state | evidence))
 
     def of_object(self, kind: FindingKind, placed: Placed, **evidence: object) -> None:

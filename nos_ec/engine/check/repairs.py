@@ -7,7 +7,7 @@ longer holds, and is passed over.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from nos_ec.core.audit_trail import AuditEntry, AuditKind, CopyEntry
 from nos_ec.core.copy_label import CopyLabel
@@ -16,6 +16,7 @@ from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.plan import Action, Cost, Step
 from nos_ec.core.reclaim import account_block
 from nos_ec.engine.check.blocks import BlockCheck, ReadShare, booked, counted
@@ -26,12 +27,32 @@ from nos_ec.engine.trash import TrashCan
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 
 
+class Mender(Protocol):
+    """Mends damages of blocks. `what` is the name of a damage's finding."""
+
+    def finds(self, block_id: BlockId, kind: FindingKind, what: str) -> bool:
+        """Whether a damage is still there. Reads the whole block. Raises Transient, Corrupt."""
+        ...
+
+    def mend(self, block_id: BlockId, kind: FindingKind, what: str) -> bool:
+        """Mend a damage where it is. Returns whether it was there and was mended. Raises Transient, Corrupt."""
+        ...
+
+
+Rewrite = Callable[[BlockId], bool]
+"""Moves what lives out of a block, and condemns it. Returns whether anything was done. Raises Conflict while GC runs,
+NoSpace, Transient."""
+
+_REWRITTEN = (FindingKind.HEADER_DAMAGED, FindingKind.NAMES_DAMAGED, FindingKind.SHARDS_CONTRADICT)
+"""Damages that leave the objects readable, and that nothing in the block itself can mend."""
+
+
 def planned(finding: Finding) -> Step | None:
-    """The step that mends a finding; None for one that needs more than a change of rows. Of what only a scrub finds,
-    what it could mend itself.
+    """The step that mends a finding; None if there is none that is safe. Of what only a scrub finds, what it could mend
+    itself, and blocks that must be written again.
 
     Counters of a block that count more objects than there are rows are left alone: rows may have been lost, and can
-    still be restored while the bytes count as live.
+    still be restored while the bytes count as live. So are blocks of large objects, which nothing moves.
     """
     seen: Any = finding.evidence
     why = f"{finding.kind.value}: {finding.what}"
@@ -62,7 +83,15 @@ def planned(finding: Finding) -> Step | None:
             return _mend(finding, why, cost)
         case FindingKind.DATA_DAMAGED if "landing" in seen:
             return _mend(finding, why, Cost(read=2 * seen["length"]))
+        case kind if kind in _REWRITTEN and _is_sealed_group(seen):
+            cost = Cost(read=seen["bytes"] + seen["live"], write=seen["live"], free=seen["bytes"])
+            target = {"block": seen["block"], "what": finding.what}
+            return Step(Action.REWRITE_BLOCK, target, why, dict(seen), {"kind": kind.value}, cost)
     return None
+
+
+def _is_sealed_group(seen: Any) -> bool:
+    return bool(seen["state"] == BlockState.SEALED.value and seen["kind"] != BlockKind.LARGE.value)
 
 
 def _mend(finding: Finding, why: str, cost: Cost) -> Step:
@@ -72,25 +101,22 @@ def _mend(finding: Finding, why: str, cost: Cost) -> Step:
 
 
 class Repairer:
-    """Does the steps of a plan, one at a time. mend: mends a damage of a block, by its kind and what it is about."""
+    """Does the steps of a plan, one at a time."""
 
-    def __init__(
-        self,
-        checked: Checked,
-        mend: Callable[[BlockId, FindingKind, str], bool],
-        trail: AuditTrail = NO_TRAIL,
-    ) -> None:
+    def __init__(self, checked: Checked, mender: Mender, rewrite: Rewrite, trail: AuditTrail = NO_TRAIL) -> None:
         self._trail = trail
         self._metadata = checked.metadata
         self._stored_blocks = checked.blocks
         self._landing = checked.landing
         self._clock = checked.clock
-        self._mend = mend
+        self._mender = mender
+        self._rewrite = rewrite
         self._blocks = BlockCheck(checked.metadata, checked.blocks, ReadShare())
 
     def apply(self, step: Step) -> bool:
         """Do a step if what it was planned for still holds. Returns whether it was done. Raises InvalidInput for a
-        step that lacks something, Transient."""
+        step that lacks something; Transient, Corrupt, Conflict (GC runs) and NoSpace, after which other steps may
+        succeed."""
         try:
             self._trail.record([_entry(AuditKind.REPAIR, step)])
             done = self._do(step)
@@ -116,8 +142,10 @@ class Repairer:
             case Action.STOP_WAITING:
                 return self._stop(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
             case Action.MEND:
-                block_id = BlockId(bytes.fromhex(step.target["block"]))
-                return self._mend(block_id, FindingKind(step.holds["kind"]), step.target["what"])
+                return self._mender.mend(*_damage(step))
+            case Action.REWRITE_BLOCK:
+                block_id, kind, what = _damage(step)
+                return self._mender.finds(block_id, kind, what) and self._rewrite(block_id)
 
     def _recount(self, block_id: BlockId, holds: dict[str, Any]) -> bool:
         row = self._blocks.row(block_id)
@@ -188,6 +216,10 @@ class Repairer:
         if one is None or (one.object_id, one.state.value, one.size) != wanted:
             return False
         return self._metadata.stop_waiting(copy, self._clock.now_ms())
+
+
+def _damage(step: Step) -> tuple[BlockId, FindingKind, str]:
+    return BlockId(bytes.fromhex(step.target["block"])), FindingKind(step.holds["kind"]), step.target["what"]
 
 
 def _entry(kind: AuditKind, step: Step) -> AuditEntry:

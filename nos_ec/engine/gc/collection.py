@@ -26,7 +26,9 @@ from nos_ec.engine.gc.set_aside import SetAside
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
 from nos_ec.engine.gc.victims import ChosenBlock, choose
 from nos_ec.engine.packable import Packable
+from nos_ec.engine.room import require_room
 from nos_ec.engine.stripe_writer import StripeWriter
+from nos_ec.ports.metadata import BlockRow
 
 _log = structlog.get_logger(__name__)
 
@@ -61,6 +63,21 @@ class Collection:
         if failure is not None:
             raise failure
         return self._run.progress.result
+
+    def rewrite(self, block: BlockRow) -> CollectionResult:
+        """Move what lives out of this block, however little of it is dead, and condemn it. Objects that cannot be read
+        stay where they are, and their block with them. Raises LeaseLost, NoSpace, and Transient, also when the block
+        does not answer."""
+        run = self._run
+        needed = block.size_bytes + run.blocks.geometry.group_size_max
+        require_room(run.blocks, needed, run.options.floor_bytes)
+        with closing(self._writer):
+            drained = self._drain([ChosenBlock(block, block.stripes)])
+        if drained.ended_by is not None:
+            raise drained.ended_by
+        if run.progress.result.blocks_parked:
+            raise Transient(run.progress.result.parked[0])
+        return run.progress.result
 
     def _choose(self) -> Sequence[ChosenBlock]:
         run = self._run

@@ -9,6 +9,7 @@ import structlog
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
+from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.collection import Collection
 from nos_ec.engine.gc.options import CollectorOptions
@@ -81,6 +82,19 @@ class Collector:
         far after every step. stop: ends the run early.
         """
         self._release_collected()
+        return self._collection(new_writer, watch, stop).run()
+
+    def rewrite(self, block_id: BlockId, new_writer: Callable[[], StripeWriter]) -> CollectionResult:
+        """Move what lives out of one block, and condemn it. Changes nothing unless it is a sealed block of groups.
+        Raises what `Collection.rewrite` raises."""
+        if not is_sealed(self._metadata, block_id):
+            return CollectionResult()
+        block = self._metadata.block(block_id)
+        if block.kind is BlockKind.LARGE:
+            return CollectionResult()
+        return self._collection(new_writer, lambda _: None, None).rewrite(block)
+
+    def _collection(self, new_writer: Callable[[], StripeWriter], watch: Watch, stop: Event | None) -> Collection:
         run = RunContext(
             metadata=self._metadata,
             blocks=self._blocks,
@@ -91,7 +105,7 @@ class Collector:
             progress=Progress(watch),
             stop=Event() if stop is None else stop,
         )
-        return Collection(run, self._new_merge_list, new_writer).run()
+        return Collection(run, self._new_merge_list, new_writer)
 
     def _release_collected(self) -> None:
         """Release the parked blocks that another process has collected, or that became empty and were deleted."""

@@ -134,7 +134,6 @@ class BlockScrub:
         for one in damaged:
             geometry = self._blocks.geometry
             evidence = {
-                "block": row.block_id.hex(),
                 "shard": one.shard,
                 "parts": [part.value for part in one.parts],
                 "pages": one.pages,

@@ -1,4 +1,4 @@
-"""Mends one damage that a scrub found and planned, if it is still there."""
+"""Finds and mends one damage of a block that a check or a scrub has planned, if it is still there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nos_ec.ports.shard_store import ShardStore
 
 
 class PlannedMending:
-    """Reads the block of a damage again, and mends that damage alone."""
+    """A `Mender`. Reads the block of a damage again, and mends that damage alone."""
 
     def __init__(
         self, checked: Checked, shards: ShardStore | None, put_ms_max: int, trail: AuditTrail = NO_TRAIL
@@ -31,16 +31,27 @@ class PlannedMending:
         self._mending = Mending(checked.metadata, checked.landing, shards, checked.clock, put_ms_max, pace, trail)
 
     def mend(self, block_id: BlockId, kind: FindingKind, what: str) -> bool:
-        """Whether the damage was there and was mended. Raises Transient, Corrupt."""
+        """See `Mender`."""
+        found = self._look(block_id)
+        if found is None:
+            return False
+        row, look = found
+        done, _ = self._mending.mend(row, _only(row, look, kind, what))
+        return any(one.mended for one in done)
+
+    def finds(self, block_id: BlockId, kind: FindingKind, what: str) -> bool:
+        """See `Mender`."""
+        found = self._look(block_id)
+        return found is not None and any((one.kind, one.what) == (kind, what) for one in found[1].findings)
+
+    def _look(self, block_id: BlockId) -> tuple[BlockRow, Look] | None:
+        """The row of the block and what is seen of it; None if it is gone, or changes all the time."""
         try:
             row = self._metadata.block(block_id)
         except NotFound:
-            return False
+            return None
         look = self._scrub.look(row)
-        if look is None:
-            return False
-        done, _ = self._mending.mend(row, _only(row, look, kind, what))
-        return any(one.mended for one in done)
+        return None if look is None else (row, look)
 
 
 def _only(row: BlockRow, look: Look, kind: FindingKind, what: str) -> Look:
