@@ -236,6 +236,7 @@ def _run_clients(
             clients.stopped.wait(WAIT_S)
     finally:
         clients.stopped.set()
+        striker.wake_all()  # what sleeps inside a transaction would keep the clients waiting
     clients.stop()
     report.clients = dict(sorted(totals.counts.items()))
     report.strikes = striker.done

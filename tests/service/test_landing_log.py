@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from io import BytesIO
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError, Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey, in_log
 from nos_ec.core.lifecycle import SegmentState
+from nos_ec.engine.log_segment import RETRY_WAIT_MS
 from nos_ec.testing.audit import all_objects
 from tests.rig.at_rest import LaterClock, come_to_rest, end_log
 
@@ -163,7 +165,9 @@ def test_a_hundred_short_processes_do_not_use_up_the_log(bench: Bench) -> None:
     assert_rests(bench)
 
 
-def test_puts_pass_by_a_log_that_is_full(bench: Bench) -> None:
+def test_puts_pass_by_a_log_that_is_full(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until there is room, and for as long as the log waits before it tries again."""
+    monkeypatch.setattr("nos_ec.engine.segment_maker.RETRY_WAIT_MS_MAX", RETRY_WAIT_MS)
     with bench.open() as system:
         bench.put_some(system, 1100)
         records, copies = landed_in(system)
@@ -171,6 +175,7 @@ def test_puts_pass_by_a_log_that_is_full(bench: Bench) -> None:
         assert min(records, copies) > 100
         bench.assert_readable(system)
         pack_beside_log(bench, system)
+        time.sleep(RETRY_WAIT_MS / 1000)
         bench.put(system, "later", bench.data(CHUNK))
         assert landed_in(system) == (1, 0)
     assert_rests(bench)
