@@ -566,6 +566,7 @@ def u8(folder: Path, options: Options) -> Found:
 
 def get_landed(system: System, size: int, options: Options) -> Found:
     keys, into = [ObjectKey("b", f"{number}") for number in range(options.objects // 4)], system.store()
+    into.put(ObjectKey("b", "first"), BytesIO(NOISE[:size]))  # the first PUT of a process passes by the log
     call_all(16, keys, lambda key: into.put(key, BytesIO(NOISE[:size])), perf_counter)
     fd = os.open(system.settings.store.root / "landing_log" / "device0", os.O_RDONLY | os.O_DIRECT)
     buffer = memoryview(mmap.mmap(-1, MIB))
