@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -370,6 +372,59 @@ def test_apply_ends_when_nothing_answers(
             patch.setattr(Repairer, "apply", away)
             assert "no answer" in Cli(bench, capfd)("apply", str(plan), exits=7)["message"]
         assert len(tried) == 3
+
+
+SLOW_PUT = """
+import sys, time
+from io import BytesIO
+from pathlib import Path
+from nos_ec.adapters.local.landing_store import LocalLandingStore
+from nos_ec.composition.wiring import open_system
+from nos_ec.core.ids import ObjectKey
+from nos_ec.settings import load_settings
+
+put, go_on = LocalLandingStore.put, Path(sys.argv[2])
+
+def slow(*arguments, **named):
+    go_on.with_name("waits").touch()
+    while not go_on.exists():
+        time.sleep(0.01)
+    put(*arguments, **named)
+
+LocalLandingStore.put = slow
+with open_system(load_settings(Path(sys.argv[1]), {})) as system:
+    system.store().put(ObjectKey("b", "slow"), BytesIO(b"late"))
+"""
+
+
+@pytest.mark.timed
+@pytest.mark.landing("store")
+@pytest.mark.usefixtures("short_leases")
+def test_a_copy_that_a_killed_put_wrote_after_its_reservation_is_found_and_removed(
+    bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing refers to it: the reaper has given the reservation up, and the PUT died before it could look."""
+    go_on, waits = bench.folder / "go-on", bench.folder / "waits"
+    with bench.open() as system, ThreadPoolExecutor(1) as pool:
+        bench.put_some(system, 5)
+        arguments = ("-c", SLOW_PUT, str(bench.config), str(go_on))
+        slow = pool.submit(bench.run_python, *arguments, kill_at="put.landed")
+        try:
+            while not waits.exists() or system.metadata.deletions_after(None, 1):
+                assert not slow.done(), slow.result().stderr
+                system.housekeeping().run_once()
+                time.sleep(0.05)
+        finally:
+            go_on.touch()
+        assert slow.result().returncode == -signal.SIGKILL, slow.result().stderr
+        (found,) = check(system)
+        assert found.kind is FindingKind.COPY_WITHOUT_OWNER
+        assert Cli(bench, capfd)("apply", str(plan_of(bench)))["done"] == 1
+        assert check(system) == []
+        system.clock = LaterClock(QUARANTINE_MS + TTL_OVER_MS)
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)
 
 
 @pytest.mark.timed
