@@ -20,6 +20,10 @@ from nos_ec.s3.names import check_key, check_version_id
 
 DOCUMENT_SIZE_MAX = 2 << 20
 DEPTH_MAX = 16
+NAMESPACE_LENGTH_MAX = 100
+"""The parser repeats the namespace in the name of each element."""
+ATTRIBUTES_MAX = 10
+"""Of one element."""
 ELEMENTS_MAX = 100_000
 """10,000 parts with number, ETag and checksum are 40,001."""
 DELETED_KEYS_MAX = 1000
@@ -73,6 +77,7 @@ def parse(body: bytes, root: str) -> Element:
     parser.EndElementHandler = reader.end
     parser.CharacterDataHandler = reader.data
     parser.StartDoctypeDeclHandler = reader.doctype
+    parser.StartNamespaceDeclHandler = reader.namespace
     try:
         parser.Parse(body, True)
     except (expat.ExpatError, ValueError) as error:
@@ -96,8 +101,8 @@ class _Reader:
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         self._elements += 1
-        if len(self._open) > DEPTH_MAX or self._elements > ELEMENTS_MAX:
-            raise malformed("The document is too deep, or has too many elements.")
+        if len(self._open) > DEPTH_MAX or self._elements > ELEMENTS_MAX or len(attributes) > ATTRIBUTES_MAX:
+            raise malformed("The document is too deep, or has too many elements or attributes.")
         element = Element(name.rpartition("}")[2], attributes)
         parent = self._open[-1]
         if parent.text and parent.text.strip():
@@ -116,6 +121,10 @@ class _Reader:
             element.text += text
         elif text.strip():
             raise _mixed(element)
+
+    def namespace(self, _: str | None, uri: str | None) -> None:
+        if len(uri or "") > NAMESPACE_LENGTH_MAX:
+            raise malformed("The name of a namespace is too long.")
 
     def doctype(self, *_: object) -> None:
         raise malformed("A DOCTYPE is not allowed.")

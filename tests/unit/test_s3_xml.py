@@ -358,6 +358,21 @@ def test_documents_are_bounded() -> None:
         assert time.process_time() - began < 5
 
 
+def test_long_namespaces_are_not_repeated_in_each_name() -> None:
+    """A parser that tells the namespaces of names would make gigabytes of these documents."""
+    for declared, tag in ((' xmlns="{}"', "x{}"), (' xmlns:a="{}"', "a:x{}")):
+        top = "a:Delete" if ":a" in declared else "Delete"
+        names = "".join(f"<{tag.format(number)}/>" for number in range(50_000))
+        body = f"<{top}{declared.format('u' * 1_000_000)}>{names}</{top}>"
+        began = time.process_time()
+        assert code_of(documents.delete_objects, body) == "MalformedXML"
+        assert time.process_time() - began < 5
+    many = " ".join(f'x{number}=""' for number in range(100_000))
+    assert code_of(documents.delete_objects, f"<Delete {many}><Object><Key>a</Key></Object></Delete>") == "MalformedXML"
+    named = f'<Delete xmlns="{"u" * documents.NAMESPACE_LENGTH_MAX}"><Object><Key>a</Key></Object></Delete>'
+    assert [one.key for one in documents.delete_objects(named.encode())[0]] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("parts", "code"),
     [
