@@ -9,6 +9,7 @@ from nos_ec.engine.shard_rebuild import RebuildCounters
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring import scrub_metrics as of_scrub
 from nos_ec.monitoring import shard_metrics as of_shards
+from nos_ec.monitoring import trash_metrics as of_trash
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.sources import lease_samples
 from nos_gc.service import GcService
@@ -32,6 +33,8 @@ def gc_samples(service: GcService, wait_ms: int) -> Iterator[Sample]:
     yield Sample(m.GC_STRIPES_WRITTEN, collected.stripes_written)
     yield Sample(m.GC_BLOCKS_PARKED, collected.blocks_parked)
     yield Sample(m.GC_UNREADABLE, collected.unreadable_objects)
+    yield Sample(of_trash.GC_EXPIRED_OBJECTS, collected.expired_objects)
+    yield Sample(of_trash.GC_EXPIRED_BYTES, collected.expired_bytes)
     held = service.held
     if held is not None:
         yield from lease_samples(held, "gc")

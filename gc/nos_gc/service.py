@@ -19,7 +19,7 @@ from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.stripe_writer import StripeWriter
-from nos_ec.engine.trash import TrashCan
+from nos_ec.engine.trash import Purged, TrashCan
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Lease
 
@@ -87,8 +87,8 @@ class GcService:
         """
         try:
             self._run_housekeeping(beat)
-            self._expire_trash(beat, stop)
-            result = self._collect(beat, stop)
+            expired = self._expire_trash(beat, stop)
+            result = self._collect(beat, stop, expired)
         except NosError:
             self.counters = replace(self.counters, failures=self.counters.failures + 1)
             raise
@@ -110,7 +110,7 @@ class GcService:
         except Transient as error:
             _log.warning("housekeeping failed; collecting anyway", error=str(error))
 
-    def _expire_trash(self, beat: Beat, stop: Event | None) -> None:
+    def _expire_trash(self, beat: Beat, stop: Event | None) -> Purged:
         """Before the collection, which frees the space. It may fail as housekeeping may, and damage in the trash must
         not end GC."""
         try:
@@ -118,12 +118,14 @@ class GcService:
         except Exception as error:
             say = _log.warning if isinstance(error, NosError) else _log.exception
             say("expired objects could not be removed from the trash; collecting anyway", error=str(error))
-            return
+            return Purged()
         if purged.objects:
             _log.info("removed expired objects from the trash", objects=purged.objects, bytes=purged.bytes)
+        return purged
 
-    def _collect(self, beat: Beat, stop: Event | None) -> CollectionResult:
-        before = self.counters
+    def _collect(self, beat: Beat, stop: Event | None, expired: Purged) -> CollectionResult:
+        before = self.counters.with_run(_with(CollectionResult(), expired))
+        self.counters = before
 
         def watch(result: CollectionResult) -> None:
             beat(0)
@@ -132,17 +134,17 @@ class GcService:
         with self._new_lease(LEASE_NAME) as held:
             self.held = held
             try:
-                return self._collector.run(lambda: self._new_writer(held.lease), watch, stop)
+                return _with(self._collector.run(lambda: self._new_writer(held.lease), watch, stop), expired)
             finally:
                 self.held = None
 
     def rewrite(self, block_id: BlockId) -> bool:
-        """Move what lives out of one block, and condemn it, whatever its waste. Returns whether anything was moved or
-        condemned. Raises Conflict while a collection runs, LeaseLost, NoSpace, and Transient, also when the block does
-        not answer."""
+        """Move what lives out of one block, and condemn it, whatever its waste. Returns False if it is not a sealed
+        block of groups any more. Raises Conflict while a collection runs, Corrupt when some of it cannot be read and
+        stays, LeaseLost, NoSpace, and Transient, also when the block does not answer."""
         with self._new_lease(LEASE_NAME) as held:
             result = self._collector.rewrite(block_id, lambda: self._new_writer(held.lease))
-        return bool(result.objects_moved or result.blocks_condemned)
+        return result.blocks_condemned > 0
 
     def run(self, stop: Event, wait_ms: int, beat: Beat = unwatched) -> None:
         """Collect every `wait_ms` until `stop` is set."""
@@ -156,3 +158,7 @@ class GcService:
                 _log.warning("collection failed; trying again", error=str(error))
             beat(wait_ms)
             self._clock.wait(stop, wait_ms)
+
+
+def _with(result: CollectionResult, expired: Purged) -> CollectionResult:
+    return replace(result, expired_objects=expired.objects, expired_bytes=expired.bytes)

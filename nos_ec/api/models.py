@@ -122,7 +122,8 @@ class Status(_Answer):
         utilisation=0.9884, hole_ratio=0.0012, dead_ratio=0.0012, overhead_ratio=0.0104, stripes=448,
         live_bytes=464323993, dead_bytes=557000, overhead_bytes=4881055, raw_bytes=645922816,
         raw_bytes_per_user_byte=1.391104,
-        packed_objects=46317, large_objects=2, large_bytes=38800000, landing_deletions=1000, leases=1,
+        packed_objects=46317, large_objects=2, large_bytes=38800000, trash_objects=310, trash_bytes=2900000,
+        landing_deletions=1000, leases=1,
         blocks=[{"kind": "fresh", "state": "sealed", "count": 14}],
         free_bytes=91268055040, computed_at_ms=1763700000000,
         landing_log={
@@ -151,6 +152,8 @@ class Status(_Answer):
     packed_objects: Count = Field(description="Objects packed into stripes; excludes large objects.")
     large_objects: Count = Field(description="Large objects, each in its own blocks.")
     large_bytes: Bytes = Field(description="Bytes of the large objects; part of live_bytes.")
+    trash_objects: Count = Field(description="Deleted objects in the trash; they are among the other objects too.")
+    trash_bytes: Bytes = Field(description="Their bytes; part of the live bytes, or not packed yet.")
     landing_deletions: Count = Field(description="Landing copies in the deletion queue.")
     leases: Count = Field(description="Writers that are alive, or whose lease has not expired yet.")
     blocks: list[BlockCount] = Field(max_length=16)
@@ -515,6 +518,7 @@ class GcPlan(_Answer):
                  "live_objects": 31, "live_bytes": 2097152, "unconfirmed": 0,
                  "header_bytes_read": 131072, "collect": True}],
         waiting=[{"reason": "open", "blocks": 1, "dead_bytes": 29360128, "until_ms": None}],
+        trash_objects=310, trash_bytes=2900000,
     )  # fmt: skip
     candidates: Count
     victims: Count
@@ -524,6 +528,8 @@ class GcPlan(_Answer):
     block_bytes_examined: Bytes
     blocks: list[GcBlock] = Field(max_length=1000)
     waiting: list[GcWaiting] = Field(max_length=5, description="What else is dead, but cannot be freed now.")
+    trash_objects: Count = Field(description="Deleted objects in the trash, which are live until they expire.")
+    trash_bytes: Bytes
     computed_at_ms: UnixMs
 
 

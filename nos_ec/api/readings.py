@@ -66,6 +66,8 @@ class Readings:
             packed_objects=totals.packed_objects,
             large_objects=totals.large_objects,
             large_bytes=totals.large_bytes,
+            trash_objects=totals.trash_objects,
+            trash_bytes=totals.trash_bytes,
             landing_deletions=totals.landing_deletions,
             leases=totals.leases,
             blocks=_block_counts(figures),
@@ -211,7 +213,7 @@ class Readings:
 
     def _make_plan(self) -> models.GcPlan:
         plan = self._collector.plan()
-        data = plan_data(plan)
+        data = plan_data(plan, self._system.store_totals().read().totals)
         return models.GcPlan(
             **data | {"blocks": data["blocks"][:PAGE_MAX]},
             candidates=len(plan.decisions),

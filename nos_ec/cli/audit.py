@@ -7,7 +7,6 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -17,6 +16,7 @@ from nos_ec.adapters.local.audit_files import TrailReader
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.context import AsJson, context, parse_object
 from nos_ec.cli.output import count_text, out, printable, stdout, time_text
+from nos_ec.cli.values import Since, Until, time_of
 from nos_ec.composition.audit import trail_reader
 from nos_ec.core.audit_trail import AuditKind, CopyEntry, Recorded
 from nos_ec.core.errors import InvalidInput, Transient
@@ -24,10 +24,7 @@ from nos_ec.core.errors import InvalidInput, Transient
 COPIES_SHOWN = 5
 """Of an entry, to people who did not ask for an object."""
 
-_AGE = re.compile(r"(\d{1,9})([smhd])")
-_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _JSON_START = '{"entries": ['
-_TIME_HELP = "A time in UTC such as 2026-05-31 or 2026-05-31T14:00, or an age such as 90m, 12h or 7d."
 
 
 def register(app: typer.Typer) -> None:
@@ -43,8 +40,8 @@ def audit(
     name: Annotated[
         str | None, typer.Option("--object", metavar="BUCKET/NAME", help="Only landing copies of this object.")
     ] = None,
-    since: Annotated[str | None, typer.Option("--since", metavar="TIME", help=_TIME_HELP)] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="As --since.")] = None,
+    since: Since = None,
+    until: Until = None,
     kind: Annotated[AuditKind | None, typer.Option("--kind", help="Only entries of this kind.")] = None,
     last: Annotated[int | None, typer.Option("--last", min=1, max=100_000, help="Only the newest so many.")] = None,
     as_json: AsJson = False,
@@ -58,8 +55,8 @@ def audit(
     wanted = Wanted(
         _block(block),
         None if name is None else str(parse_object(name)),
-        0 if since is None else _time(since, "--since", now_ms),
-        None if until is None else _time(until, "--until", now_ms),
+        0 if since is None else time_of(since, "--since", now_ms),
+        None if until is None else time_of(until, "--until", now_ms),
         kind,
     )
     reader = trail_reader(settings)
@@ -141,16 +138,6 @@ def _block(text: str | None) -> str | None:
     if not re.fullmatch(r"[0-9a-fA-F]{32}", text):
         raise InvalidInput(f"--block {text!r}: give a block id, 32 hexadecimal digits")
     return text.lower()
-
-
-def _time(text: str, option: str, now_ms: int) -> int:
-    if age := _AGE.fullmatch(text):
-        return now_ms - int(age[1]) * _UNIT_MS[age[2]]
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidInput(f"{option} {text!r}: give a time such as 2026-05-31T14:00, or an age such as 12h") from None
-    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _print(entry: Recorded, *, whole: bool) -> None:

@@ -18,7 +18,7 @@ from nos_ec.core.errors import Blocklisted, Conflict, Corrupt, InvalidInput, Lea
 from nos_ec.core.plan import PlanHead, Step, read_head, read_steps
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checker, CheckFigures, Tick
-from nos_ec.engine.check.repairs import Repairer
+from nos_ec.engine.check.repairs import Repairer, copies_of
 from nos_gc.assemble import gc_service
 
 FAILURES_MAX = 3
@@ -95,7 +95,8 @@ def apply(
         if steps.head.store_id != system.store_id:
             raise InvalidInput(f"{plan} is for the store {steps.head.store_id}, and this one is {system.store_id}")
         gc = gc_service(system)
-        repairer = Repairer(system.checked(), system.planned_mending(), gc.rewrite, system.trail)
+        copies = copies_of(step for _, step in steps.steps)
+        repairer = Repairer(system.checked(), system.planned_mending(), gc.rewrite, copies, system.trail)
         try:
             for number, step in bar.track(steps.steps, description="apply"):
                 applied.apply(repairer, number, step)
@@ -183,7 +184,7 @@ def _print(data: dict[str, Any], figures: CheckFigures) -> None:
     read = f", {size_text(figures.data_bytes)} of data" if figures.data_bytes else ""
     rows = {
         "blocks": f"{figures.blocks:,}; {size_text(figures.header_bytes)} of headers read{read}",
-        "objects": f"{figures.objects:,}, of which {figures.waiting:,} wait to be packed",
+        "objects": f"{figures.objects:,}; still to be packed: {figures.waiting:,}",
         "landing": f"{figures.copies:,} in the landing store,"
         f" {count_text(figures.landing_segments, 'landing segment')},"
         f" {figures.queue_entries:,} in the deletion queue",
@@ -198,14 +199,14 @@ def _print(data: dict[str, Any], figures: CheckFigures) -> None:
 
 
 def _left(figures: CheckFigures) -> Iterable[str]:
-    for count, what in (
-        (figures.blocks_fenced, "blocks of dead writers to recover"),
-        (figures.blocks_condemned, "condemned blocks to delete"),
-        (figures.deletions_due, "due entries of the deletion queue"),
-        (figures.leases_expired, "expired leases to fence"),
+    for count, one, many, what in (
+        (figures.blocks_fenced, "block", "blocks", "of dead writers to recover"),
+        (figures.blocks_condemned, "condemned block", "condemned blocks", "to delete"),
+        (figures.deletions_due, "due entry", "due entries", "of the deletion queue"),
+        (figures.leases_expired, "expired lease", "expired leases", "to fence"),
     ):
         if count:
-            yield f"{count:,} {what}"
+            yield f"{count_text(count, one, many)} {what}"
 
 
 def _joined(texts: Iterable[str]) -> str:

@@ -65,21 +65,26 @@ def _explain_trash(system: System, key: ObjectKey, error: NotFound, as_json: boo
         row = system.trash().find(key)
     except NotFound:
         raise error from None
-    now_ms = system.clock.now_ms()
-    until = when(row.trash_until_ms or 0, now_ms)
-    data = row_data(row) | {"reason": "in-trash", "trash_until_ms": row.trash_until_ms, "explained_ms": now_ms}
+    now_ms, until_ms, trashed_ms = system.clock.now_ms(), row.trash_until_ms or 0, row.trashed_ms or 0
+    times = {"trashed_ms": trashed_ms, "trash_until_ms": until_ms, "explained_ms": now_ms}
+    data = row_data(row) | {"reason": "in_trash"} | times
     shown = {
-        "state": f"{row.state.value} (in-trash)",
+        "state": f"{row.state.value} (in_trash)",
         "size": f"{row.size} ({size_text(row.size)}), version {row.version}",
         "stored": when(row.created_ms, now_ms),
-        "kept until": until,
+        "deleted": when(trashed_ms, now_ms),
+        "kept until": when(until_ms, now_ms),
     }
+    if until_ms > now_ms:
+        then = f"GC removes it {when(until_ms, now_ms)}. Until then, `nos-ec undelete` brings it back."
+    else:
+        then = "It has expired: the next GC run removes it. Until then, `nos-ec undelete` brings it back."
 
     def show() -> None:
         facts(printable(str(key)), shown)
         out.print()
-        out.print("why: it was deleted, and the trash keeps it")
-        out.print(f"next: GC deletes it {until}; until then, `nos-ec undelete` brings it back", markup=False)
+        out.print("why: It was deleted, and the trash keeps it.")
+        out.print(f"next: {then}", markup=False)
 
     emit(data, as_json, show)
 

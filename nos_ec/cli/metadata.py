@@ -254,21 +254,24 @@ def _data(rebuilder: Rebuilder, source: DumpSource | None, listed: _Listed) -> d
 
 def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | None, listed: _Listed) -> None:
     placed = data["placed"]
+
+    def count(what: str, noun: str, plural: str | None = None) -> str:
+        return count_text(listed.counts[what], noun, plural)
+
     begun = "the beginning" if source is None else time_text(source.head.begun_ms)
     facts(
         "rebuilt",
         {
             "dump": "none" if source is None else f"{source.name}, of {begun}",
-            "objects": f"{figures.loaded:,} of the dump, of which {placed['moved']:,} lie elsewhere now;"
-            f" {placed['adopted'] + placed['landed']:,} put since",
-            "blocks": f"{figures.blocks:,}, of which {figures.blocks_read:,} were read;"
-            f" {size_text(placed['data_bytes'])} of data read",
-            "gone": f"{listed.counts['gone']:,} objects of the dump: deleted or overwritten since, or lost",
-            "put since": f"{listed.counts['since']:,} objects; any of them may have been deleted after that",
-            "unknown copies": f"{listed.counts['copy']:,} landing copies that do not tell what they are",
-            "not all read": f"{listed.counts['block']:,} blocks and {listed.counts['segment']:,} landing segments; they"
-            " are kept",
-            "not known": f"which objects were deleted since {begun} whose bytes are still there: they are back",
+            "objects": f"{figures.loaded:,} of the dump, of which {placed['moved']:,} lie elsewhere now",
+            "blocks": f"{figures.blocks:,}; read: the headers of {count_text(figures.blocks_read, 'block')},"
+            f" {size_text(placed['data_bytes'])} of data",
+            "gone": f"{count('gone', 'object')} of the dump: deleted or overwritten since, or lost",
+            "put since": f"{count('since', 'object')}, which may have been deleted after that",
+            "in the trash": f"{count('trash', 'object')}, which may have been undeleted or removed since {begun}",
+            "unknown copies": f"{count('copy', 'landing copy', 'landing copies')} without a readable label",
+            "not all read": f"{count('block', 'block')} and {count('segment', 'landing segment')}; they are kept",
+            "not known": f"objects deleted since {begun} whose bytes still exist have come back; nothing tells which",
         },
     )
     if placed["unreadable"] or figures.nameless or figures.partial:

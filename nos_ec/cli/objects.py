@@ -136,10 +136,17 @@ def rm(
         return
     keys = list(dict.fromkeys(parse_object(name) for name in names))
     with context(ctx).system() as system:
+        days = 0 if permanently else system.settings.trash.keep_days
         found = {row.key for row in system.store().delete_many(keys, permanently=permanently)}
     deleted = [str(key) for key in keys if key in found]
     missing = [str(key) for key in keys if key not in found]
-    emit({"deleted": deleted, "missing": missing}, as_json, lambda: print_lines(map(printable, deleted)))
+
+    def show() -> None:
+        print_lines(map(printable, deleted))
+        if days and deleted:
+            out.print(f"in the trash for {count_text(days, 'day')}; `nos-ec undelete` brings back what is there")
+
+    emit({"deleted": deleted, "missing": missing, "trash_days": days}, as_json, show)
     if missing:
         raise NotFound(f"no such object: {', '.join(missing)}")
 

@@ -62,9 +62,9 @@ def facts(title: str, rows: Mapping[str, object]) -> None:
         out.print(Text.assemble((name.ljust(width), "bold"), " ", str(value)))
 
 
-def count_text(count: int, noun: str) -> str:
+def count_text(count: int, noun: str, plural: str | None = None) -> str:
     """A number and its noun: '1 object', '2,000 objects'."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def short_text(short: Mapping[int, int]) -> str:

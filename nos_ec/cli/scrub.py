@@ -15,6 +15,7 @@ from nos_ec.cli.findings import NewPlan, Report, print_hidden
 from nos_ec.cli.output import count_text, emit, facts, progress, size_text, time_text
 from nos_ec.cli.values import rate_of
 from nos_ec.core.errors import Transient
+from nos_ec.core.findings import BEYOND_MENDING, FindingKind
 from nos_ec.engine.scrub.mending import Scrubbed
 from nos_ec.engine.scrub.scrubber import ScrubResult
 
@@ -72,7 +73,7 @@ def scrub(
         def tell(one: Scrubbed) -> None:
             bar.stop()
             report.add(one.finding, {"mended": one.mended, "why": one.why})
-            if not one.mended and not one.why:
+            if not one.mended and (not one.why or BEYOND_MENDING in one.finding.evidence):
                 new_plan.add(one.finding)
 
         def watch(result: ScrubResult) -> None:
@@ -83,6 +84,8 @@ def scrub(
         result = scrubber.run_once(Event(), ms_max, tell, watch, restart=restart)
         new_plan.write(system.store_id, system.clock.now_ms())
         shards = ON_CEPH if system.shards is None else EMBEDDED
+        if FindingKind.BLOCKS_SHORT.value in report.kinds:
+            shards = "those that are there were read"
     data = report.data() | _data(result) | {"shards": shards, "planned": new_plan.steps}
     emit(data, as_json, lambda: _print(data, result))
     if result.left:

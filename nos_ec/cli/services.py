@@ -21,7 +21,7 @@ from nos_ec.core.slots import SLOTS
 from nos_ec.engine.gc.plan_data import plan_data, victim_ids
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.victims import CollectionPlan
-from nos_ec.ports.metadata import WaitingBlocks, WaitReason
+from nos_ec.ports.metadata import Totals, WaitingBlocks, WaitReason
 from nos_ec.settings import Settings
 from nos_gc.assemble import gc_service, rebuild_thread, scrub_thread
 from nos_producer.assemble import producer_service
@@ -165,7 +165,8 @@ def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
     """
     with context(ctx).system() as system:
         plan = gc_service(system).plan()
-    _show_plan(plan, as_json)
+        totals = system.store_totals().read().totals
+    _show_plan(plan, totals, as_json)
 
 
 def gc_run(
@@ -213,8 +214,8 @@ def _collect(system: System, stop: Event) -> None:
         service.run(stop, system.settings.gc.wait_ms, monitor.health.heart("collecting"))
 
 
-def _show_plan(plan: CollectionPlan, as_json: bool) -> None:
-    data = plan_data(plan)
+def _show_plan(plan: CollectionPlan, totals: Totals, as_json: bool) -> None:
+    data = plan_data(plan, totals)
 
     def human() -> None:
         victims = victim_ids(plan)
@@ -230,6 +231,12 @@ def _show_plan(plan: CollectionPlan, as_json: bool) -> None:
         )
         for waiting in plan.waiting:
             out.print(_waiting_text(waiting))
+        if totals.trash_objects:
+            objects = count_text(totals.trash_objects, "object")
+            out.print(
+                f"not now: {size_text(totals.trash_bytes)} of {objects} in the trash: live until they expire;"
+                " `nos-ec trash empty` deletes them at once"
+            )
 
     emit(data, as_json, human)
 
@@ -238,7 +245,7 @@ _WHEN_FREED = {
     WaitReason.OPEN: "dead in {blocks} still open: sealed when full, or when the writer ends",
     WaitReason.FENCED: "dead in {blocks} of dead writers: sealed by the next consumer or GC run",
     WaitReason.SET_ASIDE: "dead in {blocks} set aside, the first until {until} (NOS_EC_GC__COOL_DOWN_MS_MAX=0: now)",
-    WaitReason.TOO_FULL: "dead in {blocks} of less waste than gc.hole_ratio_min",
+    WaitReason.TOO_FULL: "dead in {blocks} of which less is wasted than gc.hole_ratio_min",
     WaitReason.CONDEMNED: "in {blocks} emptied before: deleted by a run after the grace period, the first from {until}",
 }
 
@@ -252,6 +259,9 @@ def _waiting_text(waiting: WaitingBlocks) -> str:
 def _show_result(result: CollectionResult, block_grace_ms: int, as_json: bool) -> None:
     def human() -> None:
         moved = f"{count_text(result.objects_moved, 'live object')}, {size_text(result.bytes_moved)}, rewritten"
+        if result.expired_objects:
+            expired = count_text(result.expired_objects, "expired object")
+            out.print(f"{expired}, {size_text(result.expired_bytes)}, removed from the trash")
         out.print(f"{count_text(result.blocks_condemned, 'block')} emptied: {moved}")
         out.print(f"decided from {size_text(result.header_bytes_read)} of headers")
         out.print(

@@ -84,6 +84,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
         "landed_bytes": totals.landed_bytes,
         "queued_objects": totals.queued_objects,
         "queued_bytes": totals.queued_bytes,
+        "trash_objects": totals.trash_objects,
+        "trash_bytes": totals.trash_bytes,
         "landing_deletions": totals.landing_deletions,
         "leases": totals.leases,
         "blocks": [
@@ -185,6 +187,7 @@ def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
         "in own blocks": f"{count_text(data['large_objects'], 'large object')}, {size_text(data['large_bytes'])} live",
         "landed, to be published": f"{count_text(data['landed_objects'], 'object')}, {size_text(data['landed_bytes'])}",
         "published, to be packed": f"{count_text(data['queued_objects'], 'object')}, {size_text(data['queued_bytes'])}",
+        "of these in the trash": f"{count_text(data['trash_objects'], 'object')}, {size_text(data['trash_bytes'])}",
         "block store": f"{size_text(data['stored_raw_bytes'])} on disk{whose}",
         "blocks short of a shard": _short_text(data["blocks_short_by_shards"]),
         "scrub": _scrub_text(data["scrub"], sum(one["count"] for one in data["blocks"])),

@@ -99,7 +99,7 @@ def remove_tree(ctx: typer.Context, target: str, yes: bool, permanently: bool, a
 def require_terminal(what: str) -> None:
     """Raises InvalidInput where nobody can be asked whether to do it."""
     if not (sys.stdin is not None and sys.stdin.isatty() and err.is_terminal):
-        raise InvalidInput(f"{what}: add --yes where nobody can be asked")
+        raise InvalidInput(f"{what}; there is no terminal to ask on: add --yes")
 
 
 def ask(question: str) -> None:

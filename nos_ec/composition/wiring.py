@@ -16,6 +16,7 @@ from typing import Self
 
 from prometheus_client import CollectorRegistry
 
+from nos_ec.adapters.sql.engine import NEW_OR_LOST
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
@@ -150,8 +151,9 @@ def _refuse_data_without_metadata(settings: Settings) -> None:
     if found is not None:
         what = "block" if block_id else "landing copy" if landing_id else "landing segment"
         raise ConfigError(
-            f"{what} {found.hex()} exists, but the metadata is new and empty: restore the metadata from a backup, or"
-            " set the right store.metadata_url; to start from scratch, set another store.root (with Ceph: another"
+            f"{what} {found.hex()} exists, but the metadata is new and empty: restore the metadata from a backup,"
+            " write its rows again with `nos-ec metadata rebuild` (docs/RUNBOOKS.md), or set the right"
+            " store.metadata_url; to start from scratch, set another store.root (with Ceph: another"
             " ceph.namespace) or remove the old data",
             block_id=block_id,
             landing_id=landing_id if block_id is None else None,
@@ -558,7 +560,7 @@ def open_system(settings: Settings) -> System:
             opened = open_metadata(settings.store.url(), replica=settings.store.metadata_replica)
             metadata = stack.enter_context(closing(opened))
             if metadata.is_new():
-                raise ConfigError("the metadata of the store is new and empty; run `nos-ec init`")
+                raise ConfigError(f"the metadata of the store is new and empty; {NEW_OR_LOST}")
             metadata.bind_geometry(settings.geometry.value())
             store_id = metadata.find_store_id()
             if store_id is None:

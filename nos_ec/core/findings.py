@@ -68,9 +68,14 @@ class FindingKind(StrEnum):
     """Objects wait in a landing segment, but behind its end according to its row."""
 
 
+BEYOND_MENDING = "beyond_mending"
+"""In the evidence of a damaged shard: more than m shards of a stripe are damaged, so it cannot be written again."""
+_OLDER = (
+    "If the metadata was restored from an older backup, it may hold objects that were put since: get them back as"
+    " docs/RUNBOOKS.md says (Backup and restore), and apply no plan before"
+)
 REPAIRS: Mapping[FindingKind, str] = {
-    FindingKind.BLOCK_WITHOUT_ROW: "nothing refers to it: look whether the metadata is older than the block store"
-    " (restored from a backup?); if it is not, --plan puts the block into quarantine",
+    FindingKind.BLOCK_WITHOUT_ROW: f"no row refers to it. {_OLDER}; otherwise --plan puts the block into quarantine",
     FindingKind.BLOCK_ROW_MISSING: "GET still reads the objects; restore the row from a backup, or put them again",
     FindingKind.BLOCK_MISSING: "if objects lie in it, they are lost: put them again or restore the block store",
     FindingKind.BLOCK_LENGTH: "what lies behind its end is lost: put those objects again",
@@ -80,28 +85,26 @@ REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.BLOCK_CONDEMNED: "stop GC at once, and put the objects again before the block is deleted",
     FindingKind.BLOCKS_SHORT: "mount the missing disk; if it was replaced with `nos-ec init --new-shard`, run"
     " `nos-ec shards rebuild`",
-    FindingKind.SHARD_DAMAGED: "its objects can be read unless more than m shards of a stripe are damaged: run"
-    " `nos-ec scrub`, which writes the shard again; several of one shard: replace its disk",
+    FindingKind.SHARD_DAMAGED: "run `nos-ec scrub`, which writes the shard again. If it cannot, because more than m"
+    " shards of a stripe are damaged, its --plan moves the objects that can be read to another block. Several of one"
+    " shard: replace its disk",
     FindingKind.SHARDS_CONTRADICT: "its objects are moved to another block with --plan; report it: a disk with copies"
     " of older files, or a bug",
-    FindingKind.HEADER_DAMAGED: "objects there can still be read: move them to another block with --plan; put large ones"
-    " again",
-    FindingKind.NAMES_DAMAGED: "no object is harmed while the metadata is there: move the objects to another block with"
-    " --plan; put large ones again",
+    FindingKind.HEADER_DAMAGED: "objects that can be read are moved to another block with --plan; put large ones again",
+    FindingKind.NAMES_DAMAGED: "no object is harmed while the metadata is there: the objects are moved to another block"
+    " with --plan; put large ones again",
     FindingKind.EXTENT_UNCONFIRMED: "read the object; if its checksum is wrong, put it again",
     FindingKind.DATA_DAMAGED: "put the object again",
     FindingKind.ROW_INVALID: "put the object again, or delete it",
     FindingKind.PARTS_WRONG: "put the object again",
     FindingKind.PARTS_WITHOUT_OBJECT: "no object is harmed; the segments' blocks are not collected",
-    FindingKind.COPY_WITHOUT_OWNER: "nothing refers to it: look whether the metadata is older than the landing store"
-    " (restored from a backup?); if it is not, --plan puts the copy into quarantine",
+    FindingKind.COPY_WITHOUT_OWNER: f"no row refers to it. {_OLDER}; otherwise --plan puts the copy into quarantine",
     FindingKind.COPY_MISSING: "put the object again",
     FindingKind.COPY_DAMAGED: "put the object again",
     FindingKind.COPY_QUEUED: "a consumer cannot pack the object: mend it with --plan",
     FindingKind.NOT_WAITING: "no producer publishes the object: mend it with --plan",
     FindingKind.WAITS_FOR_NOTHING: "no object is harmed; producers and consumers pass over it; mend it with --plan",
-    FindingKind.LANDING_SEGMENT_WITHOUT_ROW: "consumers and GC give back an empty one on devices; one with records is"
-    " from after the backup that the metadata was restored from",
+    FindingKind.LANDING_SEGMENT_WITHOUT_ROW: f"consumers and GC give back an empty one on devices. {_OLDER}",
     FindingKind.LANDING_SEGMENT_MISSING: "connect its device; what waits in it is named as copy-missing",
     FindingKind.LANDING_SEGMENT_WITHOUT_WRITER: "a consumer or GC run seals it within a minute or two",
     FindingKind.LANDING_SEGMENT_DOOMED: "stop consumers and GC at once, and put the objects again",

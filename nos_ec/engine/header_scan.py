@@ -97,3 +97,15 @@ def read_names(blocks: BlockStore, header: GroupHeader) -> list[NameRecord]:
     start = header.first_stripe * blocks.geometry.stripe_size + header.names_offset
     data = blocks.read(header.block_id, start, header.names_length)
     return decode_names(data, header.names_crc32c, len(header.entries))
+
+
+def names_in(blocks: BlockStore, block_id: BlockId, stripes: int) -> list[str]:
+    """BUCKET/NAME of all objects, and segments of large ones, that were written to a block, as far as headers and names
+    can be read. Raises NotFound when the block is gone, Transient."""
+    found: list[str] = []
+    for header in scan_headers(blocks, block_id, stripes).headers:
+        try:
+            found += [f"{one.bucket}/{one.name}" for one in read_names(blocks, header)]
+        except Corrupt:
+            continue
+    return found

@@ -10,7 +10,7 @@ number of times (engine/stripe_writer.py says why).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import google_crc32c
 import structlog
@@ -23,7 +23,7 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.engine.group_bytes import GroupPlace
 from nos_ec.engine.large_block import LargeBlock, windows
-from nos_ec.engine.large_lease import LargeLease
+from nos_ec.engine.large_lease import LargeLease, Loan
 from nos_ec.engine.late_blocks import remove_late_block
 from nos_ec.engine.refused_blocks import forget_refused_block
 from nos_ec.engine.room import require_room
@@ -65,24 +65,24 @@ class LargeObjects:
         Raises NoSpace, Transient, LeaseLost. The blocks written so far are then left to recovery, which deletes
         them, and the old version stays current.
         """
-        with self._lease.lent() as lent:
+        with self._lease.lent() as loan:
             version = self._metadata.next_version(key, self._clock.now_ms())
             made: list[BlockId] = []
             try:
-                new = self._write(key, version, head, rest, attributes, lent.lease, made)
+                new = self._write(key, version, head, rest, attributes, loan, made)
                 kill_point("large.written")
-                self._metadata.record_large(new, lent.lease, self._clock.now_ms())
+                self._metadata.record_large(new, loan.lease, self._clock.now_ms())
             except NosError as error:
                 for block_id in made:
                     remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms(), self._trail)
-                if isinstance(error, NotFound | Conflict) and not lent.held.renew():
+                if isinstance(error, NotFound | Conflict) and not loan.renew():
                     # Other processes have since recovered the blocks, or even collected them.
                     raise LeaseLost(
                         f"{key}: its writer stalled for longer than its lease; PUT it again", key=key
                     ) from error
                 raise
             if len(made) > len(new.segments):
-                self._lease.retire(lent)  # the store did not accept the others, which are OPEN
+                loan.retire()  # the store did not accept the others, which are OPEN
         kill_point("large.recorded")
         return self._recorded(new)
 
@@ -100,7 +100,7 @@ class LargeObjects:
         head: bytes,
         rest: ByteStream,
         attributes: bytes,
-        lease: Lease,
+        loan: Loan,
         made: list[BlockId],
     ) -> NewLargeObject:
         """Write all segments. Adds the id of each block to `made` when it is allocated, so that `made` is right after a
@@ -122,7 +122,7 @@ class LargeObjects:
             last = stream.at_end()
             # The size of a stream is known only at its end, so the last segment carries it and the others have 0.
             about = (size, attributes) if last else (0, b"")
-            segments.append(self._write_block(block, about, lease, made))
+            segments.append(self._write_block(block, about, loan, made))
             block_stripes.append(block.stripes)
         return NewLargeObject(key, version, size, crc32c, md5.digest(), segments, block_stripes, attributes)
 
@@ -131,17 +131,17 @@ class LargeObjects:
         record_size = name_record_size(key.bucket, key.name, (0, 0), attributes)
         return header_length(1) + names_size_max(record_size)
 
-    def _write_block(self, block: LargeBlock, about: tuple[int, bytes], lease: Lease, made: list[BlockId]) -> Segment:
+    def _write_block(self, block: LargeBlock, about: tuple[int, bytes], loan: Loan, made: list[BlockId]) -> Segment:
         """about: the size of the object and its attributes, as the name record of this segment has them."""
         require_room(self._blocks, block.stripes * self._blocks.geometry.stripe_size, self._reserve_bytes)
         for tries_left in reversed(range(APPEND_TRIES)):
             block_id = self._placement.new_block_id()
-            self._metadata.allocate_block(lease, block_id, BlockKind.LARGE, self._clock.now_ms())
+            self._allocate(block_id, loan, made)
             made.append(block_id)
             kill_point("large.allocated")
             try:
-                place = GroupPlace(block_id, 0, block.stripes, lease.epoch, self._clock.now_ms())
-                self._create(lease, block_id, block.group(place, *about))
+                place = GroupPlace(block_id, 0, block.stripes, loan.lease.epoch, self._clock.now_ms())
+                self._create(loan.lease, block_id, block.group(place, *about))
                 return Segment(Extent(block_id, block.front, block.length), block.crc32c)
             except NosError as error:
                 # The block stays with this lease, whose release leaves it to recovery.
@@ -149,6 +149,16 @@ class LargeObjects:
                     raise
                 _log.warning("segment not written; trying another block", error=str(error), tries_left=tries_left)
         raise AssertionError("unreachable")
+
+    def _allocate(self, block_id: BlockId, loan: Loan, made: Sequence[BlockId]) -> None:
+        """The first block of a PUT may find that the lease was lost while no PUT used it: then it takes another one."""
+        try:
+            self._metadata.allocate_block(loan.lease, block_id, BlockKind.LARGE, self._clock.now_ms())
+        except LeaseLost:
+            if made:
+                raise
+            loan.exchange()
+            self._metadata.allocate_block(loan.lease, block_id, BlockKind.LARGE, self._clock.now_ms())
 
     def _create(self, lease: Lease, block_id: BlockId, data: bytearray) -> None:
         """Create the block with its only group, and seal it."""

@@ -31,6 +31,35 @@ class LentLease:
         return self.held.lease
 
 
+class Loan:
+    """What one PUT borrows: a lease, for which it may get another one."""
+
+    def __init__(self, lender: LargeLease, lent: LentLease) -> None:
+        self._lender = lender
+        self.lent = lent
+
+    @property
+    def lease(self) -> Lease:
+        """What writing takes."""
+        return self.lent.lease
+
+    def exchange(self) -> None:
+        """Take another lease, because this one was lost before the PUT had anything under it. Raises Conflict,
+        Transient."""
+        old = self.lent
+        self._lender.retire(old)
+        self.lent = self._lender.lend()
+        self._lender.take_back(old)
+
+    def renew(self) -> bool:
+        """Whether the lease is not lost."""
+        return self.lent.held.renew()
+
+    def retire(self) -> None:
+        """See `LargeLease.retire`."""
+        self._lender.retire(self.lent)
+
+
 class LargeLease:
     """Lends the lease to PUTs. Safe to call from several threads."""
 
@@ -46,16 +75,16 @@ class LargeLease:
         self._current: LentLease | None = None
 
     @contextmanager
-    def lent(self) -> Iterator[LentLease]:
+    def lent(self) -> Iterator[Loan]:
         """The lease for one PUT. After an error, the next PUT gets another one. Raises Conflict, Transient."""
-        lent = self._lend()
+        loan = Loan(self, self.lend())
         try:
-            yield lent
+            yield loan
         except BaseException:
-            self.retire(lent)
+            loan.retire()
             raise
         finally:
-            self._take_back(lent)
+            self.take_back(loan.lent)
 
     def retire(self, lent: LentLease) -> None:
         """Lend it no more: blocks are OPEN under it that nobody will write."""
@@ -71,7 +100,8 @@ class LargeLease:
         if lent is not None and unused:
             lent.held.__exit__(None, None, None)
 
-    def _lend(self) -> LentLease:
+    def lend(self) -> LentLease:
+        """The lease, for one PUT more. Raises Conflict, Transient."""
         with self._lock:
             lent = self._current
             # One that has expired may have been fenced: this process was suspended, or the metadata store was away.
@@ -85,7 +115,8 @@ class LargeLease:
             self._current.puts += 1
             return self._current
 
-    def _take_back(self, lent: LentLease) -> None:
+    def take_back(self, lent: LentLease) -> None:
+        """One PUT less. Releases a lease that is no longer lent when its last PUT is over."""
         with self._lock:
             lent.puts -= 1
             over = lent.puts == 0 and self._current is not lent

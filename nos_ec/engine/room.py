@@ -9,6 +9,7 @@ from __future__ import annotations
 from nos_ec.core.errors import NoSpace
 from nos_ec.ports.block_store import BlockStore
 
+MAKE_ROOM = "delete objects (if there is a trash, `nos-ec trash empty` frees what is in it), run GC, or add space"
 PACKING_RESERVES = 1
 PUT_RESERVES = 2
 
@@ -18,7 +19,4 @@ def require_room(blocks: BlockStore, size: int, reserve_bytes: int) -> None:
     unknown."""
     free = blocks.free_bytes()
     if free - size < reserve_bytes:
-        raise NoSpace(
-            f"block store: {free} bytes free, {size} needed and {reserve_bytes} kept in reserve;"
-            " delete objects and run GC, or add space"
-        )
+        raise NoSpace(f"block store: {free} bytes free, {size} needed and {reserve_bytes} kept in reserve; {MAKE_ROOM}")

@@ -68,7 +68,7 @@ class TrashCan:
         if self.undelete_many([row]):
             return row
         self.find(row.key, row.version)
-        raise in_use(row.key)
+        raise in_use(row)
 
     def undelete_many(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
         """Make those of these versions current again whose keys are not in use. Returns them. Raises Transient."""
@@ -121,10 +121,11 @@ class TrashCan:
         return gone
 
 
-def in_use(key: ObjectKey) -> Conflict:
-    """The error of a key that has a current version."""
+def in_use(row: ObjectRow) -> Conflict:
+    """The error of a version whose key has a current one."""
+    key = row.key
     return Conflict(
-        f"object {key} is in use: another version was stored after the delete. Save that version with `nos-ec get`,"
-        " delete it, and run `nos-ec undelete` with --version",
+        f"object {key} is in use: another version was stored after the delete. To bring this one back, save the other"
+        f" one (nos-ec get {key} -o FILE), delete it, and run: nos-ec undelete {key} --version {row.version}",
         key=key,
     )

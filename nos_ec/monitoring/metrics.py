@@ -1,6 +1,6 @@
 """Every metric, declared once: its name, its meaning, and what an operator should do about it. Those of processes that
 PUT and GET are in library_metrics.py, those of rebuilding shards in shard_metrics.py, those of scrubs in
-scrub_metrics.py.
+scrub_metrics.py, those of the trash in trash_metrics.py.
 
 docs/METRICS.md is generated from this module by `reference`. Names end in their unit; counters end in `_total` (which
 Prometheus's text format adds). Several processes export the figures of the whole store with the same value: take their
@@ -13,6 +13,7 @@ from nos_ec.monitoring.library_metrics import LIBRARY, LIBRARY_METRICS
 from nos_ec.monitoring.metric import Declarations, Metric
 from nos_ec.monitoring.scrub_metrics import SCRUB_METRICS
 from nos_ec.monitoring.shard_metrics import SHARD_METRICS
+from nos_ec.monitoring.trash_metrics import TRASH_METRICS
 
 PRODUCER, CONSUMER, GC, API = "producer", "consumer", "gc", "api"
 _ALL = (PRODUCER, CONSUMER, GC, API, LIBRARY)
@@ -568,7 +569,7 @@ LAG_MESSAGES = _gauge(
 )
 
 
-METRICS: list[Metric] = [*_declared.metrics, *SHARD_METRICS, *SCRUB_METRICS, *LIBRARY_METRICS]
+METRICS: list[Metric] = [*_declared.metrics, *SHARD_METRICS, *SCRUB_METRICS, *TRASH_METRICS, *LIBRARY_METRICS]
 """All metrics, in the order of the reference."""
 
 

@@ -22,6 +22,7 @@ from nos_ec.engine.put_queue import PutQueue
 from nos_ec.engine.requests import Requests
 from nos_ec.monitoring import library_metrics as of_library
 from nos_ec.monitoring import metrics as m
+from nos_ec.monitoring import trash_metrics as of_trash
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.ports.block_store import ReadCounters
 from nos_ec.ports.metadata import Metadata, Totals
@@ -56,6 +57,8 @@ def store_samples(figures: StoreFigures, now_ms: int) -> Iterator[Sample]:
     yield Sample(m.STORE_LANDED_BYTES, totals.landed_bytes)
     yield Sample(m.STORE_QUEUED_OBJECTS, totals.queued_objects)
     yield Sample(m.STORE_QUEUED_BYTES, totals.queued_bytes)
+    yield Sample(of_trash.STORE_TRASH_OBJECTS, totals.trash_objects)
+    yield Sample(of_trash.STORE_TRASH_BYTES, totals.trash_bytes)
     yield Sample(m.STORE_LANDING_DELETIONS, totals.landing_deletions)
     yield Sample(m.STORE_LEASES, totals.leases)
     if figures.free_bytes is not None:

@@ -45,9 +45,12 @@ def counted_totals(metadata: Metadata) -> Totals:
     blocks = list(all_blocks(metadata))
     objects: Counter[ObjectState] = Counter()
     sizes: Counter[ObjectState] = Counter()
+    trashed = []
     for row in all_objects(metadata):
         objects[row.state] += 1
         sizes[row.state] += row.size
+        if row.trash_until_ms is not None:
+            trashed.append(row.size)
     return Totals(
         blocks=dict(Counter((block.kind, block.state) for block in blocks)),
         stripes=sum(block.stripes for block in blocks),
@@ -61,6 +64,8 @@ def counted_totals(metadata: Metadata) -> Totals:
         landed_bytes=sizes[ObjectState.LANDED],
         queued_objects=objects[ObjectState.QUEUED],
         queued_bytes=sizes[ObjectState.QUEUED],
+        trash_objects=len(trashed),
+        trash_bytes=sum(trashed),
         landing_deletions=len(metadata.due_deletions(_EVER_MS, _QUEUE_ROWS_MAX)),
         leases=sum(not lease.name.startswith(LEASE_PREFIX) for lease in metadata.list_leases("")),
     )

@@ -76,6 +76,18 @@ class MetadataRaces(MetadataSuite):
         assert len(bench.deletions()) == ROUNDS, "each landing copy is queued once, whichever thread won"
         bench.check_counters()
 
+    def test_undelete_against_put(self, bench: MetadataBench) -> None:
+        for i in range(ROUNDS):
+            old = bench.put(f"n{i}")
+            bench.delete_into_trash(f"n{i}", 1000)
+            back, new = race(partial(bench.metadata.undelete, [old]), partial(bench.put, f"n{i}"))
+            if back == [old]:
+                assert (new.object_id, new.version > old.version) == (old.object_id, True), "then it is overwritten"
+            else:
+                assert (back, new.object_id != old.object_id) == ([], True)
+            assert bench.get(f"n{i}") == new
+        bench.check_counters()
+
     @pytest.mark.invariant(5, 6)
     def test_deleting_many_against_commit_and_delete(self, bench: MetadataBench) -> None:
         lease = bench.lease()

@@ -94,6 +94,9 @@ class RebuildContract:
         assert metadata.objects_after(0, 10) == [again.row, third.row]
         assert metadata.segments_of([7]) == {}
         assert [one.landing_id for one in metadata.waiting_after(None, 10)] == [landing]
+        both = [Rebuilt(replace(third.row, version=version)) for version in (third.row.version + 1, third.row.version)]
+        metadata.load([Rebuilt(replace(both[0].row, object_id=902)), both[1]], [], "both in one page")
+        assert [row.object_id for row in metadata.objects_after(0, 10)] == [900, 902]
 
     def test_a_copy_that_a_row_has_is_not_queued(self, metadata: Metadata) -> None:
         """An entry may have been read before the row, or after it."""

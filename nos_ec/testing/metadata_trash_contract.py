@@ -98,6 +98,20 @@ class TrashContract:
         assert [row.size for row in in_trash(bench.metadata)] == [40_000, 300, 100]
         bench.check_counters()
 
+    @pytest.mark.invariant(5)
+    def test_recording_again_does_not_bring_it_back(self, bench: MetadataBench) -> None:
+        """Neither does it say that the PUT came too late, so that the client would repeat it."""
+        new = bench.new("n")
+        (first,) = bench.record([new])
+        bench.delete_into_trash("n", DAY_MS)
+        for packed in (False, True):
+            if packed:
+                bench.pack([first])
+            (again,) = bench.record([new], later_ms=5)
+            assert (again.object_id, again.version) == (first.object_id, first.version)
+        assert bench.metadata.list_objects("bucket", "", "", 9) == []
+        assert [row.object_id for row in in_trash(bench.metadata)] == [first.object_id]
+
     def test_undeleting(self, bench: MetadataBench) -> None:
         rows = bench.put_all([f"{i}" for i in range(5)])
         bench.pack(rows[:2])

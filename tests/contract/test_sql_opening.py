@@ -41,7 +41,7 @@ def test_opening_missing_metadata_names_the_command_to_run(url: str, tmp_path: P
         open_metadata(url)
     assert list(tmp_path.iterdir()) == [], "opening must not create anything"
     sqlite3.connect(tmp_path / "meta.db").execute("CREATE TABLE other (x)").connection.close()
-    with pytest.raises(ConfigError, match="no tables yet; run `nos-ec init` with this configuration"):
+    with pytest.raises(ConfigError, match="no tables yet; run `nos-ec init` if the store is new"):
         open_metadata(url)
 
 

@@ -131,7 +131,14 @@ class SqlPlans:
         _analyze(metadata._engine)
         with caught(metadata) as statements:
             assert metadata.totals().landed_objects == 50
-        assert [one for one in statements if "objects" in one[0].partition("FROM ")[2]] == []
+        of_objects = [one for one in statements if "objects" in one[0].partition("FROM ")[2]]
+        assert len(of_objects) == 1, "the trash, by its index"
+        with metadata._engine.connect() as connection:
+            assert scans(connection, *of_objects[0]) == []
+            if connection.dialect.name != "sqlite":
+                before = _rows_read(connection)
+                connection.exec_driver_sql(*of_objects[0]).all()
+                assert _rows_read(connection) - before <= 10
         assert sum("FROM waiting" in one[0] for one in statements) == 1
 
     @pytest.mark.parametrize(

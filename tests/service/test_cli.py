@@ -89,7 +89,7 @@ def test_the_whole_life_of_an_object(cli: Cli, file: Path, tmp_path: Path) -> No
     status = cli("status")
     assert status["packed_objects"] == 1
     assert 0 < status["utilisation"] < 1
-    assert cli("rm", "photos/2026/a.jpg") == {"deleted": ["photos/2026/a.jpg"], "missing": []}
+    assert cli("rm", "photos/2026/a.jpg") == {"deleted": ["photos/2026/a.jpg"], "missing": [], "trash_days": 0}
     assert cli("gc", "plan")["blocks"][0]["hole_ratio"] == 1.0
     assert cli("gc", "run")["blocks"], "without --apply a run is only a plan"
     assert cli("gc", "run", "--apply")["blocks_deleted"] == 1

@@ -330,7 +330,8 @@ def test_what_cannot_be_read_keeps_a_block_that_is_written_again(
     lost = max(system.metadata.placed_in(row.block_id), key=lambda one: one.extent.offset)
     rewrite(system, row, lost.extent.offset)
     lose_header(bench, system, row)
-    assert Cli(bench, capfd)("apply", str(plan_of(bench)))["done"] == 1
+    refused = Cli(bench, capfd)("apply", str(plan_of(bench)), exits=12)
+    assert "1 step failed" in refused["message"]
     assert [one.key for one in system.metadata.placed_in(row.block_id)] == [lost.key]
     assert system.metadata.block(row.block_id).state is BlockState.SEALED
     with pytest.raises(Corrupt):
@@ -476,8 +477,13 @@ def test_a_copy_whose_object_is_missing_among_what_waits_stays(bench: Bench) -> 
         found = Finding(FindingKind.COPY_WITHOUT_OWNER, "copy", step | {"bytes": len(system.landing.read(copy))})
         planned_step = planned(found)
         assert planned_step is not None
-        repairer = Repairer(system.checked(), system.planned_mending(), lambda _: False)
+        repairer = Repairer(system.checked(), system.planned_mending(), lambda _: False, [copy])
         assert not repairer.apply(planned_step)
+        assert list(held(system.metadata)) == []
+        now_ms = system.clock.now_ms()
+        (owner,) = (row for row in all_objects(system.metadata) if row.landing_id == copy)
+        system.metadata.delete(owner.key, now_ms, now_ms + 1000)
+        assert not repairer.apply(planned_step), "nor when it is in the trash"
         assert list(held(system.metadata)) == []
         nobodys = system.new_landing_id()
         system.landing.put(nobodys, b"nobody's")

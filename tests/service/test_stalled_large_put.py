@@ -68,6 +68,17 @@ def test_a_stalled_large_put_reports_that_its_lease_was_lost(bench: Bench, syste
     assert left_over(system) == []
 
 
+def test_a_lease_that_was_lost_while_nothing_was_put_fails_no_put(bench: Bench, system: System) -> None:
+    """Its holder does not know yet: the clock of another process may be ahead."""
+    bench.put(system, "first", bench.data(9 * STRIPE))
+    (lost,) = system.metadata.list_leases("put-")
+    assert system.metadata.fence_lease(lost, system.clock.now_ms() + 10 * 60_000)
+    bench.put(system, "second", bench.data(40 * STRIPE))
+    (held,) = system.metadata.list_leases("put-")
+    assert held.epoch != lost.epoch
+    bench.assert_readable(system)
+
+
 def test_large_puts_of_a_process_share_a_lease_and_failed_ones_leave_nothing(bench: Bench, system: System) -> None:
     """A PUT that goes on holds the lease under which another one fails; the blocks of that one are given up with it."""
 

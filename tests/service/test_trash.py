@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.dump.rebuilder import TRASHED_MS_MIN
 from nos_ec.ports.metadata import ObjectRow
+from nos_ec.settings.section import DAY
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock, end_log
 
@@ -250,25 +252,28 @@ def test_the_commands(bench: Bench, tmp_path: Path) -> None:
     listed = bench.run("trash", "list", "b")
     lines = listed.stdout.decode().splitlines()
     assert len(lines) == 3
-    assert all("until" in line and "b/photos/" in line for line in lines[:2])
+    assert all(" deleted 2" in line and "days 23 h left) " in line and "b/photos/" in line for line in lines[:2])
     assert lines[2] == "in the trash: 2 objects, 16 B"
     found = run_json(bench, "trash", "list", "--limit", "1")
     assert (found["total_objects"], found["total_bytes"], len(found["objects"])) == (2, 16, 1)  # type: ignore[arg-type]
     why = bench.run("explain", "b/photos/a")
     assert why.returncode == 0
     assert "the trash keeps it" in why.stdout.decode()
-    assert run_json(bench, "explain", "b/photos/a")["reason"] == "in-trash"
+    assert run_json(bench, "explain", "b/photos/a")["reason"] == "in_trash"
     assert bench.run("explain", "b/none").returncode == 4
     assert run_json(bench, "undelete", "b/photos/a")["name"] == "photos/a"
     assert bench.run("get", "b/photos/a").stdout == b"photos/a"
     assert bench.run("undelete", "b/photos/a").returncode == 4
-    assert bench.run("rm", "b/photos/a").returncode == 0
+    assert "use -r" in bench.run("undelete", "b/photos").stderr.decode()
+    assert b"in the trash for 7 days" in bench.run("rm", "b/photos/a").stdout
     with bench.open() as system:
         bench.put(system, "photos/a", b"again")
     refused = bench.run("undelete", "b/photos/a")
     assert (refused.returncode, "is in use" in refused.stderr.decode()) == (5, True)
-    some = run_json(bench, "undelete", "-r", "b")
-    assert (some["objects"], some["not_undeleted"], some["left_out"]) == (1, 0, 1)
+    assert "nos-ec undelete b/photos/a --version" in refused.stderr.decode()
+    assert run_json(bench, "status")["trash_objects"] == run_json(bench, "gc", "plan")["trash_objects"] == 2
+    some = run_json(bench, "undelete", "-r", "b", code=12)
+    assert (some["objects"], some["not_undeleted"], some["left_out"]) == (1, 1, 0)
     assert bench.run("get", "b/photos/b").stdout == b"photos/b"
     assert bench.run("undelete", "-r", "b/none").returncode == 4
     assert bench.run("rm", "b/other", "--permanently").returncode == 0
@@ -282,10 +287,38 @@ def test_the_commands(bench: Bench, tmp_path: Path) -> None:
     assert run_json(bench, "check")["problems"] == []
 
 
+def test_what_was_deleted_by_mistake_comes_back_and_what_was_not_stays(bench: Bench) -> None:
+    """By the time of the deletion. Older versions of what comes back are no failure."""
+    with bench.open() as system:
+        store, now_ms = system.store(), system.clock.now_ms()
+        for age_h, names in ((50, ["old", "both"]), (2, ["mistake", "both"])):
+            for name in names:
+                row = store.put(ObjectKey("b", name), BytesIO(f"{name} {age_h}".encode()))
+                at_ms = now_ms - age_h * 3_600_000
+                system.metadata.delete(row.key, at_ms, at_ms + 7 * DAY)
+    listed = run_json(bench, "trash", "list", "--since", "3h")
+    assert [one["name"] for one in listed["objects"]] == ["both", "mistake"]  # type: ignore[attr-defined]
+    assert run_json(bench, "trash", "list", "--until", "3h")["total_objects"] == 2
+    assert bench.run("undelete", "b/old", "--since", "3h").returncode == 2
+    assert bench.run("undelete", "-r", "b", "--since", "then").returncode == 2
+    assert run_json(bench, "undelete", "-r", "b", "--since", "3h")["objects"] == 2
+    assert bench.run("get", "b/both").stdout == b"both 2"
+    assert bench.run("get", "b/old").returncode == 4
+    again = run_json(bench, "undelete", "-r", "b", code=12)
+    assert (again["objects"], again["not_undeleted"]) == (1, 1), "the current version was not brought back by this run"
+    with bench.open() as system:
+        system.store().delete_many([ObjectKey("b", name) for name in ("both", "mistake", "old")])
+    all_back = run_json(bench, "undelete", "-r", "b")
+    assert (all_back["objects"], all_back["older_versions_left"], all_back["not_undeleted"]) == (3, 1, 0)
+
+
 def test_without_a_trash_deletes_are_permanent(bench: Bench) -> None:
     bench.config.write_text(CONFIG)
     with bench.open() as system:
         bench.put(system, "n", b"x")
     assert bench.run("rm", "b/n").returncode == 0
     assert run_json(bench, "trash", "list")["total_objects"] == 0
-    assert bench.run("undelete", "b/n").returncode == 4
+    assert b"the trash is off" in bench.run("trash", "list").stdout
+    refused = bench.run("undelete", "b/n")
+    assert (refused.returncode, b"the trash is off" in refused.stderr) == (4, True)
+    assert bench.run("undelete", "-r", "b").returncode == 4

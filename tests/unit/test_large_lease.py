@@ -79,7 +79,7 @@ def test_puts_share_a_lease_until_it_is_closed(rig: Rig) -> None:
 def test_after_a_failure_the_lease_is_released_when_the_others_are_over(rig: Rig) -> None:
     with rig.lease.lent() as slow:
         with pytest.raises(ZeroDivisionError), rig.lease.lent() as failed:
-            failed.puts //= 0
+            failed.lent.puts //= 0
         with rig.lease.lent() as later:
             assert (slow.lease.name, later.lease.name) == ("put-1", "put-2")
         assert rig.leases.held == ["put-1", "put-2"]
@@ -88,27 +88,43 @@ def test_after_a_failure_the_lease_is_released_when_the_others_are_over(rig: Rig
 
 def test_a_put_that_leaves_open_blocks_retires_its_lease(rig: Rig) -> None:
     with rig.lease.lent() as lent:
-        rig.lease.retire(lent)
-        rig.lease.retire(lent)
+        lent.retire()
+        lent.retire()
     assert rig.leases.held == []
     with rig.lease.lent() as later:
         assert later.lease.name == "put-2"
-        rig.lease.retire(lent)  # the earlier one: no effect
+        lent.retire()  # the earlier one: no effect
     assert rig.leases.held == ["put-2"]
 
 
 def test_a_lease_that_expired_or_was_fenced_is_not_lent(rig: Rig) -> None:
     with rig.lease.lent() as slow:
-        slow.held.abandon()  # as when the process is suspended: nothing renews it
+        slow.lent.held.abandon()  # as when the process is suspended: nothing renews it
         rig.clock.advance(TTL_MS)
         with rig.lease.lent() as lent:
             assert lent.lease.name == "put-2"
         rig.leases.lost.add("put-2")
-        assert not lent.held.renew()
+        assert not lent.renew()
         with rig.lease.lent() as lent:
             assert lent.lease.name == "put-3"
         assert rig.leases.held == ["put-1", "put-3"]
     assert rig.leases.held == ["put-3"]
+
+
+def test_a_put_exchanges_a_lease_that_was_lost_before_it_began(rig: Rig) -> None:
+    """The others go on under the old one, as far as they can, and the last of them gives it back."""
+    with rig.lease.lent() as slow:
+        with rig.lease.lent() as loan:
+            loan.exchange()
+            assert (slow.lease.name, loan.lease.name) == ("put-1", "put-2")
+            with rig.lease.lent() as later:
+                assert later.lease.name == "put-2"
+        assert rig.leases.held == ["put-1", "put-2"]
+    assert rig.leases.held == ["put-2"]
+    rig.leases.away = True
+    with pytest.raises(Transient), rig.lease.lent() as loan:
+        loan.exchange()
+    assert rig.leases.held == []
 
 
 def test_closing_leaves_the_release_to_puts_under_way(rig: Rig) -> None:
@@ -124,7 +140,7 @@ def test_nothing_is_lent_while_no_lease_can_be_taken(rig: Rig) -> None:
         stack.enter_context(rig.lease.lent())
     rig.leases.away = False
     with rig.lease.lent() as lent:
-        assert lent.puts == 1
+        assert lent.lent.puts == 1
 
 
 def test_many_threads_take_one_lease(rig: Rig) -> None:

@@ -21,7 +21,7 @@ from nos_ec.ports.metadata import Metadata, StoredTotals, Totals
 from nos_ec.testing.clock import FakeClock
 
 WAIT_MS = 15_000
-NOTHING = Totals({}, *[0] * 13)
+NOTHING = Totals({}, *[0] * 15)
 
 
 class Rows:

@@ -32,6 +32,11 @@ from nos_ec.core.errors import ConfigError
 
 SQLITE_BUSY_MS = 10_000
 MYSQL_CONNECT_S = 5
+NEW_OR_LOST = (
+    "run `nos-ec init` if the store is new; if its database was lost, restore it, or write its rows again with `nos-ec"
+    " metadata rebuild` (docs/RUNBOOKS.md)"
+)
+"""What to do without metadata."""
 MYSQL_LOCK_WAIT_S = 5
 """The longest wait for the lock of a row or of a whole table (LOCK TABLES, a backup, ALTER TABLE), for which the
 servers' own default is a day or a year. After that, the work is retried, and the wait is reported (lock_waits.py)."""
@@ -171,7 +176,7 @@ def _require_file(path: Path) -> None:
             f"metadata at SQLite file {path}: {error.strerror}; check owner and mode of the file and of its folders"
         ) from error
     if not found:
-        raise ConfigError(f"there is no metadata store at {path}; run `nos-ec init`")
+        raise ConfigError(f"there is no metadata store at {path}; {NEW_OR_LOST}")
 
 
 def _sqlite_connect(busy_ms: int) -> Callable[..., Any]:

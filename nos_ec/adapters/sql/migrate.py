@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 
-from nos_ec.adapters.sql.engine import WRITES, make_engine
+from nos_ec.adapters.sql.engine import NEW_OR_LOST, WRITES, make_engine
 from nos_ec.adapters.sql.failures import place, translate
 from nos_ec.core.errors import ConfigError, Transient
 
@@ -74,7 +74,7 @@ def check_schema(connection: Connection) -> None:
     head = schema_head()
     where = place(connection.engine.url)
     if found is None:
-        raise ConfigError(f"metadata at {where} has no tables yet; run `nos-ec init` with this configuration")
+        raise ConfigError(f"metadata at {where} has no tables yet; {NEW_OR_LOST}")
     if found != head:
         _refuse_unknown(connection)
         raise ConfigError(

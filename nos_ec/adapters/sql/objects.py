@@ -215,7 +215,7 @@ def remove(connection: Connection, key: ObjectKey, now_ms: int, until_ms: int | 
     if row is None:
         raise NotFound(f"object {key} does not exist", key=key)
     if until_ms is not None:
-        trash.put_into(connection, [row], until_ms)
+        trash.put_into(connection, [row], now_ms, until_ms)
         return row
     release(connection, [row], now_ms)
     require_all(connection.execute(delete(OBJECTS).where(_O.object_id == row.object_id)).rowcount, 1, "objects")
@@ -229,7 +229,7 @@ def remove_listed(
     found = lock_listed(connection, set(keys))
     rows = [found[key] for key in dict.fromkeys(keys) if key in found]
     if rows and until_ms is not None:
-        trash.put_into(connection, rows, until_ms)
+        trash.put_into(connection, rows, now_ms, until_ms)
     elif rows:
         trash.remove_rows(connection, rows, now_ms)
     return rows

@@ -105,13 +105,14 @@ class RecordedBefore(Exception):
 @dataclass(frozen=True, slots=True)
 class _InTime:
     """What proves that PUTs are in time: entries of the queue, and the segments that are OPEN. asked: the entries of
-    records are among them. waiting: (object_id, version) of the rows that have records; None unless PUTs are recorded
-    again."""
+    records are among them. waiting: (object_id, version) of the rows that have copies which nothing proves to be in
+    time, or records when PUTs are recorded `again`: they were recorded before, and may be in the trash."""
 
     entries: Mapping[LandingId, Entry]
     open_segments: frozenset[SegmentId]
     asked: bool
-    waiting: Mapping[LandingId, tuple[int, int]] | None
+    waiting: Mapping[LandingId, tuple[int, int]]
+    again: bool
 
 
 def record_puts(
@@ -136,9 +137,16 @@ def _look(connection: Connection, landing_ids: Sequence[LandingId], *, again: bo
     open_segments = landing_segments.lock_open(connection, records)
     asked = again or any(segment_of(record) not in open_segments for record in records)
     listed = [landing_id for landing_id in landing_ids if asked or not in_log(landing_id)]
-    rows = connection.execute(WAITING_OBJECTS, id_rows(records)) if again and records else ()
+    entries = lock_entries(connection, listed)
+    unproved = [
+        landing_id
+        for landing_id in landing_ids
+        if landing_id not in entries
+        and (again or not in_log(landing_id) or segment_of(landing_id) not in open_segments)
+    ]
+    rows = connection.execute(WAITING_OBJECTS, id_rows(unproved)) if unproved else ()
     having = {LandingId(row[0]): (row[1], row[2]) for row in rows}
-    return _InTime(lock_entries(connection, listed), open_segments, asked, having if again else None)
+    return _InTime(entries, open_segments, asked, having, again)
 
 
 def lock_entries(connection: Connection, landing_ids: Sequence[LandingId]) -> dict[LandingId, Entry]:
@@ -193,7 +201,7 @@ def _record_turn(
     try:
         waiting.enter(connection, [(rows[one.key], one.due_ms) for one in fresh])
     except IntegrityError as error:
-        if in_time.waiting is None:
+        if not in_time.again:
             raise RecordedBefore from error
         raise Transient("metadata: PUTs were recorded by another call meanwhile; try again") from error
     return {**rows, **answered}
@@ -206,7 +214,7 @@ def _answer(one: NewObject, current: ObjectRow | None, in_time: _InTime) -> Obje
         return None
     if current is not None and current.landing_id == one.landing_id:
         return current
-    if in_time.waiting and one.landing_id in in_time.waiting:
+    if one.landing_id in in_time.waiting:
         return _superseded(one, *in_time.waiting[one.landing_id])  # it is in the trash
     entry = in_time.entries.get(one.landing_id)
     if entry is None and in_log(one.landing_id):

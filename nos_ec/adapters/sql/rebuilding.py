@@ -91,11 +91,15 @@ def _write_state(connection: Connection, now: str) -> None:
 
 def load(connection: Connection, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], now: str) -> None:
     """See `Rebuilding.load`."""
-    current = {one.row.key for one in objects if one.row.trash_until_ms is None}
-    _delete(connection, list(rows_of(connection, current).values()))
+    current: dict[ObjectKey, Rebuilt] = {}
+    for one in objects:
+        known = current.get(one.row.key)
+        if one.row.trash_until_ms is None and (known is None or known.row.version <= one.row.version):
+            current[one.row.key] = one
+    _delete(connection, list(rows_of(connection, current.keys()).values()))
     named = {_named(one.row): one for one in objects if one.row.trash_until_ms is not None}
     _delete(connection, list(trash_of(connection, named.keys()).values()))
-    objects = [one for one in objects if one.row.trash_until_ms is None] + list(named.values())
+    objects = [*current.values(), *named.values()]
     _insert(connection, objects, 0)
     _unqueue(connection, objects)
     landed = _landed(connection, deletions)
@@ -124,7 +128,7 @@ def trash_of(
 
 def settle_trash(connection: Connection, rows: Sequence[ObjectRow]) -> None:
     """See `Rebuilding.settle_trash`."""
-    marks = ((row.object_id, trash_mark(row.trash_until_ms or 0, row.object_id)) for row in rows)
+    marks = ((one.object_id, trash_mark(one.trash_until_ms or 0, one.object_id, one.trashed_ms or 0)) for one in rows)
     connection.execute(_SETTLE, _MARKS.dump(sorted(marks)))
 
 

@@ -72,6 +72,8 @@ LIVE = b""
 """What `trashed` of a current version is."""
 
 UNTIL_BYTES = 6
+_ID_BYTES = 8
+_MS_BYTES = TRASHED_BYTES - UNTIL_BYTES - _ID_BYTES
 _UNTIL_MS_MAX = (1 << 8 * UNTIL_BYTES) - 2
 """So that the mark behind it can be made too."""
 
@@ -127,14 +129,27 @@ def object_row(row: Sequence[Any], due_ms: int | None = None) -> ObjectRow:
 
 
 def marked_row(row: Sequence[Any]) -> ObjectRow:
-    """The ObjectRow of a row selected as TRASH_COLUMNS, with the time until which it is in the trash."""
+    """The ObjectRow of a row selected as TRASH_COLUMNS, with its times in the trash."""
     found, mark = object_row(row[:-1]), row[-1]
-    return replace(found, trash_until_ms=int.from_bytes(mark[:UNTIL_BYTES])) if mark else found
+    if not mark:
+        return found
+    until_ms, trashed_ms = int.from_bytes(mark[:UNTIL_BYTES]), int.from_bytes(mark[-_MS_BYTES:])
+    return replace(found, trash_until_ms=until_ms, trashed_ms=trashed_ms)
 
 
-def trash_mark(until_ms: int, object_id: int) -> bytes:
+def trash_mark(until_ms: int, object_id: int, trashed_ms: int) -> bytes:
     """What `trashed` of a row in the trash is (trash.py)."""
-    return min(max(until_ms, 1), _UNTIL_MS_MAX).to_bytes(UNTIL_BYTES) + object_id.to_bytes(TRASHED_BYTES - UNTIL_BYTES)
+    return trash_place(until_ms, object_id) + max(trashed_ms, 0).to_bytes(_MS_BYTES)
+
+
+def trash_place(until_ms: int, object_id: int) -> bytes:
+    """What the mark of this row begins with. It comes right before the mark, and behind all marks of earlier rows."""
+    return min(max(until_ms, 1), _UNTIL_MS_MAX).to_bytes(UNTIL_BYTES) + object_id.to_bytes(_ID_BYTES)
+
+
+def place_of(mark: bytes) -> tuple[int, int]:
+    """until_ms and object_id of a mark."""
+    return int.from_bytes(mark[:UNTIL_BYTES]), int.from_bytes(mark[UNTIL_BYTES : UNTIL_BYTES + _ID_BYTES])
 
 
 def name_range(prefix: str, after: str) -> list[ColumnElement[bool]]:

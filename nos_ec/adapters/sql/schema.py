@@ -44,7 +44,7 @@ from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
 
 ID_BYTES = 16
-TRASHED_BYTES = 14
+TRASHED_BYTES = 20
 WRITER_BYTES_MAX = 255
 
 _MYSQL = ("mysql", "mariadb")
@@ -212,8 +212,9 @@ OBJECTS = _table(
 """Current versions, and deleted ones in the trash. An overwrite keeps the row and its object_id; an object_id is never
 used twice.
 
-trashed: empty for a current version; otherwise until when the trash keeps it, and its object_id (trash.py,
-docs/adr/0028). So keys are unique among current versions, and the trash lies in the index in the order of its times.
+trashed: empty for a current version; otherwise until when the trash keeps it, its object_id, and when it was deleted
+(trash.py, docs/adr/0028). So keys are unique among current versions, and the trash lies in the index in the order of
+its times.
 """
 
 WAITING = _table(

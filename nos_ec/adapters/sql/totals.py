@@ -14,12 +14,13 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, cast, delete, func, insert, select, update
 
 from nos_ec.adapters.sql import leases
-from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, SEGMENTS, STORED_TOTALS, WAITING
+from nos_ec.adapters.sql.rows import LIVE, by_index
+from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORED_TOTALS, WAITING
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.slots import LEASE_PREFIX
 from nos_ec.ports.metadata import StoredTotals, Totals
 
-_B, _T, _W = BLOCKS.c, STORED_TOTALS.c, WAITING.c
+_B, _O, _T, _W = BLOCKS.c, OBJECTS.c, STORED_TOTALS.c, WAITING.c
 _IS_TOTALS = _T.name == "totals"
 STORED = select(_T.value).where(_IS_TOTALS)
 
@@ -28,6 +29,7 @@ def totals(connection: Connection) -> Totals:
     """See `Metadata.totals`."""
     blocks = connection.execute(_BLOCK_SUMS).all()
     landed = _landed_sums(connection)
+    trash_objects, trash_bytes = connection.execute(_TRASH_SUMS).one()
     return Totals(
         blocks={(row.kind, row.state): row.blocks for row in blocks},
         stripes=sum(row.stripes for row in blocks),
@@ -41,6 +43,8 @@ def totals(connection: Connection) -> Totals:
         landed_bytes=landed[ObjectState.LANDED].bytes,
         queued_objects=landed[ObjectState.QUEUED].objects,
         queued_bytes=landed[ObjectState.QUEUED].bytes,
+        trash_objects=trash_objects,
+        trash_bytes=trash_bytes or 0,
         landing_deletions=connection.execute(select(func.count()).select_from(LANDING_DELETIONS)).scalar_one(),
         leases=connection.execute(_WRITER_LEASES).scalar_one(),
     )
@@ -77,6 +81,9 @@ _BLOCK_SUMS = select(
 ).group_by(_B.kind, _B.state)
 # Reads as many rows as large objects have blocks, which is no more work than the sums over blocks.
 _LARGE_OBJECTS = select(func.count()).where(SEGMENTS.c.part == 0)
+_TRASH_SUMS = by_index(select(func.count(), _sum(_O.size, "bytes")), OBJECTS, "objects_by_trash_key").where(
+    _O.trashed > LIVE
+)
 _LANDED_SUMS = select(_W.state, func.count(), _sum(_W.size, "bytes")).group_by(_W.state)
 
 

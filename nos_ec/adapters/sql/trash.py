@@ -1,8 +1,8 @@
 """The trash: rows of deleted versions, marked in the column `trashed` (docs/adr/0028).
 
-A mark is until_ms (6 bytes) and object_id (8 bytes), both big-endian: so the index objects_by_trash_key has the trash
-in the order of its times, behind all current versions, whose marks are empty. The rows of one statement are locked in
-order of object id, as in commits.
+A mark is until_ms (6 bytes), object_id (8 bytes) and the time of the deletion (6 bytes), all big-endian: so the index
+objects_by_trash_key has the trash in the order of its times, behind all current versions, whose marks are empty. The
+rows of one statement are locked in order of object id, as in commits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, func, select
-from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
@@ -20,18 +19,18 @@ from nos_ec.adapters.sql.rows import (
     LIVE,
     OBJECT_IDS,
     TRASH_COLUMNS,
-    UNTIL_BYTES,
     by_index,
     by_keys,
     delete_listed,
     key_rows,
     marked_row,
     name_range,
+    place_of,
     require_all,
     trash_mark,
+    trash_place,
 )
 from nos_ec.adapters.sql.schema import OBJECTS, TRASHED_BYTES
-from nos_ec.core.errors import Transient
 from nos_ec.core.killpoints import kill_point
 from nos_ec.ports.metadata import ObjectRow, TrashMark, TrashPage
 
@@ -76,22 +75,22 @@ EXPIRED = (
 )
 
 
-def put_into(connection: Connection, rows: Sequence[ObjectRow], until_ms: int) -> None:
+def put_into(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int) -> None:
     """Put current versions into the trash. Their rows must be locked."""
     listed = _MARKS.dump(
-        (object_id, trash_mark(until_ms, object_id)) for object_id in sorted(row.object_id for row in rows)
+        (object_id, trash_mark(until_ms, object_id, now_ms)) for object_id in sorted(row.object_id for row in rows)
     )
     require_all(connection.execute(PUT_INTO, listed).rowcount, len(rows), "objects")
 
 
 def page(connection: Connection, before: TrashMark | None, limit: int, bucket: str, prefix: str) -> TrashPage:
     """See `Trash.trash_page`."""
-    start = _END if before is None else trash_mark(*before)
+    start = _END if before is None else trash_place(*before)
     last, count = connection.execute(LAST_OF_PAGE, {"before": start, "least": _LEAST, "rows_max": limit}).one()
     if not count:
         return TrashPage([], None)
     rows = connection.execute(_in_bucket(PAGE, bucket, prefix), {"before": start, "least": last}).all()
-    on = TrashMark(int.from_bytes(last[:UNTIL_BYTES]), int.from_bytes(last[UNTIL_BYTES:]))
+    on = TrashMark(*place_of(last))
     return TrashPage([marked_row(row) for row in rows], None if count < limit else on)
 
 
@@ -101,8 +100,8 @@ def _in_bucket(query: Select[Any], bucket: str, prefix: str) -> Select[Any]:
 
 def expired(connection: Connection, now_ms: int, limit: int, after: TrashMark | None) -> list[ObjectRow]:
     """See `Trash.expired_trash`."""
-    least = _LEAST if after is None else trash_mark(after.until_ms, after.object_id + 1)
-    bounds = {"least": least, "before": trash_mark(now_ms + 1, 0), "rows_max": limit}
+    least = _LEAST if after is None else trash_place(after.until_ms, after.object_id + 1)
+    bounds = {"least": least, "before": trash_place(now_ms + 1, 0), "rows_max": limit}
     return [marked_row(row) for row in connection.execute(EXPIRED, bounds)]
 
 
@@ -144,12 +143,9 @@ def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRo
             back.append(row)
     listed = sorted((row.object_id, row.version) for row in back if row.trash_until_ms is not None)
     if listed:
-        try:
-            changed = connection.execute(BRING_BACK, OBJECT_IDS.dump(listed)).rowcount
-        except IntegrityError as error:
-            raise Transient("metadata: a key was put while its object was undeleted; try again") from error
-        require_all(changed, len(listed), "objects")
-    return [replace(row, trash_until_ms=None) for row in back]
+        # If one of the keys is put meanwhile, this is a duplicate, and the transaction is run again.
+        require_all(connection.execute(BRING_BACK, OBJECT_IDS.dump(listed)).rowcount, len(listed), "objects")
+    return [replace(row, trash_until_ms=None, trashed_ms=None) for row in back]
 
 
 def _locked(connection: Connection, rows: Sequence[ObjectRow]) -> dict[int, ObjectRow]:

@@ -20,6 +20,7 @@ from nos_ec.engine.check.log import LogCheck
 from nos_ec.engine.check.objects import ObjectCheck
 from nos_ec.engine.check.second_look import WAIT_MS, SecondLook
 from nos_ec.engine.check.short_blocks import ShortBlocks
+from nos_ec.engine.header_scan import names_in
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
@@ -138,8 +139,10 @@ class Checker:
             yield Finding(FindingKind.BLOCK_ROW_MISSING, block_name(block_id), seen)
         elif stripes is not None:
             size = stripes * self._checked.blocks.geometry.stripe_size
+            names = names_in(self._checked.blocks, block_id, stripes)
             seen = {"block": block_id.hex(), "stripes": stripes, "bytes": size}
-            yield Finding(FindingKind.BLOCK_WITHOUT_ROW, block_name(block_id), seen)
+            named: dict[str, object] = {"objects": len(names), "named": names[:NAMED_MAX]}
+            yield Finding(FindingKind.BLOCK_WITHOUT_ROW, block_name(block_id), seen | named)
 
     def _of_blocks(self) -> Iterator[Finding]:
         short, busy, unanswered = ShortBlocks(), list[BlockRow](), 0

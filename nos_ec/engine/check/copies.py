@@ -9,16 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
-from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.copy_label import CopyLabel
+from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
 from nos_ec.core.findings import Finding, FindingKind
-from nos_ec.core.ids import LandingId, SegmentId, in_log, record_offset, segment_of
+from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.check.blocks import TRIES, ReadShare
 from nos_ec.engine.check.second_look import SecondLook
+from nos_ec.engine.landing_labels import labels_of
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.segment_pages import segment_pages
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import Metadata, ObjectRow, QueueEntry, SegmentRow, WaitingRow
+from nos_ec.ports.metadata import Metadata, ObjectRow, Objects, QueueEntry, SegmentRow, WaitingRow
 from nos_ec.ports.segment_medium import SegmentMedium
 
 PAGE_ROWS = 1000
@@ -72,16 +74,19 @@ class CopyCheck:
                 yield from self._second.doubt(partial(self._without_owner, copy))
 
     def _without_owner(self, copy: LandingId) -> Iterable[Finding]:
-        """Ids come into the metadata before their copies exist, and leave it after these are gone."""
+        """Ids come into the metadata before their copies exist, and leave it after these are gone. An object that has
+        the copy, but is not among what waits, is told of by itself (objects.py)."""
         if copy in self._metadata.landing_known([copy]):
             return
         try:
             size = len(self._landing.read(copy))
         except NotFound:
             return
-        yield Finding(
-            FindingKind.COPY_WITHOUT_OWNER, f"landing copy {copy.hex()}", {"landing": copy.hex(), "bytes": size}
-        )
+        label = labels_of(self._landing, [copy]).get(copy)
+        if label is not None and has_copy(self._metadata, label, copy):
+            return
+        seen = {"landing": copy.hex(), "bytes": size, "object": label and f"{label.bucket}/{label.name}"}
+        yield Finding(FindingKind.COPY_WITHOUT_OWNER, f"landing copy {copy.hex()}", seen)
 
     # --- what waits -----------------------------------------------------------------------------------
     def _of_waiting(self, part: int, parts: int, present: set[LandingId]) -> Iterator[Finding]:
@@ -182,6 +187,14 @@ def _in_segment(copy: LandingId, segments: Mapping[SegmentId, SegmentRow]) -> bo
     if row is None or row.state is SegmentState.DOOMED:
         return False
     return row.state is SegmentState.OPEN or record_offset(copy) < row.end
+
+
+def has_copy(metadata: Objects, label: CopyLabel, copy: LandingId) -> bool:
+    """Whether the object that the label names has this copy now."""
+    try:
+        return metadata.get(ObjectKey(label.bucket, label.name)).landing_id == copy
+    except (InvalidInput, NotFound):
+        return False
 
 
 def _seen(row: ObjectRow) -> dict[str, object]:

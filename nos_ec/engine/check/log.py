@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nos_ec.core.errors import NotFound
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import SegmentId, log_of, record_offset
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine import log_lease
 from nos_ec.engine.check.blocks import NAMED_MAX
 from nos_ec.engine.check.second_look import SecondLook
+from nos_ec.engine.landing_labels import labels_in_segment
 from nos_ec.engine.segment_pages import segment_pages
 from nos_ec.ports.metadata import Metadata, SegmentRow
 from nos_ec.ports.segment_medium import SegmentMedium
@@ -42,11 +44,21 @@ class LogCheck:
         stored, rows = set(self._medium.segments()), self._rows()
         self.segments = len(rows)
         without_row = sorted((stored_before & stored) - rows_before.keys() - rows.keys())
-        found = [_finding(FindingKind.LANDING_SEGMENT_WITHOUT_ROW, segment) for segment in without_row]
+        found = [one for segment in without_row for one in self._without_row(segment)]
         for row in rows.values():
             if rows_before.get(row.segment) == row:
                 found += self._of_row(row, stored, held)
         return found
+
+    def _without_row(self, segment: SegmentId) -> Iterator[Finding]:
+        """Tells which objects are in it. Reads all of it."""
+        try:
+            labels = labels_in_segment(self._medium, segment)
+        except NotFound:
+            return
+        named = sorted({f"{one.bucket}/{one.name}" for one in labels.values() if one is not None})
+        seen = {"records": len(labels), "named": named[:NAMED_MAX]}
+        yield _finding(FindingKind.LANDING_SEGMENT_WITHOUT_ROW, segment, **seen)
 
     def _rows(self) -> dict[SegmentId, SegmentRow]:
         return {row.segment: row for page in segment_pages(self._metadata) for row in page}

@@ -6,25 +6,36 @@ longer holds, and is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from nos_ec.core.audit_trail import AuditEntry, AuditKind, CopyEntry
-from nos_ec.core.copy_label import CopyLabel
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import InvalidInput, NotFound
-from nos_ec.core.findings import Finding, FindingKind
-from nos_ec.core.ids import BlockId, LandingId, ObjectKey
+from nos_ec.core.findings import BEYOND_MENDING, Finding, FindingKind
+from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.plan import Action, Cost, Step
 from nos_ec.core.reclaim import account_block
 from nos_ec.engine.check.blocks import BlockCheck, ReadShare, booked, counted
 from nos_ec.engine.check.checker import Checked
+from nos_ec.engine.check.copies import has_copy
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.landing_labels import labels_of
 from nos_ec.engine.trash import TrashCan
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
+from nos_ec.ports.clock import waits
+
+TRASH_LOOK_MS = 60_000
+
+
+def copies_of(steps: Iterable[Step]) -> set[LandingId]:
+    """The landing copies that these steps are about. Raises InvalidInput."""
+    try:
+        return {LandingId(bytes.fromhex(step.target["landing"])) for step in steps if "landing" in step.target}
+    except ValueError as error:
+        raise InvalidInput(f"a step of the plan cannot be understood: {error}") from error
 
 
 class Mender(Protocol):
@@ -40,8 +51,8 @@ class Mender(Protocol):
 
 
 Rewrite = Callable[[BlockId], bool]
-"""Moves what lives out of a block, and condemns it. Returns whether anything was done. Raises Conflict while GC runs,
-NoSpace, Transient."""
+"""Moves what lives out of a block, and condemns it. Returns whether it did. Raises Conflict while GC runs, Corrupt when
+some of it cannot be read and stays, NoSpace, Transient."""
 
 _REWRITTEN = (FindingKind.HEADER_DAMAGED, FindingKind.NAMES_DAMAGED, FindingKind.SHARDS_CONTRADICT)
 """Damages that leave the objects readable, and that nothing in the block itself can mend."""
@@ -77,21 +88,27 @@ def planned(finding: Finding) -> Step | None:
         case FindingKind.WAITS_FOR_NOTHING:
             holds = {"object_id": seen["object_id"], "state": seen["state"], "size": seen["size"]}
             return Step(Action.STOP_WAITING, {"landing": seen["landing"]}, why, dict(seen), holds)
+        case FindingKind.SHARD_DAMAGED if seen.get(BEYOND_MENDING):
+            return _rewrite(finding, why)
         case FindingKind.SHARD_DAMAGED:
             size = seen["shard_bytes"]  # all shards are read twice, and the new one is read back
             cost = Cost(read=(2 * seen["shards"] + 1) * size, write=size)
             return _mend(finding, why, cost)
         case FindingKind.DATA_DAMAGED if "landing" in seen:
             return _mend(finding, why, Cost(read=2 * seen["length"]))
-        case kind if kind in _REWRITTEN and _is_sealed_group(seen):
-            cost = Cost(read=seen["bytes"] + seen["live"], write=seen["live"], free=seen["bytes"])
-            target = {"block": seen["block"], "what": finding.what}
-            return Step(Action.REWRITE_BLOCK, target, why, dict(seen), {"kind": kind.value}, cost)
+        case kind if kind in _REWRITTEN:
+            return _rewrite(finding, why)
     return None
 
 
-def _is_sealed_group(seen: Any) -> bool:
-    return bool(seen["state"] == BlockState.SEALED.value and seen["kind"] != BlockKind.LARGE.value)
+def _rewrite(finding: Finding, why: str) -> Step | None:
+    """None for a block of a large object, and one that is not sealed."""
+    seen: Any = finding.evidence
+    if seen["state"] != BlockState.SEALED.value or seen["kind"] == BlockKind.LARGE.value:
+        return None
+    cost = Cost(read=seen["bytes"] + seen["live"], write=seen["live"], free=seen["bytes"])
+    target = {"block": seen["block"], "what": finding.what}
+    return Step(Action.REWRITE_BLOCK, target, why, dict(seen), {"kind": finding.kind.value}, cost)
 
 
 def _mend(finding: Finding, why: str, cost: Cost) -> Step:
@@ -101,9 +118,16 @@ def _mend(finding: Finding, why: str, cost: Cost) -> Step:
 
 
 class Repairer:
-    """Does the steps of a plan, one at a time."""
+    """Does the steps of a plan, one at a time. copies: the landing copies that its steps are about."""
 
-    def __init__(self, checked: Checked, mender: Mender, rewrite: Rewrite, trail: AuditTrail = NO_TRAIL) -> None:
+    def __init__(
+        self,
+        checked: Checked,
+        mender: Mender,
+        rewrite: Rewrite,
+        copies: Collection[LandingId] = (),
+        trail: AuditTrail = NO_TRAIL,
+    ) -> None:
         self._trail = trail
         self._metadata = checked.metadata
         self._stored_blocks = checked.blocks
@@ -112,6 +136,9 @@ class Repairer:
         self._mender = mender
         self._rewrite = rewrite
         self._blocks = BlockCheck(checked.metadata, checked.blocks, ReadShare())
+        self._copies = frozenset(copies)
+        self._in_trash: frozenset[LandingId] = frozenset()
+        self._looked_ms = 0
 
     def apply(self, step: Step) -> bool:
         """Do a step if what it was planned for still holds. Returns whether it was done. Raises InvalidInput for a
@@ -184,18 +211,17 @@ class Repairer:
         if label is None:
             return False
         # Looked up again, because it may have been undeleted while the trash was looked through.
-        return self._is_current(label, copy) or self._is_in_trash(label, copy) or self._is_current(label, copy)
+        metadata = self._metadata
+        return has_copy(metadata, label, copy) or self._is_in_trash(copy) or has_copy(metadata, label, copy)
 
-    def _is_current(self, label: CopyLabel, copy: LandingId) -> bool:
-        try:
-            return self._metadata.get(ObjectKey(label.bucket, label.name)).landing_id == copy
-        except (NotFound, InvalidInput):
-            return False
-
-    def _is_in_trash(self, label: CopyLabel, copy: LandingId) -> bool:
-        """Looks through the trash, a page at a time."""
-        pages = TrashCan(self._metadata, self._clock).pages(label.bucket, label.name)
-        return any(row.landing_id == copy for page in pages for row in page)
+    def _is_in_trash(self, copy: LandingId) -> bool:
+        """Looks through the whole trash, for all copies of the plan, if that was done more than TRASH_LOOK_MS ago."""
+        now_ms = self._clock.now_ms()
+        if not waits(self._looked_ms + TRASH_LOOK_MS, now_ms, TRASH_LOOK_MS):
+            rows = (row for page in TrashCan(self._metadata, self._clock).pages() for row in page)
+            self._in_trash = self._copies.intersection(row.landing_id for row in rows)
+            self._looked_ms = self._clock.now_ms()
+        return copy in self._in_trash
 
     def _unqueue(self, copy: LandingId, holds: dict[str, Any]) -> bool:
         one = self._metadata.waiting_with([copy]).get(copy)

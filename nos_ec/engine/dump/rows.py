@@ -120,6 +120,7 @@ def objects_page(rows: Sequence[Rebuilt]) -> DumpPage:
             "created_ms": [row.created_ms for row in objects],
             "attributes": [row.attributes or None for row in objects],
             "trash_until_ms": [row.trash_until_ms for row in objects],
+            "trashed_ms": [row.trashed_ms for row in objects],
             "parts": [
                 [(p.extent.block_id, p.extent.offset, p.extent.length, p.crc32c) for p in one.parts] or None
                 for one in rows
@@ -147,9 +148,10 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
         attributes=None,
         parts=None,
         trash_until_ms=None,
+        trashed_ms=None,
     )
     for object_id, bucket, name, version, size, crc32c, md5, said, landing_id, block_id, offset, made, *more in columns:
-        attributes, parts, trash_until_ms = more
+        attributes, parts, trash_until_ms, trashed_ms = more
         state = _word(ObjectState, said)
         try:
             key = ObjectKey(bucket, name)
@@ -168,6 +170,7 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
             created_ms=made,
             attributes=attributes or b"",
             trash_until_ms=trash_until_ms,
+            trashed_ms=trashed_ms,
         )
         yield Rebuilt(row, [Segment(Extent(BlockId(part[0]), part[1], part[2]), part[3]) for part in parts or ()])
 

@@ -16,16 +16,17 @@ from nos_ec.engine.dump.rebuilder import NEW_IDS, PAGE_ROWS
 from nos_ec.engine.segment_pages import segment_pages
 from nos_ec.ports.metadata import QUARANTINE, Metadata, Rebuilt
 
-KINDS = ("gone", "since", "copy", "held", "block", "segment")
+KINDS = ("gone", "since", "trash", "copy", "held", "block", "segment")
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertain:
     """Something that an operator should look at. what: `gone`, an object of the dump whose bytes are nowhere;
-    `since`, one that was put or overwritten since the dump, and may have been deleted after that; `copy`, a landing
-    copy that does not tell what it is, so that it is kept and used by nothing; `held`, one in quarantine, which a later
-    version has replaced; `block`, a block of which not everything can be read, or one in quarantine; `segment`, a
-    landing segment of which not everything can be read. about: the object's key, or the id."""
+    `since`, one that was put or overwritten since the dump, and may have been deleted after that; `trash`, one that was
+    in the trash when the dump was made, and may have been undeleted or removed since; `copy`, a landing copy that does
+    not tell what it is, so that it is kept and used by nothing; `held`, one in quarantine, which a later version has
+    replaced; `block`, a block of which not everything can be read, or one in quarantine; `segment`, a landing segment
+    of which not everything can be read. about: the object's key, or the id."""
 
     what: str
     about: str
@@ -43,8 +44,8 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
         kept = [one.row for one in page_of_dump if (one.row.trash_until_ms or 0) > now_ms]
         there = metadata.objects_with([row.object_id for row in kept])
         for lost_row in kept:
-            if lost_row.object_id not in there:
-                yield Uncertain("gone", str(lost_row.key), lost_row.version, lost_row.size)
+            what = "trash" if lost_row.object_id in there else "gone"
+            yield Uncertain(what, str(lost_row.key), lost_row.version, lost_row.size)
         found = metadata.rows_of([one.row.key for one in dumped])
         for one in dumped:
             row = found.get(one.row.key)

@@ -7,10 +7,10 @@ from enum import StrEnum
 
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.engine.explain.times import span, when
+from nos_ec.engine.explain.times import moment, span, when
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.ports.clock import waits
-from nos_ec.ports.metadata import BlockFacts, WaitReason
+from nos_ec.ports.metadata import QUARANTINE, BlockFacts, WaitReason
 
 LATE_MS = 300_000
 """What is overdue by more than this does not happen by itself."""
@@ -45,6 +45,8 @@ class BlockReason(StrEnum):
     """It is a candidate; whether rewriting pays depends on too many other blocks to look at here."""
     CONDEMNED = "condemned"
     """It is emptied, and its grace period is not over."""
+    QUARANTINED = "quarantined"
+    """Nothing refers to it. It is kept for a while, so that it can be released."""
     GRACE_OVER = "grace_over"
     """It is emptied; the next run deletes it."""
 
@@ -98,7 +100,7 @@ def judge_block(e: BlockEvidence) -> BlockVerdict:
                 BlockReason.TOO_FULL,
                 f"{e.facts.row.waste_ratio:.1%} of it is waste (dead bytes, headers, padding). GC collects a block from"
                 f" {e.options.waste_ratio_min:.1%} on (gc.hole_ratio_min).",
-                "It is collected once so many of its objects are deleted or overwritten.",
+                "GC collects it once enough of its objects have been deleted or overwritten.",
             )
     return _sealed(e)
 
@@ -123,6 +125,14 @@ def _open(e: BlockEvidence) -> BlockVerdict:
 def _condemned(e: BlockEvidence) -> BlockVerdict:
     until_ms = e.facts.until_ms
     assert until_ms is not None
+    if e.facts.row.writer == QUARANTINE and waits(until_ms, e.now_ms, WAIT_MS_MAX):
+        return BlockVerdict(
+            BlockReason.QUARANTINED,
+            "No row referred to it, so `nos-ec apply` or a rebuild put it into quarantine.",
+            f"The first GC run after {moment(until_ms)} deletes it, and none before, even if space is short.",
+            "If it may hold objects that are missed: `nos-ec quarantine release` keeps it.",
+            until_ms,
+        )
     if waits(until_ms, e.now_ms, WAIT_MS_MAX):
         return BlockVerdict(
             BlockReason.CONDEMNED,

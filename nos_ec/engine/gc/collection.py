@@ -14,7 +14,7 @@ from contextlib import closing
 
 import structlog
 
-from nos_ec.core.errors import NosError, NoSpace, Transient
+from nos_ec.core.errors import Corrupt, NosError, NoSpace, Transient
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.batches import BatchPlanner
@@ -65,9 +65,9 @@ class Collection:
         return self._run.progress.result
 
     def rewrite(self, block: BlockRow) -> CollectionResult:
-        """Move what lives out of this block, however little of it is dead, and condemn it. Objects that cannot be read
-        stay where they are, and their block with them. Raises LeaseLost, NoSpace, and Transient, also when the block
-        does not answer."""
+        """Move what lives out of this block, however little of it is dead, and condemn it. Raises Corrupt when objects
+        cannot be read: they stay where they are, and their block with them. Raises LeaseLost, NoSpace, and Transient,
+        also when the block does not answer."""
         run = self._run
         needed = block.size_bytes + run.blocks.geometry.group_size_max
         require_room(run.blocks, needed, run.options.floor_bytes)
@@ -75,9 +75,15 @@ class Collection:
             drained = self._drain([ChosenBlock(block, block.stripes)])
         if drained.ended_by is not None:
             raise drained.ended_by
-        if run.progress.result.blocks_parked:
-            raise Transient(run.progress.result.parked[0])
-        return run.progress.result
+        result = run.progress.result
+        if result.blocks_parked:
+            raise Transient(result.parked[0])
+        if result.unreadable_objects:
+            raise Corrupt(
+                f"{result.objects_moved} objects were moved, and {result.unreadable_objects} cannot be read, so the"
+                f" block stays: {'; '.join(result.unreadable)}"
+            )
+        return result
 
     def _choose(self) -> Sequence[ChosenBlock]:
         run = self._run

@@ -7,12 +7,14 @@ from typing import Any
 
 from nos_ec.core.ids import BlockId
 from nos_ec.engine.gc.victims import BlockDecision, CollectionPlan
+from nos_ec.ports.metadata import Totals
 
 _DIGITS = 4
 
 
-def plan_data(plan: CollectionPlan) -> dict[str, Any]:
-    """The plan as JSON values. Sizes are in bytes, times in ms of Unix time. The sums cover all blocks examined."""
+def plan_data(plan: CollectionPlan, totals: Totals) -> dict[str, Any]:
+    """The plan as JSON values. Sizes are in bytes, times in ms of Unix time. The sums cover all blocks examined. What is
+    in the trash is live until it expires."""
     victims = victim_ids(plan)
     return {
         "blocks": [_block(decision, collect=decision.block.block_id in victims) for decision in plan.decisions],
@@ -21,6 +23,8 @@ def plan_data(plan: CollectionPlan) -> dict[str, Any]:
         "header_bytes_read": sum(decision.header_bytes_read for decision in plan.decisions),
         "block_bytes_examined": sum(decision.size_bytes for decision in plan.decisions),
         "waiting": [asdict(waiting) for waiting in plan.waiting],
+        "trash_objects": totals.trash_objects,
+        "trash_bytes": totals.trash_bytes,
     }
 
 

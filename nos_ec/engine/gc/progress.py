@@ -32,6 +32,9 @@ class CollectionResult:
     stripes_written: int = 0
     unreadable_objects: int = 0
     blocks_parked: int = 0
+    expired_objects: int = 0
+    """Removed from the trash before the blocks were chosen."""
+    expired_bytes: int = 0
     unreadable: tuple[str, ...] = ()
     parked: tuple[str, ...] = ()
 

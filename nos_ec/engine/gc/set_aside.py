@@ -54,7 +54,8 @@ class SetAside:
         if not self._is_where_it_was(failure.packable):
             return False
         if self._progress.unreadable(failure):
-            _log.error("live object cannot be read; its block stays", error=str(failure.error))
+            key = str(failure.packable.key)
+            _log.error("live object cannot be read; its block stays", object=key, error=str(failure.error))
         return True
 
     def _is_where_it_was(self, packable: Packable) -> bool:

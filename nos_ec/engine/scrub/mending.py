@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from threading import Event
 
 from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NotFound, Transient
-from nos_ec.core.findings import Finding, FindingKind
+from nos_ec.core.findings import BEYOND_MENDING, Finding, FindingKind
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.audit_entries import object_reverted, shards_written
@@ -69,13 +69,15 @@ class Mending:
 
     def mend(self, row: BlockRow, look: Look) -> tuple[list[Scrubbed], tuple[int, ...]]:
         """Mend what can be mended. Returns what became of each finding, and the shards that the block still lacks."""
-        rebuilt, why = self._mend_shards(row, look)
+        rebuilt, why, lost_stripe = self._mend_shards(row, look)
         replaced = {shard_name(row, shard) for shard in rebuilt.replaced}
         lost = dict(look.lost)
         done = []
         for finding in look.findings:
             if finding.kind is FindingKind.SHARD_DAMAGED:
                 mended = finding.what in replaced
+                if lost_stripe and not mended:
+                    finding = replace(finding, evidence={**finding.evidence, BEYOND_MENDING: True})
                 done.append(Scrubbed(finding, mended, "" if mended else why or "its disk cannot be written"))
             elif finding in lost:
                 done.append(self._go_back(finding, lost[finding]))
@@ -102,12 +104,13 @@ class Mending:
             return None
         return row if row.state is ObjectState.PACKED else None
 
-    def _mend_shards(self, row: BlockRow, look: Look) -> tuple[RebuiltBlock, str]:
-        """Make damaged, torn and missing shards again. Returns what was made, and why no more, if anything is left."""
+    def _mend_shards(self, row: BlockRow, look: Look) -> tuple[RebuiltBlock, str, bool]:
+        """Make damaged, torn and missing shards again. Returns what was made, why no more, if anything is left, and
+        whether that is because more than m shards of a stripe are damaged."""
         seen = look.shards
         wrong = {*look.torn, *(one.shard for one in seen.damaged)}
         if self._shards is None or not (wrong or seen.missing):
-            return RebuiltBlock(), ""
+            return RebuiltBlock(), "", False
         until_ms = self._clock.now_ms() + (0 if self._refused else ALONE_MS)
         while True:
             try:
@@ -119,16 +122,16 @@ class Mending:
             except Conflict as error:
                 if not waits(until_ms, self._clock.now_ms(), ALONE_MS):
                     self._refused = True
-                    return RebuiltBlock(), str(error)
+                    return RebuiltBlock(), str(error), False
                 self._clock.wait(Event(), ALONE_WAIT_MS)
                 self._pace(0)
             except (Corrupt, NotFound, Transient) as error:
-                return RebuiltBlock(), str(error)
+                return RebuiltBlock(), str(error), isinstance(error, Corrupt)
         self._refused = False
         kill_point("scrub.shards_mended")
         self._trail.record(shards_written(row.block_id, done))
         self.written_bytes += done.written_bytes
-        return done, ""
+        return done, "", False
 
     def _go_back(self, finding: Finding, placed: Placed) -> Scrubbed:
         """Make the object's row point to its landing copy again, if it still has a good one."""

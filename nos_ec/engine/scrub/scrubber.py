@@ -343,4 +343,4 @@ class Scrubber:
         if one.mended:
             self._errors.error("damage mended", damage=damage)
         else:
-            self._errors.error("damage found", damage=damage, why=one.why)
+            self._errors.error("damage found", damage=damage, **({"why": one.why} if one.why else {}))

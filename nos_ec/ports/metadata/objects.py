@@ -20,7 +20,8 @@ class ObjectRow:
     `due_ms`: when the producer should publish it; set only in the rows that `due_objects` and `object_facts` return.
     `attributes`: see core.attributes; they belong to the version.
     `trash_until_ms`: when the trash may let go of it, if it is a deleted version in the trash; set only in rows that
-    methods of `Trash`, `objects_after`, `objects_with` and `object_facts` return.
+    methods of `Trash`, `objects_after`, `objects_with` and `object_facts` return. `trashed_ms`: when it was deleted,
+    likewise.
     """
 
     object_id: int
@@ -36,6 +37,7 @@ class ObjectRow:
     due_ms: int | None = field(default=None, compare=False)
     attributes: bytes = b""
     trash_until_ms: int | None = field(default=None, compare=False)
+    trashed_ms: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

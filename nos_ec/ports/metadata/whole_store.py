@@ -43,6 +43,9 @@ class Totals:
     landed_bytes: int
     queued_objects: int
     queued_bytes: int
+    trash_objects: int
+    """Deleted versions in the trash. They are among the other objects too."""
+    trash_bytes: int
     landing_deletions: int
     leases: int
     """Leases of writers. Those of producers guard no blocks and are not counted."""
@@ -51,7 +54,7 @@ class Totals:
     def rows(self) -> int:
         """The rows that these figures are sums of: what computing them costs grows with this number."""
         waiting = self.landed_objects + self.queued_objects + self.landing_deletions
-        return sum(self.blocks.values()) + self.large_objects + waiting
+        return sum(self.blocks.values()) + self.large_objects + waiting + self.trash_objects
 
     @property
     def hole_ratio(self) -> float | None:

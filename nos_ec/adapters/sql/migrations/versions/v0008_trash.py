@@ -22,7 +22,7 @@ depends_on = None
 
 _OLD, _NEW = "objects_by_key", "objects_by_trash_key"
 _KEY = ["trashed", "bucket", "name"]
-_MARK = sa.LargeBinary(14).with_variant(mysql.VARBINARY(14), "mysql", "mariadb")
+_MARK = sa.LargeBinary(20).with_variant(mysql.VARBINARY(20), "mysql", "mariadb")
 
 
 def upgrade() -> None:
