@@ -268,6 +268,7 @@ def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | N
             f" {size_text(placed['data_bytes'])} of data",
             "gone": f"{count('gone', 'object')} of the dump: deleted or overwritten since, or lost",
             "put since": f"{count('since', 'object')}, which may have been deleted after that",
+            "replaced": f"{count('replaced', 'version')}, kept in the trash in case they were undeleted",
             "in the trash": f"{count('trash', 'object')}, which may have been undeleted or removed since {begun}",
             "unknown copies": f"{count('copy', 'landing copy', 'landing copies')} without a readable label",
             "not all read": f"{count('block', 'block')} and {count('segment', 'landing segment')}; they are kept",

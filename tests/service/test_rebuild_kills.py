@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.dump.rebuilder import TRASHED_MS_MIN
+from nos_ec.ports.metadata import ObjectRow
 from nos_ec.testing.audit import all_blocks, all_objects
 from tests.rig.at_rest import end_log
 
@@ -118,7 +120,7 @@ def found(bench: Bench) -> tuple[list[Any], list[Any]]:
     with bench.open() as system:
         objects = [
             (
-                (row.key, row.version, row.trash_until_ms, row.size),
+                (row.key, row.version, _kept(row), row.size),
                 (row.crc32c, row.md5, row.state, row.extent, row.landing_id),
             )
             for row in sorted(all_objects(system.metadata), key=lambda row: (row.key, row.version))
@@ -128,6 +130,14 @@ def found(bench: Bench) -> tuple[list[Any], list[Any]]:
             for row in all_blocks(system.metadata)
         ]
         return objects, blocks
+
+
+def _kept(row: ObjectRow) -> int | bool:
+    """Until when the trash keeps it, if the dump tells that; otherwise whether it is there."""
+    until_ms, trashed_ms = row.trash_until_ms, row.trashed_ms
+    if until_ms is None or trashed_ms is None:
+        return False
+    return until_ms if until_ms - trashed_ms != TRASHED_MS_MIN else True
 
 
 def test_rebuild_killed(bench: Bench, cli: Cli) -> None:

@@ -183,6 +183,80 @@ def test_killed(bench: Bench, point: str) -> None:
 
 
 @pytest.mark.invariant(7)
+@pytest.mark.parametrize("state", ["packed", "landed", "large"])
+def test_a_rebuild_keeps_what_was_undeleted_since_the_dump(
+    bench: Bench, capfd: pytest.CaptureFixture[str], state: str
+) -> None:
+    """Nothing tells that an older version is the current one again. So the other one must not be all that is left."""
+    cli, dump = Cli(bench, capfd), bench.folder / "dump"
+
+    def put(system: System, name: str) -> ObjectKey:
+        key = bench.put(system, "n", bench.data(20 * STRIPE) if state == "large" else name.encode())
+        if state == "packed":
+            bench.pack(system)
+        return key
+
+    with bench.open() as system:
+        key = put(system, "before")
+        before = system.store().head(key)
+        cli("metadata", "dump", "--to", str(dump))
+        first = bench.acknowledged[key]
+        system.store().delete(key)
+        put(system, "after")
+        after, second = system.store().head(key), bench.acknowledged[key]
+        system.store().delete(key)
+        system.trash().undelete(system.trash().find(key, before.version))
+        end_log(system)
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--from", str(dump))
+    assert (to_look_at["since"], to_look_at["replaced"], to_look_at["gone"]) == ({str(key)}, {str(key)}, set())
+    with bench.open() as system:
+        assert check(system, read_share=1.0) == []
+        assert system.store().get(key) == second, "the greater version"
+        (kept,) = (row for page in system.trash().pages() for row in page)
+        assert (kept.version, kept.size) == (before.version, before.size)
+        assert kept.version < after.version
+        system.store().delete(key, permanently=True)
+        system.trash().undelete(kept)
+        assert system.store().get(key) == first
+        bench.acknowledged[key] = first
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)
+
+
+@pytest.mark.invariant(7)
+@pytest.mark.parametrize("state", ["packed", "landed", "large"])
+def test_a_rebuild_keeps_what_was_put_after_a_clock_was_set_back(
+    bench: Bench, capfd: pytest.CaptureFixture[str], state: str
+) -> None:
+    """Its version is less than that of a deleted one."""
+    cli, dump = Cli(bench, capfd), bench.folder / "dump"
+    contents = [bench.data(20 * STRIPE) if state == "large" else name for name in (b"ahead", b"right")]
+    with bench.open() as system:
+        cli("metadata", "dump", "--to", str(dump))
+    for data, ahead_ms in zip(contents, (3_600_000, 0), strict=True):
+        with bench.open() as system:
+            system.clock = LaterClock(ahead_ms)
+            bench.put(system, "first", b"not in the log")
+            key = bench.put(system, "n", data)
+            if state == "packed":
+                bench.pack(system)
+            if ahead_ms:
+                system.store().delete(key, permanently=True)
+            end_log(system)
+    lose_database(bench)
+    rebuild(bench, cli, "--from", str(dump))
+    with bench.open() as system:
+        assert check(system, read_share=1.0) == []
+        assert system.store().get(key) == contents[0], "nothing tells that it was deleted"
+        versions = [row for page in system.trash().pages("b", "n") for row in page if row.key == key]
+        system.store().delete(key, permanently=True)
+        system.trash().undelete(versions[0])
+        assert system.store().get(key) == contents[1]
+
+
+@pytest.mark.invariant(7)
 def test_a_rebuild_leaves_in_the_trash_what_was_there(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     """Also what GC and consumers have moved since the dump, and what has a current version with its key."""
     cli, dump = Cli(bench, capfd), bench.folder / "dump"

@@ -45,6 +45,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES, LandingId, ObjectKey, log_of
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.ports.metadata import BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
+from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
 
 _O, _S, _D, _W, _B, _I = OBJECTS.c, SEGMENTS.c, LANDING_DELETIONS.c, WAITING.c, BLOCKS.c, STORE_INFO.c
 _STATE = _I.name == "rebuild"
@@ -138,7 +139,7 @@ def _named(row: ObjectRow) -> tuple[ObjectKey, int]:
 
 def _unsettled(version: int) -> bytes:
     """The mark of a row in the trash until its time is known: later than any mark of `trash_mark`."""
-    return b"\xff" * UNTIL_BYTES + version.to_bytes(TRASHED_BYTES - UNTIL_BYTES)
+    return UNSETTLED_MS.to_bytes(UNTIL_BYTES) + version.to_bytes(TRASHED_BYTES - UNTIL_BYTES)
 
 
 def last_object_id(connection: Connection) -> int:

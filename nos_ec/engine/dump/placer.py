@@ -42,14 +42,20 @@ class PlacerFigures:
 
 
 class Placer:
-    """Used by one thread. new_ids: the first object id to be given to a key without a row. trash: whether rows are in
-    the trash: what is told of them concerns no current version."""
+    """Used by one thread. new_ids: the first object id to be given to a version without a row.
 
-    def __init__(self, metadata: Metadata, blocks: BlockStore, now_ms: int, new_ids: int, *, trash: bool) -> None:
+    Nothing tells the order of two versions of a key but their numbers, which clocks have made, and an older version may
+    have been undeleted. So the greater one becomes current. keep_replaced: the others go into the trash, as far as they
+    can be read; otherwise they are dead.
+    """
+
+    def __init__(
+        self, metadata: Metadata, blocks: BlockStore, now_ms: int, new_ids: int, *, keep_replaced: bool
+    ) -> None:
         self._metadata = metadata
         self._blocks = blocks
         self._now_ms = now_ms
-        self._trash = trash
+        self._keep_replaced = keep_replaced
         self._next_id = max(new_ids, metadata.last_object_id() + 1)
         self.figures = PlacerFigures()
         self.unreadable: list[str] = []
@@ -59,9 +65,9 @@ class Placer:
     # --- blocks ---------------------------------------------------------------------------------------
     def place_small(self, entries: Iterable[ToldEntry]) -> None:
         """Whole objects, all of one block. Raises Transient."""
-        newest: dict[ObjectKey, ToldEntry] = {}
+        versions: dict[ObjectKey, dict[int, ToldEntry]] = {}
         all_told = list(entries)
-        trashed = self._trashed({(entry.key, entry.version) for entry in all_told})
+        trashed = self._metadata.trash_of({(entry.key, entry.version) for entry in all_told})
         moved_trash: dict[int, Rebuilt] = {}
         for entry in all_told:
             row = trashed.get((entry.key, entry.version))
@@ -69,35 +75,42 @@ class Placer:
                 if row.extent != entry.extent:
                     moved_trash[row.object_id] = _moved(row, entry)
                 continue
-            known = newest.get(entry.key)
-            if known is None or entry.version >= known.version:
-                newest[entry.key] = entry
-        found = self._metadata.rows_of(newest.keys())
+            versions.setdefault(entry.key, {})[entry.version] = entry
+        found = self._metadata.rows_of(versions.keys())
         moved = list(moved_trash.values())
-        unread: list[ToldEntry] = []
-        for key, entry in newest.items():
+        current: list[ToldEntry] = []
+        replaced: list[ToldEntry] = []
+        for key, told in versions.items():
             row = found.get(key)
-            if row is None or row.version < entry.version:
-                unread.append(entry)
-            elif _is_same(row, entry) and row.extent != entry.extent:
-                moved.append(_moved(row, entry))
+            own = None if row is None else told.pop(row.version, None)
+            if row is not None and own is not None and _is_same(row, own) and row.extent != own.extent:
+                moved.append(_moved(row, own))
+            others = sorted(told.values(), key=lambda entry: entry.version)
+            if others and (row is None or row.version < others[-1].version):
+                current.append(others.pop())
+            # What has the version of a row in the trash, but other bytes, has no place there.
+            replaced += [one for one in others if (one.key, one.version) not in trashed]
         self.figures.moved += len(moved)
-        adopted = [
-            self._packed(entry, hashlib.md5(data, usedforsecurity=False).digest(), found.get(entry.key))
-            for entry, data in self._read(unread)
-        ]
-        self.figures.adopted += len(adopted)
+        adopted: list[Rebuilt] = []
+        for entry, data in self._read(current):
+            adopted += self._in_place_of(found.get(entry.key), self._packed(entry, data))
+            self.figures.adopted += 1
+        for entry, data in self._read(replaced if self._keep_replaced else (), name=False):
+            adopted.append(Rebuilt(_trashed(self._packed(entry, data))))
         self._metadata.place(moved + adopted, self._now_ms)
 
     def place_large(self, key: ObjectKey, version: int, parts: Sequence[ToldEntry], known: set[BlockId]) -> bool:
         """A large object, from its segments. known: the blocks that are there. Returns False when segments are missing:
         the PUT did not end, or the object is half deleted. Raises Transient."""
         found = self._metadata.rows_of([key]).get(key)
-        if (found is not None and found.version >= version) or self._trashed({(key, version)}):
+        is_replaced = found is not None and found.version > version
+        if (found is not None and found.version == version) or self._metadata.trash_of({(key, version)}):
+            return True
+        if is_replaced and not self._keep_replaced:
             return True
         whole = whole_parts(parts)
         if whole is None or any(part.extent.block_id not in known for part in whole):
-            return False
+            return is_replaced
         md5 = hashlib.md5(usedforsecurity=False)
         crc32c = 0
         try:
@@ -105,11 +118,12 @@ class Placer:
                 md5.update(self._checked(part))
                 crc32c = joined(crc32c, part.crc32c, part.extent.length)
         except (Corrupt, NotFound) as error:
-            self._cannot_read(whole[0], error)
-            self.unread |= {part.extent.block_id for part in whole}
+            if not is_replaced:
+                self._cannot_read(whole[0], error)
+                self.unread |= {part.extent.block_id for part in whole}
             return True
         row = ObjectRow(
-            object_id=self._id(found),
+            object_id=self._new_id(),
             key=key,
             version=version,
             size=sum(part.extent.length for part in whole),
@@ -121,39 +135,54 @@ class Placer:
             created_ms=version // 1000,
             attributes=whole[-1].attributes,
         )
-        self.figures.adopted += 1
-        self._metadata.place([Rebuilt(row, [Segment(p.extent, p.crc32c) for p in whole], found)], self._now_ms)
+        segments = [Segment(part.extent, part.crc32c) for part in whole]
+        if is_replaced:
+            self._metadata.place([Rebuilt(_trashed(row), segments)], self._now_ms)
+        else:
+            self.figures.adopted += 1
+            self._metadata.place(self._in_place_of(found, row, segments), self._now_ms)
         return True
 
-    def _packed(self, entry: ToldEntry, md5: bytes, found: ObjectRow | None) -> Rebuilt:
-        row = ObjectRow(
-            object_id=self._id(found),
+    def _in_place_of(
+        self, found: ObjectRow | None, row: ObjectRow, segments: Sequence[Segment] = ()
+    ) -> Sequence[Rebuilt]:
+        """The row, which makes the one that was found there the current version no more."""
+        if found is None:
+            return [Rebuilt(row, segments)]
+        if not self._keep_replaced:
+            return [Rebuilt(replace(row, object_id=found.object_id), segments, found)]
+        parts = self._metadata.segments_of([found.object_id]).get(found.object_id, [])
+        own = [segment for version, segment in parts if version == found.version]
+        return [Rebuilt(_trashed(found), own, found), Rebuilt(row, segments)]
+
+    def _packed(self, entry: ToldEntry, data: bytes) -> ObjectRow:
+        return ObjectRow(
+            object_id=self._new_id(),
             key=entry.key,
             version=entry.version,
             size=entry.extent.length,
             crc32c=entry.crc32c,
-            md5=md5,
+            md5=hashlib.md5(data, usedforsecurity=False).digest(),
             state=_PACKED,
             landing_id=None,
             extent=entry.extent,
             created_ms=entry.version // 1000,
             attributes=entry.attributes,
         )
-        return Rebuilt(row, instead_of=found)
 
-    def _read(self, entries: Sequence[ToldEntry]) -> Iterable[tuple[ToldEntry, bytes]]:
-        """The bytes of each entry that can be read, in runs."""
+    def _read(self, entries: Sequence[ToldEntry], *, name: bool = True) -> Iterable[tuple[ToldEntry, bytes]]:
+        """The bytes of each entry that can be read, in runs. name: those that cannot are counted and named."""
         run: list[ToldEntry] = []
         size = 0
         for entry in entries:
             if run and size + entry.extent.length > READ_BYTES_MAX:
-                yield from self._read_run(run)
+                yield from self._read_run(run, name=name)
                 run, size = [], 0
             run.append(entry)
             size += entry.extent.length
-        yield from self._read_run(run)
+        yield from self._read_run(run, name=name)
 
-    def _read_run(self, run: Sequence[ToldEntry]) -> Iterable[tuple[ToldEntry, bytes]]:
+    def _read_run(self, run: Sequence[ToldEntry], *, name: bool) -> Iterable[tuple[ToldEntry, bytes]]:
         if not run:
             return
         extents = [(entry.extent.offset, entry.extent.length) for entry in run]
@@ -165,7 +194,8 @@ class Placer:
             try:
                 yield entry, self._checked(entry, None if pieces is None else pieces[at])
             except Corrupt as error:
-                self._cannot_read(entry, error)
+                if name:
+                    self._cannot_read(entry, error)
 
     def _checked(self, entry: ToldEntry, data: bytes | None = None) -> bytes:
         extent = entry.extent
@@ -184,48 +214,69 @@ class Placer:
     def place_landed(self, records: Sequence[ToldRecord], segments: Container[SegmentId]) -> list[QueueEntry]:
         """Records of one landing segment, in order, or copies of the landing store. None tells the version of its
         object, only when its PUT was. segments: that are there. Returns the second copies of what is packed, to be
-        queued for deletion: the reaper reads back what is packed first. Raises Transient."""
+        queued for deletion: the reaper reads back what is packed first. Raises Transient.
+
+        A copy of the landing store that another version has replaced is left to the caller."""
         known = self._metadata.landing_known([record.landing_id for record in records])
+        unknown = [record for record in records if record.landing_id not in known]
+        trashed = self._metadata.trash_of({(record.key, record.put_ms * 1000) for record in unknown})
         newest: dict[ObjectKey, ToldRecord] = {}
-        trashed = self._trashed({(one.key, one.put_ms * 1000) for one in records if one.landing_id not in known})
+        others: list[ToldRecord] = []
         of_rows: list[tuple[ToldRecord, ObjectRow]] = []
-        for record in records:
-            if record.landing_id not in known:
-                row = trashed.get((record.key, record.put_ms * 1000))
-                if row is not None and _is_of(record, row):
-                    of_rows.append((record, row))
-                    continue
-                before = newest.get(record.key)
-                if before is None or before.put_ms <= record.put_ms:
-                    newest[record.key] = record
+        for record in unknown:
+            row = trashed.get((record.key, record.put_ms * 1000))
+            if row is not None and _is_of(record, row):
+                of_rows.append((record, row))
+                continue
+            before = newest.get(record.key)
+            if before is None or before.put_ms <= record.put_ms:
+                newest[record.key] = record
+            if before is not None and not _is_same_put(before, record):
+                others.append(record if newest[record.key] is before else before)
         found = self._metadata.rows_of(newest.keys())
         adopted: list[Rebuilt] = []
-        moved: list[Rebuilt] = []
-        second: list[QueueEntry] = []
+        kept: list[ObjectRow] = []
         for key, record in newest.items():
             row = found.get(key)
             if row is None or _is_newer(record, row):
-                adopted.append(self._landed(record, row))
-            elif _is_of(record, row):
+                adopted += self._in_place_of(row, self._landed(record, row))
+                self.figures.landed += 1
+            else:
+                others.append(record)
+        for record in others:
+            row = found.get(record.key)
+            if row is not None and _is_of(record, row):
                 of_rows.append((record, row))
+            elif self._keep_replaced and in_log(record.landing_id):
+                kept.append(_trashed(self._landed(record, None)))
+        replaced = {(one.row.key, one.row.version) for one in adopted if one.row.trash_until_ms is not None}
+        adopted += [Rebuilt(row) for row in self._numbered(kept, replaced)]
+        moved: list[Rebuilt] = []
+        second: list[QueueEntry] = []
         for record, row in of_rows:
             if in_log(record.landing_id):
                 if row.state is _PACKED:
                     second.append(QueueEntry(record.landing_id, row.object_id, row.version, self._now_ms, False))
                 elif _is_trimmed(row.landing_id, segments):
                     moved.append(Rebuilt(replace(row, landing_id=record.landing_id), instead_of=row))
-        self.figures.landed += len(adopted)
         self.figures.moved += len(moved)
         self._metadata.place(adopted + moved, self._now_ms)
         return second
 
-    def _trashed(self, named: set[tuple[ObjectKey, int]]) -> dict[tuple[ObjectKey, int], ObjectRow]:
-        return self._metadata.trash_of(named) if self._trash else {}
+    def _numbered(self, kept: Sequence[ObjectRow], taken: set[tuple[ObjectKey, int]]) -> list[ObjectRow]:
+        """These rows in the trash, which no block tells of, with versions that no other one of their key has there."""
+        numbered: list[ObjectRow] = []
+        for row in kept:
+            while (row.key, row.version) in taken or self._metadata.trash_of([(row.key, row.version)]):
+                row = replace(row, version=row.version + 1)
+            taken.add((row.key, row.version))
+            numbered.append(row)
+        return numbered
 
-    def _landed(self, record: ToldRecord, found: ObjectRow | None) -> Rebuilt:
+    def _landed(self, record: ToldRecord, found: ObjectRow | None) -> ObjectRow:
         version = record.put_ms * 1000
-        row = ObjectRow(
-            object_id=self._id(found),
+        return ObjectRow(
+            object_id=self._new_id(),
             key=record.key,
             version=version if found is None else max(version, found.version + 1),
             size=len(record.data),
@@ -237,13 +288,15 @@ class Placer:
             created_ms=record.put_ms,
             attributes=record.attributes,
         )
-        return Rebuilt(row, instead_of=found)
 
-    def _id(self, found: ObjectRow | None) -> int:
-        if found is not None:
-            return found.object_id
+    def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
+
+
+def _trashed(row: ObjectRow) -> ObjectRow:
+    """The row in the trash. Its times come at the end (`Rebuilding.settle_trash`)."""
+    return replace(row, trash_until_ms=0)
 
 
 def _moved(row: ObjectRow, entry: ToldEntry) -> Rebuilt:
@@ -265,6 +318,11 @@ def _is_of(record: ToldRecord, row: ObjectRow) -> bool:
 
 def _is_trimmed(copy: LandingId | None, segments: Container[SegmentId]) -> bool:
     return copy is not None and in_log(copy) and segment_of(copy) not in segments
+
+
+def _is_same_put(one: ToldRecord, other: ToldRecord) -> bool:
+    """Whether both are copies of one version: it was copied forward."""
+    return (one.put_ms, one.crc32c, one.attributes) == (other.put_ms, other.crc32c, other.attributes)
 
 
 def _is_newer(record: ToldRecord, row: ObjectRow) -> bool:

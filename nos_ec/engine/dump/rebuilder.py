@@ -65,6 +65,7 @@ from nos_ec.engine.landing_labels import labels_of
 from nos_ec.engine.log_reader import LogReader
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
+from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
 
 PAGE_ROWS = 1000
 IDS_MAX = 250_000
@@ -122,13 +123,12 @@ class RebuildFigures:
 class _State(msgspec.Struct):
     """What a rebuild has written down. dump: which it loads. pages: how many are loaded. new_ids: the first id for an
     object that the dump does not have. placed: all that blocks and landing segments tell has its rows. Older versions
-    of objects that are removed after that must not take their places. trash: the dump has objects in the trash."""
+    of objects that are removed after that must not take their places."""
 
     dump: str
     pages: int = 0
     new_ids: int = 1
     placed: bool = False
-    trash: bool = False
 
 
 class Rebuilder:
@@ -161,7 +161,8 @@ class Rebuilder:
         if any(row.state is not SegmentState.DOOMED for row in self._segments.values()):
             self._require_log()
         kill_point("rebuild.loaded")
-        placer = Placer(self._metadata, self._blocks, self._now_ms, state.new_ids, trash=state.trash)
+        keep = self._source is not None  # without a dump, all that was ever overwritten would be kept
+        placer = Placer(self._metadata, self._blocks, self._now_ms, state.new_ids, keep_replaced=keep)
         self.figures.placed = placer.figures
         self.unreadable = placer.unreadable
         self._read_blocks(None if state.placed else placer)
@@ -180,7 +181,7 @@ class Rebuilder:
         kill_point("rebuild.copies_claimed")
         self._set_aside_copies()
         kill_point("rebuild.copies_set_aside")
-        self._settle_trash(state)
+        self._settle_trash()
         kill_point("rebuild.trash_settled")
         self._count()
         kill_point("rebuild.counted")
@@ -226,15 +227,19 @@ class Rebuilder:
 
     def _load_page(self, page: DumpPage, number: int, state: _State) -> None:
         """Reservations are left out, unless they are doomed: a PUT may have claimed the copy since. What is in
-        quarantine has version 0."""
+        quarantine has version 0. It may have been released since, so it begins anew."""
         objects = list(rows.objects_of(page)) if page.table == rows.OBJECTS else []
         queued = list(rows.deletions_of(page)) if page.table == rows.DELETIONS else []
         state.pages = number
         if objects:
             state.new_ids = (max(one.row.object_id for one in objects) // NEW_IDS + 1) * NEW_IDS
-            state.trash = state.trash or any(one.row.trash_until_ms is not None for one in objects)
         self.figures.loaded += len(objects)
-        claimed = [one for one in queued if one.object_id is not None or one.version == 0 or one.doomed]
+        until_ms = self._now_ms + QUARANTINE_MS
+        claimed = [
+            replace(one, not_before_ms=max(one.not_before_ms, until_ms), doomed=False) if one.version == 0 else one
+            for one in queued
+            if one.object_id is not None or one.version == 0 or one.doomed
+        ]
         self._metadata.load(objects, claimed, _encoded(state))
         kill_point("rebuild.page_loaded")
 
@@ -514,14 +519,22 @@ class Rebuilder:
                 return
 
     # --- the trash ------------------------------------------------------------------------------------
-    def _settle_trash(self, state: _State) -> None:
-        """Give what was in the trash its time, once nothing is looked for there any more."""
-        if self._source is None or not state.trash:
+    def _settle_trash(self) -> None:
+        """Give what is in the trash its times, once nothing is looked for there any more: first what was in it when the
+        dump was made, then what later versions have replaced."""
+        if self._source is None:
             return
-        least_ms = self._now_ms + TRASHED_MS_MIN
+        until_ms = self._now_ms + TRASHED_MS_MIN
         for page in self._source.pages():
             if page.table == rows.OBJECTS:
-                self._metadata.settle_trash(list(rows.trashed_of(page, least_ms)))
+                self._metadata.settle_trash(list(rows.trashed_of(page, until_ms)))
+        after = 0
+        while page_of_rows := self._metadata.objects_after(after, PAGE_ROWS):
+            after = page_of_rows[-1].object_id
+            replaced = [row for row in page_of_rows if row.trash_until_ms == UNSETTLED_MS]
+            self._metadata.settle_trash(
+                [replace(row, trash_until_ms=until_ms, trashed_ms=self._now_ms) for row in replaced]
+            )
 
     # --- counters -------------------------------------------------------------------------------------
     def _count(self) -> None:

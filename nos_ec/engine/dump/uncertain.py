@@ -16,13 +16,14 @@ from nos_ec.engine.dump.rebuilder import NEW_IDS, PAGE_ROWS
 from nos_ec.engine.segment_pages import segment_pages
 from nos_ec.ports.metadata import QUARANTINE, Metadata, Rebuilt
 
-KINDS = ("gone", "since", "trash", "copy", "held", "block", "segment")
+KINDS = ("gone", "since", "replaced", "trash", "copy", "held", "block", "segment")
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertain:
     """Something that an operator should look at. what: `gone`, an object of the dump whose bytes are nowhere;
-    `since`, one that was put or overwritten since the dump, and may have been deleted after that; `trash`, one that was
+    `since`, one that was put or overwritten since the dump, and may have been deleted after that; `replaced`, a version
+    in the trash of which only its number says that another one came after it; `trash`, one that was
     in the trash when the dump was made, and may have been undeleted or removed since; `copy`, a landing copy that does
     not tell what it is, so that it is kept and used by nothing; `held`, one in quarantine, which a later version has
     replaced; `block`, a block of which not everything can be read, or one in quarantine; `segment`, a landing segment
@@ -47,8 +48,12 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
             what = "trash" if lost_row.object_id in there else "gone"
             yield Uncertain(what, str(lost_row.key), lost_row.version, lost_row.size)
         found = metadata.rows_of([one.row.key for one in dumped])
+        now = metadata.objects_with([one.row.object_id for one in dumped])
         for one in dumped:
             row = found.get(one.row.key)
+            own = now.get(one.row.object_id)
+            if own is not None and own.trash_until_ms is not None and own.key.bucket != RESERVED_BUCKET:
+                yield Uncertain("replaced", str(own.key), own.version, own.size)
             if one.row.key.bucket == RESERVED_BUCKET or (row is not None and row.object_id != one.row.object_id):
                 continue  # deleted and stored again while the dump was made: it has the key twice
             if row is None:
@@ -59,7 +64,8 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
     while page := metadata.objects_after(after, PAGE_ROWS):
         for row in page:
             if row.key.bucket != RESERVED_BUCKET:
-                yield Uncertain("since", str(row.key), row.version, row.size)
+                what = "since" if row.trash_until_ms is None else "replaced"
+                yield Uncertain(what, str(row.key), row.version, row.size)
         after = page[-1].object_id
     for copies in batches(lost.landing.list_ids(), PAGE_ROWS):
         known = metadata.landing_known([copy for copy in copies if not in_log(copy)])

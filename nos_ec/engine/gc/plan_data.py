@@ -13,8 +13,8 @@ _DIGITS = 4
 
 
 def plan_data(plan: CollectionPlan, totals: Totals) -> dict[str, Any]:
-    """The plan as JSON values. Sizes are in bytes, times in ms of Unix time. The sums cover all blocks examined. What is
-    in the trash is live until it expires."""
+    """The plan as JSON values. Sizes are in bytes, times in ms of Unix time. The sums cover all blocks examined; what
+    is in the trash is live until it expires."""
     victims = victim_ids(plan)
     return {
         "blocks": [_block(decision, collect=decision.block.block_id in victims) for decision in plan.decisions],

@@ -20,12 +20,16 @@ from nos_ec.ports.metadata.objects import ObjectRow, Segment
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A row to be written. parts: the segments of a LARGE object, in order. instead_of: the row of this key that it
-    replaces; its object_id is the same."""
+    """A row to be written. parts: the segments of a LARGE object, in order. instead_of: the row with the same object_id
+    that it replaces."""
 
     row: ObjectRow
     parts: Sequence[Segment] = ()
     instead_of: ObjectRow | None = None
+
+
+UNSETTLED_MS = (1 << 48) - 1
+"""Of rows in the trash whose times are not known yet."""
 
 
 class Rebuilding(Protocol):
@@ -51,7 +55,7 @@ class Rebuilding(Protocol):
 
     def trash_of(self, named: Collection[tuple[ObjectKey, int]]) -> dict[tuple[ObjectKey, int], ObjectRow]:
         """The rows in the trash with these keys and versions, as far as there are any. Until `settle_trash`, their
-        times are not known."""
+        times are not known, and `trash_until_ms` is UNSETTLED_MS."""
         ...
 
     def settle_trash(self, rows: Sequence[ObjectRow]) -> None:
@@ -63,9 +67,10 @@ class Rebuilding(Protocol):
         ...
 
     def place(self, rebuilt: Sequence[Rebuilt], now_ms: int) -> None:
-        """Write rows, of different keys. The landing copy of a row that is replaced is queued for deletion, unless the
-        new row has it, or has another copy of the same version: the first one is gone then. A copy that a new row has
-        is not queued any more. Objects in the landing store wait to be packed, due at `now_ms`."""
+        """Write rows: current ones of different keys, and such in the trash. The landing copy of a row that is replaced
+        is queued for deletion, unless the new row has it, or has another copy of the same version: the first one is
+        gone then. A copy that a new row has is not queued any more. Objects in the landing store wait to be packed, due
+        at `now_ms`."""
         ...
 
     def remove(self, rows: Sequence[ObjectRow]) -> None:
