@@ -75,7 +75,7 @@ class Readings:
             computed_at_ms=figures.at_ms,
             landing_log=_landing_log(figures.landing_log),
             scrub=_scrub(self._system.metadata.scrub_state()),
-            newest_dump_ms=newest_dump_ms(self._system.metadata),
+            newest_dump_ms=newest_dump_ms(self._system.metadata, self._system.clock.now_ms()),
         )
 
     def backlog(self) -> models.Backlog:

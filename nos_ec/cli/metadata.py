@@ -23,7 +23,7 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.dump.dumper import dump_pages
 from nos_ec.engine.dump.lost import DumpSource, Lost
 from nos_ec.engine.dump.rebuilder import Rebuilder, RebuildFigures
-from nos_ec.engine.dump.stored import newest_dump
+from nos_ec.engine.dump.stored import is_ahead, newest_dump
 from nos_ec.engine.dump.uncertain import KINDS, Uncertain, uncertain
 
 KEEP = 3
@@ -71,7 +71,7 @@ def metadata_dump(
         if to is None:
             dumps = system.dumps()
             dump, rows = dumps.write(head, pages)
-            removed = dumps.keep(KEEP if keep is None else keep)
+            removed = dumps.keep(KEEP if keep is None else keep, system.clock.now_ms())
             data |= {"name": str(dump.key), "rows": rows, "bytes": dump.size, "removed": removed}
         else:
             _write(to, dump_frames(head, pages))
@@ -89,12 +89,14 @@ def _print_dumped(data: dict[str, Any]) -> None:
 def metadata_dumps(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List the dumps in the store, oldest first."""
     with context(ctx).system() as system:
-        found = system.dumps().all()
+        now_ms = system.clock.now_ms()
+        found = system.dumps().all(now_ms)
     dumps = [{"name": str(dump.key), "begun_ms": dump.begun_ms, "bytes": dump.size} for dump in found]
 
     def show() -> None:
         for dump in found:
-            out.print(f"{time_text(dump.begun_ms)}  {size_text(dump.size)}  {dump.key}", markup=False)
+            ahead = "  (from the future: a clock was ahead)" if is_ahead(dump.begun_ms, now_ms) else ""
+            out.print(f"{time_text(dump.begun_ms)}  {size_text(dump.size)}  {dump.key}{ahead}", markup=False)
 
     emit({"dumps": dumps}, as_json, show)
 
@@ -133,7 +135,7 @@ def metadata_rebuild(
             bar.update(tasks[part], completed=done)
 
         if from_file is None and not without_dump:
-            source = newest_dump(lost.blocks, tick)
+            source = newest_dump(lost.blocks, lost.clock.now_ms(), tick)
             if source is None:
                 raise NotFound(
                     "no whole dump is in the store: name one with --from FILE, or rebuild with --without-dump from"

@@ -97,7 +97,7 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
         "computed_at_ms": dated.at_ms,
         "landing_log": _log_data(system.log_figures()),
         "scrub": _scrub_data(system.metadata.scrub_state()),
-        "newest_dump_ms": newest_dump_ms(system.metadata),
+        "newest_dump_ms": newest_dump_ms(system.metadata, now_ms),
     }
     return data, max(0, now_ms - dated.at_ms)
 

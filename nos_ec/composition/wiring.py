@@ -454,7 +454,7 @@ class System:
         figures = Cached(self.figures, self.clock, self.settings.monitoring.figures_ms)
         monitor.metrics.add("store", lambda: store_samples(figures(), self.clock.now_ms()))
         monitor.metrics.add("waiting", lambda: waiting_samples(self.metadata, self.clock.now_ms()))
-        monitor.metrics.add("dumps", lambda: dump_samples(self.metadata))
+        monitor.metrics.add("dumps", lambda: dump_samples(self.metadata, self.clock.now_ms()))
         monitor.metrics.add("placement groups", lambda: group_samples(self.groups.states()))
         monitor.metrics.add("limits", lambda: limit_samples(gc.reserve_bytes, put.min_age_ms + linger_ms_max))
 

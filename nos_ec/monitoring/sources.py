@@ -87,9 +87,9 @@ def waiting_samples(metadata: Metadata, now_ms: int) -> Iterator[Sample]:
     yield Sample(m.STORE_OVERDUE_DELETION_SECONDS, _seconds_since(due_ms, now_ms))
 
 
-def dump_samples(metadata: Metadata) -> Iterator[Sample]:
+def dump_samples(metadata: Metadata, now_ms: int) -> Iterator[Sample]:
     """When the newest dump of the metadata in the store began. Raises Transient."""
-    yield Sample(m.STORE_LAST_DUMP, (newest_dump_ms(metadata) or 0) / 1000)
+    yield Sample(m.STORE_LAST_DUMP, (newest_dump_ms(metadata, now_ms) or 0) / 1000)
 
 
 def _seconds_since(then_ms: int | None, now_ms: int) -> float:

@@ -82,7 +82,7 @@ def test_drill(scratch: Settings) -> None:
     drop_database(url)
     create_database(url)
     with open_lost(scratch) as (lost, store_id):
-        source = newest_dump(lost.blocks, lambda *_: None)
+        source = newest_dump(lost.blocks, lost.clock.now_ms(), lambda *_: None)
         assert source is not None
         assert (source.name, source.head.store_id) == (str(dump.key), store_id)
         rebuilder = Rebuilder(lost, source, lambda *_: None)

@@ -368,6 +368,28 @@ def test_a_dump_in_the_store_is_found_and_the_last_ones_are_kept(bench: Bench, c
         assert {str(key) for key in bench.acknowledged} == there(system)
 
 
+def test_dumps_of_a_clock_that_was_ahead_count_as_the_oldest(bench: Bench, cli: Cli) -> None:
+    """Otherwise each later one would be deleted as soon as it is made, and deleted objects would come back."""
+    with bench.open() as system:
+        key = bench.put(system, "deleted", b"soon")
+        bench.put(system, "kept", b"k")
+        ahead_ms = system.clock.now_ms() + 40 * 86_400_000
+        for number in range(3):
+            head = DumpHead(system.store_id, ahead_ms + number, asdict(system.geometry))
+            system.dumps().write(head, dump_pages(system.metadata, lambda _: None))
+        bench.delete(system, key)
+        bench.pack(system)
+        assert [cli("metadata", "dump")["dumped"]["removed"] for _ in range(2)] == [1, 1]
+        dumps = cli("metadata", "dumps")["dumps"]
+        assert [one["begun_ms"] >= ahead_ms for one in dumps] == [True, False, False]
+        assert "(from the future: a clock was ahead)" in cli.text("metadata", "dumps").splitlines()[0]
+        assert cli("status")["newest_dump_ms"] == dumps[-1]["begun_ms"]
+    lose_database(bench)
+    rebuild(bench, cli)
+    with bench.open() as system:
+        assert there(system) == {"b/kept"}
+
+
 def test_a_damaged_dump_is_passed_over_for_the_one_before(bench: Bench, cli: Cli) -> None:
     with bench.open() as system:
         bench.put_some(system, 50)

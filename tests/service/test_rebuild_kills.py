@@ -67,7 +67,7 @@ def test_dump_killed(bench: Bench, cli: Cli, point: str) -> None:
     with bench.open() as system:
         assert check(system, read_share=1.0) == []
         assert there(system) == {str(key) for key in bench.acknowledged}
-        for dump in system.dumps().all():
+        for dump in system.dumps().all(system.clock.now_ms()):
             system.store().delete(dump.key)
         bench.settle(system)
         bench.assert_readable(system)
@@ -165,7 +165,7 @@ def test_rebuild_killed(bench: Bench, cli: Cli) -> None:
             assert system.store().get(key) == data
         for name in back:
             system.store().delete(ObjectKey(*name.split("/", 1)))
-        for dump in system.dumps().all():
+        for dump in system.dumps().all(system.clock.now_ms()):
             system.store().delete(dump.key)
         bench.settle(system)
         bench.assert_readable(system)

@@ -18,7 +18,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import google_crc32c
 import msgspec
@@ -49,9 +48,9 @@ from nos_ec.core.lifecycle import (
     advance_object,
     advance_segment,
 )
-from nos_ec.core.reclaim import BlockAccount
 from nos_ec.engine.dump import rows
 from nos_ec.engine.dump.ahead import looked_ahead
+from nos_ec.engine.dump.counters import count_blocks
 from nos_ec.engine.dump.lost import DumpSource, Lost, batches
 from nos_ec.engine.dump.placer import Placer, PlacerFigures
 from nos_ec.engine.dump.told import (
@@ -86,14 +85,11 @@ EPOCHS_LEFT_OUT = 1 << 20
 
 TRASHED_MS_MIN = 7 * 86_400_000
 """What a rebuild puts back into the trash stays there at least so long: it may have been undeleted since the dump."""
-UNREAD_MS = 30 * 86_400_000
-"""How long a block is in quarantine of which not everything can be read."""
 
 _SEALED = advance_block(BlockState.FENCED, BlockEvent.SEAL)
 _CONDEMNED = advance_block(_SEALED, BlockEvent.CONDEMN)
 _LANDED = advance_object(ObjectState.PACKED, ObjectEvent.REVERT)
 _SEGMENT_SEALED = advance_segment(SegmentState.OPEN, SegmentEvent.SEAL)
-_T = TypeVar("_T")
 Tick = Callable[[str, int, int | None], None]
 """Takes (part, done, in all if that is known)."""
 
@@ -183,8 +179,12 @@ class Rebuilder:
         kill_point("rebuild.copies_set_aside")
         self._settle_trash()
         kill_point("rebuild.trash_settled")
-        self._count()
+        stripe_size = self._blocks.geometry.stripe_size
+        count_blocks(self._metadata, self._unread, stripe_size, self._now_ms, self._counted)
         kill_point("rebuild.counted")
+
+    def _counted(self, blocks: int) -> None:
+        self._tick("counters", blocks, self.figures.blocks)
 
     def finish(self) -> None:
         """The end: the store can be opened again."""
@@ -315,7 +315,7 @@ class Rebuilder:
             return ToldBlock(block_id, stripes, data_bytes, 0, (), 0, None, None, is_read=False)
 
     def _row_of(self, block_id: BlockId, told: ToldBlock | None) -> BlockRow:
-        """The row of a block as if nothing in it were live: `_count` mends that."""
+        """The row of a block as if nothing in it were live: `count_blocks` mends that."""
         dumped = self._dumped.get(block_id)
         if told is None:
             # A deletion that was begun is completed by GC.
@@ -535,54 +535,6 @@ class Rebuilder:
             self._metadata.settle_trash(
                 [replace(row, trash_until_ms=until_ms, trashed_ms=self._now_ms) for row in replaced]
             )
-
-    # --- counters -------------------------------------------------------------------------------------
-    def _count(self) -> None:
-        after: BlockId | None = None
-        done = 0
-        unread = set(self._unread)
-        while page := self._metadata.list_blocks(after, PAGE_ROWS):
-            after = page[-1].block_id
-            for row in page:
-                if row.block_id in unread:
-                    self._keep_unread(row)
-                elif row.state is BlockState.SEALED:
-                    self._count_block(row)
-            done += len(page)
-            self._tick("counters", done, self.figures.blocks)
-
-    def _count_block(self, row: BlockRow) -> None:
-        placed = self._metadata.placed_in(row.block_id)
-        if not placed:
-            return
-        live = sum(one.extent.length for one in placed)
-        dead = max(0, row.live_bytes + row.dead_bytes - live)
-        overhead = row.size_bytes - live - dead
-        self._metadata.recount_block(row, BlockAccount(live, dead, overhead, len(placed), ()))
-
-    def _keep_unread(self, row: BlockRow) -> None:
-        """What could not be read is not dead. A block with nothing else goes into quarantine. Another one counts as a
-        block of a large object, which GC does not write anew: it stays until the last object in it is deleted."""
-        placed = self._metadata.placed_in(row.block_id)
-        if not placed:
-            held = replace(row, state=_CONDEMNED, delete_after_ms=self._now_ms + UNREAD_MS)
-            self._metadata.enter_blocks([held])
-            return
-        live = sum(one.extent.length for one in placed)
-        dead = max(0, row.live_bytes + row.dead_bytes - live)
-        stripe_size = self._blocks.geometry.stripe_size
-        end = max(one.extent.offset + one.extent.length for one in placed)
-        stripes = max(row.stripes, -(-(max(end, live + dead)) // stripe_size))
-        kept = replace(
-            row,
-            kind=BlockKind.LARGE,
-            stripes=stripes,
-            live_bytes=live,
-            dead_bytes=dead,
-            overhead_bytes=stripes * stripe_size - live - dead,
-            live_objects=len(placed),
-        )
-        self._metadata.enter_blocks([kept])
 
 
 def _encoded(state: _State) -> str:

@@ -3,6 +3,9 @@
 A large object lies in blocks of its own, and each of these says in its header what it is (docs/adr/0012). So a dump is
 found without any row, and is whole when its last segment is there, which has its size, and its own end.
 
+A dump from the future was made while a clock was ahead. It counts as older than all others: what was made since is
+newer, and knows of more deletions.
+
 9  one block of a dump is in memory
 """
 
@@ -34,6 +37,8 @@ _log = structlog.get_logger(__name__)
 
 PREFIX = "metadata-dump-"
 PAGE_OBJECTS = 1000
+AHEAD_MS_MAX = 3_600_000
+"""Clocks may differ by so much."""
 _FRONT = 2 * PAGE
 """Bytes of a block of a large object that have its header and its name."""
 
@@ -64,8 +69,8 @@ class StoredDumps:
         _, rows = verify_dump(_reader(segments))
         return StoredDump(key, head.begun_ms, row.size), dict(rows)
 
-    def all(self) -> list[StoredDump]:
-        """All dumps, oldest first. Raises Transient."""
+    def all(self, now_ms: int) -> list[StoredDump]:
+        """All dumps, oldest first; but those from the future come before them. Raises Transient."""
         found: list[StoredDump] = []
         after = ""
         while page := self._store.list_objects(RESERVED_BUCKET, PREFIX, after, PAGE_OBJECTS):
@@ -74,11 +79,11 @@ class StoredDumps:
                 begun_ms = _begun_ms(row.key.name)
                 if row.state is ObjectState.LARGE and begun_ms is not None:
                     found.append(StoredDump(row.key, begun_ms, row.size))
-        return found
+        return sorted(found, key=lambda one: (not is_ahead(one.begun_ms, now_ms), one.begun_ms))
 
-    def keep(self, newest: int) -> int:
+    def keep(self, newest: int, now_ms: int) -> int:
         """Delete all but the `newest` dumps. GC frees their blocks. Returns how many were deleted."""
-        surplus = self.all()[:-newest]
+        surplus = self.all(now_ms)[:-newest]
         for dump in surplus:
             try:
                 self._store.delete(dump.key, permanently=True)
@@ -88,12 +93,19 @@ class StoredDumps:
         return len(surplus)
 
 
-def newest_dump_ms(metadata: Metadata) -> int | None:
-    """When the newest dump in the store began, in Unix milliseconds; None without one. Raises Transient."""
+def is_ahead(begun_ms: int, now_ms: int) -> bool:
+    """Whether a dump is from the future."""
+    return begun_ms > now_ms + AHEAD_MS_MAX
+
+
+def newest_dump_ms(metadata: Metadata, now_ms: int) -> int | None:
+    """When the newest dump in the store began, in Unix milliseconds; None without one that is not from the future.
+    Raises Transient."""
     newest, after = None, ""
     while page := metadata.list_names(RESERVED_BUCKET, PREFIX, after, PAGE_OBJECTS):
         after = page[-1]
-        newest = max((ms for name in page if (ms := _begun_ms(name)) is not None), default=newest)
+        times = (ms for name in page if (ms := _begun_ms(name)) is not None and not is_ahead(ms, now_ms))
+        newest = max(times, default=newest)
     return newest
 
 
@@ -104,13 +116,14 @@ def _begun_ms(name: str) -> int | None:
 
 
 # --- without any row ----------------------------------------------------------------------------------
-def newest_dump(blocks: BlockStore, tick: Callable[[str, int, int | None], None]) -> DumpSource | None:
+def newest_dump(blocks: BlockStore, now_ms: int, tick: Callable[[str, int, int | None], None]) -> DumpSource | None:
     """The newest dump in the block store that is whole; None if there is none. Raises Transient.
 
     Ids of blocks begin with the time, so it reads the fronts of the blocks that were begun since the dump, and few
-    others. Dumps that are damaged are logged and passed over.
+    others. Dumps that are damaged are logged and passed over. One from the future is taken if there is no other.
     """
     parts: dict[ObjectKey, list[ToldEntry]] = {}
+    from_future: DumpSource | None = None
     listed = sorted(blocks.list_blocks(), reverse=True)
     for done, (_, entry) in enumerate(looked_ahead(lambda block_id: _front(blocks, block_id), listed), 1):
         tick("blocks looked through for a dump", done, len(listed))
@@ -123,9 +136,12 @@ def newest_dump(blocks: BlockStore, tick: Callable[[str, int, int | None], None]
         whole = whole_parts(found)
         if whole is not None:
             source = _source(blocks, entry.key, whole)
-            if source is not None:
+            if source is not None and not is_ahead(source.head.begun_ms, now_ms):
                 return source
-    return None
+            if source is not None:
+                _log.warning("dump in the store is from the future; looking for another one", dump=source.name)
+                from_future = from_future or source
+    return from_future
 
 
 def _front(blocks: BlockStore, block_id: BlockId) -> ToldEntry | None:

@@ -1,0 +1,73 @@
+"""The last part of a rebuild: the counters of blocks are counted from the rows that lie in them.
+
+6  live, dead and overhead bytes of a block are the size of its stripes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from nos_ec.core.ids import BlockId
+from nos_ec.core.lifecycle import BlockEvent, BlockKind, BlockState, advance_block
+from nos_ec.core.reclaim import BlockAccount
+from nos_ec.ports.metadata import BlockRow, Metadata
+
+PAGE_ROWS = 1000
+UNREAD_MS = 30 * 86_400_000
+"""How long a block is in quarantine of which not everything can be read."""
+
+
+_CONDEMNED = advance_block(BlockState.SEALED, BlockEvent.CONDEMN)
+
+
+def count_blocks(
+    metadata: Metadata, unread: Collection[BlockId], stripe_size: int, now_ms: int, tick: Callable[[int], None]
+) -> None:
+    """Count what lies in each SEALED block. unread: blocks of which not everything can be read. tick: takes how many
+    blocks are done. Raises Transient."""
+    keep = frozenset(unread)
+    after: BlockId | None = None
+    done = 0
+    while page := metadata.list_blocks(after, PAGE_ROWS):
+        after = page[-1].block_id
+        for row in page:
+            if row.block_id in keep:
+                _keep_unread(metadata, row, stripe_size, now_ms + UNREAD_MS)
+            elif row.state is BlockState.SEALED:
+                _count_block(metadata, row)
+        done += len(page)
+        tick(done)
+
+
+def _count_block(metadata: Metadata, row: BlockRow) -> None:
+    placed = metadata.placed_in(row.block_id)
+    if not placed:
+        return
+    live = sum(one.extent.length for one in placed)
+    dead = max(0, row.live_bytes + row.dead_bytes - live)
+    overhead = row.size_bytes - live - dead
+    metadata.recount_block(row, BlockAccount(live, dead, overhead, len(placed), ()))
+
+
+def _keep_unread(metadata: Metadata, row: BlockRow, stripe_size: int, until_ms: int) -> None:
+    """What could not be read is not dead. A block with nothing else goes into quarantine. Another one counts as a block
+    of a large object, which GC does not write anew: it stays until the last object in it is deleted."""
+    placed = metadata.placed_in(row.block_id)
+    if not placed:
+        metadata.enter_blocks([replace(row, state=_CONDEMNED, delete_after_ms=until_ms)])
+        return
+    live = sum(one.extent.length for one in placed)
+    dead = max(0, row.live_bytes + row.dead_bytes - live)
+    end = max(one.extent.offset + one.extent.length for one in placed)
+    stripes = max(row.stripes, -(-(max(end, live + dead)) // stripe_size))
+    kept = replace(
+        row,
+        kind=BlockKind.LARGE,
+        stripes=stripes,
+        live_bytes=live,
+        dead_bytes=dead,
+        overhead_bytes=stripes * stripe_size - live - dead,
+        live_objects=len(placed),
+    )
+    metadata.enter_blocks([kept])
