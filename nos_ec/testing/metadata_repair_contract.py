@@ -52,6 +52,21 @@ class RepairContract:
         bench.metadata.reserve_landing([nobodys], bench.now_ms + 5)
         assert not bench.metadata.unqueue_copy(nobodys)
 
+    def test_a_copy_that_is_queued_by_mistake_stops_nobody(self, bench: MetadataBench) -> None:
+        rows = {name: bench.put(name, 10) for name in ("deleted", "in trash", "packed", "right", "written again")}
+        copies = {name: copy_of(row) for name, row in rows.items()}
+        mistaken = [copy for name, copy in copies.items() if name != "right"]
+        bench.metadata.reserve_landing(mistaken, bench.now_ms + 5)
+        bench.pack([rows["packed"], rows["right"]])
+        bench.put("written again", 20)
+        bench.delete("deleted")
+        bench.delete_into_trash("in trash", 1000)
+        (in_trash,) = bench.metadata.trash_page(None, 9).rows
+        assert bench.metadata.purge_trash([in_trash], bench.now_ms + 1000) == [in_trash]
+        queue = {one.landing_id: (one.object_id, one.version) for one in bench.metadata.deletions_after(None, 10)}
+        assert queue == {copies[name]: (row.object_id, row.version) for name, row in rows.items()}
+        bench.check_counters()
+
     def test_a_block_comes_into_quarantine_and_out(self, bench: MetadataBench) -> None:
         bench.pack([bench.put("a", 10)])
         (known,) = bench.metadata.list_blocks(None, 10)

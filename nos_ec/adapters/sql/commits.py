@@ -14,15 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, null, or_, select, update
+from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql import blocks, leases, waiting
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
-from nos_ec.adapters.sql.release import Burial, queueing
+from nos_ec.adapters.sql.release import Burial, queueing, unqueue
 from nos_ec.adapters.sql.rows import by_primary, require_all
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
 from nos_ec.core.errors import Conflict, LeaseLost, NosError, NotFound
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import BlockId
+from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import (
     BlockEvent,
@@ -53,15 +54,14 @@ MATCH_MOVES = looked_up(
     .with_for_update(of=OBJECTS),
     OBJECTS,
 )
-QUEUE_COPIES = queueing(
-    looked_up(
-        select(_O.landing_id, _O.object_id, _O.version)
-        .join_from(_MOVES.table, OBJECTS, _O.object_id == _MOVES["object_id"])
-        .where(_O.version == _MOVES["version"], _O.size == _MOVES["length"], _IN_LANDING)
-        .with_for_update(of=OBJECTS),
-        OBJECTS,
-    )
+COPIES = looked_up(
+    select(_O.landing_id, _O.object_id, _O.version)
+    .join_from(_MOVES.table, OBJECTS, _O.object_id == _MOVES["object_id"])
+    .where(_O.version == _MOVES["version"], _O.size == _MOVES["length"], _IN_LANDING)
+    .with_for_update(of=OBJECTS),
+    OBJECTS,
 )
+QUEUE_COPIES = queueing(COPIES)
 """Queues the landing copies of the moves that match, and locks their rows. If it queues one for each move, all of them
 match, and no query is needed to find out which do."""
 MOVE = (
@@ -202,7 +202,12 @@ def _queue_copies(connection: Connection, commit: GroupCommit, moves: Sequence[M
     there is one for each move, all moves win."""
     if all(move.from_block is not None for move in moves):
         return 0
-    return connection.execute(QUEUE_COPIES, {**listed, "not_before_ms": commit.landing_not_before_ms}).rowcount
+    parameters = {**listed, "not_before_ms": commit.landing_not_before_ms}
+    try:
+        return connection.execute(QUEUE_COPIES, parameters).rowcount
+    except IntegrityError:
+        unqueue(connection, [LandingId(row[0]) for row in connection.execute(COPIES, listed)])
+        return connection.execute(QUEUE_COPIES, parameters).rowcount
 
 
 def _match(connection: Connection, moves: Sequence[Move], listed: dict[str, str]) -> list[Move]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 from sqlalchemy import Connection, Insert, Select, bindparam, false, insert, select
+from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql import waiting
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
@@ -106,7 +107,7 @@ def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: in
     burial.apply(connection)
 
 
-def _queue_copies(connection: Connection, copies: Iterable[tuple[LandingId, int, int]], not_before_ms: int) -> None:
+def _queue_copies(connection: Connection, copies: Sequence[tuple[LandingId, int, int]], not_before_ms: int) -> None:
     """Queue (landing id, object id, version) for deletion at `not_before_ms`. Literal rows, because most are alone, and
     a JSON table of one row costs the servers three times as much."""
     rows = [
@@ -120,8 +121,21 @@ def _queue_copies(connection: Connection, copies: Iterable[tuple[LandingId, int,
         for landing_id, object_id, version in sorted(copies)
     ]
     if rows:
-        queued = connection.execute(_QUEUE, rows).rowcount
+        try:
+            queued = connection.execute(_QUEUE, rows).rowcount
+        except IntegrityError:
+            unqueue(connection, [landing_id for landing_id, _, _ in copies])
+            queued = connection.execute(_QUEUE, rows).rowcount
         require_all(queued, len(rows), "landing copies to delete")
+
+
+def unqueue(connection: Connection, landing_ids: Iterable[LandingId]) -> None:
+    """Remove entries of copies that objects wait with, which should not be there, so that they can be queued now. The
+    objects need these copies no more: they are packed or gone."""
+    listed = sorted(landing_ids)
+    gone = delete_listed(connection, LANDING_DELETIONS, LANDING_DELETIONS.c.landing_id, IDS, "id")
+    removed = connection.execute(gone, id_rows(listed)).rowcount
+    _log.error("metadata damaged: copies that objects waited with were queued for deletion", copies=removed)
 
 
 def _remove_segments(connection: Connection, large: Sequence[ObjectRow], burial: Burial) -> None:
