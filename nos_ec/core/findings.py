@@ -40,6 +40,8 @@ class FindingKind(StrEnum):
     """The bytes of an object cannot be read, or are not those of its CRC."""
     ROW_INVALID = "row-invalid"
     """The columns of an object's row contradict each other."""
+    KEY_NOT_FOUND = "key-not-found"
+    """An object has a row, but its key does not lead to it."""
     PARTS_WRONG = "parts-wrong"
     """The segments of a large object are not the whole object."""
     PARTS_WITHOUT_OBJECT = "parts-without-object"
@@ -96,12 +98,14 @@ REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.EXTENT_UNCONFIRMED: "read the object; if its checksum is wrong, put it again",
     FindingKind.DATA_DAMAGED: "put the object again",
     FindingKind.ROW_INVALID: "put the object again, or delete it",
+    FindingKind.KEY_NOT_FOUND: "GET and LIST do not find the object: the index of keys in the database is damaged. Stop"
+    " all processes and have the database build its indexes again: docs/CHECK.md says how",
     FindingKind.PARTS_WRONG: "put the object again",
     FindingKind.PARTS_WITHOUT_OBJECT: "no object is harmed; the segments' blocks are not collected",
     FindingKind.COPY_WITHOUT_OWNER: f"no row refers to it. {_OLDER}; otherwise --plan puts the copy into quarantine",
     FindingKind.COPY_MISSING: "put the object again",
     FindingKind.COPY_DAMAGED: "put the object again",
-    FindingKind.COPY_QUEUED: "a consumer cannot pack the object: mend it with --plan",
+    FindingKind.COPY_QUEUED: "no object is harmed: mend it with --plan",
     FindingKind.NOT_WAITING: "no producer publishes the object: mend it with --plan",
     FindingKind.WAITS_FOR_NOTHING: "no object is harmed; producers and consumers pass over it; mend it with --plan",
     FindingKind.LANDING_SEGMENT_WITHOUT_ROW: f"consumers and GC give back an empty one on devices. {_OLDER}",

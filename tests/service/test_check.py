@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from io import BytesIO
@@ -191,6 +192,42 @@ def check_beside_work(bench: Bench, system: System, expected: Iterable[FindingKi
         found = list(checker(system, wait_ms=50).findings())
     assert works.errors == []
     return found
+
+
+def test_a_damaged_index_of_keys(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        row = system.metadata.objects_after(0, 1)[0]
+    leave_the_index(bench, f"UPDATE objects SET name = CAST('moved' AS BLOB) WHERE object_id = {row.object_id}")
+    with bench.open() as system:
+        (lost,) = [finding for finding in check(system) if finding.kind is K.KEY_NOT_FOUND]
+        assert (lost.what, lost.evidence["found"]) == (f"object {row.key.bucket}/moved", None)
+    with sqlite3.connect(bench.folder / "store" / "metadata.db") as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() != ("ok",)
+        database.execute("REINDEX")
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    database.close()
+    with bench.open() as system:
+        assert K.KEY_NOT_FOUND not in [finding.kind for finding in check(system)]
+        assert system.metadata.get(ObjectKey(row.key.bucket, "moved")).object_id == row.object_id
+
+
+def leave_the_index(bench: Bench, statement: str) -> None:
+    """Run a statement without changing the index of keys, as a lost write of one of its pages would."""
+    database = sqlite3.connect(bench.folder / "store" / "metadata.db", isolation_level=None)
+    index = "objects_by_trash_key"
+    of_index = database.execute("SELECT * FROM sqlite_master WHERE name = ?", [index]).fetchone()
+    database.execute("PRAGMA writable_schema = ON")
+    database.execute("DELETE FROM sqlite_master WHERE name = ?", [index])
+    database.close()
+    for work in (statement, of_index):
+        database = sqlite3.connect(bench.folder / "store" / "metadata.db", isolation_level=None)
+        if isinstance(work, str):
+            assert database.execute(work).rowcount == 1
+        else:
+            database.execute("PRAGMA writable_schema = ON")
+            database.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", work)
+        database.close()
 
 
 def test_segments_in_the_wrong_order(bench: Bench) -> None:

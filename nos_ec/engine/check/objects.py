@@ -1,5 +1,5 @@
-"""Checks rows of objects: their columns, the segments of large ones, and whether they are entered among what waits.
-What lies in a block is compared with its headers there (blocks.py)."""
+"""Checks rows of objects: their columns, the segments of large ones, whether their keys lead to them, and whether they
+are entered among what waits. What lies in a block is compared with its headers there (blocks.py)."""
 
 from __future__ import annotations
 
@@ -70,12 +70,15 @@ class ObjectCheck:
         self, page: Sequence[ObjectRow], parts: dict[int, list[tuple[int, Segment]]]
     ) -> Iterator[tuple[ObjectRow, list[Finding]]]:
         waiting = self._metadata.waiting_with([row.landing_id for row in page if row.landing_id is not None])
+        by_key = self._metadata.rows_of([row.key for row in page if row.trash_until_ms is None])
         for row in page:
             found = [_finding(FindingKind.ROW_INVALID, row, error=error) for error in _contradictions(row)]
             if row.state is ObjectState.LARGE:
                 found += [_finding(FindingKind.PARTS_WRONG, row, error=error) for error in _gaps(row, _own(row, parts))]
             if row.landing_id is not None and row.landing_id not in waiting:
                 found.append(_finding(FindingKind.NOT_WAITING, row, landing=row.landing_id.hex()))
+            if row.trash_until_ms is None and _id_of(by_key.get(row.key)) != row.object_id:
+                found.append(_finding(FindingKind.KEY_NOT_FOUND, row, found=_id_of(by_key.get(row.key))))
             yield row, found
 
     def _without_row(
@@ -110,6 +113,10 @@ class ObjectCheck:
                 f"segments of object {object_id}, version {version}",
                 seen | {"blocks": blocks},
             )
+
+
+def _id_of(row: ObjectRow | None) -> int | None:
+    return None if row is None else row.object_id
 
 
 def _large(row: ObjectRow | None) -> int | None:
