@@ -393,6 +393,29 @@ def test_a_disk_that_opens_files_but_cannot_read_them_is_a_lost_shard(
         blocks.read(block_id, 0, len(data))
 
 
+def test_shards_that_this_process_may_not_read_are_not_lost(
+    root: Path, blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block_id, data = _written(blocks, 2)
+    real_open, refused = os.open, {"shard-01", "shard-02", "shard-05", "shard-09"}
+
+    def refusing_open(path: Path, flags: int, *rest: int) -> int:
+        if any(shard in str(path) for shard in refused):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real_open(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refusing_open)
+    with pytest.raises(Transient, match="shard-01"):
+        blocks.read(block_id, 0, len(data))
+    refused.remove("shard-05")
+    assert blocks.read(block_id, 0, len(data)) == data
+    _unmount(root, 0)
+    with pytest.raises(Transient, match="shard-01"):
+        blocks.read(block_id, 0, len(data))
+    refused.clear()
+    assert blocks.read(block_id, 0, len(data)) == data
+
+
 def test_degraded_reads_by_many_threads(root: Path, blocks: LocalBlockStore) -> None:
     block_id, data = _written(blocks, 4)
     _unmount(root, 0, 4, 9)

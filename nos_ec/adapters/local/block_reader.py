@@ -114,7 +114,7 @@ class BlockReader:
     # --- degraded reads -------------------------------------------------------------------------------
 
     def _repaired(self, columns: Mapping[int, Pages]) -> dict[int, Pages]:
-        """Return the same pages, with the bad ones decoded. Raises Corrupt, or NotFound when the block is gone."""
+        """Return the same pages, with the bad ones decoded. Raises what `_lost` does."""
         data = {column: bytearray(pages.data) for column, pages in columns.items()}
         for window, decoded in self._decoded(columns):
             for column, pages in columns.items():
@@ -164,13 +164,18 @@ class BlockReader:
         return self._fetch(shard, first, count).part(first, count)
 
     def _lost(self, page: int) -> Corrupt:
-        """The error to raise when fewer than k shards have a page. Raises NotFound when the block is gone."""
+        """The error to raise when fewer than k shards have a page. Raises NotFound when the block is gone, Transient if
+        shards are there that this process may not read."""
         self._refuse_missing()
+        refused = {shard: error for shard, error in self._unreachable.items() if isinstance(error, PermissionError)}
+        others = [shard for shard in self._folders.shards if shard not in refused]
+        if sum(self._good_part(shard, page, 1) is not None for shard in others) + len(refused) >= self._geometry.k:
+            self._folders.refuse_unreachable(refused)
         stripe = page // self._chunk_pages
-        lost = ", ".join(str(self._folders.folder(shard)) for shard in sorted(self._unreachable))
+        named = ", ".join(str(self._folders.folder(shard)) for shard in sorted(self._unreachable))
         return Corrupt(
             f"block {self._block_id.hex()}: stripe {stripe} cannot be read: it is past the end, or more than"
-            f" {self._geometry.m} shards are lost or damaged" + (f" (unreachable: {lost})" if lost else ""),
+            f" {self._geometry.m} shards are lost or damaged" + (f" (unreachable: {named})" if named else ""),
             block_id=self._block_id,
         )
 
