@@ -64,14 +64,17 @@ def check(
             bar.stop()
             report.add(finding)
             new_plan.add(finding)
-        new_plan.write(system.store_id, system.clock.now_ms(), complete=not checker.unfinished)
-    data = report.data() | {
-        "complete": not checker.unfinished,
-        "unfinished": [asdict(part) for part in checker.unfinished],
-        "looked_at": asdict(checker.figures),
-        "planned": new_plan.steps,
-    }
-    emit(data, as_json, lambda: _print(data, checker.figures))
+        store_id, now_ms = system.store_id, system.clock.now_ms()
+    try:
+        new_plan.write(store_id, now_ms, complete=not checker.unfinished)
+    finally:
+        data = report.data() | {
+            "complete": not checker.unfinished,
+            "unfinished": [asdict(part) for part in checker.unfinished],
+            "looked_at": asdict(checker.figures),
+            "planned": new_plan.steps,
+        }
+        emit(data, as_json, lambda: _print(data, checker.figures))
     if report.kinds:
         raise ProblemsFound(f"{count_text(sum(report.kinds.values()), 'problem')} found; docs/CHECK.md says what to do")
     if checker.unfinished:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nos_ec.cli.local_files import report_file
 from nos_ec.cli.output import count_text, out, printable
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import Finding
@@ -72,11 +73,8 @@ class NewPlan:
         self._path = path
         self._made_by = made_by
         self._steps: list[Step] = []
-
-    @property
-    def steps(self) -> int | None:
-        """How many it has; None if none was asked for."""
-        return None if self._path is None else len(self._steps)
+        self.steps: int | None = None
+        """How many the file has, once it is written."""
 
     def add(self, finding: Finding) -> None:
         """Plan the repair of a finding, if there is one."""
@@ -86,13 +84,11 @@ class NewPlan:
 
     def write(self, store_id: str, now_ms: int, *, complete: bool = True) -> None:
         """Write the file. complete: everything was looked at; if not, what was not may refer to what nothing seems to
-        refer to, and nothing is put into quarantine. Raises InvalidInput."""
+        refer to, and nothing is put into quarantine. Raises NoSpace, InvalidInput."""
         if self._path is None:
             return
         if not complete:
             self._steps = [step for step in self._steps if step.action not in QUARANTINING]
-        try:
-            with self._path.open("xb") as file:
-                file.writelines(plan_lines(PlanHead(store_id, now_ms, self._made_by), self._steps))
-        except OSError as error:
-            raise InvalidInput(f"--plan {self._path}: {error.strerror}") from error
+        with report_file(self._path, "--plan") as file:
+            file.writelines(plan_lines(PlanHead(store_id, now_ms, self._made_by), self._steps))
+        self.steps = len(self._steps)

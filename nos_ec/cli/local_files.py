@@ -1,4 +1,5 @@
-"""Files on this machine: those below a folder to be stored, and those below a folder to which objects are written."""
+"""Files on this machine: those below a folder to be stored, those below a folder to which objects are written, and
+reports that a command writes."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from nos_ec.core.errors import InvalidInput
+from nos_ec.adapters.local.durable import sync_folder
+from nos_ec.core.errors import InvalidInput, NoSpace
+from nos_ec.core.killpoints import kill_point
 
 SEGMENT_BYTES_MAX = 255
 _HASHED_BYTES = 1 << 20
@@ -52,6 +56,29 @@ def _entries(folder: Path, on_problem: Callable[[str, str], object]) -> Iterator
     except OSError as error:
         on_problem(str(folder), str(error.strerror))
         return iter(())
+
+
+@contextmanager
+def report_file(path: Path, what: str) -> Iterator[BinaryIO]:
+    """A file that has this path once it is whole and on the disk. what: the option, for messages. Nothing is left of it
+    after an error. Raises NoSpace, InvalidInput."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        kill_point("report_file.written")
+        partial.replace(path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(f"{what} {path}: {error.strerror}; name a file on another disk") from error
+        raise InvalidInput(f"{what} {path}: {error.strerror}") from error
 
 
 class CannotBeFile(Exception):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,13 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from nos_ec.adapters.local.durable import sync_folder
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm
+from nos_ec.cli.local_files import report_file
 from nos_ec.cli.output import count_text, emit, facts, out, printable, progress, size_text, time_text
 from nos_ec.composition.rebuilding import open_lost
 from nos_ec.core.dump_format import DumpHead, Read, dump_frames, verify_dump
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
-from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.dump.dumper import dump_pages
 from nos_ec.engine.dump.lost import DumpSource, Lost
 from nos_ec.engine.dump.rebuilder import Rebuilder, RebuildFigures
@@ -74,7 +72,8 @@ def metadata_dump(
             removed = dumps.keep(KEEP if keep is None else keep, system.clock.now_ms())
             data |= {"name": str(dump.key), "rows": rows, "bytes": dump.size, "removed": removed}
         else:
-            _write(to, dump_frames(head, pages))
+            with report_file(to, "--to") as file:
+                file.writelines(dump_frames(head, pages))
             data |= {"file": str(to), "rows": file_source(to).rows, "bytes": to.stat().st_size}
     emit({"dumped": data}, as_json, lambda: _print_dumped(data))
 
@@ -179,37 +178,14 @@ def _reading(path: Path) -> Iterator[Read]:
         yield file.read
 
 
-def _write(to: Path, frames: Iterable[bytes]) -> None:
-    """Write the file under another name, and rename it when all of it is on the disk."""
-    partial = to.with_name(to.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            for frame in frames:
-                file.write(frame)
-            file.flush()
-            os.fsync(file.fileno())
-        kill_point("dump.written")
-        partial.replace(to)
-        sync_folder(to.parent)
-    except OSError as error:
-        raise InvalidInput(f"{to}: {error.strerror}") from error
-
-
 @contextmanager
 def _list(path: Path | None) -> Iterator[Callable[[Uncertain], object]]:
     """A function that writes a line of the list, which appears when it is whole."""
     if path is None:
         yield lambda _: None
         return
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield lambda one: file.write(json.dumps(asdict(one), ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise InvalidInput(f"--list {path}: {error.strerror}") from error
+    with report_file(path, "--list") as file:
+        yield lambda one: file.write(json.dumps(asdict(one), ensure_ascii=False).encode() + b"\n")
 
 
 # --- what is told -------------------------------------------------------------------------------------

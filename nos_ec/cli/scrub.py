@@ -82,12 +82,15 @@ def scrub(
         scrubber = system.scrubber(bytes_per_s, repair=repair)
         ms_max = None if max_duration is None else 1000 * max_duration
         result = scrubber.run_once(Event(), ms_max, tell, watch, restart=restart)
-        new_plan.write(system.store_id, system.clock.now_ms())
+        store_id, now_ms = system.store_id, system.clock.now_ms()
         shards = ON_CEPH if system.shards is None else EMBEDDED
         if FindingKind.BLOCKS_SHORT.value in report.kinds:
             shards = "those that are there were read"
-    data = report.data() | _data(result) | {"shards": shards, "planned": new_plan.steps}
-    emit(data, as_json, lambda: _print(data, result))
+    try:
+        new_plan.write(store_id, now_ms)
+    finally:
+        data = report.data() | _data(result) | {"shards": shards, "planned": new_plan.steps}
+        emit(data, as_json, lambda: _print(data, result))
     if result.left:
         raise ProblemsFound(f"{count_text(result.left, 'problem')} not mended; docs/CHECK.md says what to do")
     if result.unfinished:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from nos_consumer.assemble import consumer_service
+from nos_ec.cli.app import run
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.errors import NoSpace
 from nos_ec.core.ids import BlockId, ObjectKey, in_log
@@ -301,3 +302,24 @@ def _put_until_refused(bench: Bench, system: System) -> ObjectKey:
 def _used_mib(folder: Path) -> int:
     stat = os.statvfs(folder)
     return (stat.f_blocks - stat.f_bfree) * stat.f_frsize // (1 << 20)
+
+
+@pytest.mark.parametrize("command", [["check", "--plan"], ["scrub", "--plan"], ["metadata", "dump", "--to"]])
+def test_a_report_for_which_there_is_no_space_leaves_nothing(
+    bench: Bench, disk: SmallDisk, capfd: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 3)
+    report = disk.folder / "report"
+    disk.fill()
+    capfd.readouterr()
+    code = run(["--config", str(bench.config), *command, str(report), "--json"])
+    said, errors = capfd.readouterr()
+    error = json.loads(errors.splitlines()[-1])
+    assert (code, error["error"], "name a file on another disk" in error["message"]) == (8, "NoSpace", True), errors
+    assert os.listdir(disk.folder) == ["ballast"]
+    if command[0] != "metadata":
+        assert json.loads(said)["planned"] is None, "what was found is told all the same"
+    disk.free()
+    assert run(["--config", str(bench.config), *command, str(report), "--json"]) == 0
+    assert os.listdir(disk.folder) == ["report"]

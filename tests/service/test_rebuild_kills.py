@@ -21,7 +21,7 @@ from .test_rebuild import lose_database, rebuild, there
 pytestmark = [pytest.mark.timed, pytest.mark.invariant(7)]
 
 DUMP_POINTS = ["large.allocated", "large.appended", "large.written", "large.recorded", "dump.stored", "dump.deleted"]
-DUMP_FILE_POINTS = ["dump.written"]
+DUMP_FILE_POINTS = ["report_file.written"]
 METADATA_REBUILD_POINTS = [
     "rebuild.page_loaded",
     "rebuild.page_loaded:2",
