@@ -138,6 +138,10 @@ class GcService:
             finally:
                 self.held = None
 
+    def recover(self) -> None:
+        """Free the lease that a run left which was killed, as soon as it has expired, so that `rewrite` gets it."""
+        self._housekeeping.recover()
+
     def rewrite(self, block_id: BlockId) -> bool:
         """Move what lives out of one block, and condemn it, whatever its waste. Returns False if it is not a sealed
         block of groups any more. Raises Conflict while a collection runs, Corrupt when some of it cannot be read and

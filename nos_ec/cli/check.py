@@ -15,7 +15,7 @@ from nos_ec.cli.findings import NewPlan, Report, print_hidden
 from nos_ec.cli.output import count_text, emit, facts, out, printable, progress, size_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Blocklisted, Conflict, Corrupt, InvalidInput, LeaseLost, NoSpace, Transient
-from nos_ec.core.plan import PlanHead, Step, read_head, read_steps
+from nos_ec.core.plan import Action, PlanHead, Step, read_head, read_steps
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checker, CheckFigures, Tick
 from nos_ec.engine.check.repairs import Repairer, copies_of
@@ -98,6 +98,8 @@ def apply(
         if steps.head.store_id != system.store_id:
             raise InvalidInput(f"{plan} is for the store {steps.head.store_id}, and this one is {system.store_id}")
         gc = gc_service(system)
+        if any(step.action is Action.REWRITE_BLOCK for _, step in steps.steps):
+            gc.recover()
         copies = copies_of(step for _, step in steps.steps)
         repairer = Repairer(system.checked(), system.planned_mending(), gc.rewrite, copies, system.trail)
         try:

@@ -127,6 +127,10 @@ class Housekeeping:
             raise failure
         return total
 
+    def recover(self, beat: Beat = unwatched) -> None:
+        """Recovery alone. A failure is logged."""
+        self._recover(beat, say=True)
+
     def _recover(self, beat: Beat, *, say: bool) -> RecoveryResult | Exception:
         try:
             return self._recovery.run_once(beat)

@@ -317,9 +317,9 @@ def test_a_report_for_which_there_is_no_space_leaves_nothing(
     said, errors = capfd.readouterr()
     error = json.loads(errors.splitlines()[-1])
     assert (code, error["error"], "name a file on another disk" in error["message"]) == (8, "NoSpace", True), errors
-    assert os.listdir(disk.folder) == ["ballast"]
+    assert [path.name for path in disk.folder.iterdir()] == ["ballast"]
     if command[0] != "metadata":
         assert json.loads(said)["planned"] is None, "what was found is told all the same"
     disk.free()
     assert run(["--config", str(bench.config), *command, str(report), "--json"]) == 0
-    assert os.listdir(disk.folder) == ["report"]
+    assert [path.name for path in disk.folder.iterdir()] == ["report"]

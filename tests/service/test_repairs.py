@@ -445,9 +445,10 @@ def test_killed_while_a_block_is_written_again(bench: Bench, point: str) -> None
     with bench.open() as system:
         system.clock = LaterClock(TTL_OVER_MS)
         bench.assert_readable(system)
-        system.housekeeping().run_once()
+        gc = gc_service(system)
+        gc.recover()
         ((_, step),) = read_steps(plan.read_bytes().splitlines(keepends=True))
-        Repairer(system.checked(), system.planned_mending(), gc_service(system).rewrite).apply(step)
+        Repairer(system.checked(), system.planned_mending(), gc.rewrite).apply(step)
         assert system.metadata.block(row.block_id).state is BlockState.CONDEMNED
         assert check(system, read_share=1.0) == []
         bench.settle(system)
