@@ -249,7 +249,9 @@ def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | N
             "replaced": f"{count('replaced', 'version')}, kept in the trash in case they were undeleted",
             "in the trash": f"{count('trash', 'object')}, which may have been undeleted or removed since {begun}",
             "unknown copies": f"{count('copy', 'landing copy', 'landing copies')} without a readable label",
-            "not all read": f"{count('block', 'block')} and {count('segment', 'landing segment')}; they are kept",
+            "kept": f"{count('block', 'block')} in quarantine or not read as a whole,"
+            f" {count('held', 'landing copy', 'landing copies')} in quarantine,"
+            f" {count('segment', 'landing segment')} not read as a whole",
             "not known": f"objects deleted since {begun} whose bytes still exist have come back; nothing tells which",
         },
     )
