@@ -80,7 +80,7 @@ class GcService:
         return self._collector.plan()
 
     def run_once(self, beat: Beat = unwatched, stop: Event | None = None) -> CollectionResult:
-        """Run housekeeping, so that the blocks of dead writers are sealed, let go of what has expired in the trash,
+        """Run housekeeping, so that the blocks of dead writers are sealed, remove what has expired in the trash,
         then run one collection. `stop` ends it early.
 
         Raises Conflict when another GC is running, LeaseLost, Transient and NoSpace; a later run continues from there.

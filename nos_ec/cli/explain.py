@@ -64,7 +64,11 @@ def _explain_trash(system: System, key: ObjectKey, error: NotFound, as_json: boo
     try:
         row = system.trash().find(key)
     except NotFound:
-        raise error from None
+        raise NotFound(
+            f"object {key} does not exist, and it is not in the trash: it was never stored, it was deleted permanently,"
+            " or its time in the trash is over",
+            key=key,
+        ) from error
     now_ms, until_ms, trashed_ms = system.clock.now_ms(), row.trash_until_ms or 0, row.trashed_ms or 0
     times = {"trashed_ms": trashed_ms, "trash_until_ms": until_ms, "explained_ms": now_ms}
     data = row_data(row) | {"reason": "in_trash"} | times

@@ -76,9 +76,8 @@ class Tally:
         if self.damage is not None:
             raise self.damage
         if self.not_done or self.changed:
-            raise Incomplete(
-                f"{self.not_done:,} not {self.done}, {self.changed:,} changed meanwhile; they are named above"
-            )
+            counts = {f"not {self.done}": self.not_done, "changed meanwhile": self.changed}
+            raise Incomplete(", ".join(f"{n:,} {what}" for what, n in counts.items() if n) + "; they are named above")
 
     def _print(self, where: str, *, complete: bool) -> None:
         counts = {f"not_{self.done}": self.not_done, **self.more}

@@ -199,7 +199,7 @@ class Connections:
         if free_bytes < PUT_RESERVES * reserve_bytes:
             raise NoSpace(
                 f"{free_bytes} bytes are free, and PUTs are refused below {PUT_RESERVES * reserve_bytes}: add space, or"
-                " delete objects and run GC",
+                " delete objects (in the trash as well) and run GC",
                 settings=("gc.reserve_bytes",),
             )
         return f"{free_bytes} bytes free, reserve {reserve_bytes}"

@@ -32,7 +32,7 @@ LANE_WAIT_MS = 30_000
 
 
 def bypass_bytes(landing: LandingSettings, limits: MediumLimits) -> int:
-    """From which size on an object passes by the log: as configured, unless few such objects would fit a segment."""
+    """From which size on an object bypasses the log: as configured, unless few such objects would fit a segment."""
     return min(landing.bypass_bytes, limits.segment_bytes // 4)
 
 

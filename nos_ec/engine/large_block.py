@@ -1,4 +1,5 @@
-"""The bytes of one block of a large object, which are in memory once while they are written.
+"""The bytes of one block of a large object, which the engine has in memory once while they are written. On Ceph,
+librados has them a second time.
 
 They are read from the stream straight to where they are in the block, behind room for the header and the names. Those
 are filled in for each place that the block is written to.

@@ -1,7 +1,7 @@
 """Landing copies wherever they are: records of the landing log, or copies of the landing store.
 
 The id of a copy says which (`in_log`), so both live side by side: while a store changes from one to the other, while
-large objects pass by the log, and while the log is drained.
+large objects bypass the log, and while the log is drained.
 """
 
 from __future__ import annotations

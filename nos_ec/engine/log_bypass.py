@@ -1,4 +1,4 @@
-"""Which PUTs pass by the landing log: large ones, all while it has no room, and the first one of a process if it comes
+"""Which PUTs bypass the landing log: large ones, all while it has no room, and the first one of a process if it comes
 alone.
 
 A log costs its process a lease and a segment. A process that PUTs one object and ends would pay for them, and leave a
@@ -30,7 +30,7 @@ class LogBypass:
         """Of the batches, from 0."""
         self._pool = ThreadPoolExecutor(max(log.batches_max, store.batches_max), thread_name_prefix="log-bypass")
         self.passed_full = 0
-        """PUTs that passed by because the log had no room."""
+        """PUTs that bypassed it because it had no room."""
 
     @property
     def batches_max(self) -> int:

@@ -518,7 +518,7 @@ STORE_LANDING_LOG_FREE_BYTES = _gauge(
     "store_landing_log_free_bytes",
     _STORE,
     "Bytes of further landing segments that fit; on Ceph, free space of the landing pool.",
-    "At 0, PUTs pass by the landing log and are slower (`nos_ec_landing_log_passed_full_total`).",
+    "At 0, PUTs bypass the landing log and are slower (`nos_ec_landing_log_passed_full_total`).",
 )
 STORE_LANDING_LOG_DEVICES = _gauge(
     "store_landing_log_devices",

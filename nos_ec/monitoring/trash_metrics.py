@@ -26,7 +26,7 @@ GC_EXPIRED_OBJECTS = _counter(
     "gc_expired_objects",
     ("gc",),
     "Deleted objects that GC removed from the trash because they had expired.",
-    "0 for long while objects expire: see the log of GC.",
+    "If it does not grow although objects expire, see the log of GC.",
 )
 GC_EXPIRED_BYTES = _counter(
     "gc_expired_bytes",

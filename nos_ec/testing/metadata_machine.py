@@ -110,7 +110,7 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        """Purge what the trash may let go of."""
+        """Purge what has expired in the trash."""
         expired = self.metadata.expired_trash(self.bench.now_ms, 99)
         assert self.metadata.purge_trash(expired, self.bench.now_ms) == expired
         for row in expired:

@@ -27,7 +27,10 @@ def port_error(action: str, error: OSError) -> NosError:
             " active with `ceph health detail`, then try again"
         )
     if code in NO_SPACE:
-        return NoSpace(f"{action}: the pool is full or over its quota; add OSDs, or delete objects and run GC")
+        return NoSpace(
+            f"{action}: the pool is full or over its quota; add OSDs, or delete objects (in the trash as well) and"
+            " run GC"
+        )
     if code in _DENIED:
         return ConfigError(f"{action}: Ceph denies this to the user; give the user the caps that docs/CEPH.md lists")
     if code == errno.EIO:

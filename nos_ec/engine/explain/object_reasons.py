@@ -209,7 +209,8 @@ def _published(e: ObjectEvidence, way: Publishing) -> Verdict:
             ObjectReason.NO_SPACE,
             f"{published}, but nothing can be packed: {e.no_space}.",
             "Consumers pack it once GC has freed space above gc.reserve_bytes.",
-            "Delete objects and run `nos-ec gc run --apply`, or add space (docs/RUNBOOKS.md, Space runs out).",
+            "Delete objects, also those in the trash, and run `nos-ec gc run --apply`, or add space (docs/RUNBOOKS.md,"
+            " Space runs out).",
         )
     where = "one of the partitions" if way.spread else f"partition {way.holders[0].partition}"
     members = sorted({one.member for one in way.holders if one.member is not None})

@@ -141,8 +141,8 @@ class ObjectExplainer:
             facts = self._metadata.object_facts(key)
         except NotFound as error:
             raise NotFound(
-                f"object {key} does not exist: it was never stored, or it was deleted. Nothing is kept of a deleted"
-                " object; its bytes go with the GC of their block, or with their landing copy",
+                f"object {key} does not exist: it was never stored, or it was deleted. The metadata keeps nothing of a"
+                " deleted object, unless it is in the trash (`nos-ec trash list`)",
                 key=key,
             ) from error
         return facts.row, facts.block

@@ -19,7 +19,7 @@ class ObjectRow:
 
     `due_ms`: when the producer should publish it; set only in the rows that `due_objects` and `object_facts` return.
     `attributes`: see core.attributes; they belong to the version.
-    `trash_until_ms`: when the trash may let go of it, if it is a deleted version in the trash; set only in rows that
+    `trash_until_ms`: until when the trash keeps it, if it is a deleted version in the trash; set only in rows that
     methods of `Trash`, `objects_after`, `objects_with` and `object_facts` return. `trashed_ms`: when it was deleted,
     likewise.
     """
@@ -123,7 +123,7 @@ class Objects(Protocol):
     def delete(self, key: ObjectKey, now_ms: int, until_ms: int | None = None) -> ObjectRow:
         """Remove the object and release its bytes as `record_puts` does. Raises NotFound, which carries the key.
 
-        until_ms: put it into the trash instead, which may let go of it then (see `Trash`). Nothing is released.
+        until_ms: put it into the trash instead, which keeps it until then (see `Trash`). Nothing is released.
         """
         ...
 
