@@ -220,7 +220,7 @@ def test_the_command_explains_objects_and_blocks(bench: Bench, cli: Cli) -> None
 def test_the_command_says_what_is_not_there(bench: Bench, cli: Cli) -> None:
     error = cli("explain", "b/none", exits=4)
     assert (error["bucket"], error["name"]) == ("b", "none")
-    assert "never stored, or it was deleted" in error["message"]
+    assert "it is not in the trash: it was never stored, it was deleted permanently" in error["message"]
     error = cli("explain", "ab" * 16, exits=4)
     assert error["block"] == "ab" * 16
     for wrong in ("photos", "0" * 31, "0" * 33):
