@@ -27,7 +27,7 @@ from nos_ec.composition.backends import (
 )
 from nos_ec.composition.landing import open_devices
 from nos_ec.composition.trial import Check, NotTried
-from nos_ec.core.errors import ConfigError, NoSpace
+from nos_ec.core.errors import FREE_SPACE, ConfigError, NoSpace
 from nos_ec.engine.room import PUT_RESERVES
 from nos_ec.ports.clock import Clock
 from nos_ec.settings import Settings
@@ -198,8 +198,8 @@ class Connections:
         reserve_bytes = self._settings.gc.reserve_bytes
         if free_bytes < PUT_RESERVES * reserve_bytes:
             raise NoSpace(
-                f"{free_bytes} bytes are free, and PUTs are refused below {PUT_RESERVES * reserve_bytes}: add space, or"
-                " delete objects (in the trash as well) and run GC",
+                f"{free_bytes} bytes are free, and PUTs are refused below {PUT_RESERVES * reserve_bytes}:"
+                f" {FREE_SPACE}, or add space",
                 settings=("gc.reserve_bytes",),
             )
         return f"{free_bytes} bytes free, reserve {reserve_bytes}"

@@ -86,6 +86,10 @@ class Transient(NosError):
     """A failure that may pass: time-outs, lost connections, too many shards unavailable."""
 
 
+FREE_SPACE = "delete objects (if there is a trash, `nos-ec trash empty` frees what is in it) and run GC"
+"""What to do about NoSpace, besides adding disks."""
+
+
 class NoSpace(Transient):
     """The store is out of space, or the write would use the reserve that is kept for GC."""
 

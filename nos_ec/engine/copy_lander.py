@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from nos_ec.core.copy_label import CopyLabel, encode_label
-from nos_ec.core.errors import NosError, NoSpace
+from nos_ec.core.errors import FREE_SPACE, NosError, NoSpace
 from nos_ec.core.ids import LandingId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.audit_entries import abandoned_copies
@@ -108,8 +108,8 @@ class CopyLander:
 
     def _too_full(self, free: int, size: int) -> NoSpace:
         return NoSpace(
-            f"landing store: {free} bytes free, {size} needed and {self._reserve_bytes} kept for packing and GC; delete"
-            " objects and run GC, or add space"
+            f"landing store: {free} bytes free, {size} needed and {self._reserve_bytes} kept for packing and GC;"
+            f" {FREE_SPACE}, or add space"
         )
 
     def _put_alone(self, copy: LandingPut) -> dict[LandingId, NosError]:

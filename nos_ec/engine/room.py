@@ -6,10 +6,9 @@ reserve, so that packing can always turn landing copies into stripes. Each leave
 
 from __future__ import annotations
 
-from nos_ec.core.errors import NoSpace
+from nos_ec.core.errors import FREE_SPACE, NoSpace
 from nos_ec.ports.block_store import BlockStore
 
-MAKE_ROOM = "delete objects (if there is a trash, `nos-ec trash empty` frees what is in it), run GC, or add space"
 PACKING_RESERVES = 1
 PUT_RESERVES = 2
 
@@ -19,4 +18,7 @@ def require_room(blocks: BlockStore, size: int, reserve_bytes: int) -> None:
     unknown."""
     free = blocks.free_bytes()
     if free - size < reserve_bytes:
-        raise NoSpace(f"block store: {free} bytes free, {size} needed and {reserve_bytes} kept in reserve; {MAKE_ROOM}")
+        raise NoSpace(
+            f"block store: {free} bytes free, {size} needed and {reserve_bytes} kept in reserve; {FREE_SPACE}, or add"
+            " space"
+        )

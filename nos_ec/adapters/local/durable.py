@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from nos_ec.core.errors import NoSpace, Transient
+from nos_ec.core.errors import FREE_SPACE, NoSpace, Transient
 from nos_ec.core.ids import BlockId
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -99,7 +99,7 @@ def translated(action: str, block_id: BlockId | None = None) -> Iterator[None]:
 def as_port_error(action: str, error: OSError, block_id: BlockId | None = None) -> Transient:
     """The error that a port declares for this error of the operating system."""
     if error.errno in NO_SPACE:
-        said = f"{action}: {error.strerror}; add space, or delete objects (in the trash as well) and run GC"
+        said = f"{action}: {error.strerror}; {FREE_SPACE}, or add space"
         return NoSpace(said, block_id=block_id)
     advice = "check that the disk is there and writable, then try again"
     if error.errno in _DENIED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from nos_ec.core.errors import Blocklisted, ConfigError, Corrupt, NosError, NoSpace, Transient
+from nos_ec.core.errors import FREE_SPACE, Blocklisted, ConfigError, Corrupt, NosError, NoSpace, Transient
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 """The errors of a full pool, and of a pool over its quota of bytes or objects. An OSD that returns one of them has
@@ -27,10 +27,7 @@ def port_error(action: str, error: OSError) -> NosError:
             " active with `ceph health detail`, then try again"
         )
     if code in NO_SPACE:
-        return NoSpace(
-            f"{action}: the pool is full or over its quota; add OSDs, or delete objects (in the trash as well) and"
-            " run GC"
-        )
+        return NoSpace(f"{action}: the pool is full or over its quota; {FREE_SPACE}, or add OSDs")
     if code in _DENIED:
         return ConfigError(f"{action}: Ceph denies this to the user; give the user the caps that docs/CEPH.md lists")
     if code == errno.EIO:

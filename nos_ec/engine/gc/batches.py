@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nos_ec.core.errors import NoSpace
+from nos_ec.core.errors import FREE_SPACE, NoSpace
 from nos_ec.core.reclaim import stripes_rewritten
 from nos_ec.engine.gc.condemned import CondemnedBlocks
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.victims import ChosenBlock
-from nos_ec.engine.room import MAKE_ROOM
 
 
 class BatchPlanner:
@@ -51,7 +50,8 @@ class BatchPlanner:
             return fitting[0]
         least = min(self._bytes_to_write(victim.needs) for victim in victims)
         raise refusal or NoSpace(
-            f"block store: {free_bytes} bytes free, GC needs twice {least} bytes to rewrite a block; {MAKE_ROOM}"
+            f"block store: {free_bytes} bytes free, GC needs twice {least} bytes to rewrite a block; {FREE_SPACE}, or"
+            " add space"
         )
 
     def _fitting(self, victims: Sequence[ChosenBlock], room_bytes: int) -> list[ChosenBlock]:
