@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, null, or_, select, update
-from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql import blocks, leases, waiting
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
-from nos_ec.adapters.sql.release import Burial, queueing, unqueue
+from nos_ec.adapters.sql.release import Burial, enter_copies, queueing
 from nos_ec.adapters.sql.rows import by_primary, require_all
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS
 from nos_ec.core.errors import Conflict, LeaseLost, NosError, NotFound
@@ -203,11 +202,9 @@ def _queue_copies(connection: Connection, commit: GroupCommit, moves: Sequence[M
     if all(move.from_block is not None for move in moves):
         return 0
     parameters = {**listed, "not_before_ms": commit.landing_not_before_ms}
-    try:
-        return connection.execute(QUEUE_COPIES, parameters).rowcount
-    except IntegrityError:
-        unqueue(connection, [LandingId(row[0]) for row in connection.execute(COPIES, listed)])
-        return connection.execute(QUEUE_COPIES, parameters).rowcount
+    return enter_copies(
+        connection, QUEUE_COPIES, parameters, lambda: [LandingId(row[0]) for row in connection.execute(COPIES, listed)]
+    )
 
 
 def _match(connection: Connection, moves: Sequence[Move], listed: dict[str, str]) -> list[Move]:

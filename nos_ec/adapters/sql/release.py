@@ -6,7 +6,7 @@ so that the counters of blocks (invariant 6) are changed in one place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,21 +121,24 @@ def _queue_copies(connection: Connection, copies: Sequence[tuple[LandingId, int,
         for landing_id, object_id, version in sorted(copies)
     ]
     if rows:
-        try:
-            queued = connection.execute(_QUEUE, rows).rowcount
-        except IntegrityError:
-            unqueue(connection, [landing_id for landing_id, _, _ in copies])
-            queued = connection.execute(_QUEUE, rows).rowcount
+        queued = enter_copies(connection, _QUEUE, rows, lambda: [landing_id for landing_id, _, _ in copies])
         require_all(queued, len(rows), "landing copies to delete")
 
 
-def unqueue(connection: Connection, landing_ids: Iterable[LandingId]) -> None:
-    """Remove entries of copies that objects wait with, which should not be there, so that they can be queued now. The
-    objects need these copies no more: they are packed or gone."""
-    listed = sorted(landing_ids)
-    gone = delete_listed(connection, LANDING_DELETIONS, LANDING_DELETIONS.c.landing_id, IDS, "id")
-    removed = connection.execute(gone, id_rows(listed)).rowcount
-    _log.error("metadata damaged: copies that objects waited with were queued for deletion", copies=removed)
+def enter_copies(
+    connection: Connection, insertion: Insert, parameters: Any, copies: Callable[[], Iterable[LandingId]]
+) -> int:
+    """Run an INSERT into the deletion queue. copies: the copies that it enters. Returns their number.
+
+    While an object waits with its copy, no entry should be there. One that is there nevertheless is replaced: the
+    object needs the copy no more, because it is packed or gone."""
+    try:
+        return connection.execute(insertion, parameters).rowcount
+    except IntegrityError:
+        gone = delete_listed(connection, LANDING_DELETIONS, LANDING_DELETIONS.c.landing_id, IDS, "id")
+        removed = connection.execute(gone, id_rows(sorted(copies()))).rowcount
+        _log.error("metadata damaged: copies that objects waited with were queued for deletion", copies=removed)
+        return connection.execute(insertion, parameters).rowcount
 
 
 def _remove_segments(connection: Connection, large: Sequence[ObjectRow], burial: Burial) -> None:
