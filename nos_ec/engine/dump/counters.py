@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockEvent, BlockKind, BlockState, advance_block
 from nos_ec.core.reclaim import BlockAccount
-from nos_ec.ports.metadata import BlockRow, Metadata
+from nos_ec.engine.dump.lost import PAGE_ROWS
+from nos_ec.ports.metadata import BlockRow, Metadata, Placed
 
-PAGE_ROWS = 1000
 UNREAD_MS = 30 * 86_400_000
 """How long a block is in quarantine of which not everything can be read."""
-
 
 _CONDEMNED = advance_block(BlockState.SEALED, BlockEvent.CONDEMN)
 
@@ -44,8 +43,7 @@ def _count_block(metadata: Metadata, row: BlockRow) -> None:
     placed = metadata.placed_in(row.block_id)
     if not placed:
         return
-    live = sum(one.extent.length for one in placed)
-    dead = max(0, row.live_bytes + row.dead_bytes - live)
+    live, dead = _live_and_dead(row, placed)
     overhead = row.size_bytes - live - dead
     metadata.recount_block(row, BlockAccount(live, dead, overhead, len(placed), ()))
 
@@ -57,8 +55,7 @@ def _keep_unread(metadata: Metadata, row: BlockRow, stripe_size: int, until_ms: 
     if not placed:
         metadata.enter_blocks([replace(row, state=_CONDEMNED, delete_after_ms=until_ms)])
         return
-    live = sum(one.extent.length for one in placed)
-    dead = max(0, row.live_bytes + row.dead_bytes - live)
+    live, dead = _live_and_dead(row, placed)
     end = max(one.extent.offset + one.extent.length for one in placed)
     stripes = max(row.stripes, -(-(max(end, live + dead)) // stripe_size))
     kept = replace(
@@ -71,3 +68,9 @@ def _keep_unread(metadata: Metadata, row: BlockRow, stripe_size: int, until_ms: 
         live_objects=len(placed),
     )
     metadata.enter_blocks([kept])
+
+
+def _live_and_dead(row: BlockRow, placed: Sequence[Placed]) -> tuple[int, int]:
+    """Bytes of the objects that lie there, and of those that were written there and do not."""
+    live = sum(one.extent.length for one in placed)
+    return live, max(0, row.live_bytes + row.dead_bytes - live)

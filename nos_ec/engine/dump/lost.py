@@ -15,6 +15,9 @@ from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Metadata
 from nos_ec.ports.segment_medium import SegmentMedium
 
+PAGE_ROWS = 1000
+"""Rows that a rebuild has in memory at once."""
+
 _T = TypeVar("_T")
 
 

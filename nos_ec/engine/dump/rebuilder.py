@@ -51,7 +51,7 @@ from nos_ec.core.lifecycle import (
 from nos_ec.engine.dump import rows
 from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.counters import count_blocks
-from nos_ec.engine.dump.lost import DumpSource, Lost, batches
+from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
 from nos_ec.engine.dump.placer import Placer, PlacerFigures
 from nos_ec.engine.dump.told import (
     ToldBlock,
@@ -66,7 +66,6 @@ from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
 from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
 
-PAGE_ROWS = 1000
 IDS_MAX = 250_000
 """Ids of landing copies to hold at a time, about."""
 RECORDS_AT_A_TIME = 500
@@ -528,13 +527,15 @@ class Rebuilder:
         for page in self._source.pages():
             if page.table == rows.OBJECTS:
                 self._metadata.settle_trash(list(rows.trashed_of(page, until_ms)))
-        after = 0
-        while page_of_rows := self._metadata.objects_after(after, PAGE_ROWS):
-            after = page_of_rows[-1].object_id
-            replaced = [row for row in page_of_rows if row.trash_until_ms == UNSETTLED_MS]
+        while replaced := self._unsettled():
             self._metadata.settle_trash(
                 [replace(row, trash_until_ms=until_ms, trashed_ms=self._now_ms) for row in replaced]
             )
+
+    def _unsettled(self) -> list[ObjectRow]:
+        """Some rows without times, if there are any left: they come first in the trash."""
+        page = self._metadata.trash_page(None, PAGE_ROWS)
+        return [row for row in page.rows if row.trash_until_ms == UNSETTLED_MS]
 
 
 def _encoded(state: _State) -> str:

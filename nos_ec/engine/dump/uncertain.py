@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from nos_ec.core.ids import RESERVED_BUCKET, BlockId, in_log
 from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import rows
-from nos_ec.engine.dump.lost import DumpSource, Lost, batches
-from nos_ec.engine.dump.rebuilder import NEW_IDS, PAGE_ROWS
+from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
+from nos_ec.engine.dump.rebuilder import NEW_IDS
 from nos_ec.engine.segment_pages import segment_pages
 from nos_ec.ports.metadata import QUARANTINE, Metadata, Rebuilt
 
