@@ -92,7 +92,7 @@ class _Report:
             counts = {"found": self._shown, "damaged_lines": damaged}
             stdout.write(("" if self._shown else _JSON_START) + "], " + json.dumps(counts)[1:] + "\n")
             return
-        found = "1 entry" if self._shown == 1 else f"{self._shown:,} entries"
+        found = count_text(self._shown, "entry", "entries")
         out.print(found + (f"; {count_text(damaged, 'damaged line')} passed over" if damaged else ""))
 
 

@@ -127,9 +127,9 @@ class Housekeeping:
             raise failure
         return total
 
-    def recover(self, beat: Beat = unwatched) -> None:
+    def recover(self) -> None:
         """Recovery alone. A failure is logged."""
-        self._recover(beat, say=True)
+        self._recover(unwatched, say=True)
 
     def _recover(self, beat: Beat, *, say: bool) -> RecoveryResult | Exception:
         try:

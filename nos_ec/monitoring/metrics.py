@@ -10,15 +10,12 @@ Prometheus's text format adds). Several processes export the figures of the whol
 from __future__ import annotations
 
 from nos_ec.monitoring.library_metrics import LIBRARY, LIBRARY_METRICS
-from nos_ec.monitoring.metric import Declarations, Metric
+from nos_ec.monitoring.metric import API, CONSUMER, GC, PRODUCER, STORE, Declarations, Metric
 from nos_ec.monitoring.scrub_metrics import SCRUB_METRICS
 from nos_ec.monitoring.shard_metrics import SHARD_METRICS
 from nos_ec.monitoring.trash_metrics import TRASH_METRICS
 
-PRODUCER, CONSUMER, GC, API = "producer", "consumer", "gc", "api"
 _ALL = (PRODUCER, CONSUMER, GC, API, LIBRARY)
-_STORE = (PRODUCER, GC, API)
-"""There may be many consumers, so they leave the figures of the whole store to the other services."""
 _KEEPERS = (CONSUMER, GC)
 """Services that do housekeeping besides their own work."""
 _PARKERS = (PRODUCER, *_KEEPERS)
@@ -412,14 +409,14 @@ GC_UNREADABLE = _counter(
 # --- the whole store -----------------------------------------------------------------------------------------------
 STORE_FIGURES_AGE_SECONDS = _gauge(
     "store_figures_age_seconds",
-    _STORE,
+    STORE,
     "Age of the sums over rows: of all figures of the whole store except free bytes and lag.",
     "In a large store one daemon computes them for all, at most a twentieth of the time. If it keeps growing, no"
     " consumer, producer or GC loop computes them.",
 )
 STORE_BLOCKS = _gauge(
     "store_blocks",
-    _STORE,
+    STORE,
     "Blocks by kind and state.",
     "`fenced` should return to 0 within a minute, `condemned` within gc.block_grace_ms and one GC run.",
     "kind",
@@ -427,80 +424,80 @@ STORE_BLOCKS = _gauge(
 )
 STORE_STRIPES = _gauge(
     "store_stripes",
-    _STORE,
+    STORE,
     "Stripes in all blocks.",
     "Multiply by the stripe size and (k + m) / k to get the raw space.",
 )
 STORE_LIVE_BYTES = _gauge(
-    "store_live_bytes", _STORE, "Bytes in blocks that objects refer to.", "The useful part of the blocks."
+    "store_live_bytes", STORE, "Bytes in blocks that objects refer to.", "The useful part of the blocks."
 )
 STORE_DEAD_BYTES = _gauge(
     "store_dead_bytes",
-    _STORE,
+    STORE,
     "Bytes in blocks that belonged to deleted or overwritten objects.",
     "If it grows without end, GC does not run, or gc.hole_ratio_min is above what your deletes produce.",
 )
 STORE_OVERHEAD_BYTES = _gauge(
     "store_overhead_bytes",
-    _STORE,
+    STORE,
     "Bytes of headers, names and padding in blocks.",
     "Expect one or two percent of all bytes.",
 )
 STORE_UTILISATION = _gauge(
     "store_utilisation_ratio",
-    _STORE,
+    STORE,
     "Live bytes / bytes of all stripes; 0 while nothing is packed.",
     "Falls while objects are deleted faster than GC reclaims their space.",
 )
 STORE_LANDED_OBJECTS = _gauge(
     "store_landed_objects",
-    _STORE,
+    STORE,
     "Objects in the landing store that are not yet published.",
     "If it grows while the producer runs, the producer is too slow or stuck. Objects younger than put.min_age_ms"
     " wait on purpose.",
 )
 STORE_LANDED_BYTES = _gauge(
     "store_landed_bytes",
-    _STORE,
+    STORE,
     "Bytes of the objects not yet published.",
     "Each costs a whole copy in the landing store.",
 )
 STORE_QUEUED_OBJECTS = _gauge(
-    "store_queued_objects", _STORE, "Objects published but not yet packed.", "If it grows, add lanes or consumers."
+    "store_queued_objects", STORE, "Objects published but not yet packed.", "If it grows, add lanes or consumers."
 )
 STORE_QUEUED_BYTES = _gauge(
-    "store_queued_bytes", _STORE, "Bytes of the objects published but not yet packed.", "The packing backlog in bytes."
+    "store_queued_bytes", STORE, "Bytes of the objects published but not yet packed.", "The packing backlog in bytes."
 )
 STORE_OLDEST_WAITING_SECONDS = _gauge(
     "store_oldest_waiting_seconds",
-    _STORE,
+    STORE,
     "Time since the PUT of the object that has waited longest to be packed; 0 when none waits.",
     "Up to `nos_ec_store_waiting_seconds_max` an object may wait on purpose. If it grows beyond that, see the logs of"
     ' producers and consumers, and `nos_ec_parked_items{what="object"}`.',
 )
 STORE_WAITING_SECONDS_MAX = _gauge(
     "store_waiting_seconds_max",
-    _STORE,
+    STORE,
     "Longest time that an object waits on purpose: put.min_age_ms, and then consumer.linger_ms or, if longer,"
     " consumer.linger_max_ms, by the configuration of this process.",
     "Compare `nos_ec_store_oldest_waiting_seconds` with it. Give all processes of a store the same configuration.",
 )
 STORE_LANDING_DELETIONS = _gauge(
     "store_landing_deletions",
-    _STORE,
+    STORE,
     "Landing copies in the deletion queue, including those of PUTs in flight.",
     "If it grows, the reaper (in consumers and GC) does not run or cannot verify.",
 )
 STORE_OVERDUE_DELETION_SECONDS = _gauge(
     "store_overdue_deletion_seconds",
-    _STORE,
+    STORE,
     "How long the landing copy that is most overdue should have been deleted; 0 when none is overdue.",
     "If more than minutes, the reaper (in consumers and GC) does not run or is too slow. Copies that it cannot verify"
     ' are not overdue but parked: `nos_ec_parked_items{what="landing copy"}`.',
 )
 STORE_LANDING_SEGMENTS = _gauge(
     "store_landing_segments",
-    _STORE,
+    STORE,
     "Landing segments by state. Only in a store with a landing log.",
     "`sealed` follows what waits to be packed or to be deleted. `open` is as many as a process that PUTs has"
     " lanes (landing.lanes), and some spares. `doomed` should return to 0 within a minute.",
@@ -508,7 +505,7 @@ STORE_LANDING_SEGMENTS = _gauge(
 )
 STORE_LANDING_SEGMENT_BYTES = _gauge(
     "store_landing_segment_bytes",
-    _STORE,
+    STORE,
     "Bytes of the batches in landing segments, by state; 0 for open ones.",
     "If it grows while little waits to be packed, the reaper or the trimmer (in consumers and GC) does not run: see"
     " `nos_ec_store_overdue_deletion_seconds` and `nos_ec_parked_items`.",
@@ -516,32 +513,32 @@ STORE_LANDING_SEGMENT_BYTES = _gauge(
 )
 STORE_LANDING_LOG_FREE_BYTES = _gauge(
     "store_landing_log_free_bytes",
-    _STORE,
+    STORE,
     "Bytes of further landing segments that fit; on Ceph, free space of the landing pool.",
     "At 0, PUTs bypass the landing log and are slower (`nos_ec_landing_log_passed_full_total`).",
 )
 STORE_LANDING_LOG_DEVICES = _gauge(
     "store_landing_log_devices",
-    _STORE,
+    STORE,
     "Devices of the landing log that work, and that are lost, as this process finds them. Not on Ceph.",
     "None should be `lost`: `nos-ec status` names it, and docs/RUNBOOKS.md says what to do.",
     "state",
 )
 STORE_LAST_DUMP = _gauge(
     "store_last_dump_timestamp_seconds",
-    _STORE,
+    STORE,
     "When the newest dump of the metadata in the store began (Unix time); 0 without one.",
     "If it is older than the interval between dumps, check cron or the timer.",
 )
 STORE_LEASES = _gauge(
     "store_leases",
-    _STORE,
+    STORE,
     "Writer leases currently held.",
     "One for each consumer, each GC run, each landing log, and each process that has stored a large object.",
 )
 STORE_PLACEMENT_GROUPS = _gauge(
     "store_placement_groups",
-    _STORE,
+    STORE,
     "Placement groups of the pool of blocks and of that of landing copies, each in one state: complete, degraded (its"
     " OSDs are there, but some data is not), undersized (an OSD is missing) or inactive (operations wait). Only on"
     " Ceph, and absent while the monitors have not answered for a minute.",
@@ -551,19 +548,19 @@ STORE_PLACEMENT_GROUPS = _gauge(
 )
 STORE_FREE_BYTES = _gauge(
     "store_free_bytes",
-    _STORE,
+    STORE,
     "User bytes that still fit in the block store.",
     "PUTs are refused below 2 x gc.reserve_bytes, and packing below 1 x; alert well above that.",
 )
 STORE_RESERVE_BYTES = _gauge(
     "store_reserve_bytes",
-    _STORE,
+    STORE,
     "gc.reserve_bytes by the configuration of this process.",
     "Compare `nos_ec_store_free_bytes` with it.",
 )
 LAG_MESSAGES = _gauge(
     "store_lag_messages",
-    _STORE,
+    STORE,
     "Messages that the consumer group has not committed; absent while the log does not answer.",
     "Alert on growth over an hour, not on the value, because the log exists to absorb bursts.",
 )
