@@ -355,7 +355,6 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "due_objects": lambda: metadata.due_objects(bench.now_ms, 100, ALL_SLOTS),
         "due_objects of one slot": lambda: metadata.due_objects(bench.now_ms, 100, {5}),
         "due_objects too far ahead": lambda: metadata.due_objects(0, 100, ALL_SLOTS),
-        "oldest_landing_id": metadata.oldest_landing_id,
         "mark_published": lambda: metadata.mark_published(landed[:200], bench.now_ms + 9),
         "make_due": lambda: metadata.make_due(rest, bench.now_ms - 9),
         "still_landed": lambda: metadata.still_landed([pack_request(row) for row in landed]),
