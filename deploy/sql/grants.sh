@@ -17,10 +17,13 @@ set -euo pipefail
 database=nos_ec server=127.0.0.1:3306 options='' clients=%
 every_role=(front reader producer consumer gc api)
 
-# The rights besides SELECT, which all have on the whole database: ROLE TABLE RIGHTS. Only `nos-ec init` changes the
-# table that is not listed, alembic_version.
+# The rights besides SELECT, which all have on the whole database: ROLE TABLE RIGHTS. Only admin changes the tables that
+# are not listed: access_keys, and alembic_version.
 rights='
 front     blocks             INSERT, UPDATE, DELETE
+front     bucket_documents   INSERT, DELETE
+front     bucket_grants      INSERT, DELETE
+front     buckets            INSERT, UPDATE (owner, created_ms, acl, deleted_ms), DELETE
 front     counters           UPDATE (value)
 front     landing_deletions  INSERT, DELETE
 front     landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records)

@@ -36,6 +36,7 @@ from nos_ec.testing.metadata_bench import (
     new_landing_id,
 )
 from nos_ec.testing.metadata_block_contract import BlockContract
+from nos_ec.testing.metadata_bucket_contract import AccessKeyContract, BucketContract
 from nos_ec.testing.metadata_explanation_contract import ExplanationContract
 from nos_ec.testing.metadata_inspection_contract import InspectionContract
 from nos_ec.testing.metadata_producer_contract import ProducerContract
@@ -936,6 +937,8 @@ class MetadataContract(
     LargeContract,
     LookUpContract,
     TrashContract,
+    BucketContract,
+    AccessKeyContract,
     ProducerContract,
     LeaseContract,
     CommitContract,

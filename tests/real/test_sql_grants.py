@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from nos_consumer.assemble import consumer_service, drain
+from nos_ec.adapters.sql.buckets import TOMBSTONE_MS
 from nos_ec.adapters.sql.schema import METADATA
 from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.api.readings import Readings
@@ -30,7 +31,8 @@ from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, ne
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.slots import member_lease
 from nos_ec.engine.log_lease import take_log_lease
-from nos_ec.ports.metadata import LandedMove, Lease, NewObject, StoredTotals
+from nos_ec.ports.metadata import CannedAcl, DocumentKind, LandedMove, Lease, NewObject, StoredTotals
+from nos_ec.ports.metadata import Rights as BucketRights
 from nos_ec.settings import without_settings
 from nos_ec.testing.audit import problems
 from nos_gc.assemble import gc_collector, gc_service
@@ -112,6 +114,20 @@ def fill(front: System) -> None:
     thrown = front.metadata.delete_many([key(f"thrown-{size}") for size in ("small", "large", "empty")], now_ms, now_ms)
     front.metadata.delete(front.metadata.undelete(thrown[2:])[0].key, now_ms, now_ms)
     forget_refused(front)
+
+
+def keep_buckets(front: System) -> None:
+    """What a gateway does with buckets."""
+    metadata, now_ms = front.metadata, front.clock.now_ms()
+    for _ in range(2):
+        assert metadata.create_bucket("made", "ann", CannedAcl.PRIVATE, now_ms)
+        assert metadata.set_bucket_acl("made", CannedAcl.PUBLIC_READ, now_ms)
+        assert metadata.set_bucket_document("made", DocumentKind.TAGS, b"tags", now_ms)
+        assert metadata.grant("made", "bob", BucketRights.READ, now_ms)
+        assert metadata.delete_bucket("made", now_ms)
+    assert metadata.create_bucket("other", "ann", CannedAcl.PRIVATE, now_ms)
+    assert metadata.delete_bucket("other", now_ms + 2 * TOMBSTONE_MS)
+    assert metadata.access_key("nobody") is None
 
 
 def open_segment(system: System) -> tuple[Lease, SegmentId]:
@@ -221,6 +237,7 @@ def look(system: System) -> None:
 
 def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: dict[str, System]) -> None:
     fill(systems["front"])
+    keep_buckets(systems["front"])
     publish(systems["producer"])
     pack(systems["consumer"])
     publish(systems["producer"])

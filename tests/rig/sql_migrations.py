@@ -153,7 +153,7 @@ class SqlMigrations:
         assert (waiting[3].state, due[3].state) == ("queued", "queued")
 
     def test_wherever_it_is_cut_off_keys_are_unique_and_ids_are_new(self, url: str) -> None:
-        """Before each statement of the migration to 0008."""
+        """Before each statement of the migrations behind 0007."""
         fail_at, ended = 0, False
         while not ended:
             fail_at += 1

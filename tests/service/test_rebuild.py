@@ -22,6 +22,7 @@ from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import rows
 from nos_ec.engine.dump.dumper import dump_pages
 from nos_ec.engine.dump.uncertain import KINDS
+from nos_ec.ports.metadata import AccessKey, CannedAcl, DocumentKind, KeyState, Rights
 from nos_ec.testing.audit import all_objects
 from tests.rig.at_rest import end_log
 
@@ -342,6 +343,30 @@ def test_attributes_come_back(bench: Bench, cli: Cli, dumped: str) -> None:
         bench.settle(system)
         bench.assert_readable(system)
         assert told_by_rows(system) == given
+
+
+def test_buckets_and_access_keys_come_back(bench: Bench, cli: Cli) -> None:
+    dump = bench.folder / "dump"
+    key = AccessKey("AK", "ann", b"secret", KeyState.DISABLED, 5, "note")
+    with bench.open() as system:
+        put(bench, system, "object", STRIPE, b"")
+        metadata = system.metadata
+        for name in ("one", "two", "gone"):
+            assert metadata.create_bucket(name, "ann", CannedAcl.PUBLIC_READ, 5)
+        metadata.set_bucket_document("one", DocumentKind.TAGS, b"tags", 5)
+        metadata.grant("two", "bob", Rights.READ | Rights.LIST, 5)
+        metadata.delete_bucket("gone", 6)
+        metadata.add_access_key(key)
+        records = metadata.bucket_records("", 9)
+        assert [record.row.name for record in records] == ["one", "two"]
+        cli("metadata", "dump", "--to", str(dump))
+        end_log(system)
+    lose_database(bench)
+    rebuild(bench, cli, "--from", str(dump))
+    with bench.open() as system:
+        assert system.metadata.bucket_records("", 9) == records
+        assert system.metadata.access_keys("", 9) == [key]
+        bench.assert_readable(system)
 
 
 def test_a_dump_in_the_store_is_found_and_the_last_ones_are_kept(bench: Bench, cli: Cli) -> None:

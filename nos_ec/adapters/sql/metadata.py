@@ -1,8 +1,8 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
-What each transaction does is in the modules named after their subjects: objects, puts, trash, commits, blocks, leases,
-landing, landing_segments, inspection, repairs, explanations, scrubbing, rebuilding, store_info, totals. This module and
-upkeep.py only say which function a method runs, and whether it writes.
+What each transaction does is in the modules named after their subjects: objects, puts, trash, buckets, access_keys,
+commits, blocks, leases, landing, landing_segments, inspection, repairs, explanations, scrubbing, rebuilding,
+store_info, totals. This module and upkeep.py only say which function a method runs, and whether it writes.
 
 Each part of the port has a class in one of them, to be read beside its protocol. `SqlMetadata` inherits them all,
 because the parts share one `Transactions` (connections and retries) and one geometry, and because users that need
@@ -28,7 +28,15 @@ from nos_ec.adapters.sql import (
 from nos_ec.adapters.sql.look_up import FAILURES
 from nos_ec.adapters.sql.migrate import open_checked
 from nos_ec.adapters.sql.part import SqlPart
-from nos_ec.adapters.sql.upkeep import SqlExplanations, SqlInspection, SqlRebuilding, SqlRepairs, SqlScrubbing
+from nos_ec.adapters.sql.upkeep import (
+    SqlAccessKeys,
+    SqlBuckets,
+    SqlExplanations,
+    SqlInspection,
+    SqlRebuilding,
+    SqlRepairs,
+    SqlScrubbing,
+)
 from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
@@ -385,6 +393,8 @@ class _SqlLandingSegments(SqlPart):
 class SqlMetadata(
     _SqlObjects,
     _SqlTrash,
+    SqlBuckets,
+    SqlAccessKeys,
     _SqlLeases,
     _SqlBlocks,
     _SqlLandingQueue,

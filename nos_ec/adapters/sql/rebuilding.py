@@ -29,7 +29,9 @@ from nos_ec.adapters.sql.rows import (
     trash_mark,
 )
 from nos_ec.adapters.sql.schema import (
+    ACCESS_KEYS,
     BLOCKS,
+    BUCKETS,
     COUNTERS,
     LANDING_DELETIONS,
     LANDING_SEGMENTS,
@@ -77,7 +79,7 @@ def state(connection: Connection) -> str | None:
 
 def begin(connection: Connection, begun: str) -> None:
     """See `Rebuilding.begin_rebuild`."""
-    for table in (OBJECTS, BLOCKS, WAITING, LANDING_DELETIONS, LANDING_SEGMENTS):
+    for table in (OBJECTS, BLOCKS, WAITING, LANDING_DELETIONS, LANDING_SEGMENTS, BUCKETS, ACCESS_KEYS):
         if connection.execute(select(exists().select_from(table))).scalar():
             raise Conflict(
                 f"the database has rows in {table.name}, and no rebuild has begun in it: give an empty database"

@@ -42,6 +42,16 @@ from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
 from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
+from nos_ec.ports.metadata.buckets import (
+    ACCESS_KEY_BYTES_MAX,
+    ACCOUNT_BYTES_MAX,
+    DOCUMENT_BYTES_MAX,
+    NOTE_BYTES_MAX,
+    SECRET_BYTES_MAX,
+    CannedAcl,
+    DocumentKind,
+    KeyState,
+)
 
 ID_BYTES = 16
 TRASHED_BYTES = 20
@@ -149,14 +159,15 @@ class Word(TypeDecorator[_S]):
     impl = String
     cache_ok = True
 
-    def __init__(self, words: type[_S]) -> None:
+    def __init__(self, words: type[_S], size: int = 10) -> None:
         self.words = words
-        super().__init__(10)
+        self.size = size
+        super().__init__(size)
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         if dialect.name in _MYSQL:
-            return dialect.type_descriptor(mysql.VARCHAR(10, charset="ascii", collation="ascii_bin"))
-        return dialect.type_descriptor(String(10))
+            return dialect.type_descriptor(mysql.VARCHAR(self.size, charset="ascii", collation="ascii_bin"))
+        return dialect.type_descriptor(String(self.size))
 
     def process_bind_param(self, value: _S | None, dialect: Dialect) -> Any:  # noqa: ARG002
         return None if value is None else self.words(value).value
@@ -323,6 +334,47 @@ LANDING_SEGMENTS = _table(
 
 log: the number in the id. epoch: that of the lease under which the log opened it.
 """
+
+BUCKETS = _table(
+    "buckets",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    Column("owner", Utf8(ACCOUNT_BYTES_MAX), nullable=False),
+    _bigint("created_ms"),
+    Column("acl", Word(CannedAcl, 20), nullable=False),
+    _bigint("deleted_ms", nullable=True),
+    Index("buckets_by_owner", "owner", "bucket"),
+)
+"""Buckets as their owners see them. Objects need no row of their bucket (docs/adr/0030).
+
+deleted_ms: set when the bucket was deleted. It says whose it is again if a PUT of that moment put an object into it.
+"""
+
+BUCKET_DOCUMENTS = _table(
+    "bucket_documents",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    Column("kind", Word(DocumentKind, 20), primary_key=True),
+    Column("body", Bytes(DOCUMENT_BYTES_MAX), nullable=False),
+)
+"""What else a bucket has, as it was sent."""
+
+BUCKET_GRANTS = _table(
+    "bucket_grants",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    Column("account", Utf8(ACCOUNT_BYTES_MAX), primary_key=True),
+    Column("rights", SmallInteger, nullable=False),
+)
+"""What an account may do in a bucket of another one. rights: bits of `Rights`."""
+
+ACCESS_KEYS = _table(
+    "access_keys",
+    Column("access_key", Utf8(ACCESS_KEY_BYTES_MAX), primary_key=True),
+    Column("account", Utf8(ACCOUNT_BYTES_MAX), nullable=False),
+    Column("secret", Bytes(SECRET_BYTES_MAX), nullable=False),
+    Column("state", Word(KeyState), nullable=False),
+    _bigint("created_ms"),
+    Column("note", Utf8(NOTE_BYTES_MAX), nullable=False),
+)
+"""Access keys of the S3 gateway. secret: encrypted."""
 
 STORE_INFO = _table(
     "store_info",

@@ -1,28 +1,108 @@
-"""The parts of the port that operators' commands use, method by method, each one transaction: inspection, repairs,
-explanations, scrubbing, rebuilding. metadata.py has the others.
+"""The parts of the port that operators' commands use, method by method, each one transaction: buckets, access keys,
+inspection, repairs, explanations, scrubbing, rebuilding. metadata.py has the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from nos_ec.adapters.sql import explanations, inspection, rebuilding, repairs, scrubbing
+from nos_ec.adapters.sql import access_keys, buckets, explanations, inspection, rebuilding, repairs, scrubbing
 from nos_ec.adapters.sql.part import SqlPart
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
 from nos_ec.core.reclaim import BlockAccount
 from nos_ec.ports.metadata import (
+    AccessKey,
     BlockFacts,
     BlockRow,
+    BucketRecord,
+    BucketRow,
+    CannedAcl,
+    DocumentKind,
+    KeyState,
     ObjectFacts,
     ObjectRow,
     QueueEntry,
     Rebuilt,
+    Rights,
     ScrubState,
     Segment,
     SegmentRow,
     WaitingRow,
 )
+
+
+class SqlBuckets(SqlPart):
+    """`Buckets` of the port."""
+
+    def create_bucket(self, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(buckets.create, name, owner, acl, now_ms)
+
+    def bucket(self, name: str) -> BucketRow | None:
+        """See the port."""
+        return self._read(buckets.find, name)
+
+    def delete_bucket(self, name: str, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(buckets.remove, name, now_ms)
+
+    def buckets_of(self, owner: str, after: str, limit: int) -> list[BucketRow]:
+        """See the port."""
+        return self._read(buckets.owned, owner, after, limit)
+
+    def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(buckets.set_acl, name, acl, now_ms)
+
+    def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
+        """See the port."""
+        return self._read(buckets.document, name, kind)
+
+    def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(buckets.set_document, name, kind, body, now_ms)
+
+    def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(buckets.grant, name, account, rights, now_ms)
+
+    def grants(self, name: str) -> dict[str, Rights]:
+        """See the port."""
+        return self._read(buckets.grants, name)
+
+    def bucket_records(self, after: str, limit: int) -> list[BucketRecord]:
+        """See the port."""
+        return self._read(buckets.records, after, limit)
+
+    def restore_buckets(self, records: Sequence[BucketRecord]) -> None:
+        """See the port."""
+        if records:
+            self._write(buckets.restore, records)
+
+
+class SqlAccessKeys(SqlPart):
+    """`AccessKeys` of the port."""
+
+    def add_access_key(self, key: AccessKey) -> None:
+        """See the port."""
+        self._write(access_keys.add, key)
+
+    def access_key(self, access_key: str) -> AccessKey | None:
+        """See the port."""
+        return self._read(access_keys.find, access_key)
+
+    def access_keys(self, after: str, limit: int) -> list[AccessKey]:
+        """See the port."""
+        return self._read(access_keys.page, after, limit)
+
+    def change_access_key(self, access_key: str, state: KeyState, secret: bytes | None = None) -> bool:
+        """See the port."""
+        return self._write(access_keys.change, access_key, state, secret)
+
+    def remove_access_key(self, access_key: str) -> bool:
+        """See the port."""
+        return self._write(access_keys.remove, access_key)
 
 
 class SqlInspection(SqlPart):

@@ -48,7 +48,7 @@ from nos_ec.core.lifecycle import (
     advance_object,
     advance_segment,
 )
-from nos_ec.engine.dump import rows
+from nos_ec.engine.dump import bucket_rows, rows
 from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.counters import count_blocks
 from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
@@ -239,6 +239,7 @@ class Rebuilder:
             for one in queued
             if one.object_id is not None or one.version == 0 or one.doomed
         ]
+        bucket_rows.load_page(page, self._metadata)
         self._metadata.load(objects, claimed, _encoded(state))
         kill_point("rebuild.page_loaded")
 

@@ -25,7 +25,8 @@ _W = TypeVar("_W", bound=StrEnum)
 _LANDED = advance_object(None, ObjectEvent.LAND)
 
 
-def _word(words: type[_W], said: str) -> _W:
+def word(words: type[_W], said: str) -> _W:
+    """The word that a dump has said. Raises Corrupt."""
     try:
         return words(said)
     except ValueError:
@@ -54,7 +55,7 @@ def landing_segments_of(page: DumpPage) -> Iterator[SegmentRow]:
         segment_id=..., state=..., epoch=..., opened_ms=..., sealed_ms=..., end_bytes=..., records=...
     )
     for segment, state, *rest in columns:
-        yield SegmentRow(SegmentId(segment), _word(SegmentState, state), *rest)
+        yield SegmentRow(SegmentId(segment), word(SegmentState, state), *rest)
 
 
 def blocks_page(rows: Sequence[BlockRow]) -> DumpPage:
@@ -97,7 +98,7 @@ def blocks_of(page: DumpPage) -> Iterator[BlockRow]:
         gc_failures=0,
     )
     for block_id, kind, state, *rest in columns:
-        yield BlockRow(BlockId(block_id), _word(BlockKind, kind), _word(BlockState, state), *rest)
+        yield BlockRow(BlockId(block_id), word(BlockKind, kind), word(BlockState, state), *rest)
 
 
 def objects_page(rows: Sequence[Rebuilt]) -> DumpPage:
@@ -152,7 +153,7 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
     )
     for object_id, bucket, name, version, size, crc32c, md5, said, landing_id, block_id, offset, made, *more in columns:
         attributes, parts, trash_until_ms, trashed_ms = more
-        state = _word(ObjectState, said)
+        state = word(ObjectState, said)
         try:
             key = ObjectKey(bucket, name)
         except InvalidInput as error:

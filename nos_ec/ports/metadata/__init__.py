@@ -1,6 +1,6 @@
-"""The metadata store, in eleven parts: objects, the trash, writer leases, blocks, the deletion queue of landing copies,
-the segments of the landing log, pages of whole tables for checks, repairs of what they find, what explains one object
-or block, where a scrub is, and the rebuilding of lost rows.
+"""The metadata store, in thirteen parts: objects, the trash, buckets, access keys, writer leases, blocks, the deletion
+queue of landing copies, the segments of the landing log, pages of whole tables for checks, repairs of what they find,
+what explains one object or block, where a scrub is, and the rebuilding of lost rows.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
 combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
@@ -21,6 +21,18 @@ Invariants kept here (numbers of docs/INVARIANTS.md):
 from __future__ import annotations
 
 from nos_ec.ports.metadata.blocks import BlockRow, Blocks, GroupCommit, Move, Placed, WaitingBlocks, WaitReason
+from nos_ec.ports.metadata.buckets import (
+    ROOT_ACCOUNT,
+    AccessKey,
+    AccessKeys,
+    BucketRecord,
+    BucketRow,
+    Buckets,
+    CannedAcl,
+    DocumentKind,
+    KeyState,
+    Rights,
+)
 from nos_ec.ports.metadata.explanations import BlockFacts, Explanations, ObjectFacts
 from nos_ec.ports.metadata.inspection import Inspection, QueueEntry, WaitingRow
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
@@ -36,12 +48,21 @@ from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
 __all__ = [
     "QUARANTINE",
     "QUARANTINE_ENDED",
+    "ROOT_ACCOUNT",
+    "AccessKey",
+    "AccessKeys",
     "BlockFacts",
     "BlockRow",
     "Blocks",
+    "BucketRecord",
+    "BucketRow",
+    "Buckets",
+    "CannedAcl",
+    "DocumentKind",
     "Explanations",
     "GroupCommit",
     "Inspection",
+    "KeyState",
     "LandedMove",
     "LandingDeletion",
     "LandingQueue",
@@ -60,6 +81,7 @@ __all__ = [
     "Rebuilding",
     "Rebuilt",
     "Repairs",
+    "Rights",
     "ScrubPass",
     "ScrubState",
     "Scrubbing",

@@ -10,6 +10,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.ratios import hole_ratio, ratio
 from nos_ec.ports.metadata.blocks import Blocks
+from nos_ec.ports.metadata.buckets import AccessKeys, Buckets
 from nos_ec.ports.metadata.explanations import Explanations
 from nos_ec.ports.metadata.inspection import Inspection
 from nos_ec.ports.metadata.landing_queue import LandingQueue
@@ -94,6 +95,8 @@ class StoredTotals:
 class Metadata(
     Objects,
     Trash,
+    Buckets,
+    AccessKeys,
     Leases,
     Blocks,
     LandingQueue,

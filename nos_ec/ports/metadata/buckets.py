@@ -1,0 +1,163 @@
+"""Buckets as their owners see them, who may use them, and the access keys of the S3 gateway.
+
+A bucket needs no row to hold objects: the Python library and the command line put objects into any bucket. A bucket
+that holds an object and has no row belongs to ROOT_ACCOUNT; a change to it adds the row. So PUTs lock no row of a
+bucket, and cost nothing more (docs/adr/0030).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Flag, StrEnum
+from typing import Protocol
+
+ROOT_ACCOUNT = "root"
+"""The account that owns every bucket, besides the owner that a bucket names: its keys may do everything."""
+ACCOUNT_BYTES_MAX = 64
+ACCESS_KEY_BYTES_MAX = 128
+SECRET_BYTES_MAX = 512
+NOTE_BYTES_MAX = 255
+DOCUMENT_BYTES_MAX = 32 << 10
+
+
+class CannedAcl(StrEnum):
+    """What S3 calls the canned ACL of a bucket. Its owner may always do everything."""
+
+    PRIVATE = "private"
+    PUBLIC_READ = "public-read"
+    PUBLIC_READ_WRITE = "public-read-write"
+    AUTHENTICATED_READ = "authenticated-read"
+
+
+class DocumentKind(StrEnum):
+    """What a bucket may have besides its row, as it was sent."""
+
+    TAGS = "tags"
+
+
+class KeyState(StrEnum):
+    """An access key is only good while it is ACTIVE."""
+
+    ACTIVE = "active"
+    DISABLED = "disabled"
+
+
+class Rights(Flag):
+    """What an account may do in a bucket of another one."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2
+    LIST = 4
+    OWNER = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRow:
+    """created_ms: 0 for a bucket without a row, which exists because it holds objects."""
+
+    name: str
+    owner: str
+    created_ms: int
+    acl: CannedAcl = CannedAcl.PRIVATE
+
+
+@dataclass(frozen=True, slots=True)
+class AccessKey:
+    """secret: encrypted, nothing here looks into it. note: whatever says whose it is."""
+
+    access_key: str
+    account: str
+    secret: bytes
+    state: KeyState
+    created_ms: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRecord:
+    """A bucket with all that it has: what accounts may do in it, and its documents."""
+
+    row: BucketRow
+    grants: Mapping[str, Rights]
+    documents: Mapping[DocumentKind, bytes]
+
+
+class Buckets(Protocol):
+    """Rows of buckets and of grants. See the package docstring. Safe to call from several threads."""
+
+    def create_bucket(self, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
+        """Returns False, and changes nothing, if the bucket exists: it has a row, or holds an object."""
+        ...
+
+    def bucket(self, name: str) -> BucketRow | None:
+        """None when it has no row and holds no object."""
+        ...
+
+    def delete_bucket(self, name: str, now_ms: int) -> bool:
+        """Returns False if there was none. Raises Conflict while it holds an object, which stays. Its documents and
+        grants go with it.
+
+        A PUT that comes at the same time may put an object into the bucket. Then it exists again, and belongs to the
+        same owner: that is remembered until somebody else creates the bucket.
+        """
+        ...
+
+    def buckets_of(self, owner: str, after: str, limit: int) -> list[BucketRow]:
+        """Buckets with a row and this owner, by UTF-8 byte order of their names. Of ROOT_ACCOUNT, also those that have
+        no row."""
+        ...
+
+    def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int) -> bool:
+        """Returns False if there is no such bucket."""
+        ...
+
+    def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
+        """The body that was set last."""
+        ...
+
+    def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
+        """None removes it. Returns False if there is no such bucket. Raises InvalidInput for a body of more than
+        DOCUMENT_BYTES_MAX bytes."""
+        ...
+
+    def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:
+        """Replace what an account may do in a bucket; NONE removes it. Returns False if there is no such bucket."""
+        ...
+
+    def grants(self, name: str) -> dict[str, Rights]:
+        """What accounts may do in a bucket that is not theirs."""
+        ...
+
+    def bucket_records(self, after: str, limit: int) -> list[BucketRecord]:
+        """One page of the buckets that have a row, for dumps, by UTF-8 byte order of their names."""
+        ...
+
+    def restore_buckets(self, records: Sequence[BucketRecord]) -> None:
+        """Write buckets as they were, in place of those with these names. Running it again changes nothing."""
+        ...
+
+
+class AccessKeys(Protocol):
+    """Access keys of accounts. See the package docstring. Safe to call from several threads."""
+
+    def add_access_key(self, key: AccessKey) -> None:
+        """Raises Conflict if there is another one of this name."""
+        ...
+
+    def access_key(self, access_key: str) -> AccessKey | None:
+        """None if there is no such key."""
+        ...
+
+    def access_keys(self, after: str, limit: int) -> list[AccessKey]:
+        """One page of all keys, by UTF-8 byte order of their names."""
+        ...
+
+    def change_access_key(self, access_key: str, state: KeyState, secret: bytes | None = None) -> bool:
+        """Set its state, and its secret unless that is None. Returns False if there is no such key."""
+        ...
+
+    def remove_access_key(self, access_key: str) -> bool:
+        """Returns False if there was none."""
+        ...
