@@ -17,7 +17,7 @@ from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.core.ids import ObjectKey, record_ids_between
 from nos_ec.core.messages import NamedVersion
 from nos_ec.core.slots import ALL_SLOTS, bucket_slot
-from nos_ec.ports.metadata import LandedMove, Metadata, ObjectRow, TrashMark
+from nos_ec.ports.metadata import ROOT_ACCOUNT, LandedMove, Metadata, ObjectRow, TrashMark
 from nos_ec.testing.metadata_bench import MetadataBench, pack_request
 from nos_ec.testing.metadata_segment_contract import SegmentBench, copy_of
 
@@ -215,7 +215,10 @@ class SqlPlans:
         _analyze(metadata._engine)
         asked: dict[str, Callable[[], object]] = {
             "list_names": lambda: metadata.list_names("bucket", "", "", 50),
-            "list_buckets": lambda: metadata.list_buckets("", 9),
+            "bucket": lambda: metadata.bucket("bucket"),
+        "buckets_of root": lambda: metadata.buckets_of(ROOT_ACCOUNT, "", 50),
+        "delete_bucket": lambda: metadata.delete_bucket("no bucket", bench.now_ms),
+        "list_buckets": lambda: metadata.list_buckets("", 9),
             "trash_page": lambda: metadata.trash_page(None, 20),
             "trash_page of nothing": lambda: metadata.trash_page(None, 20, "none"),
             "expired_trash": lambda: metadata.expired_trash(bench.now_ms + 5, 20),
