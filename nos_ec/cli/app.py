@@ -21,6 +21,7 @@ from nos_ec.cli import (
     metadata,
     objects,
     quarantine,
+    s3,
     scrub,
     services,
     shards,
@@ -67,6 +68,7 @@ def root(
 objects.register(app)
 services.register(app)
 api.register(app)
+s3.register(app)
 status.register(app)
 check.register(app)
 quarantine.register(app)

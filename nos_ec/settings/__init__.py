@@ -7,11 +7,13 @@ never ignored or guessed at: all of them are reported at once, each with the pla
 from nos_ec.settings.checks import Problem, refusal, require_root
 from nos_ec.settings.loading import check_settings, load_settings, without_settings, write_settings
 from nos_ec.settings.masking import shown_settings
+from nos_ec.settings.s3 import S3Settings
 from nos_ec.settings.secret_files import read_secret
 from nos_ec.settings.sections import ApiSettings, Settings
 
 __all__ = [
     "ApiSettings",
+    "S3Settings",
     "Problem",
     "Settings",
     "check_settings",

@@ -106,6 +106,7 @@ _PATHS = {
     ("ceph", "keyring_file"),
     ("ceph", "admin_keyring_file"),
     ("api", "token_file"),
+    ("s3", "master_key_file"),
 }
 """Settings that are paths. A relative path in a file starts at the file's folder."""
 

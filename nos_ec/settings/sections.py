@@ -13,6 +13,7 @@ from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, K_MAX, M_MAX, STRIPES_PER_BLOCK_MAX, Geometry
 from nos_ec.settings.audit import AuditSettings
 from nos_ec.settings.landing import LandingSettings
+from nos_ec.settings.s3 import S3Settings
 from nos_ec.settings.scrub import ScrubSettings
 from nos_ec.settings.secret_files import read_secret
 from nos_ec.settings.section import DAY, HOUR, MINUTE, SECOND, Section
@@ -580,6 +581,7 @@ class Settings(Section):
     kafka: KafkaSettings = KafkaSettings()
     monitoring: MonitoringSettings = MonitoringSettings()
     api: ApiSettings = ApiSettings()
+    s3: S3Settings = S3Settings()
     logging: LoggingSettings = LoggingSettings()
 
 

@@ -216,9 +216,9 @@ class SqlPlans:
         asked: dict[str, Callable[[], object]] = {
             "list_names": lambda: metadata.list_names("bucket", "", "", 50),
             "bucket": lambda: metadata.bucket("bucket"),
-        "buckets_of root": lambda: metadata.buckets_of(ROOT_ACCOUNT, "", 50),
-        "delete_bucket": lambda: metadata.delete_bucket("no bucket", bench.now_ms),
-        "list_buckets": lambda: metadata.list_buckets("", 9),
+            "buckets_of root": lambda: metadata.buckets_of(ROOT_ACCOUNT, "", 50),
+            "delete_bucket": lambda: metadata.delete_bucket("no bucket", bench.now_ms),
+            "list_buckets": lambda: metadata.list_buckets("", 9),
             "trash_page": lambda: metadata.trash_page(None, 20),
             "trash_page of nothing": lambda: metadata.trash_page(None, 20, "none"),
             "expired_trash": lambda: metadata.expired_trash(bench.now_ms + 5, 20),

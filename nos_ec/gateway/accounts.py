@@ -1,0 +1,180 @@
+"""Access keys and what accounts may do, as operators manage them (docs/S3.md)."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from nos_ec.core.errors import InvalidInput, NotFound
+from nos_ec.core.ids import BUCKET_BYTES_MAX, RESERVED_BUCKET
+from nos_ec.gateway.sealed_secrets import NONCE_BYTES, MasterKeys
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import AccessKey, AccessKeys, BucketRow, Buckets, CannedAcl, KeyState, Rights
+from nos_ec.ports.metadata.buckets import NOTE_BYTES_MAX
+
+ACCESS_KEY_CHARS = 20
+SECRET_CHARS = 40
+SECRET_CHARS_MIN = 16
+SECRET_CHARS_MAX = 128
+PAGE_KEYS = 1000
+RIGHTS = {"read": Rights.READ, "write": Rights.WRITE, "list": Rights.LIST, "owner": Rights.OWNER}
+_ACCOUNT = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
+_ACCESS_KEY = re.compile(r"[A-Za-z0-9._-]{3,128}")  # a slash would end it in a signature's scope
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """An access key with its secret, which nobody can look up later."""
+
+    key: AccessKey
+    secret: str
+
+
+class AccountsMetadata(Buckets, AccessKeys, Protocol):
+    """The parts of the metadata that accounts need."""
+
+
+class Accounts:
+    """Manages access keys, buckets and grants."""
+
+    def __init__(self, metadata: AccountsMetadata, clock: Clock, random: Callable[[int], bytes]) -> None:
+        """random: returns as many random bytes, fit for secrets."""
+        self._metadata = metadata
+        self._clock = clock
+        self._random = random
+
+    def create_key(
+        self,
+        masters: MasterKeys,
+        account: str,
+        note: str = "",
+        access_key: str | None = None,
+        secret: str | None = None,
+    ) -> NewKey:
+        """Make an access key. access_key, secret: those of another store that clients are to go on with. Raises
+        InvalidInput, Conflict if there is one of that name, Transient."""
+        require_account(account)
+        if len(note.encode()) > NOTE_BYTES_MAX:
+            raise InvalidInput(f"a note of {len(note.encode())} bytes; {NOTE_BYTES_MAX} are possible at most")
+        name = access_key or base64.b32encode(self._random(ACCESS_KEY_CHARS))[:ACCESS_KEY_CHARS].decode()
+        if not _ACCESS_KEY.fullmatch(name):
+            raise InvalidInput(f"{name!r} is no access key: use 3 to 128 letters, digits and any of . _ -")
+        plain = self._new_secret() if secret is None else _checked(secret)
+        key = AccessKey(name, account, self._sealed(masters, name, plain), KeyState.ACTIVE, self._clock.now_ms(), note)
+        self._metadata.add_access_key(key)
+        return NewKey(key, plain)
+
+    def rotate_key(self, masters: MasterKeys, access_key: str) -> NewKey:
+        """Give an access key a new secret, and make it active. The old secret is refused as soon as the gateways have
+        looked again. Raises NotFound, Transient."""
+        key, plain = self.key(access_key), self._new_secret()
+        sealed = self._sealed(masters, access_key, plain)
+        self._require_key(access_key, self._metadata.change_access_key(access_key, KeyState.ACTIVE, sealed))
+        return NewKey(replace(key, secret=sealed, state=KeyState.ACTIVE), plain)
+
+    def encrypt_again(self, masters: MasterKeys) -> int:
+        """Encrypt all secrets with the present master key, so that older ones can go. Returns how many were changed.
+        May be called again after any error. Raises ConfigError, Corrupt, Transient."""
+        changed = 0
+        for key in self.keys():
+            if not masters.is_present(key.secret):
+                sealed = self._sealed(masters, key.access_key, masters.open(key.access_key, key.secret))
+                changed += self._metadata.change_access_key(key.access_key, key.state, sealed)
+        return changed
+
+    def set_key_state(self, access_key: str, state: KeyState) -> None:
+        """Raises NotFound, Transient."""
+        self._require_key(access_key, self._metadata.change_access_key(access_key, state))
+
+    def remove_key(self, access_key: str) -> None:
+        """Raises NotFound, Transient."""
+        self._require_key(access_key, self._metadata.remove_access_key(access_key))
+
+    def key(self, access_key: str) -> AccessKey:
+        """Raises NotFound, Transient."""
+        found = self._metadata.access_key(access_key)
+        if found is None:
+            raise _no_key(access_key)
+        return found
+
+    def keys(self) -> Iterator[AccessKey]:
+        """All access keys, by name. Raises Transient."""
+        after = ""
+        while page := self._metadata.access_keys(after, PAGE_KEYS):
+            yield from page
+            after = page[-1].access_key
+
+    def create_bucket(self, name: str, owner: str) -> BucketRow:
+        """Make a private bucket of this account. A bucket of this owner that exists is left as it is. Raises
+        InvalidInput, Transient."""
+        require_account(owner)
+        if not 1 <= len(name.encode()) <= BUCKET_BYTES_MAX or "/" in name or name == RESERVED_BUCKET:
+            raise InvalidInput(f"{name!r} cannot be the name of a bucket")
+        self._metadata.create_bucket(name, owner, CannedAcl.PRIVATE, self._clock.now_ms())
+        row = self._metadata.bucket(name)
+        if row is None or row.owner != owner:
+            whose = "nobody" if row is None else row.owner
+            raise InvalidInput(f"bucket {name} exists and belongs to {whose}; see: nos-ec s3 grant")
+        return row
+
+    def grant(self, bucket: str, account: str, rights: Rights) -> None:
+        """Replace what an account may do in a bucket of another one. Raises InvalidInput, NotFound, Transient."""
+        require_account(account)
+        if not self._metadata.grant(bucket, account, rights, self._clock.now_ms()):
+            raise NotFound(f"bucket {bucket} does not exist; create it with: nos-ec s3 bucket create")
+
+    def buckets(self, owner: str) -> Iterator[tuple[BucketRow, dict[str, Rights]]]:
+        """The buckets of an account, each with what others may do in it. Raises InvalidInput, Transient."""
+        require_account(owner)
+        after = ""
+        while page := self._metadata.buckets_of(owner, after, PAGE_KEYS):
+            for row in page:
+                yield row, self._metadata.grants(row.name)
+            after = page[-1].name
+
+    def _new_secret(self) -> str:
+        """Without slash and plus, which some clients get wrong."""
+        return base64.urlsafe_b64encode(self._random(SECRET_CHARS * 3 // 4)).decode()
+
+    def _sealed(self, masters: MasterKeys, access_key: str, secret: str) -> bytes:
+        return masters.seal(access_key, secret, self._random(NONCE_BYTES))
+
+    def _require_key(self, access_key: str, found: bool) -> None:
+        if not found:
+            raise _no_key(access_key)
+
+
+def require_account(account: str) -> None:
+    """Raises InvalidInput for what is no name of an account."""
+    if not _ACCOUNT.fullmatch(account):
+        raise InvalidInput(f"{account!r} is no account: use 1 to 64 letters, digits and any of . _ @ + -")
+
+
+def rights_of(text: str) -> Rights:
+    """Rights named as `read,write`; `none` for none. Raises InvalidInput."""
+    if text == "none":
+        return Rights.NONE
+    found = Rights.NONE
+    for word in text.split(","):
+        if word not in RIGHTS:
+            raise InvalidInput(f"{word!r} is no right; give some of {','.join(RIGHTS)}, or none")
+        found |= RIGHTS[word]
+    return found
+
+
+def words_of(rights: Rights) -> list[str]:
+    """The names of rights, as `rights_of` takes them."""
+    return [word for word, right in RIGHTS.items() if right in rights]
+
+
+def _checked(secret: str) -> str:
+    if not SECRET_CHARS_MIN <= len(secret) <= SECRET_CHARS_MAX or not secret.isascii() or not secret.isprintable():
+        raise InvalidInput(f"a secret must have {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} printable ASCII characters")
+    return secret
+
+
+def _no_key(access_key: str) -> NotFound:
+    return NotFound(f"there is no access key {access_key}; see: nos-ec s3 key list")
