@@ -16,7 +16,7 @@ import pytest
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import BlockState, ObjectState
-from nos_ec.ports.metadata import StoredTotals
+from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, Rights, StoredTotals
 from nos_ec.testing.metadata_bench import MetadataBench
 from nos_ec.testing.metadata_contract import MetadataSuite
 
@@ -57,6 +57,52 @@ class MetadataRaces(MetadataSuite):
             assert sorted(won) == [False, False, True]
             stored = bench.metadata.stored_totals()
             assert stored == new[won.index(True)]
+
+    def test_of_several_that_create_a_bucket_one_succeeds(self, bench: MetadataBench) -> None:
+        metadata, owners = bench.metadata, [f"owner{number}" for number in range(4)]
+        for again in (False, True):
+            for i in range(ROUNDS):
+                calls = [partial(metadata.create_bucket, f"b{i}", one, CannedAcl.PRIVATE, 5) for one in owners]
+                won = race(*calls)
+                assert sorted(won) == [False, False, False, True], again
+                row = metadata.bucket(f"b{i}")
+                assert row is not None
+                assert row.owner == owners[won.index(True)]
+                assert metadata.delete_bucket(f"b{i}", 6)
+
+    def test_create_against_delete_of_a_bucket(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        for i in range(ROUNDS):
+            metadata.create_bucket(f"b{i}", "ann", CannedAcl.PRIVATE, 5)
+            deleted, made = race(
+                partial(metadata.delete_bucket, f"b{i}", 6),
+                partial(metadata.create_bucket, f"b{i}", "bob", CannedAcl.PRIVATE, 7),
+            )
+            assert deleted is True
+            row = metadata.bucket(f"b{i}")
+            assert row == (BucketRow(f"b{i}", "bob", 7) if made else None)
+
+    def test_put_against_delete_of_a_bucket(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        for i in range(ROUNDS):
+            metadata.create_bucket(f"b{i}", "ann", CannedAcl.PRIVATE, 5)
+            new = bench.new("n", bucket=f"b{i}")
+            deleted, _ = race(partial(metadata.delete_bucket, f"b{i}", 6), partial(bench.record, [new]))
+            assert deleted is True or isinstance(deleted, Conflict)
+            assert metadata.bucket(f"b{i}") == BucketRow(f"b{i}", "ann", 5), "it holds an object, and has its owner"
+
+    def test_changes_of_a_bucket_that_has_no_row(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        for i in range(ROUNDS):
+            bench.put("n", bucket=f"b{i}")
+            done = race(
+                partial(metadata.grant, f"b{i}", "ann", Rights.READ, 5),
+                partial(metadata.grant, f"b{i}", "bob", Rights.LIST, 5),
+                partial(metadata.set_bucket_acl, f"b{i}", CannedAcl.PUBLIC_READ, 5),
+            )
+            assert done == [True, True, True]
+            assert metadata.grants(f"b{i}") == {"ann": Rights.READ, "bob": Rights.LIST}
+            assert metadata.bucket(f"b{i}") == BucketRow(f"b{i}", ROOT_ACCOUNT, 5, CannedAcl.PUBLIC_READ)
 
     @pytest.mark.parametrize("source", ["landing", "block"])
     @pytest.mark.invariant(5, 6)
