@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         NosError,
         NoSpace,
         NotFound,
+        PreconditionFailed,
         Transient,
     )
     from nos_ec.core.ids import ObjectKey
@@ -48,6 +49,7 @@ __all__ = [
     "ObjectReader",
     "ObjectState",
     "ObjectStore",
+    "PreconditionFailed",
     "Settings",
     "Store",
     "System",

@@ -16,6 +16,7 @@ from nos_ec.core.errors import (
     NosError,
     NoSpace,
     NotFound,
+    PreconditionFailed,
     Transient,
 )
 
@@ -41,6 +42,7 @@ _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
     (NotFound, 4),
     (LeaseLost, 9),
     (Conflict, 5),
+    (PreconditionFailed, 5),
     (Corrupt, 6),
     (NoSpace, 8),
     (Blocklisted, 11),

@@ -1,15 +1,16 @@
 """Error classes, one per decision a caller makes. Adapters translate driver errors into these.
 
-InvalidInput   the request itself is wrong; nothing was changed; do not retry
-ConfigError    the configuration does not fit (itself or the existing store); fix it, then start again
-NotFound       the requested object, block or copy does not exist
-Conflict       another process changed it first; read it again
-LeaseLost      this writer was fenced; stop writing
-Corrupt        bytes do not match their checksum, or are not of a known format
-Transient      may work later; retrying is safe unless the method's docstring says otherwise
-NoSpace        a Transient error: out of space until the operator or GC makes room
-Blocklisted    a Transient error: the storage cluster refuses this process; start a new one
-TooLarge       a Transient error: the message log accepts no message of this size until its limit is raised
+InvalidInput        the request itself is wrong; nothing was changed; do not retry
+ConfigError         the configuration does not fit (itself or the existing store); fix it, then start again
+NotFound            the requested object, block or copy does not exist
+Conflict            another process changed it first; read it again
+PreconditionFailed  the object is not as the caller said it must be; nothing was changed
+LeaseLost           this writer was fenced; stop writing
+Corrupt             bytes do not match their checksum, or are not of a known format
+Transient           may work later; retrying is safe unless the method's docstring says otherwise
+NoSpace             a Transient error: out of space until the operator or GC makes room
+Blocklisted         a Transient error: the storage cluster refuses this process; start a new one
+TooLarge            a Transient error: the message log accepts no message of this size until its limit is raised
 
 Messages are for people. What a program wants to know about an error is its class and its attributes.
 """
@@ -72,6 +73,10 @@ class NotFound(NosError):
 
 class Conflict(NosError):
     """A compare-and-set lost, or an exclusive create found its target present."""
+
+
+class PreconditionFailed(NosError):
+    """The condition of a PUT or DELETE does not hold (core.conditions)."""
 
 
 class LeaseLost(Conflict):

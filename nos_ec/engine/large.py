@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import google_crc32c
 import structlog
 
+from nos_ec.core.conditions import Condition
 from nos_ec.core.crc32c import joined
-from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NoSpace, NotFound
+from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NoSpace, NotFound, PreconditionFailed
 from nos_ec.core.header import header_length, name_record_size, names_size_max
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
@@ -59,19 +61,32 @@ class LargeObjects:
         self._reserve_bytes = reserve_bytes
         self._trail = trail
 
-    def put(self, key: ObjectKey, head: bytes, rest: ByteStream, attributes: bytes = b"") -> ObjectRow:
+    def put(
+        self,
+        key: ObjectKey,
+        head: bytes,
+        rest: ByteStream,
+        attributes: bytes = b"",
+        condition: Condition | None = None,
+    ) -> ObjectRow:
         """Store `head` followed by all of `rest`. Durable on return.
 
         Raises NoSpace, Transient, LeaseLost. The blocks written so far are then left to recovery, which deletes
         them, and the old version stays current.
+
+        Also raises PreconditionFailed, or NotFound, when the `condition` does not hold: before anything is written,
+        or in the end, when a version was stored or deleted meanwhile. The blocks are then sealed as dead.
         """
+        if condition is not None and (refusal := self._refusal(key, condition)) is not None:
+            raise refusal
         with self._lease.lent() as loan:
             version = self._metadata.next_version(key, self._clock.now_ms())
             made: list[BlockId] = []
             try:
                 new = self._write(key, version, head, rest, attributes, loan, made)
+                new = replace(new, condition=condition)
                 kill_point("large.written")
-                self._metadata.record_large(new, loan.lease, self._clock.now_ms())
+                recorded = self._metadata.record_large(new, loan.lease, self._clock.now_ms())
             except NosError as error:
                 for block_id in made:
                     remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms(), self._trail)
@@ -84,7 +99,19 @@ class LargeObjects:
             if len(made) > len(new.segments):
                 loan.retire()  # the store did not accept the others, which are OPEN
         kill_point("large.recorded")
+        if condition is not None and not recorded:
+            raise self._refusal(key, condition) or PreconditionFailed(
+                f"object {key} was changed by another client while it was being stored; nothing was changed", key=key
+            )
         return self._recorded(new)
+
+    def _refusal(self, key: ObjectKey, condition: Condition) -> NosError | None:
+        """Why the condition does not hold at present; None if it does."""
+        try:
+            current = self._metadata.get(key).md5
+        except NotFound:
+            current = None
+        return condition.refusal(key, current)
 
     def _recorded(self, new: NewLargeObject) -> ObjectRow:
         """The row just recorded. If a concurrent PUT or DELETE came after it, the later outcome stands."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
 
+from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
@@ -17,7 +18,8 @@ from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
 
 @dataclass(frozen=True, slots=True)
 class NewPut:
-    """A small object to store. due_ms: when the producer should publish it. attributes: see core.attributes."""
+    """A small object to store. due_ms: when the producer should publish it. attributes: see core.attributes. condition:
+    what must hold of the version that it would overwrite."""
 
     key: ObjectKey
     data: bytes
@@ -25,6 +27,7 @@ class NewPut:
     md5: bytes
     due_ms: int
     attributes: bytes = b""
+    condition: Condition | None = None
 
 
 class PutBatches:
@@ -38,7 +41,8 @@ class PutBatches:
 
     def store(self, puts: Sequence[NewPut], *, together: bool = False) -> list[ObjectRow | NosError]:
         """Make objects durable, in the order of `puts` where keys repeat. Returns for each its row, or why it alone is
-        not stored; an outcome may be unknown, so a repeated PUT is right.
+        not stored; an outcome may be unknown, so a repeated PUT is right. PreconditionFailed or NotFound: its condition
+        did not hold.
 
         together: store all of them or none; raises the first error. Otherwise raises no Transient. After any other
         error nothing is stored.
@@ -79,8 +83,7 @@ class PutBatches:
         answers: dict[int, ObjectRow | NosError] = {}
         for index, (put, place) in enumerate(zip(puts, places, strict=True)):
             if not isinstance(place, NosError):
-                size = len(put.data)
-                new[index] = NewObject(put.key, size, put.crc32c, put.md5, place, put.due_ms, put.attributes)
+                new[index] = _new_object(put, place)
             elif together:
                 raise place
             else:
@@ -98,6 +101,11 @@ class PutBatches:
             return _each(error, len(new))
         finally:
             self._locations.forget(one.key for one in new)
+
+
+def _new_object(put: NewPut, place: LandingId | None) -> NewObject:
+    size = len(put.data)
+    return NewObject(put.key, size, put.crc32c, put.md5, place, put.due_ms, put.attributes, put.condition)
 
 
 def _each(error: Transient, count: int) -> list[NosError]:

@@ -101,7 +101,8 @@ class PutQueue:
             waited_s += DOOR_S
 
     def put(self, put: NewPut) -> ObjectRow:
-        """Store one object, together with others; durable on return. Raises NoSpace, Transient."""
+        """Store one object, together with others; durable on return. Raises PreconditionFailed, or NotFound (its
+        condition does not hold), NoSpace, Transient."""
         caller = _Caller(put)
         try:
             self._store_with_others(caller)

@@ -23,6 +23,7 @@ from nos_ec.core.errors import (
     NosError,
     NoSpace,
     NotFound,
+    PreconditionFailed,
     TooLarge,
     Transient,
 )
@@ -56,6 +57,7 @@ ERROR_KINDS: Mapping[type[NosError], str] = {
     NotFound: "not_found",
     Conflict: "conflict",
     LeaseLost: "lease_lost",
+    PreconditionFailed: "precondition_failed",
     Corrupt: "corrupt",
     Transient: "transient",
     NoSpace: "no_space",

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import google_crc32c
 
+from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound, Transient
 from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey, in_log
 from nos_ec.core.killpoints import kill_point
@@ -89,13 +90,16 @@ class Store:
         return self._options.packed_size_max
 
     # --- writing ----------------------------------------------------------------------------------
-    def put(self, key: ObjectKey, stream: ByteStream, attributes: bytes = b"") -> ObjectRow:
+    def put(
+        self, key: ObjectKey, stream: ByteStream, attributes: bytes = b"", condition: Condition | None = None
+    ) -> ObjectRow:
         """Store an object; durable on return. Overwrites. Holds at most one block in memory. attributes: see
-        core.attributes.
+        core.attributes. condition: what must hold of the version that it would overwrite, judged in the transaction
+        that records it.
 
         Small objects that several threads store at the same time share transactions (nos_ec.engine.put_queue). Raises
-        InvalidInput (a key of the reserved bucket), NoSpace, Transient. After an error the old version, if any, is
-        still current.
+        InvalidInput (a key of the reserved bucket), PreconditionFailed, or NotFound (the condition does not hold),
+        NoSpace, Transient. After an error the old version, if any, is still current.
         """
         _refuse_reserved(key)
         self._puts.wait_for_room()
@@ -103,10 +107,10 @@ class Store:
         head = read_up_to(stream, packed_size_max + 1)
         if len(head) > packed_size_max:
             try:
-                return self._large.put(key, head, stream, attributes)
+                return self._large.put(key, head, stream, attributes, condition)
             finally:
                 self._locations.forget([key])
-        return self._puts.put(self._new_put(key, head, attributes))
+        return self._puts.put(self._new_put(key, head, attributes, condition))
 
     def put_many(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> list[ObjectRow]:
         """Store several small objects without attributes as one batch, for bulk loads: all of them or none.
@@ -123,12 +127,12 @@ class Store:
         rows = self._puts.batches.store(puts, together=True)
         return [row for row in rows if isinstance(row, ObjectRow)]
 
-    def delete(self, key: ObjectKey, *, permanently: bool = False) -> ObjectRow:
+    def delete(self, key: ObjectKey, *, permanently: bool = False, condition: Condition | None = None) -> ObjectRow:
         """Delete an object, durably: into the trash if there is one, and not `permanently`. Returns the row it had.
-        Raises NotFound."""
+        Raises NotFound, PreconditionFailed (the `condition` does not hold)."""
         now_ms = self._clock.now_ms()
         try:
-            row = self._metadata.delete(key, now_ms, self._until_ms(now_ms, permanently))
+            row = self._metadata.delete(key, now_ms, self._until_ms(now_ms, permanently), condition)
         finally:
             self._locations.forget([key])
         kill_point("delete.done")
@@ -247,10 +251,12 @@ class Store:
         keep_ms = self._options.trash_ms
         return now_ms + keep_ms if keep_ms and not permanently else None
 
-    def _new_put(self, key: ObjectKey, data: bytes, attributes: bytes = b"") -> NewPut:
+    def _new_put(
+        self, key: ObjectKey, data: bytes, attributes: bytes = b"", condition: Condition | None = None
+    ) -> NewPut:
         md5 = hashlib.md5(data, usedforsecurity=False).digest()
         due_ms = self._clock.now_ms() + self._options.min_age_ms
-        return NewPut(key, data, google_crc32c.value(data), md5, due_ms, attributes)
+        return NewPut(key, data, google_crc32c.value(data), md5, due_ms, attributes, condition)
 
     def _read(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
         """Read from where the row says. When the bytes are gone or damaged there, look the row up again: the object may

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from nos_ec import __version__
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
+from nos_ec.core.conditions import ABSENT, MD5_BYTES, Condition
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
@@ -81,6 +82,9 @@ class ObjectStore:
         data: Buffer | Readable | Iterable[Buffer],
         size: int | None = None,
         attributes: Mapping[str, str] | None = None,
+        *,
+        if_absent: bool = False,
+        if_match: bytes | None = None,
     ) -> ObjectInfo:
         """Store an object, durably on return; it replaces the one of that name.
 
@@ -88,19 +92,23 @@ class ObjectStore:
         fewer bytes are refused, a file is not read beyond them, and bytes or an iterable with more are refused. At most
         one block (32 MiB by default) and the coding of 4 MiB are in memory. attributes: what `ObjectInfo.attributes`
         returns: names of at most 255 bytes, with values; 8 KiB in all, with 3 bytes beside each.
+        if_absent: store it only if there is no object of that name. if_match: store it only if the current version has
+        this MD5. Both are judged when the object is recorded, so of several such PUTs at once only one takes effect.
 
         After an error the previous version, if any, is still the current one, unless the outcome of the last step is
-        unknown (a Transient): a repeated PUT is right in both cases. Raises InvalidInput, NoSpace, Transient, Conflict
+        unknown (a Transient): a repeated PUT is right in both cases. Raises PreconditionFailed (if_absent or if_match
+        does not hold), NotFound (if_match without an object), InvalidInput, NoSpace, Transient, Conflict
         (a large object was deleted or replaced by somebody else meanwhile, or this PUT stalled for longer than its
         lease), TypeError for data that is not binary, and what reading `data` raises.
         """
         with Request(self._requests, self._requests.puts) as request:
             whole, given = key_of(key), encode_attributes(attributes or {})
+            condition = _condition(if_absent, if_match)
             if isinstance(data, Buffer):
-                row = self._store.put(whole, BytesIO(_of_size(data, size)), given)
+                row = self._store.put(whole, BytesIO(_of_size(data, size)), given, condition)
             else:
                 source = PutSource(data, size, self._requests.timer)
-                row = self._store.put(whole, source, given)
+                row = self._store.put(whole, source, given, condition)
                 request.leave_out(source.seconds)
             request.size = row.size
             return info_of(row)
@@ -114,11 +122,12 @@ class ObjectStore:
             self._requests.puts.add(None, row.size)
         return [info_of(row) for row in rows]
 
-    def delete(self, key: ObjectKey | str) -> ObjectInfo:
-        """Delete an object, durably; into the trash if `trash.keep_days` is set. Returns what it was. Raises NotFound,
-        InvalidInput, Transient."""
+    def delete(self, key: ObjectKey | str, *, if_match: bytes | None = None) -> ObjectInfo:
+        """Delete an object, durably; into the trash if `trash.keep_days` is set. Returns what it was. if_match: delete
+        it only if it has this MD5. Raises NotFound, PreconditionFailed (it has another MD5), InvalidInput,
+        Transient."""
         with Request(self._requests, self._requests.deletes):
-            return info_of(self._store.delete(key_of(key)))
+            return info_of(self._store.delete(key_of(key), condition=_condition(False, if_match)))
 
     def delete_many(self, keys: Iterable[ObjectKey | str]) -> Sequence[ObjectInfo]:
         """Delete several objects, as `delete` does; skips those that do not exist. Returns what they were, in the order
@@ -207,6 +216,16 @@ class ObjectStore:
         collector.add("batches", lambda: batch_samples(self._system.puts))
         registry.register(collector)
         self._registered.append((registry, collector))
+
+
+def _condition(if_absent: bool, if_match: bytes | None) -> Condition | None:
+    if if_match is None:
+        return ABSENT if if_absent else None
+    if if_absent:
+        raise InvalidInput("if_absent and if_match exclude each other; give one of them")
+    if len(if_match) != MD5_BYTES:
+        raise InvalidInput(f"if_match has {len(if_match)} bytes; give the {MD5_BYTES} of `ObjectInfo.md5`")
+    return Condition(if_match)
 
 
 def _of_size(data: Buffer, size: int | None) -> bytes:

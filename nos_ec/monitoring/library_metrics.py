@@ -33,8 +33,8 @@ REQUEST_FAILURES = _counter(
     (LIBRARY,),
     "Requests that failed, by operation and kind of error (PYTHON.md). `other`: an error that is none of ours, such as"
     " one of the stream that a PUT reads.",
-    "`not_found` and `invalid_input` are the users' own. Alert on `corrupt`, on `no_space`, and on a steady rate of"
-    " `transient`.",
+    "`not_found`, `invalid_input` and `precondition_failed` are the users' own. Alert on `corrupt`, on `no_space`, and"
+    " on a steady rate of `transient`.",
     "operation",
     "kind",
 )

@@ -37,6 +37,7 @@ from nos_ec.testing.metadata_bench import (
 )
 from nos_ec.testing.metadata_block_contract import BlockContract
 from nos_ec.testing.metadata_bucket_contract import AccessKeyContract, BucketContract
+from nos_ec.testing.metadata_condition_contract import ConditionContract
 from nos_ec.testing.metadata_explanation_contract import ExplanationContract
 from nos_ec.testing.metadata_inspection_contract import InspectionContract
 from nos_ec.testing.metadata_producer_contract import ProducerContract
@@ -935,6 +936,7 @@ class MetadataContract(
     PutContract,
     AttributeContract,
     LargeContract,
+    ConditionContract,
     LookUpContract,
     TrashContract,
     BucketContract,

@@ -7,13 +7,14 @@ Subclass it, or call `metadata_machine`, with a function that creates a fresh me
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nos_ec.core.errors import LeaseLost, NotFound
+from nos_ec.core.conditions import ABSENT
+from nos_ec.core.errors import LeaseLost, NotFound, PreconditionFailed
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.slots import ALL_SLOTS
@@ -78,6 +79,18 @@ class MetadataMachine(RuleBasedStateMachine):
         assert self.metadata.record_large(new, self.lease, self.bench.now_ms) is wins
         if wins:
             self.model[name] = Expected(new.version, new.size, large=True)
+
+    @rule(name=NAMES)
+    def put_if_absent(self, name: str) -> None:
+        """PUT an object unless there is one."""
+        new = replace(self.bench.new(name), condition=ABSENT)
+        assert new.landing_id is not None
+        self.copies.add(new.landing_id)
+        (answer,) = self.metadata.record_puts([new], self.bench.now_ms)
+        assert isinstance(answer, PreconditionFailed if name in self.model else ObjectRow)
+        if isinstance(answer, ObjectRow):
+            self.model[name] = Expected(answer.version, new.size, large=False)
+            self.seen.append(answer)
 
     @rule(name=NAMES)
     def delete(self, name: str) -> None:

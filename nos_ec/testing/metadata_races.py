@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
-from nos_ec.core.errors import Conflict, LeaseLost, NotFound, Transient
+from nos_ec.core.conditions import ABSENT, Condition
+from nos_ec.core.errors import Conflict, LeaseLost, NotFound, PreconditionFailed, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import BlockState, ObjectState
-from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, Rights, StoredTotals
+from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, ObjectRow, Rights, StoredTotals
 from nos_ec.testing.metadata_bench import MetadataBench
 from nos_ec.testing.metadata_contract import MetadataSuite
 
 ROUNDS = 12
+WRITERS = 64
 JOIN_S = 300
 """Long enough for some 400 transactions that each wait for a struggling disk. A thread that takes longer hangs."""
 
@@ -275,6 +278,34 @@ class MetadataRaces(MetadataSuite):
             rows = [row for (row,) in recorded]
             assert sorted(row.version for row in rows) == [bench.now_ms * 1000, bench.now_ms * 1000 + 1]
             assert bench.get(f"n{i}") == max(rows, key=lambda row: row.version)
+
+    def test_of_many_puts_of_an_absent_object_one_succeeds(self, bench: MetadataBench) -> None:
+        for name in ("n", "m"):
+            new = [replace(bench.new(name, 10 + i), condition=ABSENT) for i in range(WRITERS)]
+            answers = race(*(partial(bench.metadata.record_puts, [one], bench.now_ms) for one in new))
+            assert all(isinstance(answer, list) for answer in answers), answers
+            rows = [row for (row,) in answers if isinstance(row, ObjectRow)]
+            assert rows == [bench.get(name)]
+            refused = [row for (row,) in answers if not isinstance(row, ObjectRow)]
+            assert {type(error) for error in refused} == {PreconditionFailed}
+        assert len(bench.deletions()) == 2 * (WRITERS - 1), "the copies of the others stay reserved"
+        bench.check_counters()
+
+    def test_of_many_puts_over_one_version_one_succeeds(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        for i in range(ROUNDS):
+            bench.now_ms += 1
+            held = Condition(bench.put(f"n{i}").md5)
+            new = [replace(bench.new(f"n{i}"), md5=bytes([j]) * 16, condition=held) for j in range(6)]
+            large = replace(bench.large(f"n{i}", lease), condition=held)
+            stored, *answers = race(
+                partial(bench.metadata.record_large, large, lease, bench.now_ms),
+                *(partial(bench.metadata.record_puts, [one], bench.now_ms) for one in new),
+            )
+            rows = [row for (row,) in answers if isinstance(row, ObjectRow)]
+            assert [bool(stored), len(rows)] in ([True, 0], [False, 1])
+            assert bench.get(f"n{i}").version == (large.version if stored else rows[0].version)
+        bench.check_counters()
 
     def test_two_writers_of_one_name(self, bench: MetadataBench) -> None:
         for i in range(ROUNDS):

@@ -35,7 +35,8 @@ SIGNATURES = {
     "ObjectKey": "(bucket: 'str', name: 'str') -> None",
     "ObjectStore": "(system: 'System') -> 'None'",
     "ObjectStore.put": "(self, key: 'ObjectKey | str', data: 'Buffer | Readable | Iterable[Buffer]',"
-    " size: 'int | None' = None, attributes: 'Mapping[str, str] | None' = None) -> 'ObjectInfo'",
+    " size: 'int | None' = None, attributes: 'Mapping[str, str] | None' = None, *, if_absent: 'bool' = False,"
+    " if_match: 'bytes | None' = None) -> 'ObjectInfo'",
     "ObjectStore.put_many": "(self, objects: 'Sequence[tuple[ObjectKey | str, bytes]]') -> 'Sequence[ObjectInfo]'",
     "ObjectStore.get": "(self, key: 'ObjectKey | str | ObjectInfo', start: 'int' = 0, length: 'int | None' = None)"
     " -> 'bytes'",
@@ -43,7 +44,7 @@ SIGNATURES = {
     "ObjectStore.head": "(self, key: 'ObjectKey | str') -> 'ObjectInfo'",
     "ObjectStore.list": "(self, bucket: 'str', prefix: 'str' = '', *, after: 'str' = '') -> 'Iterator[ObjectInfo]'",
     "ObjectStore.buckets": "(self) -> 'Iterator[str]'",
-    "ObjectStore.delete": "(self, key: 'ObjectKey | str') -> 'ObjectInfo'",
+    "ObjectStore.delete": "(self, key: 'ObjectKey | str', *, if_match: 'bytes | None' = None) -> 'ObjectInfo'",
     "ObjectStore.delete_many": "(self, keys: 'Iterable[ObjectKey | str]') -> 'Sequence[ObjectInfo]'",
     "ObjectStore.register": "(self, registry: 'CollectorRegistry') -> 'None'",
     "ObjectStore.close": "(self) -> 'None'",

@@ -37,6 +37,7 @@ from nos_ec.adapters.sql.upkeep import (
     SqlRepairs,
     SqlScrubbing,
 )
+from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
@@ -107,9 +108,11 @@ class _SqlObjects(SqlPart):
         """See the port."""
         return self._read(objects.segments, object_id, version)
 
-    def delete(self, key: ObjectKey, now_ms: int, until_ms: int | None = None) -> ObjectRow:
+    def delete(
+        self, key: ObjectKey, now_ms: int, until_ms: int | None = None, condition: Condition | None = None
+    ) -> ObjectRow:
         """See the port."""
-        return self._write(objects.remove, key, now_ms, until_ms)
+        return self._write(objects.remove, key, now_ms, until_ms, condition)
 
     def delete_many(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         """See the port."""

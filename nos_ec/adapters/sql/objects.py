@@ -35,6 +35,7 @@ from nos_ec.adapters.sql.rows import (
     require_all,
 )
 from nos_ec.adapters.sql.schema import ID_BYTES, OBJECTS, SEGMENTS, WAITING, utf8
+from nos_ec.core.conditions import Condition
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import (
@@ -209,11 +210,15 @@ def segments(connection: Connection, object_id: int, version: int) -> list[Segme
     ]
 
 
-def remove(connection: Connection, key: ObjectKey, now_ms: int, until_ms: int | None) -> ObjectRow:
+def remove(
+    connection: Connection, key: ObjectKey, now_ms: int, until_ms: int | None, condition: Condition | None
+) -> ObjectRow:
     """See `Metadata.delete`."""
     row = lock(connection, key)
     if row is None:
         raise NotFound(f"object {key} does not exist", key=key)
+    if condition is not None and (refusal := condition.refusal(key, row.md5)) is not None:
+        raise refusal
     if until_ms is not None:
         trash.put_into(connection, [row], now_ms, until_ms)
         return row

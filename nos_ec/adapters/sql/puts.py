@@ -8,7 +8,8 @@ Nobody reserves a record, so the queue normally has no entry of it, and is asked
 locks: an earlier call whose answer was lost may still be running when it is repeated. If that call is done when the
 rows are locked, they or the queue say so, because the queue keeps entries of an OPEN segment. If not, it waits for the
 rows, and finds them recorded. When there is an entry after all, the work is undone and begun anew. So it is when the
-object is in the trash by then, and still waits with its record.
+object is in the trash by then, and still waits with its record. A record whose condition does not hold is looked for in
+the same way, because an earlier call may have recorded it.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ class Entry:
 
 
 class RecordedBefore(Exception):
-    """The queue has an entry of a record whose row was written now, or a row in the trash has the record: `record_puts`
-    must be run `again`."""
+    """The queue has an entry of a record whose row was written now or whose PUT is refused, or a row in the trash has
+    the record: `record_puts` must be run `again`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,9 @@ def _record_turn(
     answered: dict[ObjectKey, ObjectRow | NosError] = {
         one.key: answer for one in new if (answer := _answer(one, current.get(one.key), in_time)) is not None
     }
+    refused = _refused([one for one in new if one.key not in answered], current)
+    _require_not_recorded(connection, [one.landing_id for one in new if one.key in refused], in_time)
+    answered |= refused
     fresh = [one for one in new if one.key not in answered]
     release(connection, [current[one.key] for one in fresh if one.key in current], now_ms)
     rows = _overwrite(connection, [one for one in fresh if one.key in current], current, now_ms)
@@ -205,6 +209,27 @@ def _record_turn(
             raise RecordedBefore from error
         raise Transient("metadata: PUTs were recorded by another call meanwhile; try again") from error
     return {**rows, **answered}
+
+
+def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -> dict[ObjectKey, NosError]:
+    """Those whose conditions do not hold for the rows of `current`, which are locked, and why."""
+    refused: dict[ObjectKey, NosError] = {}
+    for one in new:
+        row = current.get(one.key)
+        if one.condition is not None:
+            refusal = one.condition.refusal(one.key, None if row is None else row.md5)
+            if refusal is not None:
+                refused[one.key] = refusal
+    return refused
+
+
+def _require_not_recorded(connection: Connection, landing_ids: Sequence[LandingId | None], in_time: _InTime) -> None:
+    """Raise RecordedBefore if an earlier call recorded one of these records, whose objects are refused now."""
+    records = [landing_id for landing_id in landing_ids if landing_id is not None and in_log(landing_id)]
+    if not records or in_time.again:
+        return
+    if _any_entry(connection, records) or connection.execute(WAITING_OBJECTS, id_rows(records)).first():
+        raise RecordedBefore
 
 
 def _answer(one: NewObject, current: ObjectRow | None, in_time: _InTime) -> ObjectRow | Transient | None:
@@ -338,7 +363,7 @@ def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject
     if current is not None and _is_recorded(connection, current, new):
         return True
     leases.require(connection, lease)
-    wins = current is None or current.version < new.version
+    wins = (current is None or current.version < new.version) and not _refused_large(new, current)
     if not blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins):
         return False
     if not wins:
@@ -348,6 +373,12 @@ def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject
     object_id = _put_large_row(connection, current, new, now_ms)
     connection.execute(insert(SEGMENTS), _segment_rows(object_id, new))
     return True
+
+
+def _refused_large(new: NewLargeObject, current: ObjectRow | None) -> bool:
+    if new.condition is None:
+        return False
+    return new.condition.refusal(new.key, None if current is None else current.md5) is not None
 
 
 def _check_large(new: NewLargeObject, geometry: Geometry) -> None:

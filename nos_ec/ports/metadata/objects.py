@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError
 from nos_ec.core.ids import Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
@@ -52,6 +53,7 @@ class NewObject:
     due_ms: int
     """When the producer should publish it (creation time plus min_age)."""
     attributes: bytes = b""
+    condition: Condition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class NewLargeObject:
     segments: Sequence[Segment]
     block_stripes: Sequence[int]
     attributes: bytes = b""
+    condition: Condition | None = None
 
 
 class Objects(Protocol):
@@ -90,12 +93,15 @@ class Objects(Protocol):
 
         Removes their landing ids from the deletion queue. The version is max(previous version + 1,
         now_ms * 1000). An overwritten landing copy is queued for deletion with `now_ms` as its time; an
-        overwritten extent becomes dead bytes. Objects of one key are recorded in their order.
+        overwritten extent becomes dead bytes. Objects of one key are recorded in their order. The condition of each is
+        judged on the row that it would overwrite, locked, so after those before it.
 
         Returns for each object its row, or why it alone was not recorded: a Transient when its landing id has been
         doomed meanwhile (the PUT took longer than its reservation), or is a record of a segment of the landing log that
-        is not OPEN. together: record all of them or none; raises the first such error. May be called again with the
-        same objects after any error: those that an earlier call recorded are not recorded twice.
+        is not OPEN; PreconditionFailed or NotFound when its condition does not hold, and then its landing copy stays
+        reserved. together: record all of them or none; raises the first such error. May be called again with the same
+        objects after any error: those that an earlier call recorded are not recorded twice, and their conditions are
+        not judged again. An empty object has nothing by which it is recognised, so its condition is.
         """
         ...
 
@@ -107,7 +113,8 @@ class Objects(Protocol):
         """Make a large object the current version of its key, seal its blocks, release what it overwrites.
 
         Returns False when a version that is at least as new has been recorded meanwhile: the two PUTs were
-        concurrent, this one counts as the first, and its blocks are sealed as dead. Raises LeaseLost.
+        concurrent, this one counts as the first, and its blocks are sealed as dead. So it is when its condition does
+        not hold. Raises LeaseLost.
         """
         ...
 
@@ -120,8 +127,11 @@ class Objects(Protocol):
         """Segments of a large object in part order; an empty list when that version no longer exists."""
         ...
 
-    def delete(self, key: ObjectKey, now_ms: int, until_ms: int | None = None) -> ObjectRow:
-        """Remove the object and release its bytes as `record_puts` does. Raises NotFound, which carries the key.
+    def delete(
+        self, key: ObjectKey, now_ms: int, until_ms: int | None = None, condition: Condition | None = None
+    ) -> ObjectRow:
+        """Remove the object and release its bytes as `record_puts` does. Raises NotFound, which carries the key, and
+        PreconditionFailed when its `condition` does not hold.
 
         until_ms: put it into the trash instead, which keeps it until then (see `Trash`). Nothing is released.
         """

@@ -1,0 +1,36 @@
+"""What must hold of the current version of an object for a PUT or DELETE to take effect.
+
+It is judged on the row that the change locks, so of several changes that exclude each other only one takes effect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nos_ec.core.errors import NosError, NotFound, PreconditionFailed
+from nos_ec.core.ids import ObjectKey
+
+MD5_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """md5: the MD5 that the current version must have (`If-Match`). None: there must be no current version
+    (`If-None-Match: *`). A version in the trash is not current."""
+
+    md5: bytes | None
+
+    def refusal(self, key: ObjectKey, current: bytes | None) -> NosError | None:
+        """Why the change must not take effect, or None if it may. current: the MD5 of the current version, or None
+        without one. NotFound if it should have one and there is none; otherwise PreconditionFailed."""
+        if current == self.md5:
+            return None
+        if self.md5 is None:
+            return PreconditionFailed(f"object {key} exists already; nothing was changed", key=key)
+        if current is None:
+            return NotFound(f"object {key} does not exist", key=key)
+        wanted, found = self.md5.hex(), current.hex()
+        return PreconditionFailed(f"object {key} has the MD5 {found} instead of {wanted}; nothing was changed", key=key)
+
+
+ABSENT = Condition(None)
+"""There must be no current version."""

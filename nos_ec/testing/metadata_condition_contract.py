@@ -1,0 +1,145 @@
+"""Contract of conditions: they are judged on the row that is locked, and what they refuse changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nos_ec.core.conditions import ABSENT, Condition
+from nos_ec.core.errors import NosError, NotFound, PreconditionFailed
+from nos_ec.core.lifecycle import BlockState
+from nos_ec.ports.metadata import NewObject, ObjectRow
+from nos_ec.testing.metadata_bench import MetadataBench
+from nos_ec.testing.metadata_segment_contract import SegmentBench
+
+OTHER = Condition(b"another MD5 sum.")
+
+
+def conditional(new: NewObject, condition: Condition | None) -> NewObject:
+    """The same PUT with a condition."""
+    return replace(new, condition=condition)
+
+
+def assert_refused(answer: ObjectRow | NosError, new: NewObject, kind: type[NosError] = PreconditionFailed) -> None:
+    """The answer to a PUT whose condition does not hold."""
+    assert type(answer) is kind, answer
+    assert answer.key == new.key
+
+
+class ConditionContract:
+    """record_puts, record_large and delete, with conditions."""
+
+    @pytest.mark.parametrize("size", [0, 10])
+    def test_an_object_that_must_be_absent(self, bench: MetadataBench, size: int) -> None:
+        (row,) = bench.record([conditional(bench.new("n", size), ABSENT)])
+        again = conditional(bench.new("n", size), ABSENT)
+        (answer,) = bench.metadata.record_puts([again], bench.now_ms)
+        assert_refused(answer, again)
+        assert bench.get("n") == row
+        assert set(bench.deletions()) == ({again.landing_id} if size else set()), "its copy stays reserved"
+        bench.delete_into_trash("n", 1000)
+        assert bench.record([again])[0] == bench.get("n"), "what is in the trash is not there"
+        bench.check_counters()
+
+    @pytest.mark.parametrize("size", [0, 10])
+    def test_an_object_that_must_have_an_md5(self, bench: MetadataBench, size: int) -> None:
+        new = bench.new("n", size)
+        (answer,) = bench.metadata.record_puts([conditional(new, Condition(new.md5))], bench.now_ms)
+        assert_refused(answer, new, NotFound)
+        row = bench.put("n", size)
+        (answer,) = bench.metadata.record_puts([conditional(new, OTHER)], bench.now_ms)
+        assert_refused(answer, new)
+        assert bench.get("n") == row
+        (replaced,) = bench.record([conditional(new, Condition(row.md5))])
+        assert (replaced.object_id, replaced.version > row.version) == (row.object_id, True)
+        assert bench.get("n") == replaced
+        bench.check_counters()
+
+    def test_objects_of_one_key_are_judged_in_their_order(self, bench: MetadataBench) -> None:
+        md5s = [bytes([i]) * 16 for i in range(4)]
+        conditions = [ABSENT, ABSENT, Condition(md5s[0]), Condition(md5s[0])]
+        new = [
+            replace(bench.new("n"), md5=md5, condition=condition)
+            for md5, condition in zip(md5s, conditions, strict=True)
+        ]
+        answers = bench.metadata.record_puts([bench.new("other"), *new, bench.new("another")], bench.now_ms)
+        assert [isinstance(answer, ObjectRow) for answer in answers] == [True, True, False, True, False, True]
+        assert_refused(answers[2], new[1])
+        assert_refused(answers[4], new[3])
+        assert bench.get("n") == answers[3]
+        bench.check_counters()
+
+    def test_together_one_that_is_refused_refuses_all(self, bench: MetadataBench) -> None:
+        row = bench.put("n")
+        refused = conditional(bench.new("n"), ABSENT)
+        with pytest.raises(PreconditionFailed):
+            bench.metadata.record_puts([bench.new("other"), refused], bench.now_ms, together=True)
+        assert bench.metadata.list_objects("bucket", "", "", 9) == [row]
+
+    @pytest.mark.parametrize("in_log", [False, True], ids=["copy", "record"])
+    @pytest.mark.parametrize("since", ["nothing", "overwritten", "deleted", "in the trash", "packed"])
+    def test_what_was_recorded_is_not_judged_again(self, bench: MetadataBench, in_log: bool, since: str) -> None:
+        log = SegmentBench(bench)
+        segment = log.segment()
+        new = conditional(log.new(segment, "n") if in_log else bench.new("n"), ABSENT)
+        (first,) = bench.record([new])
+        if since == "overwritten":
+            bench.put("n")
+        elif since == "deleted":
+            bench.delete("n")
+            bench.put("n")
+        elif since == "in the trash":
+            bench.delete_into_trash("n", 1000)
+            bench.put("n")
+        elif since == "packed":
+            bench.pack([first])
+        now = bench.get("n")
+        other = conditional(log.new(segment, "n") if in_log else bench.new("n"), ABSENT)
+        again, refused = bench.metadata.record_puts([new, other], bench.now_ms + 5)
+        assert isinstance(again, ObjectRow)
+        assert (again.object_id, again.version) == (first.object_id, first.version)
+        assert_refused(refused, other)
+        assert bench.get("n") == now
+        bench.check_counters()
+
+    @pytest.mark.parametrize("condition", [ABSENT, OTHER])
+    def test_a_large_object_that_is_refused_leaves_dead_blocks(
+        self, bench: MetadataBench, condition: Condition
+    ) -> None:
+        row, lease = bench.put("n"), bench.lease()
+        new = replace(bench.large("n", lease), condition=condition)
+        for _ in range(2):
+            assert not bench.metadata.record_large(new, lease, bench.now_ms)
+        assert bench.get("n") == row
+        for segment in new.segments:
+            block = bench.metadata.block(segment.extent.block_id)
+            assert (block.state, block.live_bytes) == (BlockState.SEALED, 0)
+            assert block.dead_bytes == segment.extent.length
+        bench.check_counters()
+
+    def test_a_large_object_whose_condition_holds(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        missing = replace(bench.large("n", lease), condition=OTHER)
+        assert not bench.metadata.record_large(missing, lease, bench.now_ms)
+        new = replace(bench.large("n", lease), condition=ABSENT)
+        for _ in range(2):
+            assert bench.metadata.record_large(new, lease, bench.now_ms), "again, as after an answer that was lost"
+        changed = replace(bench.large("n", lease), condition=Condition(new.md5))
+        assert bench.metadata.record_large(changed, lease, bench.now_ms)
+        assert bench.get("n").version == changed.version
+        late = replace(bench.large("n", lease, version=1), condition=Condition(new.md5))
+        assert not bench.metadata.record_large(late, lease, bench.now_ms), "a newer version was recorded meanwhile"
+        bench.check_counters()
+
+    @pytest.mark.parametrize("until_ms", [None, 10**15], ids=["at once", "into the trash"])
+    def test_deleting_what_must_have_an_md5(self, bench: MetadataBench, until_ms: int | None) -> None:
+        row = bench.put("n")
+        with pytest.raises(PreconditionFailed, match="instead of") as caught:
+            bench.metadata.delete(row.key, bench.now_ms, until_ms, OTHER)
+        assert caught.value.key == row.key
+        assert bench.get("n") == row
+        assert bench.metadata.delete(row.key, bench.now_ms, until_ms, Condition(row.md5)) == row
+        with pytest.raises(NotFound):
+            bench.metadata.delete(row.key, bench.now_ms, until_ms, Condition(row.md5))
+        bench.check_counters()
