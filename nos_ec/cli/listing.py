@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from nos_ec.cli.context import AsJson, Context, context
 from nos_ec.cli.output import count_text, emit, err, print_lines, printable, size_text
-from nos_ec.cli.trees import name_pages, pages
+from nos_ec.cli.trees import entry_pages, name_pages, pages
 from nos_ec.core.errors import InvalidInput, NotFound
-from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
 from nos_ec.library.object_info import attributes_of
 from nos_ec.ports.metadata import ObjectRow
 
 _PAGE = 1000
 
-_Listed = ObjectRow | str
-"""An object with its row, or its name alone."""
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    name: str
+
+
+_Listed = ObjectRow | _Folder | str
+"""An object with its row, its name alone, or a folder."""
 
 
 def ls(
@@ -33,15 +39,24 @@ def ls(
     summarize: Annotated[
         bool, typer.Option("--summarize", help="Also count all objects there, and sum their sizes.")
     ] = False,
+    delimiter: Annotated[
+        str,
+        typer.Option(help="Show a folder in place of the objects that have this behind PREFIX, such as /."),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """List buckets, or the objects of a bucket. In byte order of their names; with -l, their sizes and states."""
     bucket, _, prefix = where.partition("/")
+    if delimiter and (summarize or not bucket):
+        raise InvalidInput("--delimiter needs BUCKET or BUCKET/PREFIX, and does not go with --summarize")
     with context(ctx).system() as system:
         if bucket:
             after = after.removeprefix(f"{bucket}/")
-            found = _found(system.store(), bucket, prefix, after, limit, rows=long or summarize, to_end=summarize)
-            next_after = _print_objects(found, bucket, limit, long, summarize, as_json)
+            if delimiter:
+                found = _folded(system.store(), bucket, prefix, delimiter, after, limit)
+            else:
+                found = _found(system.store(), bucket, prefix, after, limit, rows=long or summarize, to_end=summarize)
+            next_after = _print_objects(found, bucket, limit, long, summarize, as_json, delimiter)
         elif long or summarize:
             raise InvalidInput("-l and --summarize need BUCKET or BUCKET/PREFIX; `nos-ec status` has the sums of all")
         else:
@@ -49,7 +64,7 @@ def ls(
             next_after = buckets[limit - 1] if len(buckets) > limit else None
             shown = buckets[:limit]
             emit({"buckets": shown, "next_after": next_after}, as_json, lambda: print_lines(map(printable, shown)))
-    _print_more_hint(context(ctx), where, None if as_json else next_after, limit, long)
+    _print_more_hint(context(ctx), where, None if as_json else next_after, limit, long, delimiter)
 
 
 def _found(
@@ -62,6 +77,17 @@ def _found(
         found: Iterator[list[Any]] = pages(store, bucket, prefix, after, page_max)
     else:
         found = name_pages(store, bucket, prefix, after, page_max)
+    yield from _of_some(store, bucket, found)
+
+
+def _folded(store: Store, bucket: str, prefix: str, delimiter: str, after: str, limit: int) -> Iterator[list[_Listed]]:
+    """As `_found`, with folders."""
+    found = entry_pages(store, bucket, prefix, delimiter, after, min(limit, _PAGE) + 1)
+    folded = ([_Folder(one) if isinstance(one, str) else one for one in page] for page in found)
+    yield from _of_some(store, bucket, folded)
+
+
+def _of_some(store: Store, bucket: str, found: Iterator[list[Any]]) -> Iterator[list[_Listed]]:
     first = next(found, [])
     if not first and not store.list_names(bucket, "", "", 1):
         raise NotFound(f"bucket {printable(bucket)} has no objects")
@@ -70,7 +96,13 @@ def _found(
 
 
 def _print_objects(
-    found: Iterable[list[_Listed]], bucket: str, limit: int, long: bool, summarize: bool, as_json: bool
+    found: Iterable[list[_Listed]],
+    bucket: str,
+    limit: int,
+    long: bool,
+    summarize: bool,
+    as_json: bool,
+    delimiter: str,
 ) -> str | None:
     """Print page by page for people; JSON is one line and needs all that it shows. Returns the name after which the
     listing continues; None when it is complete."""
@@ -92,7 +124,10 @@ def _print_objects(
         last = _name(page[-1]) if page else last
         if next_after is not None and not summarize:
             break
-    data: dict[str, Any] = {"objects": [_data(bucket, one, long) for one in shown], "next_after": next_after}
+    objects = [_data(bucket, one, long) for one in shown if not isinstance(one, _Folder)]
+    data: dict[str, Any] = {"objects": objects, "next_after": next_after}
+    if delimiter:
+        data["folders"] = [{"bucket": bucket, "name": one.name} for one in shown if isinstance(one, _Folder)]
     if summarize:
         data |= {"total_objects": count, "total_bytes": size}
     total = f"total: {count_text(count, 'object')}, {size:,} bytes ({size_text(size)})"
@@ -101,12 +136,16 @@ def _print_objects(
 
 
 def _name(listed: _Listed) -> str:
-    return listed.key.name if isinstance(listed, ObjectRow) else listed
+    if isinstance(listed, ObjectRow):
+        return listed.key.name
+    return listed.name if isinstance(listed, _Folder) else listed
 
 
 def _line(bucket: str, listed: _Listed, long: bool) -> str:
-    key = printable(str(ObjectKey(bucket, _name(listed))))
-    return f"{listed.size:>12}  {listed.state.value:<7} {key}" if long and isinstance(listed, ObjectRow) else key
+    key = printable(f"{bucket}/{_name(listed)}")
+    if long and isinstance(listed, ObjectRow):
+        return f"{listed.size:>12}  {listed.state.value:<7} {key}"
+    return f"{'':>12}  {'folder':<7} {key}" if long else key
 
 
 def _data(bucket: str, listed: _Listed, long: bool) -> dict[str, Any]:
@@ -130,11 +169,14 @@ def row_data(row: ObjectRow) -> dict[str, Any]:
     }
 
 
-def _print_more_hint(found: Context, where: str, next_after: str | None, limit: int, long: bool) -> None:
+def _print_more_hint(
+    found: Context, where: str, next_after: str | None, limit: int, long: bool, delimiter: str
+) -> None:
     """Print on stderr that the listing continues, and the command that continues it."""
     if next_after is not None:
         options = [
             *(["-l"] if long else []),
+            *([f"--delimiter={delimiter}"] if delimiter else []),
             f"--after={next_after}",
             *([f"--limit={limit}"] if limit != _PAGE else []),
         ]

@@ -24,6 +24,7 @@ from nos_ec.engine.tree import load_tree
 from nos_ec.ports.metadata import ObjectRow
 
 PAGE_OBJECTS = 1000
+_PAGE_MS_MAX = 1000
 COUNTED_MAX = 10 * PAGE_OBJECTS
 """How many objects are counted before a question about them."""
 _READ_TRIES = 3
@@ -137,6 +138,17 @@ def pages(
 def name_pages(store: Store, bucket: str, prefix: str, after: str, page_max: int) -> Iterator[list[str]]:
     """As `pages`, the names alone, which costs no look-up of rows."""
     return _paged(lambda name: store.list_names(bucket, prefix, name, page_max), str, after, page_max)
+
+
+def entry_pages(
+    store: Store, bucket: str, prefix: str, delimiter: str, after: str, page_max: int
+) -> Iterator[list[ObjectRow | str]]:
+    """As `pages`, with folders (core.folders), of which only the names are given."""
+    next_after: str | None = after
+    while next_after is not None:
+        page = store.list_entries(bucket, prefix, delimiter, next_after, page_max, _PAGE_MS_MAX)
+        yield list(page.entries)
+        next_after = page.next_after
 
 
 def _name(row: ObjectRow) -> str:

@@ -32,7 +32,7 @@ from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import LandingQueue, ObjectRow, Objects
+from nos_ec.ports.metadata import EntryPage, LandingQueue, ObjectRow, Objects
 
 DELETE_BATCH_OBJECTS = 1000
 """Objects deleted by one transaction: many objects for one sync, but no transaction that others wait long for."""
@@ -241,6 +241,13 @@ class Store:
     def list_names(self, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
         """The names alone of such a page: much cheaper in a large store."""
         return self._metadata.list_names(bucket, prefix, after, limit)
+
+    def list_entries(
+        self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
+    ) -> EntryPage:
+        """One page of the objects and folders of a bucket (core.folders), after the name or folder `after`. It costs a
+        few rows for each folder, and may end after `budget_ms`, with fewer than `limit` entries."""
+        return self._metadata.list_entries(bucket, prefix, delimiter, after, limit, budget_ms)
 
     def list_buckets(self, after: str, limit: int) -> list[str]:
         """One page of the buckets that hold an object."""

@@ -30,6 +30,8 @@ from nos_ec.monitoring.sources import batch_samples, read_samples, request_sampl
 CLOSE_WAIT_S_MAX = 60.0
 """How long `close` waits for calls under way: longer than the time-outs of a storage cluster that does not answer."""
 PAGE_OBJECTS = 1000
+PAGE_MS_MAX = 1000
+"""How long one page of a listing with folders may take."""
 
 
 class ObjectStore:
@@ -189,6 +191,24 @@ class ObjectStore:
             if len(page) < PAGE_OBJECTS:
                 return
             after = page[-1].key.name
+
+    def list_folder(
+        self, bucket: str, prefix: str = "", delimiter: str = "/", *, after: str = ""
+    ) -> Iterator[ObjectInfo | str]:
+        """As `list`, but names that have a delimiter behind `prefix` are folded into one entry: the folder, a str that
+        ends with the delimiter. Objects in a folder are not read, however many there are.
+
+        after: goes on behind this name or folder; the folder in which `after` lies is passed over. Raises InvalidInput,
+        Transient.
+        """
+        while True:
+            with Request(self._requests, self._requests.lists):
+                page = self._store.list_entries(bucket, prefix, delimiter, after, PAGE_OBJECTS, PAGE_MS_MAX)
+            for entry in page.entries:
+                yield entry if isinstance(entry, str) else info_of(entry)
+            if page.next_after is None:
+                return
+            after = page.next_after
 
     def buckets(self) -> Iterator[str]:
         """Names of all buckets that hold an object, in the byte order of UTF-8. Raises Transient."""

@@ -38,6 +38,7 @@ from nos_ec.testing.metadata_bench import (
 from nos_ec.testing.metadata_block_contract import BlockContract
 from nos_ec.testing.metadata_bucket_contract import AccessKeyContract, BucketContract
 from nos_ec.testing.metadata_condition_contract import ConditionContract
+from nos_ec.testing.metadata_entries_contract import EntriesContract
 from nos_ec.testing.metadata_explanation_contract import ExplanationContract
 from nos_ec.testing.metadata_inspection_contract import InspectionContract
 from nos_ec.testing.metadata_producer_contract import ProducerContract
@@ -938,6 +939,7 @@ class MetadataContract(
     LargeContract,
     ConditionContract,
     LookUpContract,
+    EntriesContract,
     TrashContract,
     BucketContract,
     AccessKeyContract,

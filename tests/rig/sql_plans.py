@@ -207,6 +207,30 @@ class SqlPlans:
             assert covered(connection, *names)
             assert not covered(connection, *rows), "a listing that needs rows is noticed"
 
+    def test_a_listing_does_not_read_what_it_folds(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
+        folders = [f"folder{i}/" for i in range(10)]
+        for folder in folders:
+            bench.put_all([f"{folder}{number:04}" for number in range(1000)])
+        bench.put_all([f"plain{number:04}" for number in range(2000)])
+        _analyze(metadata._engine)
+        for prefix, limit, statements_max, rows_max in (("", 10, 11, 22), ("plain", 1000, 5, 1001)):
+            with caught(metadata) as statements:
+                page = metadata.list_entries("bucket", prefix, "/", "", limit, 10**9)
+            assert page.folders == ([] if prefix else folders)
+            assert len(page.entries) == limit
+            assert len(statements) <= statements_max
+            with metadata._engine.connect() as connection:
+                for one in statements:
+                    if connection.dialect.name == "sqlite":
+                        assert scans(connection, *one) == []
+                        rows_max -= len(connection.exec_driver_sql(*one).all())
+                    else:
+                        before = _rows_read(connection)
+                        found = len(connection.exec_driver_sql(*one).all())
+                        assert _rows_read(connection) - before <= 2 * found + 5, one
+                        rows_max -= found
+            assert rows_max >= 0
+
     def test_the_trash_costs_no_look_up_and_no_listing(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         """Nor does a page of it cost more when there is more in it."""
         _populate(bench)
@@ -353,6 +377,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "undelete": lambda: metadata.undelete(metadata.trash_page(None, 30).rows),
         "expired_trash": lambda: metadata.expired_trash(bench.now_ms + 5, 20),
         "purge_trash": lambda: metadata.purge_trash(metadata.expired_trash(bench.now_ms + 5, 20), bench.now_ms),
+        "list_entries": lambda: metadata.list_entries("bucket", "n01", "5", "n0100", 50, 10**9),
         "list_buckets": lambda: metadata.list_buckets("", 50),
         "segments": lambda: metadata.segments(large.object_id, large.version),
         "due_objects": lambda: metadata.due_objects(bench.now_ms, 100, ALL_SLOTS),

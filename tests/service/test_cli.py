@@ -216,6 +216,25 @@ def test_listing_pages(cli: Cli, bench: Bench, system: System) -> None:
     assert ([o["name"] for o in rest["objects"]], rest["next_after"]) == (["2", "3", "4"], None)
 
 
+def test_listing_folders(cli: Cli, bench: Bench, system: System) -> None:
+    for name in ("2026/01/a", "2026/01/b", "2026/02/a", "2026/plain", "2027/x"):
+        bench.put(system, name, b"x")
+    page = cli("ls", "b/2026/", "--delimiter", "/")
+    assert page["folders"] == [{"bucket": "b", "name": "2026/01/"}, {"bucket": "b", "name": "2026/02/"}]
+    assert page["objects"] == [{"bucket": "b", "name": "2026/plain"}]
+    assert page["next_after"] is None
+    assert cli.text("ls", "b/2026/", "--delimiter", "/", "--limit", "2") == "b/2026/01/\nb/2026/02/\n"
+    rest = cli("ls", "b/2026/", "--delimiter", "/", "--after", "2026/01/", "-l")
+    assert [[o["name"] for o in rest[kind]] for kind in ("folders", "objects")] == [["2026/02/"], ["2026/plain"]]
+    assert [line.split()[:2] for line in cli.text("ls", "b", "-l", "--delimiter", "/").splitlines()] == [
+        ["folder", "b/2026/"],
+        ["folder", "b/2027/"],
+    ]
+    cli("ls", "--delimiter", "/", exits=2)
+    cli("ls", "b", "--delimiter", "/", "--summarize", exits=2)
+    cli("ls", "c", "--delimiter", "/", exits=4)
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

@@ -457,6 +457,20 @@ def test_lists_go_on_page_by_page(store: ObjectStore, monkeypatch: pytest.Monkey
     assert [info.key.name for info in store.list("b")] == ["o", "q"]
 
 
+def test_folders_are_listed_page_by_page(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nos_ec.library.object_store.PAGE_OBJECTS", 2)
+    store.put_many([(f"b/p/{folder}/{name}", b"x") for folder in "acdef" for name in range(5)] + [("b/p/b", b"x")])
+    found = list(store.list_folder("b", "p/"))
+    assert found == ["p/a/", store.head("b/p/b"), "p/c/", "p/d/", "p/e/", "p/f/"]
+    assert list(store.list_folder("b", "p/", after="p/c/3")) == found[3:]
+    assert list(store.list_folder("b", delimiter="/b")) == [
+        *store.list("b", "p/a"),
+        "p/b",
+        *store.list("b", after="p/b"),
+    ]
+    assert list(store.list_folder("b", delimiter="")) == list(store.list("b"))
+
+
 def test_deleting(store: ObjectStore) -> None:
     info = store.put("b/it", b"data")
     assert store.delete(info.key) == info

@@ -43,6 +43,8 @@ SIGNATURES = {
     "ObjectStore.open_read": "(self, key: 'ObjectKey | str | ObjectInfo') -> 'ObjectReader'",
     "ObjectStore.head": "(self, key: 'ObjectKey | str') -> 'ObjectInfo'",
     "ObjectStore.list": "(self, bucket: 'str', prefix: 'str' = '', *, after: 'str' = '') -> 'Iterator[ObjectInfo]'",
+    "ObjectStore.list_folder": "(self, bucket: 'str', prefix: 'str' = '', delimiter: 'str' = '/', *,"
+    " after: 'str' = '') -> 'Iterator[ObjectInfo | str]'",
     "ObjectStore.buckets": "(self) -> 'Iterator[str]'",
     "ObjectStore.delete": "(self, key: 'ObjectKey | str', *, if_match: 'bytes | None' = None) -> 'ObjectInfo'",
     "ObjectStore.delete_many": "(self, keys: 'Iterable[ObjectKey | str]') -> 'Sequence[ObjectInfo]'",

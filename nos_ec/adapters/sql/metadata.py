@@ -1,8 +1,8 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
-What each transaction does is in the modules named after their subjects: objects, puts, trash, buckets, access_keys,
-commits, blocks, leases, landing, landing_segments, inspection, repairs, explanations, scrubbing, rebuilding,
-store_info, totals. This module and upkeep.py only say which function a method runs, and whether it writes.
+What each transaction does is in the modules named after their subjects: objects, entries, puts, trash, buckets,
+access_keys, commits, blocks, leases, landing, landing_segments, inspection, repairs, explanations, scrubbing,
+rebuilding, store_info, totals. This module and upkeep.py only say which function a method runs, and whether it writes.
 
 Each part of the port has a class in one of them, to be read beside its protocol. `SqlMetadata` inherits them all,
 because the parts share one `Transactions` (connections and retries) and one geometry, and because users that need
@@ -11,11 +11,13 @@ several parts get one object. With delegation, every method would be listed twic
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 
 from nos_ec.adapters.sql import (
     blocks,
     commits,
+    entries,
     landing,
     landing_segments,
     leases,
@@ -45,6 +47,7 @@ from nos_ec.core.lifecycle import BlockKind, SegmentState
 from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.ports.metadata import (
     BlockRow,
+    EntryPage,
     GroupCommit,
     LandedMove,
     LandingDeletion,
@@ -125,6 +128,15 @@ class _SqlObjects(SqlPart):
     def list_names(self, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
         """See the port."""
         return self._read(objects.list_names, bucket, prefix, after, limit)
+
+    def list_entries(
+        self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
+    ) -> EntryPage:
+        """See the port."""
+        end_s = time.monotonic() + budget_ms / 1000
+        return self._read(
+            entries.list_entries, bucket, prefix, delimiter, after, limit, lambda: time.monotonic() >= end_s
+        )
 
     def list_buckets(self, after: str, limit: int) -> list[str]:
         """See the port."""

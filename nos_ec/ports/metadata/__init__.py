@@ -38,7 +38,7 @@ from nos_ec.ports.metadata.inspection import Inspection, QueueEntry, WaitingRow
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, SegmentRow
 from nos_ec.ports.metadata.leases import Lease, Leases
-from nos_ec.ports.metadata.objects import NewLargeObject, NewObject, ObjectRow, Objects, Segment
+from nos_ec.ports.metadata.objects import EntryPage, NewLargeObject, NewObject, ObjectRow, Objects, Segment
 from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
 from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
@@ -59,6 +59,7 @@ __all__ = [
     "Buckets",
     "CannedAcl",
     "DocumentKind",
+    "EntryPage",
     "Explanations",
     "GroupCommit",
     "Inspection",

@@ -82,6 +82,25 @@ class NewLargeObject:
     condition: Condition | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EntryPage:
+    """A page of a listing with folders (core.folders), in UTF-8 byte order. next_after: the last entry, after which the
+    listing continues; None when this is its end."""
+
+    entries: Sequence[ObjectRow | str]
+    next_after: str | None
+
+    @property
+    def rows(self) -> list[ObjectRow]:
+        """The objects among the entries."""
+        return [entry for entry in self.entries if isinstance(entry, ObjectRow)]
+
+    @property
+    def folders(self) -> list[str]:
+        """The folders among the entries."""
+        return [entry for entry in self.entries if isinstance(entry, str)]
+
+
 class Objects(Protocol):
     """Rows of objects and segments of large ones. See the package docstring. Safe to call from several threads."""
 
@@ -152,6 +171,18 @@ class Objects(Protocol):
     def list_names(self, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
         """The names of the objects that `list_objects` returns. Much cheaper in a large store, because an index has the
         names side by side, while the rows lie where they were written."""
+        ...
+
+    def list_entries(
+        self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
+    ) -> EntryPage:
+        """Objects and folders of a bucket that begin with `prefix` and are greater than `after`, by UTF-8 byte order;
+        at most `limit` (1 or more) together. An empty delimiter folds nothing.
+
+        A folder that is `after`, or in which `after` lies, is passed over as a whole. Reads a few rows of each folder,
+        however many objects it has: one short statement for each folder, and a few more. So the page ends early after
+        `budget_ms`, but not before its first entry; then `next_after` may be given although nothing follows.
+        """
         ...
 
     def list_buckets(self, after: str, limit: int) -> list[str]:
