@@ -216,6 +216,7 @@ class SqlPlans:
         for prefix, limit, statements_max, rows_max in (("", 10, 11, 22), ("plain", 1000, 5, 1001)):
             with caught(metadata) as statements:
                 page = metadata.list_entries("bucket", prefix, "/", "", limit, 10**9)
+            statements = [one for one in statements if "FROM objects" in one[0]]
             assert page.folders == ([] if prefix else folders)
             assert len(page.entries) == limit
             assert len(statements) <= statements_max
