@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from nos_consumer.unread import UnreadObjects
 from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.core.packing.plan import GroupPlan, MergeList
-from nos_ec.engine.packable import Packable
+from nos_ec.engine.packable import Packable, as_told
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.message_log import Message
 from nos_ec.ports.metadata import Objects
@@ -98,7 +98,7 @@ class Backlog:
             if holds is None or (holds[0].object_id, holds[0].version) in self._known:
                 stale.append(message)
             else:
-                self.wait(_packable(message, *holds))
+                self.wait(as_told(_packable(message, *holds), self.size_max))
         return stale
 
     def _found(self) -> dict[PackRequest | NamedVersion, tuple[PackRequest, bytes]]:

@@ -1,5 +1,6 @@
 """Attributes of an object: what clients say of it besides its name and bytes, such as a content type, user metadata,
-tags, an expiry. They belong to one version of it and never change.
+tags, an expiry. They belong to one version of it. When they are changed, its row alone changes: names in blocks and
+labels of landing copies may tell older ones (docs/adr/0031).
 
 Everything but this module, and what talks to clients, passes them on as bytes that it does not look into. No
 attributes are no bytes. Otherwise the bytes are one entry per attribute, in ascending order of the names' UTF-8:

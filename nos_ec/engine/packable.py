@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import google_crc32c
 
@@ -10,6 +10,7 @@ from nos_ec.core.errors import Corrupt
 from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.messages import PackRequest
+from nos_ec.core.packing.packer import size_max_beside
 from nos_ec.core.packing.plan import Candidate
 
 
@@ -46,6 +47,14 @@ class Packable:
     def candidate(self, now_ms: int) -> Candidate[Packable]:
         """The merge-list candidate that represents it."""
         return Candidate(self.size, self.name_size, self, now_ms)
+
+
+def as_told(packable: Packable, size_max: int) -> Packable:
+    """The object as the names of its group will tell it: without its attributes if there is no room for them. That is
+    so only when a great object without attributes was given some after its PUT. size_max: that of the merge list."""
+    if packable.size <= size_max_beside(packable.name_size, size_max):
+        return packable
+    return replace(packable, attributes=b"")
 
 
 def crc_checked(data: bytes, size: int, crc32c: int, key: ObjectKey, what: str) -> bytes:

@@ -176,7 +176,7 @@ class Requests:
 
     def __init__(self, timer: Callable[[], float]) -> None:
         self.timer = timer
-        self.puts, self.gets, self.heads, self.lists, self.deletes = (Tally() for _ in range(5))
+        self.puts, self.gets, self.heads, self.lists, self.deletes, self.changes = (Tally() for _ in range(6))
         self.under_way: list[None] = []
         """As many entries as requests are under way. Adding and removing one is atomic."""
         self.closed = False
@@ -193,6 +193,7 @@ class Requests:
             "head": self.heads,
             "list": self.lists,
             "delete": self.deletes,
+            "set_attributes": self.changes,
         }
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
 
@@ -126,6 +126,18 @@ class Store:
         puts = [self._new_put(key, data) for key, data in objects]
         rows = self._puts.batches.store(puts, together=True)
         return [row for row in rows if isinstance(row, ObjectRow)]
+
+    def set_attributes(self, key: ObjectKey, attributes: bytes) -> ObjectRow:
+        """Replace the attributes of the current version, durably; its bytes and its version stay. Returns its row.
+        Raises NotFound, Transient."""
+        for _ in range(READ_TRIES):
+            row = self._metadata.get(key)
+            try:
+                if self._metadata.set_attributes(row, attributes):
+                    return replace(row, attributes=attributes)
+            finally:
+                self._locations.forget([key])
+        raise Transient(f"{key}: changed {READ_TRIES} times while its attributes were being set; try again", key=key)
 
     def delete(self, key: ObjectKey, *, permanently: bool = False, condition: Condition | None = None) -> ObjectRow:
         """Delete an object, durably: into the trash if there is one, and not `permanently`. Returns the row it had.
@@ -312,9 +324,10 @@ class Store:
 
     def _is_current(self, row: ObjectRow) -> bool:
         try:
-            return self._locations.look_up(row.key, self._metadata.get) == row
+            current = self._locations.look_up(row.key, self._metadata.get)
         except NotFound:
             return False
+        return (current.object_id, current.version) == (row.object_id, row.version)
 
     def _read_small(self, row: ObjectRow, offset: int, length: int | None) -> bytes:
         whole = length is None

@@ -16,8 +16,8 @@ class ObjectInfo:
     """One version of an object. size: bytes. crc32c, md5 (16 bytes): of all of them. state: where they were when this
     was read. created_ms: when the version was stored, in Unix milliseconds.
 
-    `attributes` are those that its PUT gave it. `get` and `open_read` take it in place of a key, and then read exactly
-    this version.
+    `attributes` are those that its PUT gave it, or `set_attributes` since. `get` and `open_read` take it in place of a
+    key, and then read exactly this version.
     """
 
     key: ObjectKey

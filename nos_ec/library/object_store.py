@@ -124,6 +124,12 @@ class ObjectStore:
             self._requests.puts.add(None, row.size)
         return [info_of(row) for row in rows]
 
+    def set_attributes(self, key: ObjectKey | str, attributes: Mapping[str, str]) -> ObjectInfo:
+        """Replace the attributes of the current version, durably; its bytes and its version stay. Returns it. Of two
+        calls at the same time, the later one stands. Raises NotFound, InvalidInput, Transient."""
+        with Request(self._requests, self._requests.changes):
+            return info_of(self._store.set_attributes(key_of(key), encode_attributes(attributes)))
+
     def delete(self, key: ObjectKey | str, *, if_match: bytes | None = None) -> ObjectInfo:
         """Delete an object, durably; into the trash if `trash.keep_days` is set. Returns what it was. if_match: delete
         it only if it has this MD5. Raises NotFound, PreconditionFailed (it has another MD5), InvalidInput,

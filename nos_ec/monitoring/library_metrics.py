@@ -15,8 +15,9 @@ _counter, _gauge, _histogram = _declared.counter, _declared.gauge, _declared.his
 REQUEST_SECONDS = _histogram(
     "request_seconds",
     (LIBRARY,),
-    "Seconds that successful requests took, by operation (put, get, head, list, delete). For a GET, until its first"
-    " bytes came; for a PUT, until it was durable, without the time that its source took; for a LIST, for each page.",
+    "Seconds that successful requests took, by operation (put, get, head, list, delete, set_attributes). For a GET,"
+    " until its first bytes came; for a PUT, until it was durable, without the time that its source took; for a LIST,"
+    " for each page.",
     "If the tail of `put` grows, look at the landing store and the metadata store; if that of `get` does, at the block"
     " store (`nos_ec_degraded_reads_total`).",
     "operation",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX, encode_attributes
 from nos_ec.core.messages import NamedVersion
 from nos_ec.core.slots import ALL_SLOTS
@@ -67,6 +69,58 @@ class AttributeContract:
         block_id = bench.pack(rows)
         assert [one.attributes for one in bench.metadata.placed_in(block_id)] == list(given.values())
         assert [bench.get(name).attributes for name in given] == list(given.values())
+
+    @pytest.mark.parametrize("state", ["landed", "queued", "packed", "empty", "large"])
+    def test_they_are_replaced_in_place(self, bench: MetadataBench, state: str) -> None:
+        if state == "large":
+            lease = bench.lease()
+            assert bench.metadata.record_large(bench.large("n", lease), lease, bench.now_ms)
+        else:
+            bench.put("n", 0 if state == "empty" else 10)
+        bench.put("other")
+        if state == "queued":
+            bench.metadata.mark_published([bench.get("n")], bench.now_ms)
+        if state == "packed":
+            bench.pack([bench.get("n")])
+        row, other = bench.get("n"), bench.get("other")
+        for attributes in (SOME, MOST, b"", b"", SOME):
+            row = bench.get("n")
+            for _ in range(2):
+                assert bench.metadata.set_attributes(row, attributes), "again, as after an answer that was lost"
+            assert bench.get("n") == replace(row, attributes=attributes)
+            assert bench.metadata.list_objects("bucket", "n", "", 9) == [replace(row, attributes=attributes)]
+        assert bench.get("other") == other
+        bench.check_counters()
+
+    def test_only_those_of_the_current_version_are_replaced(self, bench: MetadataBench) -> None:
+        first = bench.put("n")
+        second = bench.put("n")
+        assert not bench.metadata.set_attributes(first, SOME)
+        assert not bench.metadata.set_attributes(replace(second, attributes=MOST), SOME), "somebody changed them"
+        assert bench.get("n") == second
+        bench.delete_into_trash("n", 1000)
+        assert not bench.metadata.set_attributes(second, SOME)
+        bench.put("n")
+        assert not bench.metadata.set_attributes(second, SOME)
+        assert bench.get("n").attributes == b""
+        assert [row.attributes for row in bench.metadata.trash_page(None, 9).rows] == [b""]
+        bench.delete("n")
+        assert not bench.metadata.set_attributes(second, SOME)
+
+    def test_whoever_packs_is_told_the_new_ones(self, bench: MetadataBench) -> None:
+        row = bench.put("n")
+        bench.metadata.mark_published([row], bench.now_ms)
+        request, lease = pack_request(row), bench.lease()
+        group = bench.group(lease, bench.block(lease), [row])
+        assert bench.metadata.set_attributes(row, SOME)
+        assert bench.metadata.still_landed([request]) == {request: SOME}
+        named = NamedVersion(row.key, row.version)
+        assert bench.metadata.complete([named], bench.now_ms) == {named: (request, SOME)}
+        assert bench.metadata.commit_group(group) == {row.object_id}, "a plan from before wins as well"
+        assert bench.get("n").attributes == SOME
+        assert [one.attributes for one in bench.metadata.placed_in(group.block_id)] == [SOME]
+        bench.delete_into_trash("n", 1000)
+        assert bench.metadata.undelete(bench.metadata.trash_page(None, 9).rows)[0].attributes == SOME
 
     def test_a_segment_of_a_large_object_is_placed_without(self, bench: MetadataBench) -> None:
         lease = bench.lease()

@@ -92,6 +92,19 @@ class MetadataMachine(RuleBasedStateMachine):
             self.model[name] = Expected(answer.version, new.size, large=False)
             self.seen.append(answer)
 
+    @rule(pick=st.integers(0, 99), attributes=st.sampled_from([b"", b"some", b"others"]))
+    def set_attributes(self, pick: int, attributes: bytes) -> None:
+        """Change the attributes of a row seen some time ago."""
+        if not self.seen:
+            return
+        row = self.seen[pick % len(self.seen)]
+        current = {(one.object_id, one.version): one for one in self._rows()}.get((row.object_id, row.version))
+        may = current is not None and current.attributes in (row.attributes, attributes)
+        assert self.metadata.set_attributes(row, attributes) is may
+        if current is not None:
+            expected = replace(current, attributes=attributes) if may else current
+            assert self.metadata.get(current.key) == expected
+
     @rule(name=NAMES)
     def delete(self, name: str) -> None:
         """DELETE an object that may not exist."""

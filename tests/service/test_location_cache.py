@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from nos_ec.composition.wiring import System, open_system
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.ports.metadata import Metadata
@@ -87,6 +88,14 @@ def test_own_changes_are_seen_at_once(bench: Bench, gateway: System) -> None:
     gateway.store().delete_many([key])
     with pytest.raises(NotFound):
         gateway.store().get(key)
+
+
+def test_changed_attributes_are_seen_at_once(bench: Bench, gateway: System) -> None:
+    key, store = bench.put(gateway, "n", b"data"), gateway.store()
+    bench.assert_readable(gateway)
+    assert store.find(key).attributes == b""
+    row = store.set_attributes(key, encode_attributes({"a": "b"}))
+    assert store.find(key) == row
 
 
 def test_changes_by_another_process_are_seen_late_and_whole(bench: Bench, gateway: System) -> None:

@@ -46,6 +46,7 @@ SIGNATURES = {
     "ObjectStore.list_folder": "(self, bucket: 'str', prefix: 'str' = '', delimiter: 'str' = '/', *,"
     " after: 'str' = '') -> 'Iterator[ObjectInfo | str]'",
     "ObjectStore.buckets": "(self) -> 'Iterator[str]'",
+    "ObjectStore.set_attributes": "(self, key: 'ObjectKey | str', attributes: 'Mapping[str, str]') -> 'ObjectInfo'",
     "ObjectStore.delete": "(self, key: 'ObjectKey | str', *, if_match: 'bytes | None' = None) -> 'ObjectInfo'",
     "ObjectStore.delete_many": "(self, keys: 'Iterable[ObjectKey | str]') -> 'Sequence[ObjectInfo]'",
     "ObjectStore.register": "(self, registry: 'CollectorRegistry') -> 'None'",

@@ -100,6 +100,10 @@ class _SqlObjects(SqlPart):
         """See the port."""
         return self._write(puts.record_large, self._bound(), new, lease, now_ms)
 
+    def set_attributes(self, row: ObjectRow, attributes: bytes) -> bool:
+        """See the port."""
+        return self._write(objects.set_attributes, row, attributes)
+
     def get(self, key: ObjectKey) -> ObjectRow:
         """See the port."""
         row = self._find(key)

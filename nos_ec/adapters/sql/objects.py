@@ -18,6 +18,7 @@ from sqlalchemy import (
     or_,
     select,
     union_all,
+    update,
 )
 
 from nos_ec.adapters.sql import trash
@@ -29,6 +30,7 @@ from nos_ec.adapters.sql.rows import (
     OBJECT_IDS,
     by_index,
     by_keys,
+    by_primary,
     key_rows,
     name_range,
     object_row,
@@ -208,6 +210,17 @@ def segments(connection: Connection, object_id: int, version: int) -> list[Segme
         Segment(Extent(BlockId(block_id), offset, length), crc32c)
         for block_id, offset, length, crc32c in connection.execute(found)
     ]
+
+
+def set_attributes(connection: Connection, row: ObjectRow, attributes: bytes) -> bool:
+    """See `Metadata.set_attributes`."""
+    found = connection.execute(LOCK_CURRENT, OBJECT_IDS.dump([(row.object_id, row.version)])).first()
+    current = None if found is None else object_row(found)
+    if current is None or current.version != row.version or current.attributes not in (row.attributes, attributes):
+        return False
+    changed = by_primary(update(OBJECTS)).where(_O.object_id == row.object_id).values(attributes=attributes)
+    require_all(connection.execute(changed).rowcount, 1, "objects")
+    return True
 
 
 def remove(

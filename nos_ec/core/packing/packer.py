@@ -62,10 +62,15 @@ def size_max(geometry: Geometry) -> int:
     return geometry.group_size_max - PAGE - names_size_max(PLAIN_RECORD_MAX)
 
 
+def size_max_beside(name_size: int, size_max: int) -> int:
+    """Bytes of the largest object that can be packed with a name record of this size. size_max: for objects without
+    attributes."""
+    return size_max - (ATTRIBUTES_ROOM if name_size > PLAIN_RECORD_MAX else 0)
+
+
 def check_candidate(candidate: Candidate[P], size_max: int) -> None:
     """Raise ValueError for a candidate that no merge list may take. size_max: for objects without attributes."""
-    if candidate.name_size > PLAIN_RECORD_MAX:
-        size_max -= ATTRIBUTES_ROOM
+    size_max = size_max_beside(candidate.name_size, size_max)
     if not 1 <= candidate.size <= size_max:
         raise ValueError(f"object of {candidate.size} bytes: only 1 to {size_max} bytes can be packed")
     if not 0 <= candidate.name_size <= NAME_RECORD_MAX:

@@ -309,9 +309,8 @@ def _is_same(row: ObjectRow, entry: ToldEntry) -> bool:
 
 def _is_of(record: ToldRecord, row: ObjectRow) -> bool:
     """Whether the record is a copy of the row's version: its own, or one that was copied forward, with the time of the
-    version (`put_ms_of`)."""
-    told = (record.put_ms, len(record.data), record.crc32c, record.attributes)
-    if told != (row.version // 1000, row.size, row.crc32c, row.attributes):
+    version (`put_ms_of`). It may tell other attributes, if those of the version were changed."""
+    if (record.put_ms, len(record.data), record.crc32c) != (row.version // 1000, row.size, row.crc32c):
         return False
     return hashlib.md5(record.data, usedforsecurity=False).digest() == row.md5
 
@@ -321,8 +320,8 @@ def _is_trimmed(copy: LandingId | None, segments: Container[SegmentId]) -> bool:
 
 
 def _is_same_put(one: ToldRecord, other: ToldRecord) -> bool:
-    """Whether both are copies of one version: it was copied forward."""
-    return (one.put_ms, one.crc32c, one.attributes) == (other.put_ms, other.crc32c, other.attributes)
+    """Whether both are copies of one version: it was copied forward, maybe after its attributes were changed."""
+    return (one.put_ms, one.crc32c, len(one.data)) == (other.put_ms, other.crc32c, len(other.data))
 
 
 def _is_newer(record: ToldRecord, row: ObjectRow) -> bool:

@@ -20,7 +20,7 @@ from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.set_aside import SetAside
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
 from nos_ec.engine.gc.victims import decide
-from nos_ec.engine.packable import Packable
+from nos_ec.engine.packable import Packable, as_told
 from nos_ec.engine.stripe_writer import Failure, WriteResult
 from nos_ec.ports.metadata import BlockRow, Placed
 
@@ -95,12 +95,24 @@ class Draining:
             return
         self._progress.examined(decision)
         self._progress.show()
-        emptying = _Emptying(block, {_identity(one): one for one in map(_survivor, live)})
+        emptying = _Emptying(block, {_identity(one): one for one in map(self._survivor, live)})
         if live:
             self._emptying[block.block_id] = emptying
             self._add(emptying.left.values())
         else:
             self._finish(emptying)
+
+    def _survivor(self, placed: Placed) -> Packable:
+        packable = Packable(
+            object_id=placed.object_id,
+            key=placed.key,
+            version=placed.version,
+            size=placed.extent.length,
+            crc32c=placed.crc32c,
+            source=placed.extent,
+            attributes=placed.attributes,
+        )
+        return as_told(packable, self._merge_list.size_max)
 
     def _add(self, packables: Iterable[Packable]) -> None:
         now_ms = self._clock.now_ms()
@@ -178,15 +190,3 @@ class Draining:
 
 def _identity(packable: Packable) -> tuple[int, int]:
     return packable.object_id, packable.version
-
-
-def _survivor(placed: Placed) -> Packable:
-    return Packable(
-        object_id=placed.object_id,
-        key=placed.key,
-        version=placed.version,
-        size=placed.extent.length,
-        crc32c=placed.crc32c,
-        source=placed.extent,
-        attributes=placed.attributes,
-    )

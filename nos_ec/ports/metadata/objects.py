@@ -19,7 +19,7 @@ class ObjectRow:
     """The current version of one object. `landing_id` is set when state.in_landing, `extent` when PACKED.
 
     `due_ms`: when the producer should publish it; set only in the rows that `due_objects` and `object_facts` return.
-    `attributes`: see core.attributes; they belong to the version.
+    `attributes`: see core.attributes; they belong to the version, and only `set_attributes` changes them.
     `trash_until_ms`: until when the trash keeps it, if it is a deleted version in the trash; set only in rows that
     methods of `Trash`, `objects_after`, `objects_with` and `object_facts` return. `trashed_ms`: when it was deleted,
     likewise.
@@ -135,6 +135,12 @@ class Objects(Protocol):
         concurrent, this one counts as the first, and its blocks are sealed as dead. So it is when its condition does
         not hold. Raises LeaseLost.
         """
+        ...
+
+    def set_attributes(self, row: ObjectRow, attributes: bytes) -> bool:
+        """Replace the attributes of a version, which stays the same version. Returns False, and changes nothing, when
+        it is not the current one any more (it was overwritten, deleted, or is in the trash), or when its attributes are
+        neither those of `row` nor `attributes`: somebody else has changed them."""
         ...
 
     # --- GET, DELETE, LIST ------------------------------------------------------------------------
