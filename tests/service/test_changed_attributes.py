@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import pytest
+from google_crc32c import value
 
 from nos_ec import NotFound, ObjectStore, open_store
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.attributes import encode_attributes
-from nos_ec.core.ids import ObjectKey
+from nos_ec.core.ids import ObjectKey, new_segment_id, record_id
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
+from nos_ec.engine.dump.placer import Placer
+from nos_ec.engine.dump.told import ToldRecord
 from nos_ec.testing.audit import all_objects
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import end_log
@@ -183,6 +186,19 @@ def test_a_rebuild_without_a_dump_takes_what_blocks_and_copies_tell(bench: Bench
         assert all(attributes in (old[key], new[key]) for key, attributes in rows.items())
         assert system.metadata.trash_page(None, 99).rows == []
         assert_told(bench, system, rows)
+
+
+def test_two_copies_of_one_put_are_one_version(system: System) -> None:
+    """Also when they tell different attributes, because these were changed before it was copied forward."""
+    segment, data = new_segment_id(1, 7), b"bytes"
+    told = [
+        ToldRecord(ObjectKey("b", "n"), record_id(segment, 4096 * n, bytes(4)), 5, data, value(data), attributes)
+        for n, attributes in enumerate((OLD, NEW), start=1)
+    ]
+    placer = Placer(system.metadata, system.blocks, 9, 1, keep_replaced=True)
+    assert placer.place_landed(told, {segment}) == []
+    assert [(row.landing_id, row.attributes) for row in all_objects(system.metadata)] == [(told[1].landing_id, NEW)]
+    assert system.metadata.trash_page(None, 99).rows == []
 
 
 def test_the_library_changes_them(store: ObjectStore) -> None:
