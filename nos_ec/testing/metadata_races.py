@@ -291,6 +291,20 @@ class MetadataRaces(MetadataSuite):
         assert len(bench.deletions()) == 2 * (WRITERS - 1), "the copies of the others stay reserved"
         bench.check_counters()
 
+    def test_of_large_and_small_puts_of_an_absent_object_one_succeeds(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        for i in range(ROUNDS):
+            large = [replace(bench.large(f"n{i}", lease), condition=ABSENT) for _ in range(3)]
+            small = [replace(bench.new(f"n{i}", size), condition=ABSENT) for size in (0, 10, 20)]
+            outcomes = race(
+                *(partial(bench.metadata.record_large, one, lease, bench.now_ms) for one in large),
+                *(partial(bench.metadata.record_puts, [one], bench.now_ms) for one in small),
+            )
+            rows = [row for (row,) in outcomes[3:] if isinstance(row, ObjectRow)]
+            assert outcomes[:3].count(True) + len(rows) == 1, outcomes
+            assert bench.get(f"n{i}").size == (rows[0].size if rows else large[0].size)
+        bench.check_counters()
+
     def test_of_many_puts_over_one_version_one_succeeds(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         for i in range(ROUNDS):
