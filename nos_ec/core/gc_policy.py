@@ -11,8 +11,9 @@ docs/GC.md compares the policies, and docs/adr/0026-gc-policies.md gives the rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from heapq import nsmallest
 from math import inf, log1p
 from typing import NamedTuple, Protocol
 
@@ -24,6 +25,8 @@ SPACE_AMP = 1.2
 """The default target of `SpaceTarget`."""
 HYSTERESIS = 0.02
 PRICE_FLOOR_DAYS = 2.0
+ANY_PRICE_DAYS = 1e-9
+"""Less than the break-even price of any block with dead bytes that is worth a look."""
 HOLE_RATIO_MIN = 0.75
 AGE_DAYS_MIN = 0.01
 """The least age that counts. A clock that was set back makes a block look younger than nothing."""
@@ -62,12 +65,20 @@ class StoredBytes:
 
 
 class Behind(StrEnum):
-    """Why a plan does not reach the target."""
+    """Why a plan, or the cycle that carries it out, does not reach the target. A plan itself knows the first three."""
 
     BUDGET = "budget"
     """The cycle may not copy more bytes. The next cycle goes on."""
+    BLOCKS = "blocks"
+    """The cycle may not collect more blocks. The next cycle goes on."""
     PRICE = "price"
     """The blocks that are left are too expensive to collect now: less is dead in them than copying is worth."""
+    SET_ASIDE = "set_aside"
+    """Blocks that would suffice could not be collected, and are left alone until their cool-downs are over."""
+    SPACE = "space"
+    """There is not enough free space to write survivors."""
+    GAIN = "gain"
+    """Writing the survivors would take as much space as it frees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,13 @@ class GcPlan:
 
 class GcPolicy(Protocol):
     """Decides what one cycle collects."""
+
+    @property
+    def target(self) -> float | None:
+        """The space amplification to keep within; None if the policy has no target."""
+
+    def at_any_price(self) -> GcPolicy:
+        """The same policy for a store that has no space left: collecting is worth whatever copying costs."""
 
     def is_due(self, store: StoredBytes) -> bool:
         """Whether a cycle could do more than delete blocks in which nothing lives. Costs next to nothing."""
@@ -129,7 +147,8 @@ class SpaceTarget:
 
     A cycle that begins goes on until twice `hysteresis` of what the target allows to be dead is free, so that the mean
     lies near the target less `hysteresis`, and cycles are not many and tiny. It takes no block whose break-even price
-    is below `floor_days`, and stops before it copies more than `budget_bytes`. rank: the order of the victims.
+    is below `floor_days`, and stops before it copies more than `budget_bytes` or collects more than `victims_max`.
+    rank: the order of the victims.
     """
 
     space_amp: float = SPACE_AMP
@@ -137,6 +156,7 @@ class SpaceTarget:
     floor_days: float = PRICE_FLOOR_DAYS
     budget_bytes: float = inf
     rank: Rank = break_even_days
+    victims_max: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 < self.space_amp < inf:
@@ -144,27 +164,42 @@ class SpaceTarget:
         if not 0 <= self.hysteresis < 0.5:
             raise InvalidInput(f"hysteresis is {self.hysteresis}; give at least 0 and less than 0.5")
 
+    @property
+    def target(self) -> float:
+        """The space amplification to keep within."""
+        return self.space_amp
+
+    def at_any_price(self) -> SpaceTarget:
+        """Without a floor."""
+        return replace(self, floor_days=0)
+
     def is_due(self, store: StoredBytes) -> bool:
         """Whether the store is over its target."""
         return store.stored_bytes > self.space_amp * store.live_bytes
 
     def plan(self, blocks: Iterable[SealedBlock], store: StoredBytes, /) -> GcPlan:
         """Dead blocks first, then the best of the others until the store is within its target, less the hysteresis."""
-        sealed = list(blocks)
-        picked = _Picked(b for b in sealed if b.is_dead)
-        most = self.space_amp * store.live_bytes
         if not self.is_due(store):
-            return picked.plan()
+            return _Picked(block for block in blocks if block.is_dead).plan()
+        dead, ranked = _ranked(blocks, self.rank, self._is_affordable, self.victims_max)
+        picked = _Picked(dead)
+        most = self.space_amp * store.live_bytes
         goal = store.live_bytes * (1 + (self.space_amp - 1) * (1 - 2 * self.hysteresis))
-        for block in _ranked(sealed, self.rank):
+        behind = Behind.PRICE
+        for place, block in enumerate(ranked):
             if store.stored_bytes - picked.freed_bytes <= goal:
-                return picked.plan()
-            if break_even_days(block) < self.floor_days:
-                continue
+                break
+            if place == self.victims_max:
+                behind = Behind.BLOCKS
+                break
             if picked.copied_bytes + block.live_bytes > self.budget_bytes:
-                return picked.plan(Behind.BUDGET if store.stored_bytes - picked.freed_bytes > most else None)
+                behind = Behind.BUDGET
+                break
             picked.add(block)
-        return picked.plan(Behind.PRICE if store.stored_bytes - picked.freed_bytes > most else None)
+        return picked.plan(behind if store.stored_bytes - picked.freed_bytes > most else None)
+
+    def _is_affordable(self, block: SealedBlock) -> bool:
+        return break_even_days(block) >= self.floor_days
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +208,20 @@ class Price:
 
     days: float
     budget_bytes: float = inf
+    victims_max: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.days < inf:
             raise InvalidInput(f"a price of {self.days} days collects everything or nothing; give more than 0 days")
+
+    @property
+    def target(self) -> None:
+        """None."""
+        return None
+
+    def at_any_price(self) -> Price:
+        """At next to no price."""
+        return replace(self, days=ANY_PRICE_DAYS)
 
     def is_due(self, store: StoredBytes) -> bool:
         """Always, once something is dead."""
@@ -184,7 +229,7 @@ class Price:
 
     def plan(self, blocks: Iterable[SealedBlock], _store: StoredBytes, /) -> GcPlan:
         """Dead blocks first, then the dearest."""
-        return _all_above(blocks, break_even_days, self.days, self.budget_bytes)
+        return _all_above(blocks, break_even_days, self.days, self.budget_bytes, self.victims_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,30 +243,57 @@ class Threshold:
         if not 0 < self.hole_ratio_min <= 1:
             raise InvalidInput(f"a hole ratio of {self.hole_ratio_min} is no threshold; give more than 0, at most 1")
 
+    @property
+    def target(self) -> None:
+        """None."""
+        return None
+
+    def at_any_price(self) -> Threshold:
+        """The same: it knows no price."""
+        return self
+
     def is_due(self, store: StoredBytes) -> bool:
         """Always, once something is dead."""
         return store.stored_bytes > store.live_bytes
 
     def plan(self, blocks: Iterable[SealedBlock], _store: StoredBytes, /) -> GcPlan:
         """Dead blocks first, then those with the largest holes."""
-        return _all_above(blocks, hole_share, self.hole_ratio_min, self.budget_bytes)
+        return _all_above(blocks, hole_share, self.hole_ratio_min, self.budget_bytes, None)
 
 
-def _all_above(blocks: Iterable[SealedBlock], rank: Rank, rank_min: float, budget_bytes: float) -> GcPlan:
-    sealed = list(blocks)
-    picked = _Picked(block for block in sealed if block.is_dead)
-    for block in _ranked((b for b in sealed if rank(b) >= rank_min), rank):
+def _all_above(
+    blocks: Iterable[SealedBlock], rank: Rank, rank_min: float, budget_bytes: float, victims_max: int | None
+) -> GcPlan:
+    dead, ranked = _ranked(blocks, rank, lambda block: rank(block) >= rank_min, victims_max)
+    picked = _Picked(dead)
+    for place, block in enumerate(ranked):
+        if place == victims_max:
+            return picked.plan(Behind.BLOCKS)
         if picked.copied_bytes + block.live_bytes > budget_bytes:
             return picked.plan(Behind.BUDGET)
         picked.add(block)
     return picked.plan()
 
 
-def _ranked(blocks: Iterable[SealedBlock], rank: Rank) -> Iterator[SealedBlock]:
-    """Blocks with live and dead bytes, best first."""
-    found = [(-rank(block), block.block_id, block) for block in blocks if block.dead_bytes > 0 and block.live_bytes]
-    found.sort()
-    return (block for _, _, block in found)
+def _ranked(
+    blocks: Iterable[SealedBlock], rank: Rank, is_wanted: Callable[[SealedBlock], bool], victims_max: int | None
+) -> tuple[list[SealedBlock], list[SealedBlock]]:
+    """The dead blocks, and the wanted ones with live and dead bytes, best first.
+
+    At most one more than `victims_max`, so that memory does not grow with the store. The last one only tells that there
+    are more.
+    """
+    dead: list[SealedBlock] = []
+
+    def wanted() -> Iterator[tuple[float, BlockId, SealedBlock]]:
+        for block in blocks:
+            if block.is_dead:
+                dead.append(block)
+            elif block.dead_bytes > 0 and is_wanted(block):
+                yield -rank(block), block.block_id, block
+
+    found = sorted(wanted()) if victims_max is None else nsmallest(victims_max + 1, wanted())
+    return dead, [block for _, _, block in found]
 
 
 class _Picked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import exp, inf, log
 
 import pytest
@@ -123,6 +124,30 @@ def test_a_space_target_tells_what_keeps_it_behind() -> None:
     in_open_blocks = stored([], open_live=10, open_dead=90)
     assert SpaceTarget(1.2).plan([], in_open_blocks).behind is Behind.PRICE
     assert Threshold(0.5, budget_bytes=70).plan(blocks, stored(blocks)).behind is Behind.BUDGET
+
+
+@given(BLOCKS, st.integers(0, 30), st.floats(0, 50), BUDGETS)
+def test_a_plan_of_so_many_blocks_begins_as_one_without_a_limit(
+    blocks: list[SealedBlock], victims_max: int, floor_days: float, budget: float
+) -> None:
+    store = stored(blocks)
+    for whole in (SpaceTarget(1.2, 0.02, floor_days, budget), Price(floor_days + 1, budget)):
+        unlimited = [b for b in whole.plan(blocks, store).victims if not b.is_dead]
+        plan = replace(whole, victims_max=victims_max).plan(iter(blocks), store)
+        assert [b for b in plan.victims if not b.is_dead] == unlimited[:victims_max]
+        assert (plan.behind is Behind.BLOCKS) <= (len(unlimited) > victims_max)
+        if len(unlimited) <= victims_max:
+            assert plan == whole.plan(blocks, store)
+
+
+def test_a_store_without_space_pays_any_price() -> None:
+    blocks = [block(n, 50, 50, age=0.0) for n in range(4)]
+    for policy in (SpaceTarget(1.2), Price(20)):
+        assert policy.plan(blocks, stored(blocks)).victims == ()
+        assert policy.at_any_price().plan(blocks, stored(blocks)).victims == tuple(blocks)
+        assert policy.at_any_price().target == policy.target
+    assert Threshold(0.6).at_any_price() == Threshold(0.6)
+    assert Threshold(0.6).target is None
 
 
 def test_an_empty_store_is_within_every_target() -> None:
