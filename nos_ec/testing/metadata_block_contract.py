@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound
+from nos_ec.core.gc_policy import SealedBlock, StoredBytes
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.ports.metadata import BlockRow, Lease, WaitReason
+from nos_ec.ports.metadata import BlockRow, Lease, SpaceUse, WaitReason
 from nos_ec.testing.metadata_bench import GEOMETRY, TTL_MS, MetadataBench, new_block_id
 
 SIZE = GEOMETRY.stripe_size
@@ -146,6 +147,71 @@ class BlockContract:
         assert [block.block_id for block in _candidates(bench, 0.75, limit=1)] == [padded]
         assert len(_candidates(bench, 0.0)) == 5
         assert len(_candidates(bench, 0.7500001)) == 2
+
+    def test_candidates_of_which_much_is_padding(self, bench: MetadataBench) -> None:
+        holes = bench.pack([bench.put(f"holes-{number}", SIZE // 4) for number in range(3)])
+        for number in range(2):
+            bench.delete(f"holes-{number}")
+        padded = bench.pack([bench.put("padded", SIZE // 16)])
+        assert [block.block_id for block in _candidates(bench, 0.75)] == [padded, holes]
+        found = bench.metadata.gc_candidates(0.75, bench.now_ms, COOL_DOWN_MS_MAX, 9, overhead_ratio_min=0.75)
+        assert [block.block_id for block in found] == [padded]
+
+    def test_blocks_with_holes_come_in_pages(self, bench: MetadataBench) -> None:
+        lease, day_ms = bench.lease(), 86_400_000
+        holes = {}
+        for number in range(5):
+            holes[bench.pack([bench.put(f"{number}-live", 70), bench.put(f"{number}-dead", 30 + number)])] = number
+            bench.delete(f"{number}-dead")
+        bench.pack([bench.put("full")])
+        bench.pack([bench.put("dead")])
+        bench.delete("dead")
+        still_open = bench.block(lease)
+        bench.metadata.commit_group(bench.group(lease, still_open, [bench.put("a", 5), bench.put("b", 7)]))
+        bench.delete("a")
+        large = bench.large("l", lease)
+        bench.metadata.record_large(large, lease, 5)
+
+        def pages(now_ms: int, limit: int) -> list[SealedBlock]:
+            found: list[SealedBlock] = []
+            while page := bench.metadata.blocks_with_holes(
+                found[-1].block_id if found else None, now_ms, COOL_DOWN_MS_MAX, limit
+            ):
+                assert len(page) <= limit
+                found += page
+            return found
+
+        sealed_ms = bench.now_ms
+        for limit in (1, 2, 5, 99):
+            found = pages(sealed_ms + 3 * day_ms, limit)
+            assert [one.block_id for one in found] == sorted(holes)
+            assert all((one.live_bytes, one.dead_bytes) == (70, 30 + holes[one.block_id]) for one in found)
+            assert all(2.9 < one.age_days <= 3.1 for one in found)
+        cooling, *_ = holes
+        bench.metadata.cool_down_block(cooling, sealed_ms + 500, failed=False)
+        assert {one.block_id for one in pages(sealed_ms, 2)} == holes.keys() - {cooling}
+        assert {one.block_id for one in pages(sealed_ms + 500, 2)} == holes.keys()
+
+    def test_space_in_use(self, bench: MetadataBench) -> None:
+        assert bench.metadata.space_use() == SpaceUse(0, 0, 0)
+        lease = bench.lease()
+        bench.pack([bench.put("a", 70), bench.put("b", 30)])
+        bench.delete("b")
+        still_open = bench.block(lease)
+        bench.metadata.commit_group(bench.group(lease, still_open, [bench.put("c", 5), bench.put("d", 7)]))
+        bench.delete("d")
+        assert bench.metadata.space_use() == SpaceUse(112, 75, 0)
+        empty = bench.pack([bench.put("e", 11)])
+        bench.delete("e")
+        use = bench.metadata.space_use()
+        assert use == SpaceUse(123, 75, 11)
+        assert (use.with_empty, use.without_empty) == (StoredBytes(123, 75), StoredBytes(112, 75))
+        large = bench.large("l", lease)
+        bench.metadata.record_large(large, lease, 5)
+        size = sum(segment.extent.length for segment in large.segments)
+        assert bench.metadata.space_use() == SpaceUse(123 + size, 75 + size, 11)
+        assert bench.metadata.condemn_block(empty, 50)
+        assert bench.metadata.space_use() == SpaceUse(112 + size, 75 + size, 0)
 
     def test_blocks_without_live_objects_are_not_rewritten(self, bench: MetadataBench) -> None:
         lease = bench.lease()

@@ -104,6 +104,20 @@ class SqlPlans:
                 ]
             assert found == [], f"{name}: {found} {statements}"
 
+    def test_pages_of_blocks_with_holes_are_not_sorted(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
+        """In a large store each page would sort what is left of the table."""
+        _populate(bench)
+        for analyzed in (False, True):
+            if analyzed:
+                _analyze(metadata._engine)
+            with caught(metadata) as statements:
+                metadata.blocks_with_holes(None, bench.now_ms, 1000, 10)
+            with metadata._engine.connect() as connection:
+                explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
+                (row,) = connection.exec_driver_sql(explain + statements[0][0], statements[0][1]).mappings().all()
+            assert "(block_id>?)" in str(row.values()) or row["key"] == "PRIMARY"
+            assert "filesort" not in str(row.values())
+
     def test_due_objects_of_one_slot_cost_no_more_when_all_wait_there(
         self, metadata: SqlMetadata, bench: MetadataBench
     ) -> None:
@@ -393,6 +407,8 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "placed_in": lambda: metadata.placed_in(target),
         "empty_blocks": lambda: metadata.empty_blocks(10),
         "gc_candidates": lambda: metadata.gc_candidates(0.9, bench.now_ms, 1000, 10),
+        "blocks_with_holes": lambda: metadata.blocks_with_holes(None, bench.now_ms, 1000, 10),
+        "blocks_with_holes, a later page": lambda: metadata.blocks_with_holes(target, bench.now_ms, 1000, 10),
         "cool_down_block": lambda: metadata.cool_down_block(block.block_id, bench.now_ms, failed=True),
         "fenced_blocks": lambda: metadata.fenced_blocks(10),
         "condemn_block": lambda: metadata.condemn_block(empty.block_id, 5),

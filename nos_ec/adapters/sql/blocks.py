@@ -28,16 +28,29 @@ from sqlalchemy import (
 from nos_ec.adapters.sql import leases
 from nos_ec.adapters.sql.json_rows import looked_up
 from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, by_index, by_primary, id_rows
-from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, SEGMENTS
+from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS, SEGMENTS
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound
+from nos_ec.core.gc_policy import SealedBlock
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockEvent, BlockKind, BlockState, advance_block
-from nos_ec.ports.metadata import QUARANTINE, BlockRow, Lease, NewLargeObject, Placed, WaitingBlocks, WaitReason
+from nos_ec.ports.metadata import (
+    QUARANTINE,
+    BlockRow,
+    Lease,
+    NewLargeObject,
+    Placed,
+    SpaceUse,
+    WaitingBlocks,
+    WaitReason,
+)
 
 _B, _O, _S = BLOCKS.c, OBJECTS.c, SEGMENTS.c
 _PPM = 1_000_000
+_DAY_MS = 86_400_000
+_BEFORE_ALL = BlockId(bytes(ID_BYTES))
+"""No block has this id."""
 
 BY_ID = select(*BLOCK_COLUMNS).where(_B.block_id == bindparam("block_id"))
 LOCK_IDS = looked_up(
@@ -54,21 +67,44 @@ EMPTY = (
     .limit(bindparam("rows_max"))
 )
 _wasted_bytes = _B.dead_bytes + _B.overhead_bytes
+_may_be_rewritten = and_(
+    _B.live_objects > 0,
+    _B.kind != BlockKind.LARGE,
+    or_(
+        _B.gc_not_before_ms.is_(None),
+        _B.gc_not_before_ms <= bindparam("now_ms"),
+        _B.gc_not_before_ms > bindparam("far_ms"),
+    ),
+)
 CANDIDATES = (
     _BY_WASTE.where(
         _B.waste_ppm >= bindparam("ppm_min"),
         _wasted_bytes >= bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
-        _B.live_objects > 0,
-        _B.kind != BlockKind.LARGE,
-        or_(
-            _B.gc_not_before_ms.is_(None),
-            _B.gc_not_before_ms <= bindparam("now_ms"),
-            _B.gc_not_before_ms > bindparam("far_ms"),
-        ),
+        _B.overhead_bytes >= bindparam("overhead_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
+        _may_be_rewritten,
     )
     .order_by(_B.waste_ppm.desc())
     .limit(bindparam("rows_max"))
 )
+
+# By primary key, so that each page reads on where the last one ended, and nothing is sorted. The other states are
+# excluded one by one, because SQLite would look for one state in its index, and sort what it finds for each page.
+_is_sealed = _B.state.not_in([state for state in BlockState if state is not BlockState.SEALED])
+WITH_HOLES = (
+    by_index(
+        select(_B.block_id, _B.live_bytes, _B.dead_bytes, func.coalesce(_B.sealed_ms, _B.created_ms)), BLOCKS, "PRIMARY"
+    )
+    .where(_B.block_id > bindparam("after"), _is_sealed, _B.dead_bytes > 0, _may_be_rewritten)
+    .order_by(_B.block_id)
+    .limit(bindparam("rows_max"))
+)
+_is_empty = and_(_B.state == BlockState.SEALED, _B.live_objects == 0)
+SPACE_USE = select(
+    *(
+        cast(func.coalesce(func.sum(of), 0), BigInteger)
+        for of in (_B.live_bytes + _B.dead_bytes, _B.live_bytes, case((_is_empty, _B.dead_bytes), else_=0))
+    )
+).where(_B.state != BlockState.CONDEMNED)
 
 
 wait_reason = case(
@@ -288,13 +324,36 @@ def empty(connection: Connection, limit: int) -> list[BlockRow]:
 
 
 def candidates(
-    connection: Connection, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int, limit: int
+    connection: Connection,
+    waste_ratio_min: float,
+    now_ms: int,
+    cool_down_ms_max: int,
+    limit: int,
+    overhead_ratio_min: float,
 ) -> list[BlockRow]:
     """See `Metadata.gc_candidates`."""
     limits = {"ppm_min": int(waste_ratio_min * _PPM), "ratio_min": waste_ratio_min, "rows_max": limit}
+    limits["overhead_min"] = overhead_ratio_min
     times = {"now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
     found = [block_row(row) for row in connection.execute(CANDIDATES, limits | times)]
     return sorted(found, key=lambda row: row.waste_ratio, reverse=True)
+
+
+def space_use(connection: Connection) -> SpaceUse:
+    """See `Metadata.space_use`."""
+    stored_bytes, live_bytes, empty_bytes = connection.execute(SPACE_USE).one()
+    return SpaceUse(stored_bytes, live_bytes, empty_bytes)
+
+
+def with_holes(
+    connection: Connection, after: BlockId | None, now_ms: int, cool_down_ms_max: int, limit: int
+) -> list[SealedBlock]:
+    """See `Metadata.blocks_with_holes`."""
+    page = {"after": after or _BEFORE_ALL, "now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max, "rows_max": limit}
+    return [
+        SealedBlock(block_id, live_bytes, dead_bytes, (now_ms - since_ms) / _DAY_MS)
+        for block_id, live_bytes, dead_bytes, since_ms in connection.execute(WITH_HOLES, page)
+    ]
 
 
 def waiting(connection: Connection, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> list[WaitingBlocks]:

@@ -41,6 +41,7 @@ from nos_ec.adapters.sql.upkeep import (
 )
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, NotFound
+from nos_ec.core.gc_policy import SealedBlock
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
 from nos_ec.core.lifecycle import BlockKind, SegmentState
@@ -59,6 +60,7 @@ from nos_ec.ports.metadata import (
     Placed,
     Segment,
     SegmentRow,
+    SpaceUse,
     StoredTotals,
     Totals,
     TrashMark,
@@ -286,9 +288,27 @@ class _SqlBlocks(SqlPart):
         """See the port."""
         return self._read(blocks.empty, limit)
 
-    def gc_candidates(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int, limit: int) -> list[BlockRow]:
+    def gc_candidates(
+        self,
+        waste_ratio_min: float,
+        now_ms: int,
+        cool_down_ms_max: int,
+        limit: int,
+        *,
+        overhead_ratio_min: float = 0.0,
+    ) -> list[BlockRow]:
         """See the port."""
-        return self._read(blocks.candidates, waste_ratio_min, now_ms, cool_down_ms_max, limit)
+        return self._read(blocks.candidates, waste_ratio_min, now_ms, cool_down_ms_max, limit, overhead_ratio_min)
+
+    def space_use(self) -> SpaceUse:
+        """See the port."""
+        return self._read(blocks.space_use)
+
+    def blocks_with_holes(
+        self, after: BlockId | None, now_ms: int, cool_down_ms_max: int, limit: int
+    ) -> list[SealedBlock]:
+        """See the port."""
+        return self._read(blocks.with_holes, after, now_ms, cool_down_ms_max, limit)
 
     def waiting_blocks(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> list[WaitingBlocks]:
         """See the port."""

@@ -20,7 +20,16 @@ Invariants kept here (numbers of docs/INVARIANTS.md):
 
 from __future__ import annotations
 
-from nos_ec.ports.metadata.blocks import BlockRow, Blocks, GroupCommit, Move, Placed, WaitingBlocks, WaitReason
+from nos_ec.ports.metadata.blocks import (
+    BlockRow,
+    Blocks,
+    GroupCommit,
+    Move,
+    Placed,
+    SpaceUse,
+    WaitingBlocks,
+    WaitReason,
+)
 from nos_ec.ports.metadata.buckets import (
     ROOT_ACCOUNT,
     AccessKey,
@@ -88,6 +97,7 @@ __all__ = [
     "Scrubbing",
     "Segment",
     "SegmentRow",
+    "SpaceUse",
     "StoredTotals",
     "Totals",
     "Trash",

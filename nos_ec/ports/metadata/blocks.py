@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from nos_ec.core.gc_policy import SealedBlock, StoredBytes
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.ratios import hole_ratio, ratio
@@ -74,6 +75,26 @@ class WaitingBlocks:
     blocks: int
     dead_bytes: int
     until_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceUse:
+    """The object bytes in blocks, large objects included, but not in condemned blocks, which GC deletes anyway.
+    empty_bytes: the part that is dead in SEALED blocks without a live object."""
+
+    stored_bytes: int
+    live_bytes: int
+    empty_bytes: int
+
+    @property
+    def with_empty(self) -> StoredBytes:
+        """All of it."""
+        return StoredBytes(self.stored_bytes, self.live_bytes)
+
+    @property
+    def without_empty(self) -> StoredBytes:
+        """What is left once the empty blocks are condemned."""
+        return StoredBytes(self.stored_bytes - self.empty_bytes, self.live_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +210,32 @@ class Blocks(Protocol):
         """SEALED blocks without a live object, in any order: they can be condemned without writing anything."""
         ...
 
-    def gc_candidates(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int, limit: int) -> list[BlockRow]:
-        """SEALED blocks of that waste ratio or more that hold live objects, most wasteful first.
+    def gc_candidates(
+        self,
+        waste_ratio_min: float,
+        now_ms: int,
+        cool_down_ms_max: int,
+        limit: int,
+        *,
+        overhead_ratio_min: float = 0.0,
+    ) -> list[BlockRow]:
+        """SEALED blocks of that waste ratio or more that hold live objects, most wasteful first. overhead_ratio_min:
+        the least share of a block that headers and padding alone take.
 
         Left out are blocks of large objects, which are all live or all dead, and blocks whose cool-down is not over.
         A cool-down that ends more than `cool_down_ms_max` from now was set by a wrong clock and counts as over.
         """
+        ...
+
+    def space_use(self) -> SpaceUse:
+        """What blocks store, and what of it lives. The cost grows with the number of blocks."""
+        ...
+
+    def blocks_with_holes(
+        self, after: BlockId | None, now_ms: int, cool_down_ms_max: int, limit: int
+    ) -> list[SealedBlock]:
+        """SEALED blocks with live objects and dead bytes, in order of id: pages for the policies of GC. Blocks of large
+        objects and blocks that cool down are left out, as for `gc_candidates`."""
         ...
 
     def waiting_blocks(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> list[WaitingBlocks]:
