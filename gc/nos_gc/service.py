@@ -31,7 +31,7 @@ class GcCounters:
     """What GC has done since the process started.
 
     last_run_ms: when the last successful run ended; 0 if there was none. collected: totals of all runs, including the
-    current one, without names of objects and blocks.
+    current one, without names of objects and blocks, and without what is known only of one run.
     """
 
     runs: int = 0
@@ -43,7 +43,7 @@ class GcCounters:
         """These counters plus the result so far of a run."""
         sums = {
             name: getattr(self.collected, name) + getattr(result, name)
-            for name in (one.name for one in fields(CollectionResult) if one.name not in ("unreadable", "parked"))
+            for name in (one.name for one in fields(CollectionResult) if isinstance(one.default, int))
         }
         return replace(self, collected=CollectionResult(**sums))
 
@@ -100,6 +100,9 @@ class GcService:
             bytes_reclaimed=result.bytes_reclaimed,
             blocks_parked=result.blocks_parked,
             unreadable_objects=result.unreadable_objects,
+            space_amplification=result.space_amplification,
+            target_space_amplification=result.target_space_amplification,
+            behind=result.behind,
         )
         return result
 

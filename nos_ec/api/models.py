@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nos_ec.core.gc_policy import Behind
 from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
 from nos_ec.engine.explain.block_reasons import BlockReason
@@ -121,7 +122,7 @@ class Status(_Answer):
         geometry={"k": 8, "m": 3, "chunk_size": 131072, "stripes_per_block": 32, "stripes_per_group_max": 4},
         utilisation=0.9884, hole_ratio=0.0012, dead_ratio=0.0012, overhead_ratio=0.0104, stripes=448,
         live_bytes=464323993, dead_bytes=557000, overhead_bytes=4881055, raw_bytes=645922816,
-        raw_bytes_per_user_byte=1.391104,
+        raw_bytes_per_user_byte=1.391104, space_amplification=1.0012, target_space_amplification=1.2,
         packed_objects=46317, large_objects=2, large_bytes=38800000, trash_objects=310, trash_bytes=2900000,
         landing_deletions=1000, leases=1,
         blocks=[{"kind": "fresh", "state": "sealed", "count": 14}],
@@ -149,6 +150,12 @@ class Status(_Answer):
     overhead_bytes: Bytes
     raw_bytes: Bytes = Field(description="Size of the blocks on all shards: stripes x (k + m) chunks.")
     raw_bytes_per_user_byte: float | None = Field(ge=0, description="raw_bytes / live_bytes; null without live bytes.")
+    space_amplification: float | None = Field(
+        ge=1, description="(live + dead) / live, condemned blocks included; null without live bytes."
+    )
+    target_space_amplification: float | None = Field(
+        gt=1, description="gc.space_amp by the configuration of the API; null unless gc.policy is space-target."
+    )
     packed_objects: Count = Field(description="Objects packed into stripes; excludes large objects.")
     large_objects: Count = Field(description="Large objects, each in its own blocks.")
     large_bytes: Bytes = Field(description="Bytes of the large objects; part of live_bytes.")
@@ -493,6 +500,8 @@ class GcBlock(_Answer):
     live_bytes: Bytes
     unconfirmed: Count
     header_bytes_read: Bytes
+    price_days: float | None = Field(ge=0, description="Break-even price (docs/GC.md); null: nothing in it lives.")
+    bytes_to_write: Bytes | None = Field(description="What its live objects will take, if a run now would collect it.")
     collect: bool = Field(description="True if a run now would collect it.")
 
 
@@ -512,17 +521,30 @@ class GcPlan(_Answer):
     """What a GC run would do now, like `nos-ec gc plan`. The sums cover all candidates; `blocks` lists the emptiest."""
 
     model_config = _example(
-        candidates=1, victims=1, bytes_to_rewrite=2097152, bytes_to_reclaim=33554432, header_bytes_read=131072,
-        block_bytes_examined=33554432, computed_at_ms=1763700000000,
+        candidates=1, victims=1, space_amplification=1.2143, space_amplification_after=1.1907,
+        target_space_amplification=1.2, behind=None, bytes_to_rewrite=2097152, bytes_to_write=2207528,
+        bytes_to_reclaim=33554432, header_bytes_read=131072, block_bytes_examined=33554432,
+        computed_at_ms=1763700000000,
         blocks=[{"block": _BLOCK, "hole_ratio": 0.9367, "waste_ratio": 0.9375, "size_bytes": 33554432,
                  "live_objects": 31, "live_bytes": 2097152, "unconfirmed": 0,
-                 "header_bytes_read": 131072, "collect": True}],
+                 "header_bytes_read": 131072, "price_days": 51.4, "bytes_to_write": 2207528, "collect": True}],
         waiting=[{"reason": "open", "blocks": 1, "dead_bytes": 29360128, "until_ms": None}],
         trash_objects=310, trash_bytes=2900000,
     )  # fmt: skip
     candidates: Count
     victims: Count
-    bytes_to_rewrite: Bytes
+    space_amplification: float | None = Field(ge=1, description="Stored / live bytes now; null without live bytes.")
+    space_amplification_after: float | None = Field(ge=1, description="The same, once the victims are collected.")
+    target_space_amplification: float | None = Field(
+        gt=1, description="gc.space_amp; null unless gc.policy is space-target."
+    )
+    behind: Behind | None = Field(
+        description="Why a run would not collect all that the policy asks for. budget: gc.copy_bytes_max; blocks:"
+        " gc.blocks_max_per_run; price: gc.price_days_min, or not sealed; set_aside: cooling down; gain: rewriting"
+        " frees nothing; null: it would."
+    )
+    bytes_to_rewrite: Bytes = Field(description="Live bytes of the victims: what a run reads.")
+    bytes_to_write: Bytes = Field(description="What they will take, with headers and padding; an estimate.")
     bytes_to_reclaim: Bytes
     header_bytes_read: Bytes
     block_bytes_examined: Bytes

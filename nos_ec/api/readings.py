@@ -63,6 +63,8 @@ class Readings:
             overhead_bytes=totals.overhead_bytes,
             raw_bytes=geometry.raw_bytes(totals.stripes),
             raw_bytes_per_user_byte=rounded(totals.raw_bytes_per_user_byte(geometry)),
+            space_amplification=rounded(totals.space_amplification),
+            target_space_amplification=self._system.settings.gc.target_space_amp,
             packed_objects=totals.packed_objects,
             large_objects=totals.large_objects,
             large_bytes=totals.large_bytes,

@@ -13,15 +13,12 @@ from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_consumer.counters import ConsumerCounters
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.errors import exit_code
-from nos_ec.cli.output import count_text, emit, out, progress, size_text, time_text
+from nos_ec.cli.gc_output import show_plan, show_result
+from nos_ec.cli.output import count_text, emit, out, progress, size_text
 from nos_ec.cli.watching import end_when_shut_out, endpoint, keeping_totals, pulse
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Corrupt, InvalidInput, Transient
 from nos_ec.core.slots import SLOTS
-from nos_ec.engine.gc.plan_data import plan_data, victim_ids
-from nos_ec.engine.gc.progress import CollectionResult
-from nos_ec.engine.gc.victims import CollectionPlan
-from nos_ec.ports.metadata import Totals, WaitingBlocks, WaitReason
 from nos_ec.settings import Settings
 from nos_gc.assemble import gc_service, rebuild_thread, scrub_thread
 from nos_producer.assemble import producer_service
@@ -166,7 +163,7 @@ def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
     with context(ctx).system() as system:
         plan = gc_service(system).plan()
         totals = system.store_totals().read().totals
-    _show_plan(plan, totals, as_json)
+    show_plan(plan, totals, as_json)
 
 
 def gc_run(
@@ -194,7 +191,7 @@ def gc_run(
             return
         interrupt_on_sigterm()
         result = gc_service(system).run_once()
-    _show_result(result, settings.gc.block_grace_ms, as_json)
+    show_result(result, settings.gc.block_grace_ms, as_json)
     if result.unreadable_objects or result.blocks_parked:
         raise typer.Exit(exit_code(Corrupt() if result.unreadable_objects else Transient()))
 
@@ -212,75 +209,3 @@ def _collect(system: System, stop: Event) -> None:
         pulse(monitor, system),
     ):
         service.run(stop, system.settings.gc.wait_ms, monitor.health.heart("collecting"))
-
-
-def _show_plan(plan: CollectionPlan, totals: Totals, as_json: bool) -> None:
-    data = plan_data(plan, totals)
-
-    def human() -> None:
-        victims = victim_ids(plan)
-        for decision in plan.decisions:
-            block = decision.block
-            mark = "collect" if block.block_id in victims else "keep   "
-            live = count_text(decision.live_objects, "object")
-            out.print(f"{mark} {block.block_id.hex()}  waste {block.waste_ratio:.1%}  live {live}")
-        out.print(
-            f"{count_text(len(plan.victims), 'block')}: {size_text(data['bytes_to_reclaim'])} to reclaim,"
-            f" {size_text(data['bytes_to_rewrite'])} to rewrite; decided from"
-            f" {size_text(data['header_bytes_read'])} of headers"
-        )
-        for waiting in plan.waiting:
-            out.print(_waiting_text(waiting))
-        if totals.trash_objects:
-            objects = count_text(totals.trash_objects, "object")
-            out.print(
-                f"not now: {size_text(totals.trash_bytes)} of {objects} in the trash: live until they expire;"
-                " `nos-ec trash empty` deletes them at once"
-            )
-
-    emit(data, as_json, human)
-
-
-_WHEN_FREED = {
-    WaitReason.OPEN: "dead in {blocks} still open: sealed when full, or when the writer ends",
-    WaitReason.FENCED: "dead in {blocks} of dead writers: sealed by the next consumer or GC run",
-    WaitReason.SET_ASIDE: "dead in {blocks} set aside, the first until {until} (NOS_EC_GC__COOL_DOWN_MS_MAX=0: now)",
-    WaitReason.TOO_FULL: "dead in {blocks} of which less is wasted than gc.hole_ratio_min",
-    WaitReason.CONDEMNED: "in {blocks} emptied before: deleted by a run after the grace period, the first from {until}",
-}
-
-
-def _waiting_text(waiting: WaitingBlocks) -> str:
-    until = "-" if waiting.until_ms is None else time_text(waiting.until_ms)
-    when = _WHEN_FREED[waiting.reason].format(blocks=count_text(waiting.blocks, "block"), until=until)
-    return f"not now: {size_text(waiting.dead_bytes)} {when}"
-
-
-def _show_result(result: CollectionResult, block_grace_ms: int, as_json: bool) -> None:
-    def human() -> None:
-        moved = f"{count_text(result.objects_moved, 'live object')}, {size_text(result.bytes_moved)}, rewritten"
-        if result.expired_objects:
-            expired = count_text(result.expired_objects, "expired object")
-            out.print(f"{expired}, {size_text(result.expired_bytes)}, removed from the trash")
-        out.print(f"{count_text(result.blocks_condemned, 'block')} emptied: {moved}")
-        out.print(f"decided from {size_text(result.header_bytes_read)} of headers")
-        out.print(
-            f"{count_text(result.blocks_deleted, 'block')} deleted: {size_text(result.bytes_reclaimed)} reclaimed"
-        )
-        if result.blocks_condemned and block_grace_ms:
-            out.print(
-                f"the first run after a grace period of {block_grace_ms / 60_000:g} minutes deletes the emptied blocks"
-            )
-        for unreadable in result.unreadable:
-            out.print(f"cannot be read, so its block is kept: {unreadable}", markup=False)
-        _print_more(result.unreadable_objects - len(result.unreadable), "object")
-        for parked in result.parked:
-            out.print(f"not collected, will be retried later: {parked}", markup=False)
-        _print_more(result.blocks_parked - len(result.parked), "block")
-
-    emit(asdict(result), as_json, human)
-
-
-def _print_more(count: int, what: str) -> None:
-    if count:
-        out.print(f"and {count_text(count, what)} more")

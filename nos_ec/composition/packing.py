@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from math import inf
 
+from nos_ec.core.gc_policy import GcPolicy, Price, SpaceTarget
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.merge_list import DENSITY, merge_list
 from nos_ec.core.packing.plan import Linger, MergeList, P
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.room import PUT_RESERVES
 from nos_ec.settings import Settings
+from nos_ec.settings.gc import GcSettings
 from nos_ec.settings.sections import ConsumerSettings
 
 BACKLOG_WINDOWS = 4
@@ -28,8 +31,12 @@ def new_merge_list(
 def collector_options(settings: Settings) -> CollectorOptions:
     """How GC chooses blocks."""
     gc = settings.gc
+    copy_bytes_max = gc.copy_bytes_max or inf
     return CollectorOptions(
+        policy=_policy(gc, copy_bytes_max),
+        price_days_min=gc.price_days_min,
         waste_ratio_min=gc.hole_ratio_min,
+        copy_bytes_max=copy_bytes_max,
         block_grace_ms=gc.block_grace_ms,
         block_grace_ms_min=gc.block_grace_ms_min,
         blocks_max=gc.blocks_max_per_run,
@@ -38,3 +45,16 @@ def collector_options(settings: Settings) -> CollectorOptions:
         cool_down_ms_max=gc.cool_down_ms_max,
         density=DENSITY[settings.consumer.policy],
     )
+
+
+def _policy(gc: GcSettings, copy_bytes_max: float) -> GcPolicy | None:
+    if gc.policy == "space-target":
+        return SpaceTarget(
+            gc.space_amp,
+            floor_days=gc.price_days_min,
+            budget_bytes=copy_bytes_max,
+            victims_max=gc.blocks_max_per_run,
+        )
+    if gc.policy == "price":
+        return Price(gc.price_days_min, copy_bytes_max, gc.blocks_max_per_run)
+    return None

@@ -63,6 +63,10 @@ class StoredBytes:
             return self.stored_bytes / self.live_bytes
         return inf if self.stored_bytes else 1.0
 
+    def less(self, freed_bytes: int) -> StoredBytes:
+        """What is stored once so many dead bytes are free."""
+        return StoredBytes(self.stored_bytes - freed_bytes, self.live_bytes)
+
 
 class Behind(StrEnum):
     """Why a plan, or the cycle that carries it out, does not reach the target. A plan itself knows the first three."""

@@ -374,12 +374,13 @@ class Demo:
 
 
 def _demo_settings(settings: Settings) -> Settings:
-    """The settings in force, but with grace periods of zero, so that one run shows everything."""
+    """The settings in force, but with grace periods of zero and a GC that minds neither the age of blocks nor a target,
+    so that one run shows everything."""
     return settings.model_copy(
         update={
             "put": settings.put.model_copy(update={"min_age_ms": 0}),
             "reaper": settings.reaper.model_copy(update={"landing_grace_ms": 0}),
-            "gc": settings.gc.model_copy(update={"block_grace_ms": 0}),
+            "gc": settings.gc.model_copy(update={"block_grace_ms": 0, "policy": "threshold"}),
         }
     )
 

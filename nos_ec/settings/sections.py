@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, K_MAX, M_MAX, STRIPES_PER_BLOCK_MAX, Geometry
 from nos_ec.settings.audit import AuditSettings
+from nos_ec.settings.gc import GcSettings
 from nos_ec.settings.landing import LandingSettings
 from nos_ec.settings.s3 import S3Settings
 from nos_ec.settings.scrub import ScrubSettings
@@ -315,66 +316,6 @@ class ReaperSettings(Section):
     )
     wait_ms: Count = Field(
         default=5 * SECOND, ge=1, le=HOUR, description="Milliseconds between rounds of housekeeping in a daemon."
-    )
-
-
-class GcSettings(Section):
-    """Reclaiming the space of deleted and overwritten objects."""
-
-    hole_ratio_min: Ratio = Field(
-        default=0.75,
-        gt=0,
-        le=1,
-        description="GC collects a block when at least this share of it is used by no object (dead bytes, and also"
-        " padding and headers). A lower value saves more space and rewrites more: break-even with 3 replicas is near"
-        " 0.45 for 8+3.",
-    )
-    block_grace_ms: Count = Field(
-        default=10 * MINUTE,
-        ge=0,
-        le=30 * DAY,
-        description="Milliseconds between emptying a block and deleting it. Keep it above the longest read.",
-    )
-    block_grace_ms_min: Count = Field(
-        default=MINUTE,
-        ge=0,
-        le=30 * DAY,
-        description="Grace period in milliseconds that replaces block_grace_ms when space is so short that GC could"
-        " not continue, or that PUTs are refused. Keep it above the longest read, too: above the sum of"
-        " ceph.op_timeout_ms and get.location_cache_ms. A value above block_grace_ms counts as block_grace_ms.",
-    )
-    floor_bytes: Size = Field(
-        default=16 << 20,
-        ge=0,
-        le=1 << 50,
-        description="Free space that GC leaves unused as long as it can, because the metadata database may be on the"
-        " same disk and needs some space to record what GC does.",
-    )
-    reserve_bytes: Size = Field(
-        default=256 << 20,
-        ge=0,
-        le=1 << 50,
-        description="Free space that only GC may use, so that it can always make progress. Packing stops when free"
-        " space falls to this value, and PUTs stop at twice this value, so that landed objects can always be packed."
-        " Use at least a few blocks; less than one block is refused. 0 keeps nothing, for trials: GC may then be unable"
-        " to free a full store.",
-    )
-    blocks_max_per_run: Count = Field(
-        default=1000, ge=1, le=1_000_000, description="Maximum number of blocks rewritten in one run."
-    )
-    cool_down_ms_max: Count = Field(
-        default=DAY,
-        ge=0,
-        le=30 * DAY,
-        description="Longest time in milliseconds for which GC skips a block that it could not collect, so that the"
-        " other blocks get their turn. The time starts at 10 minutes and doubles with each failure in a row. Lowering"
-        " this setting brings such blocks back sooner, for example after a repair; with 0 no block is skipped.",
-    )
-    wait_ms: Count = Field(
-        default=10 * MINUTE,
-        ge=1,
-        le=30 * DAY,
-        description="Milliseconds between runs of `gc run --loop`. Runs started by cron do not use it.",
     )
 
 

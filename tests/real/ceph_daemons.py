@@ -51,7 +51,7 @@ log = {{ partitions = 2 }}
 producer = {{ republish_ms = 5000, idle_wait_ms = 100 }}
 consumer = {{ linger_ms = 200, linger_max_ms = 200, lanes = 2 }}
 reaper = {{ landing_grace_ms = 0, wait_ms = 500 }}
-gc = {{ reserve_bytes = 0 }}
+gc = {{ policy = "threshold", reserve_bytes = 0 }}
 geometry = {{ stripes_per_block = 2, stripes_per_group_max = 1 }}
 logging = {{ format = "json" }}
 [ceph]
@@ -64,8 +64,10 @@ namespace = "{namespace}"
 
     def compress(self, *, reserve_bytes: int) -> None:
         """Make GC and the figures of the store turn within seconds, and set gc.reserve_bytes."""
-        gc = f"gc = {{ reserve_bytes = {reserve_bytes}, wait_ms = 2000, block_grace_ms = 0 }}"
-        self._text = self._text.replace("gc = { reserve_bytes = 0 }", f"{gc}\nmonitoring = {{ figures_ms = 500 }}")
+        gc = f'gc = {{ policy = "threshold", reserve_bytes = {reserve_bytes}, wait_ms = 2000, block_grace_ms = 0 }}'
+        self._text = self._text.replace(
+            'gc = { policy = "threshold", reserve_bytes = 0 }', f"{gc}\nmonitoring = {{ figures_ms = 500 }}"
+        )
 
     def initialise(self, blocks_pool: str = POOL_BLOCKS) -> Settings:
         """Write the configuration and create the store. Clients have no rights on unusual pools, so these need an

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.real
 SETTINGS = {
     "NOS_EC_REAPER__LANDING_GRACE_MS": "0",
     "NOS_EC_GC__BLOCK_GRACE_MS": "0",
+    "NOS_EC_GC__POLICY": "threshold",
     "NOS_EC_GC__RESERVE_BYTES": "0",
     "NOS_EC_LANDING__MODE": "log",
 }

@@ -39,6 +39,7 @@ stripes_per_block = 4
 [reaper]
 landing_grace_ms = 3600000
 [gc]
+policy = "threshold"
 block_grace_ms = 3600000
 reserve_bytes = 0
 [log]

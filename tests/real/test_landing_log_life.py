@@ -63,6 +63,7 @@ idle_wait_ms = 100
 landing_grace_ms = 1000
 wait_ms = 1000
 [gc]
+policy = "threshold"
 wait_ms = 1000
 reserve_bytes = 0
 [log]

@@ -208,6 +208,7 @@ def settings(ceph: CephCluster, tmp_path: Path) -> Iterator[Callable[[int], Sett
             namespace = "{uuid.uuid4().hex}"
             op_timeout_ms = {op_timeout_ms}
             [gc]
+            policy = "threshold"
             reserve_bytes = 0
             """
         )

@@ -28,6 +28,7 @@ SETTINGS = {
     "NOS_EC_PUT__MIN_AGE_MS": "0",
     "NOS_EC_REAPER__LANDING_GRACE_MS": "0",
     "NOS_EC_GC__BLOCK_GRACE_MS": "0",
+    "NOS_EC_GC__POLICY": "threshold",
     "NOS_EC_GC__RESERVE_BYTES": "0",
     "NOS_EC_LANDING__MODE": "log",
 }

@@ -50,6 +50,7 @@ idle_wait_ms = 50
 lease_ttl_ms = 6000
 poll_messages_max = 50
 [gc]
+policy = "threshold"
 reserve_bytes = 0
 [log]
 backend = "kafka"

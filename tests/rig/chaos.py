@@ -86,6 +86,7 @@ idle_wait_ms = 100
 landing_grace_ms = 1000
 wait_ms = 1000
 [gc]
+policy = "threshold"
 hole_ratio_min = 0.3
 block_grace_ms = 2000
 wait_ms = 1000

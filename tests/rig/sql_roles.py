@@ -29,6 +29,7 @@ stripes_per_block = 8
 [reaper]
 landing_grace_ms = 0
 [gc]
+policy = "threshold"
 block_grace_ms = 0
 reserve_bytes = 0
 [landing]

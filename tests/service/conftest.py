@@ -52,6 +52,7 @@ idle_wait_ms = 20
 [reaper]
 landing_grace_ms = 0
 [gc]
+policy = "threshold"
 block_grace_ms = 0
 reserve_bytes = 0
 [log]

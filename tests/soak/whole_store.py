@@ -38,6 +38,7 @@ device_bytes = "1GiB"
 [reaper]
 landing_grace_ms = 0
 [gc]
+policy = "threshold"
 reserve_bytes = "64MiB"
 [logging]
 level = "error"

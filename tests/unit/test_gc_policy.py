@@ -134,9 +134,13 @@ def test_a_plan_of_so_many_blocks_begins_as_one_without_a_limit(
     for whole in (SpaceTarget(1.2, 0.02, floor_days, budget), Price(floor_days + 1, budget)):
         unlimited = [b for b in whole.plan(blocks, store).victims if not b.is_dead]
         plan = replace(whole, victims_max=victims_max).plan(iter(blocks), store)
-        assert [b for b in plan.victims if not b.is_dead] == unlimited[:victims_max]
-        assert (plan.behind is Behind.BLOCKS) <= (len(unlimited) > victims_max)
-        if len(unlimited) <= victims_max:
+        copied = [b for b in plan.victims if not b.is_dead]
+        assert copied == unlimited[:victims_max]
+        if plan.behind is Behind.BLOCKS:
+            assert len(copied) == victims_max
+        elif len(unlimited) > victims_max:
+            assert plan.behind is None, "within the target, but not below it"
+        else:
             assert plan == whole.plan(blocks, store)
 
 

@@ -341,8 +341,8 @@ def candidates(
 
 def space_use(connection: Connection) -> SpaceUse:
     """See `Metadata.space_use`."""
-    stored_bytes, live_bytes, empty_bytes = connection.execute(SPACE_USE).one()
-    return SpaceUse(stored_bytes, live_bytes, empty_bytes)
+    row = connection.execute(SPACE_USE).one()
+    return SpaceUse(row[0], row[1], row[2])
 
 
 def with_holes(

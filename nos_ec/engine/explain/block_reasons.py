@@ -27,6 +27,10 @@ class BlockReason(StrEnum):
     """It was taken from a dead writer; recovery has to seal it."""
     TOO_FULL = "too_full"
     """Too little of it is wasted."""
+    WITHIN_TARGET = "within_target"
+    """The store takes no more space than its target allows."""
+    TOO_DEAR = "too_dear"
+    """Copying what lives in it costs more than the space is worth."""
     SET_ASIDE = "set_aside"
     """GC could not collect it, and leaves it alone for a while."""
     DENSE = "dense"
@@ -184,7 +188,9 @@ def _set_aside(e: BlockEvidence) -> BlockVerdict:
 def _sealed(e: BlockEvidence) -> BlockVerdict:
     """A sealed block that waits for nothing."""
     row = e.facts.row
-    wasted = f"{row.waste_ratio:.1%} of it is waste, and GC collects a block from {e.options.waste_ratio_min:.1%} on"
+    wasted = f"{row.waste_ratio:.1%} of it is waste"
+    if e.options.policy is None:
+        wasted += f", and GC collects a block from {e.options.waste_ratio_min:.1%} on"
     apply = None if e.gc_runs else "To have it done now: `nos-ec gc run --apply`."
     if e.candidate is None and row.live_objects and row.kind is BlockKind.LARGE:
         return BlockVerdict(
@@ -201,6 +207,27 @@ def _sealed(e: BlockEvidence) -> BlockVerdict:
                 f"{_next_run(e)} moves what lives out of its {row.stripes} stripes{needs}, condemns it, and deletes it"
                 f" {span(e.options.block_grace_ms)} later (gc.block_grace_ms).",
                 apply,
+            )
+        case BlockReason.TOO_FULL:
+            return BlockVerdict(
+                BlockReason.TOO_FULL,
+                f"{row.hole_ratio:.1%} of its object bytes are dead, so rewriting it would hardly free a stripe.",
+                "GC collects it once enough of its objects have been deleted or overwritten.",
+            )
+        case BlockReason.WITHIN_TARGET:
+            return BlockVerdict(
+                BlockReason.WITHIN_TARGET,
+                f"{wasted}; but the store is within its target of space (gc.space_amp).",
+                "GC collects blocks again, those in which copying gains most first, once more than the target is"
+                " stored.",
+            )
+        case BlockReason.TOO_DEAR:
+            return BlockVerdict(
+                BlockReason.TOO_DEAR,
+                f"{wasted}; but copying what lives in it costs more than the space is worth yet"
+                f" (gc.price_days_min is {e.options.price_days_min:g}).",
+                "GC collects it when it is older, or more of it is dead, if its turn comes.",
+                "`nos-ec gc plan` shows the prices of the blocks that a run would collect.",
             )
         case BlockReason.DENSE:
             return BlockVerdict(

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import NotFound
+from nos_ec.core.gc_policy import GcPolicy
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.ratios import DIGITS
 from nos_ec.core.reclaim import Victim, pays
 from nos_ec.engine.explain.block_reasons import BlockEvidence, BlockReason, judge_block
 from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
+from nos_ec.engine.gc.space import ANY_WASTE, is_any_price_right, price_days
 from nos_ec.engine.gc.victims import ChosenBlock, judge, judge_by_row
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock, waits
@@ -132,8 +134,9 @@ class BlockExplainer:
 
     def _look(self, block_id: BlockId, now_ms: int) -> BlockFacts:
         options = self._options
+        waste_ratio_min = options.waste_ratio_min if options.policy is None else ANY_WASTE
         try:
-            return self._metadata.block_facts(block_id, options.waste_ratio_min, now_ms, options.cool_down_ms_max)
+            return self._metadata.block_facts(block_id, waste_ratio_min, now_ms, options.cool_down_ms_max)
         except NotFound as error:
             raise NotFound(
                 f"block {block_id.hex()} has no row: GC deleted it, or it never was one of this store. Objects that"
@@ -159,6 +162,8 @@ class BlockExplainer:
         options, row = self._options, facts.row
         if facts.waits is not None or not row.live_objects or row.kind is BlockKind.LARGE:
             return None, None
+        if options.policy is not None:
+            return self._judged_by_policy(options.policy, facts, now_ms)
         chosen = judge(self._metadata, self._blocks, options, row)
         if chosen is None:
             return BlockReason.DENSE, None
@@ -168,6 +173,22 @@ class BlockExplainer:
         if row.block_id not in {one.block_id for one in found}:
             return BlockReason.LATER_RUN, chosen.needs
         return self._pays(chosen, [one for one in found if one.block_id != row.block_id]), chosen.needs
+
+    def _judged_by_policy(
+        self, policy: GcPolicy, facts: BlockFacts, now_ms: int
+    ) -> tuple[BlockReason | None, float | None]:
+        """As `_judged`. Which of the blocks that are worth it a policy takes first depends on all of them."""
+        options, row = self._options, facts.row
+        if row.overhead_bytes >= options.waste_ratio_min * row.size_bytes:
+            chosen = judge(self._metadata, self._blocks, options, row)
+            return (BlockReason.DENSE, None) if chosen is None else (BlockReason.UNDECIDED, chosen.needs)
+        if 1 - row.hole_ratio >= options.density:
+            return BlockReason.TOO_FULL, None
+        if not policy.is_due(self._metadata.space_use().without_empty):
+            return BlockReason.WITHIN_TARGET, None
+        price = price_days(facts, now_ms)
+        is_dear = price is not None and price < options.price_days_min and not is_any_price_right(self._blocks, options)
+        return (BlockReason.TOO_DEAR if is_dear else BlockReason.UNDECIDED), None
 
     def _pays(self, chosen: ChosenBlock, others: list[BlockRow]) -> BlockReason:
         victims, rest = [chosen], []

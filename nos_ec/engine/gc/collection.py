@@ -15,6 +15,7 @@ from contextlib import closing
 import structlog
 
 from nos_ec.core.errors import Corrupt, NosError, NoSpace, Transient
+from nos_ec.core.gc_policy import Behind
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.batches import BatchPlanner
@@ -23,6 +24,7 @@ from nos_ec.engine.gc.draining import Drained, Draining
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.set_aside import SetAside
+from nos_ec.engine.gc.space import Outlook, is_above, is_space_short
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
 from nos_ec.engine.gc.victims import ChosenBlock, choose
 from nos_ec.engine.packable import Packable
@@ -45,6 +47,7 @@ class Collection:
         self._set_aside = SetAside(run)
         self._condemned = CondemnedBlocks(run)
         self._batches = BatchPlanner(run, self._condemned)
+        self._outlook: Outlook | None = None
 
     def run(self) -> CollectionResult:
         """Delete the blocks that earlier runs condemned, then collect once.
@@ -57,8 +60,9 @@ class Collection:
             self._condemned.condemn_empty()
             failure = self._rewrite(self._choose())
         self._condemned.delete_due()
-        if self._is_space_short():
+        if is_space_short(self._run.blocks, self._run.options):
             self._condemned.cut_grace_short()
+        self._tell_space(failure)
         failure = failure or self._condemned.delete_failure
         if failure is not None:
             raise failure
@@ -88,6 +92,7 @@ class Collection:
     def _choose(self) -> Sequence[ChosenBlock]:
         run = self._run
         choice = choose(run.metadata, run.blocks, run.options, run.clock.now_ms())
+        self._outlook = choice.outlook
         for block in choice.dense:
             self._set_aside.keep_dense(block)
         return choice.victims
@@ -120,10 +125,25 @@ class Collection:
         draining = Draining(self._run, self._new_merge_list, self._writer, self._condemned, self._set_aside)
         return draining.drain(victim.block for victim in batch)
 
-    def _is_space_short(self) -> bool:
-        """Whether PUTs are refused for lack of space. False when the free space is unknown."""
-        try:
-            return self._run.blocks.free_bytes() < self._run.options.short_bytes
-        except Transient as error:
-            _log.warning("free space is unknown, so condemned blocks keep their grace period", error=str(error))
-            return False
+    def _tell_space(self, failure: NosError | None) -> None:
+        """Add to the result what the store holds now, and why that is more than the target, if it is."""
+        run, outlook = self._run, self._outlook
+        if outlook is None or not (failure is None or isinstance(failure, NoSpace)):
+            return
+        store = run.metadata.space_use().without_empty
+        behind = outlook.behind
+        if outlook.target is not None:
+            behind = self._hindrance(failure, behind) if is_above(store, outlook.target) else None
+        run.progress.ended(store, outlook.target, behind)
+        run.progress.show()
+        if behind is not None:
+            _log.warning("GC did not collect all that its policy asks for", reason=behind.value)
+
+    def _hindrance(self, failure: NosError | None, behind: Behind | None) -> Behind | None:
+        """What kept the run from its target. None when it did all that it chose, and more was deleted meanwhile."""
+        if failure is not None:
+            return Behind.SPACE
+        result = self._run.progress.result
+        if behind is None and (result.blocks_parked or result.unreadable_objects):
+            return Behind.SET_ASIDE
+        return behind

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from threading import Event
 
 import structlog
 
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.plan import MergeList
@@ -15,7 +16,8 @@ from nos_ec.engine.gc.collection import Collection
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.progress import CollectionResult, Progress, Watch
 from nos_ec.engine.gc.run_context import RunContext
-from nos_ec.engine.gc.victims import BlockDecision, CollectionPlan, choose, decide, is_sealed
+from nos_ec.engine.gc.space import ANY_WASTE, price_days
+from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan, choose, decide, is_sealed
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.stripe_writer import StripeWriter
@@ -62,16 +64,27 @@ class Collector:
         empty = self._metadata.empty_blocks(options.blocks_max)
         choice = choose(self._metadata, self._blocks, options, now_ms)
         decisions = [BlockDecision(block, 0, 0, 0) for block in empty]
-        decisions += [self._decide(block) for block in choice.candidates]
-        waiting = self._metadata.waiting_blocks(options.waste_ratio_min, now_ms, options.cool_down_ms_max)
-        return CollectionPlan(decisions, [*empty, *(victim.block for victim in choice.victims)], waiting)
+        decisions += [self._decide(block, now_ms) for block in choice.candidates]
+        too_full = options.waste_ratio_min if options.policy is None else ANY_WASTE
+        waiting = self._metadata.waiting_blocks(too_full, now_ms, options.cool_down_ms_max)
+        victims = [*(ChosenBlock(block, 0.0) for block in empty), *choice.victims]
+        return CollectionPlan(decisions, victims, waiting, choice.outlook)
 
-    def _decide(self, block: BlockRow) -> BlockDecision:
+    def _decide(self, block: BlockRow, now_ms: int) -> BlockDecision:
+        price_days = self._price_days(block, now_ms)
         try:
-            return decide(self._metadata, self._blocks, block)[0]
+            decision = decide(self._metadata, self._blocks, block)[0]
         except Transient as error:
             _log.warning("headers not read", block=block.block_id.hex(), error=str(error))
-            return BlockDecision(block, block.live_objects, 0, 0)
+            decision = BlockDecision(block, block.live_objects, 0, 0)
+        return replace(decision, price_days=price_days)
+
+    def _price_days(self, block: BlockRow, now_ms: int) -> float | None:
+        try:
+            facts = self._metadata.block_facts(block.block_id, ANY_WASTE, now_ms, self._options.cool_down_ms_max)
+        except NotFound:
+            return None
+        return price_days(facts, now_ms)
 
     def run(
         self, new_writer: Callable[[], StripeWriter], watch: Watch = lambda _: None, stop: Event | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nos_ec.core.gc_policy import GcPolicy
 from nos_ec.engine.parking import BackOff
 
 LEASE_NAME = "gc"
@@ -16,8 +17,15 @@ COOL_DOWN_FIRST_MS = 600_000
 class CollectorOptions:
     """How GC chooses blocks, how much it rewrites at a time, and how long it waits before it deletes."""
 
+    policy: GcPolicy | None
+    """Chooses the blocks to rewrite by what is dead in them; None: `waste_ratio_min` does."""
+    price_days_min: float
+    """The least break-even price of a block that the policy takes, while there is free space."""
     waste_ratio_min: float
-    """GC rewrites blocks that waste at least this share of their bytes."""
+    """GC rewrites blocks that waste at least this share of their bytes; with a policy, those of which headers and
+    padding alone take it."""
+    copy_bytes_max: float
+    """The most live bytes that one run rewrites; infinite for no limit."""
     block_grace_ms: int
     """Grace period between condemning and deleting a block; longer than the longest read."""
     block_grace_ms_min: int

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from nos_ec.core.gc_policy import StoredBytes
 from nos_ec.core.ids import BlockId
-from nos_ec.engine.gc.victims import BlockDecision, CollectionPlan
+from nos_ec.core.ratios import ratio, rounded
+from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan
 from nos_ec.ports.metadata import Totals
 
 _DIGITS = 4
@@ -14,11 +16,17 @@ _DIGITS = 4
 
 def plan_data(plan: CollectionPlan, totals: Totals) -> dict[str, Any]:
     """The plan as JSON values. Sizes are in bytes, times in ms of Unix time. The sums cover all blocks examined; what
-    is in the trash is live until it expires."""
-    victims = victim_ids(plan)
+    is in the trash is live until it expires. To collect a block, its live bytes are read, and all of it is freed."""
+    victims = {victim.block.block_id: victim for victim in plan.victims}
+    outlook = plan.outlook
     return {
-        "blocks": [_block(decision, collect=decision.block.block_id in victims) for decision in plan.decisions],
-        "bytes_to_rewrite": sum(block.live_bytes for block in plan.victims),
+        "blocks": [_block(decision, victims.get(decision.block.block_id)) for decision in plan.decisions],
+        "space_amplification": _amplification(outlook.before),
+        "space_amplification_after": _amplification(outlook.after),
+        "target_space_amplification": outlook.target,
+        "behind": outlook.behind,
+        "bytes_to_rewrite": sum(victim.block.live_bytes for victim in plan.victims),
+        "bytes_to_write": sum(bytes_to_write(victim) for victim in plan.victims),
         "bytes_to_reclaim": sum(d.size_bytes for d in plan.decisions if d.block.block_id in victims),
         "header_bytes_read": sum(decision.header_bytes_read for decision in plan.decisions),
         "block_bytes_examined": sum(decision.size_bytes for decision in plan.decisions),
@@ -30,10 +38,20 @@ def plan_data(plan: CollectionPlan, totals: Totals) -> dict[str, Any]:
 
 def victim_ids(plan: CollectionPlan) -> set[BlockId]:
     """The ids of the blocks that a run would collect."""
-    return {block.block_id for block in plan.victims}
+    return {victim.block.block_id for victim in plan.victims}
 
 
-def _block(decision: BlockDecision, *, collect: bool) -> dict[str, Any]:
+def bytes_to_write(victim: ChosenBlock) -> int:
+    """What the live objects of a victim will take in their new stripes, headers and padding included; an estimate."""
+    block = victim.block
+    return round(block.size_bytes / block.stripes * victim.needs) if block.stripes else 0
+
+
+def _amplification(store: StoredBytes) -> float | None:
+    return rounded(ratio(store.stored_bytes, store.live_bytes))
+
+
+def _block(decision: BlockDecision, victim: ChosenBlock | None) -> dict[str, Any]:
     return {
         "block": decision.block.block_id.hex(),
         "hole_ratio": round(decision.block.hole_ratio, _DIGITS),
@@ -43,5 +61,7 @@ def _block(decision: BlockDecision, *, collect: bool) -> dict[str, Any]:
         "live_bytes": decision.block.live_bytes,
         "unconfirmed": decision.unconfirmed,
         "header_bytes_read": decision.header_bytes_read,
-        "collect": collect,
+        "price_days": rounded(decision.price_days),
+        "bytes_to_write": None if victim is None else bytes_to_write(victim),
+        "collect": victim is not None,
     }

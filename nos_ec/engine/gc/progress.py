@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nos_ec.core.errors import NosError
+from nos_ec.core.gc_policy import Behind, StoredBytes
 from nos_ec.core.ids import BlockId
+from nos_ec.core.ratios import ratio, rounded
 from nos_ec.engine.gc.victims import BlockDecision
 from nos_ec.engine.stripe_writer import Failure, WriteResult
 
@@ -37,6 +39,12 @@ class CollectionResult:
     expired_bytes: int = 0
     unreadable: tuple[str, ...] = ()
     parked: tuple[str, ...] = ()
+    space_amplification: float | None = None
+    """Stored / live bytes at the end, without condemned and empty blocks. None while nothing lives."""
+    target_space_amplification: float | None = None
+    """None if the policy has no target."""
+    behind: Behind | None = None
+    """Why the run did not reach the target, or did not collect all that a policy without a target asks for."""
 
 
 Watch = Callable[[CollectionResult], object]
@@ -72,6 +80,15 @@ class Progress:
             objects_moved=before.objects_moved + len(written.packed),
             bytes_moved=before.bytes_moved + sum(packable.size for packable in written.packed),
             stripes_written=before.stripes_written + written.stripe_count,
+        )
+
+    def ended(self, store: StoredBytes, target: float | None, behind: Behind | None) -> None:
+        """Record what the store holds at the end of the run."""
+        self.result = replace(
+            self.result,
+            space_amplification=rounded(ratio(store.stored_bytes, store.live_bytes)),
+            target_space_amplification=target,
+            behind=behind,
         )
 
     def condemned(self) -> None:

@@ -62,6 +62,11 @@ class Totals:
         """See core.ratios."""
         return hole_ratio(self.live_bytes, self.dead_bytes)
 
+    @property
+    def space_amplification(self) -> float | None:
+        """Stored / live bytes, condemned blocks included; None without live bytes."""
+        return ratio(self.live_bytes + self.dead_bytes, self.live_bytes)
+
     def dead_ratio(self, geometry: Geometry) -> float | None:
         """The share of all stripes that dead bytes take. With utilisation and overhead_ratio it adds up to 1."""
         return geometry.share(self.dead_bytes, self.stripes)

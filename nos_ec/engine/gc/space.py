@@ -1,0 +1,115 @@
+"""What a run does for the space of a store: what is stored per live byte before and after, and why that may not be
+enough. Only reads.
+
+ 9  the blocks of a store are read in pages, so memory does not grow with the store
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+
+import structlog
+
+from nos_ec.core.errors import Transient
+from nos_ec.core.gc_policy import Behind, GcPlan, GcPolicy, SealedBlock, StoredBytes, break_even_days, hole_share
+from nos_ec.core.ids import BlockId
+from nos_ec.engine.gc.options import CollectorOptions
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.metadata import BlockFacts, Blocks, WaitReason
+
+_log = structlog.get_logger(__name__)
+
+PAGE_BLOCKS = 1000
+DAY_MS = 86_400_000
+ANY_WASTE = 0.0
+"""A waste ratio that every block has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """before, after: what blocks store now, and what they will if all victims and all empty blocks are collected.
+    target: of the policy, as space amplification, if it has one. behind: why a run does not do all that the policy asks
+    for; None when it does."""
+
+    before: StoredBytes
+    after: StoredBytes
+    target: float | None
+    behind: Behind | None
+
+
+def is_space_short(blocks: BlockStore, options: CollectorOptions) -> bool:
+    """Whether PUTs are refused for lack of space. False when the free space is unknown."""
+    return _is_free_below(blocks, options.short_bytes)
+
+
+def is_any_price_right(blocks: BlockStore, options: CollectorOptions) -> bool:
+    """Whether so little space is left, for PUTs or for GC itself, that freeing some is worth whatever it costs. False
+    when the free space is unknown."""
+    return _is_free_below(blocks, max(options.short_bytes, options.floor_bytes))
+
+
+def _is_free_below(blocks: BlockStore, least_bytes: int) -> bool:
+    try:
+        return blocks.free_bytes() < least_bytes
+    except Transient as error:
+        _log.warning("free space is unknown; GC goes on as if there were enough", error=str(error))
+        return False
+
+
+def is_above(store: StoredBytes, target: float | None) -> bool:
+    """Whether more than the target is stored."""
+    return target is not None and store.stored_bytes > target * store.live_bytes
+
+
+def price_days(facts: BlockFacts, now_ms: int) -> float | None:
+    """The break-even price of a block; None when nothing in it lives."""
+    row = facts.row
+    since_ms = row.created_ms if facts.sealed_ms is None else facts.sealed_ms
+    days = break_even_days(SealedBlock(row.block_id, row.live_bytes, row.dead_bytes, (now_ms - since_ms) / DAY_MS))
+    return None if days == inf else days
+
+
+class PolicyChoice:
+    """What the policy chooses among the blocks of a store, as it is now. Used once."""
+
+    def __init__(self, metadata: Blocks, options: CollectorOptions, policy: GcPolicy, now_ms: int) -> None:
+        self._metadata = metadata
+        self._options = options
+        self._policy = policy
+        self._now_ms = now_ms
+        self._dense_bytes = 0
+
+    def plan(self, store: StoredBytes) -> GcPlan:
+        """The plan for a store without empty blocks. Raises Transient."""
+        return self._policy.plan(self._worthwhile(), store)
+
+    def reason(self, behind: Behind | None, after: StoredBytes) -> Behind | None:
+        """Why the target is not reached, more precisely: what the policy calls too expensive may be blocks that it was
+        not shown, because they are set aside, or because so little of them is dead that rewriting frees nothing."""
+        target = self._policy.target
+        if behind is not Behind.PRICE or target is None:
+            return behind
+        missing_bytes = after.stored_bytes - target * after.live_bytes
+        if self._set_aside_bytes() >= missing_bytes:
+            return Behind.SET_ASIDE
+        return Behind.GAIN if self._dense_bytes >= missing_bytes else behind
+
+    def _worthwhile(self) -> Iterator[SealedBlock]:
+        """The blocks that take less space when they are rewritten. If the others were shown to the policy, they could
+        take the places of all victims, in every run."""
+        after: BlockId | None = None
+        while page := self._metadata.blocks_with_holes(
+            after, self._now_ms, self._options.cool_down_ms_max, PAGE_BLOCKS
+        ):
+            for block in page:
+                if 1 - hole_share(block) < self._options.density:
+                    yield block
+                else:
+                    self._dense_bytes += block.dead_bytes
+            after = page[-1].block_id
+
+    def _set_aside_bytes(self) -> int:
+        waiting = self._metadata.waiting_blocks(ANY_WASTE, self._now_ms, self._options.cool_down_ms_max)
+        return sum(one.dead_bytes for one in waiting if one.reason is WaitReason.SET_ASIDE)

@@ -1,0 +1,105 @@
+"""The settings of GC."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from nos_ec.core.gc_policy import HOLE_RATIO_MIN, PRICE_FLOOR_DAYS, SPACE_AMP
+from nos_ec.settings.section import DAY, MINUTE, Section
+from nos_ec.settings.values import Count, Ratio, Size
+
+
+class GcSettings(Section):
+    """Reclaiming the space of deleted and overwritten objects."""
+
+    policy: Literal["space-target", "price", "threshold"] = Field(
+        default="space-target",
+        description="Which blocks GC collects (GC.md). space-target: those in which copying gains most, while more than"
+        " space_amp is stored. price: all in which copying gains enough, see price_days_min. threshold: all that waste"
+        " enough, see hole_ratio_min.",
+    )
+    space_amp: Ratio = Field(
+        default=SPACE_AMP,
+        gt=1,
+        le=100,
+        description="Bytes stored per live byte that the policy space-target keeps within; headers, padding and"
+        " redundancy are not counted. A lower value saves space and rewrites more.",
+    )
+    price_days_min: Ratio = Field(
+        default=PRICE_FLOOR_DAYS,
+        ge=0,
+        le=100_000,
+        description="Break-even price in days from which the policies space-target and price collect a block: copying"
+        " one live byte may cost as much as holding one dead byte for that long. When PUTs are refused for lack of"
+        " space, or less than floor_bytes is free, GC pays any price. 20 or more suits the policy price; 0 is for"
+        " space-target alone.",
+    )
+    copy_bytes_max: Size = Field(
+        default=0,
+        ge=0,
+        le=1 << 60,
+        description="Most bytes of live objects that one run rewrites. 0: no limit. Less than a block is refused.",
+    )
+    hole_ratio_min: Ratio = Field(
+        default=HOLE_RATIO_MIN,
+        gt=0,
+        le=1,
+        description="The policy threshold collects a block when at least this share of it is used by no object (dead"
+        " bytes, and also padding and headers). A lower value saves more space and rewrites more: break-even with 3"
+        " replicas is near 0.45 for 8+3. The other policies collect besides what they choose the blocks of which"
+        " padding and headers alone take this share, to merge stripes that were written before they were full.",
+    )
+    block_grace_ms: Count = Field(
+        default=10 * MINUTE,
+        ge=0,
+        le=30 * DAY,
+        description="Milliseconds between emptying a block and deleting it. Keep it above the longest read.",
+    )
+    block_grace_ms_min: Count = Field(
+        default=MINUTE,
+        ge=0,
+        le=30 * DAY,
+        description="Grace period in milliseconds that replaces block_grace_ms when space is so short that GC could"
+        " not continue, or that PUTs are refused. Keep it above the longest read, too: above the sum of"
+        " ceph.op_timeout_ms and get.location_cache_ms. A value above block_grace_ms counts as block_grace_ms.",
+    )
+    floor_bytes: Size = Field(
+        default=16 << 20,
+        ge=0,
+        le=1 << 50,
+        description="Free space that GC leaves unused as long as it can, because the metadata database may be on the"
+        " same disk and needs some space to record what GC does.",
+    )
+    reserve_bytes: Size = Field(
+        default=256 << 20,
+        ge=0,
+        le=1 << 50,
+        description="Free space that only GC may use, so that it can always make progress. Packing stops when free"
+        " space falls to this value, and PUTs stop at twice this value, so that landed objects can always be packed."
+        " Use at least a few blocks; less than one block is refused. 0 keeps nothing, for trials: GC may then be unable"
+        " to free a full store.",
+    )
+    blocks_max_per_run: Count = Field(
+        default=1000, ge=1, le=1_000_000, description="Maximum number of blocks rewritten in one run."
+    )
+    cool_down_ms_max: Count = Field(
+        default=DAY,
+        ge=0,
+        le=30 * DAY,
+        description="Longest time in milliseconds for which GC skips a block that it could not collect, so that the"
+        " other blocks get their turn. The time starts at 10 minutes and doubles with each failure in a row. Lowering"
+        " this setting brings such blocks back sooner, for example after a repair; with 0 no block is skipped.",
+    )
+    wait_ms: Count = Field(
+        default=10 * MINUTE,
+        ge=1,
+        le=30 * DAY,
+        description="Milliseconds between runs of `gc run --loop`. Runs started by cron do not use it.",
+    )
+
+    @property
+    def target_space_amp(self) -> float | None:
+        """The target of space; None if the policy has none."""
+        return self.space_amp if self.policy == "space-target" else None
