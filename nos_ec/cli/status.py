@@ -48,7 +48,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
     null while nothing is packed.
 
     utilisation, dead_ratio and overhead_ratio are shares of all stripes and add up to 1. hole_ratio is dead / (live +
-    dead), as everywhere. raw_bytes is the size of this store's blocks on all shards according to the metadata.
+    dead), as everywhere. space_amplification is (live + dead) / live, and its target that of GC (null if gc.policy has
+    none). raw_bytes is the size of this store's blocks on all shards according to the metadata.
     stored_raw_bytes and landing_raw_bytes are what the shards and the landing store report; a Ceph pool reports only
     the sum over all stores in it. blocks_short is the number of blocks that lack a shard, and blocks_short_by_shards
     says how many of them lack how many shards; both are null on Ceph, which repairs them itself. computed_at_ms is when
@@ -69,6 +70,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
         "overhead_ratio": rounded(totals.overhead_ratio(geometry)),
         "raw_bytes": geometry.raw_bytes(totals.stripes),
         "raw_bytes_per_user_byte": rounded(totals.raw_bytes_per_user_byte(geometry)),
+        "space_amplification": rounded(totals.space_amplification),
+        "target_space_amplification": system.settings.gc.target_space_amp,
         "stored_raw_bytes": system.blocks.raw_bytes(),
         "blocks_short": None if short is None else sum(short.values()),
         "blocks_short_by_shards": None if short is None else [{"shards": n, "blocks": short[n]} for n in sorted(short)],
@@ -172,6 +175,11 @@ def _log_rows(log: dict[str, Any] | None) -> dict[str, str]:
     return rows
 
 
+def _amplification_text(found: float | None, target: float | None) -> str:
+    text = "-" if found is None else f"{found:.3f}"
+    return text if target is None else f"{text}  target {target:g}"
+
+
 def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
     """`whose`: the scope of the bytes on disk, if it may be larger than this store. `age_ms`: of the sums over rows."""
     packed_bytes = data["live_bytes"] - data["large_bytes"]
@@ -183,6 +191,7 @@ def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
         "dead": f"{_percent(dead, size)}  {size_text(dead)}, hole ratio {_percent(dead, live + dead)}",
         "header, names, padding": f"{_percent(overhead, size)}  {size_text(overhead)}",
         "raw bytes per user byte": "-" if raw is None else f"{raw:.3f}  {size_text(data['raw_bytes'])} on all shards",
+        "space amplification": _amplification_text(data["space_amplification"], data["target_space_amplification"]),
         "in stripes": f"{count_text(data['packed_objects'], 'packed object')}, {size_text(packed_bytes)} live",
         "in own blocks": f"{count_text(data['large_objects'], 'large object')}, {size_text(data['large_bytes'])} live",
         "landed, to be published": f"{count_text(data['landed_objects'], 'object')}, {size_text(data['landed_bytes'])}",

@@ -456,7 +456,8 @@ class System:
         monitor.metrics.add("waiting", lambda: waiting_samples(self.metadata, self.clock.now_ms()))
         monitor.metrics.add("dumps", lambda: dump_samples(self.metadata, self.clock.now_ms()))
         monitor.metrics.add("placement groups", lambda: group_samples(self.groups.states()))
-        monitor.metrics.add("limits", lambda: limit_samples(gc.reserve_bytes, put.min_age_ms + linger_ms_max))
+        waiting_ms_max = put.min_age_ms + linger_ms_max
+        monitor.metrics.add("limits", lambda: limit_samples(gc.reserve_bytes, waiting_ms_max, gc.target_space_amp))
 
     def store_totals(self) -> StoreTotals:
         """Reads the sums over the whole store, and keeps the stored ones up to date."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nos_ec.monitoring import metrics as m
+from nos_ec.monitoring import space_metrics as of_space
 from nos_ec.monitoring.metric import PREFIX, Kind, Metric
 from nos_ec.monitoring.metrics import METRICS
 
@@ -108,6 +109,15 @@ def _overview() -> list[Panel]:
                 (f"4 * {most(m.STORE_RESERVE_BYTES)}", "alert"),
                 (f"2 * {most(m.STORE_RESERVE_BYTES)}", "PUTs are refused"),
             ],
+        ),
+        Panel(
+            "Space amplification",
+            "short",
+            [
+                (most(of_space.STORE_SPACE_AMPLIFICATION), "stored / live bytes"),
+                (most(of_space.STORE_SPACE_AMPLIFICATION_TARGET), "target of GC"),
+            ],
+            "GC works while the store is above its target. `nos-ec gc plan` says what keeps GC from it.",
         ),
         Panel(
             "Placement groups that are not complete",

@@ -1,6 +1,5 @@
 """Every metric, declared once: its name, its meaning, and what an operator should do about it. Those of processes that
-PUT and GET are in library_metrics.py, those of rebuilding shards in shard_metrics.py, those of scrubs in
-scrub_metrics.py, those of the trash in trash_metrics.py.
+PUT and GET are in library_metrics.py; shard_, scrub_, trash_ and space_metrics.py have those of their parts.
 
 docs/METRICS.md is generated from this module by `reference`. Names end in their unit; counters end in `_total` (which
 Prometheus's text format adds). Several processes export the figures of the whole store with the same value: take their
@@ -13,6 +12,7 @@ from nos_ec.monitoring.library_metrics import LIBRARY, LIBRARY_METRICS
 from nos_ec.monitoring.metric import API, CONSUMER, GC, PRODUCER, STORE, Declarations, Metric
 from nos_ec.monitoring.scrub_metrics import SCRUB_METRICS
 from nos_ec.monitoring.shard_metrics import SHARD_METRICS
+from nos_ec.monitoring.space_metrics import SPACE_METRICS
 from nos_ec.monitoring.trash_metrics import TRASH_METRICS
 
 _ALL = (PRODUCER, CONSUMER, GC, API, LIBRARY)
@@ -388,7 +388,7 @@ GC_MOVED_BYTES = _counter(
     "gc_moved_bytes",
     (GC,),
     "Bytes of live objects rewritten.",
-    "If more than half of the reclaimed bytes, gc.hole_ratio_min is too low for what GC gains.",
+    "If more than half of the reclaimed bytes, gc.space_amp or gc.hole_ratio_min may be too low for what GC gains.",
 )
 GC_STRIPES_WRITTEN = _counter(
     "gc_written_stripes", (GC,), "Stripes that GC wrote for surviving objects.", "GC's write load."
@@ -435,7 +435,7 @@ STORE_DEAD_BYTES = _gauge(
     "store_dead_bytes",
     STORE,
     "Bytes in blocks that belonged to deleted or overwritten objects.",
-    "If it grows without end, GC does not run, or gc.hole_ratio_min is above what your deletes produce.",
+    "If it grows without end, GC does not run, or is kept from its target: `nos-ec gc plan` says why.",
 )
 STORE_OVERHEAD_BYTES = _gauge(
     "store_overhead_bytes",
@@ -566,7 +566,14 @@ LAG_MESSAGES = _gauge(
 )
 
 
-METRICS: list[Metric] = [*_declared.metrics, *SHARD_METRICS, *SCRUB_METRICS, *TRASH_METRICS, *LIBRARY_METRICS]
+METRICS: list[Metric] = [
+    *_declared.metrics,
+    *SPACE_METRICS,
+    *SHARD_METRICS,
+    *SCRUB_METRICS,
+    *TRASH_METRICS,
+    *LIBRARY_METRICS,
+]
 """All metrics, in the order of the reference."""
 
 

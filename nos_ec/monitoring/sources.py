@@ -22,6 +22,7 @@ from nos_ec.engine.put_queue import PutQueue
 from nos_ec.engine.requests import Requests
 from nos_ec.monitoring import library_metrics as of_library
 from nos_ec.monitoring import metrics as m
+from nos_ec.monitoring import space_metrics as of_space
 from nos_ec.monitoring import trash_metrics as of_trash
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.ports.block_store import ReadCounters
@@ -52,6 +53,7 @@ def store_samples(figures: StoreFigures, now_ms: int) -> Iterator[Sample]:
     yield Sample(m.STORE_LIVE_BYTES, totals.live_bytes)
     yield Sample(m.STORE_DEAD_BYTES, totals.dead_bytes)
     yield Sample(m.STORE_OVERHEAD_BYTES, totals.overhead_bytes)
+    yield Sample(of_space.STORE_SPACE_AMPLIFICATION, totals.space_amplification or 0.0)
     yield Sample(m.STORE_UTILISATION, totals.utilisation(figures.geometry) or 0.0)
     yield Sample(m.STORE_LANDED_OBJECTS, totals.landed_objects)
     yield Sample(m.STORE_LANDED_BYTES, totals.landed_bytes)
@@ -104,8 +106,9 @@ def group_samples(states: Mapping[str, Mapping[GroupState, int]]) -> Iterator[Sa
             yield Sample(m.STORE_PLACEMENT_GROUPS, count, (holds, state.value))
 
 
-def limit_samples(reserve_bytes: int, waiting_ms_max: int) -> Iterator[Sample]:
-    """The configured limits that alerts compare figures of the store with."""
+def limit_samples(reserve_bytes: int, waiting_ms_max: int, target_space_amp: float | None) -> Iterator[Sample]:
+    """The configured limits that alerts and people compare figures of the store with."""
+    yield Sample(of_space.STORE_SPACE_AMPLIFICATION_TARGET, target_space_amp or 0.0)
     yield Sample(m.STORE_RESERVE_BYTES, reserve_bytes)
     yield Sample(m.STORE_WAITING_SECONDS_MAX, waiting_ms_max / 1000)
 
