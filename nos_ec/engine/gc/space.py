@@ -82,8 +82,9 @@ class PolicyChoice:
         self._dense_bytes = 0
 
     def plan(self, store: StoredBytes) -> GcPlan:
-        """The plan for a store without empty blocks. Raises Transient."""
-        return self._policy.plan(self._worthwhile(), store)
+        """The plan for a store without empty blocks. Reads no block while the policy asks for none. Raises
+        Transient."""
+        return self._policy.plan(self._worthwhile(), store) if self._policy.is_due(store) else GcPlan((), 0, 0)
 
     def reason(self, behind: Behind | None, after: StoredBytes) -> Behind | None:
         """Why the target is not reached, more precisely: what the policy calls too expensive may be blocks that it was
