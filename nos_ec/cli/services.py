@@ -25,7 +25,9 @@ from nos_producer.assemble import producer_service
 
 Once = Annotated[bool, typer.Option("--once", help="Do all pending work, then exit.")]
 
-gc_app = typer.Typer(help="Reclaim blocks that are mostly waste.", no_args_is_help=True, rich_markup_mode=None)
+gc_app = typer.Typer(
+    help="Reclaim the space of deleted and overwritten objects.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -157,8 +159,9 @@ def _consume(system: System, stop: Event) -> ConsumerCounters:
 def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show which blocks a run would collect and rewrite. Reads rows and headers, not objects; changes nothing.
 
-    A block marked "keep" is mostly waste too, but rewriting it would give too little space back. What else is dead, but
-    cannot be freed now, is listed by the reason.
+    For each block: the break-even price in days (docs/GC.md), and what is read, written and freed. A block marked
+    "keep" was looked at too, but rewriting it would give too little space back, or a limit of the run is reached. What
+    else is dead, but cannot be freed now, is listed by the reason.
     """
     with context(ctx).system() as system:
         plan = gc_service(system).plan()
@@ -172,7 +175,7 @@ def gc_run(
     once: Annotated[bool, typer.Option("--once/--loop", help="Run once (for cron), or run every gc.wait_ms.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite the live objects of blocks that are mostly waste. A later run deletes the emptied blocks, when their
+    """Rewrite the live objects of the blocks that gc.policy chooses. A later run deletes the emptied blocks, when their
     grace period is over."""
     if not apply:
         if not once:

@@ -136,8 +136,8 @@ class Collection:
             behind = self._hindrance(failure, behind) if is_above(store, outlook.target) else None
         run.progress.ended(store, outlook.target, behind)
         run.progress.show()
-        if behind is not None:
-            _log.warning("GC did not collect all that its policy asks for", reason=behind.value)
+        if behind is Behind.SPACE:  # such a run fails, so nothing else logs its result
+            _log.warning("no space to write survivors; the store stays above its target", behind=behind.value)
 
     def _hindrance(self, failure: NosError | None, behind: Behind | None) -> Behind | None:
         """What kept the run from its target. None when it did all that it chose, and more was deleted meanwhile."""
