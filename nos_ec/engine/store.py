@@ -132,12 +132,17 @@ class Store:
         Raises NotFound, Transient."""
         for _ in range(READ_TRIES):
             row = self._metadata.get(key)
-            try:
-                if self._metadata.set_attributes(row, attributes):
-                    return replace(row, attributes=attributes)
-            finally:
-                self._locations.forget([key])
+            if self.set_attributes_of(row, attributes):
+                return replace(row, attributes=attributes)
         raise Transient(f"{key}: changed {READ_TRIES} times while its attributes were being set; try again", key=key)
+
+    def set_attributes_of(self, row: ObjectRow, attributes: bytes) -> bool:
+        """Like `set_attributes`, for exactly this version. Returns False, and changes nothing, if it is not the current
+        one any more. Raises Transient."""
+        try:
+            return self._metadata.set_attributes(row, attributes)
+        finally:
+            self._locations.forget([row.key])
 
     def delete(self, key: ObjectKey, *, permanently: bool = False, condition: Condition | None = None) -> ObjectRow:
         """Delete an object, durably: into the trash if there is one, and not `permanently`. Returns the row it had.

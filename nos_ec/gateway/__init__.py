@@ -1,6 +1,18 @@
-"""What the S3 gateway is made of, besides the protocol (nos_ec.s3) and the store.
+"""The S3 gateway: what lies between the protocol (nos_ec.s3) and the store.
 
-accounts        access keys and what accounts may do, as operators manage them
-sealed_secrets  the secrets of access keys, encrypted under a master key
-master_keys     the master keys of the settings
+server             puts the gateway together, and serves it
+app                HTTP: requests, bodies, answers
+service            who sends a request, what it asks for, and its errors
+call, reply        one request, and its answer
+access             who may do what, remembered for a short time
+bucket_operations  buckets
+object_operations  objects
+listings           listings of objects
+body               the body of a request, decoded and checked
+preconditions      conditions and ranges
+object_headers     headers of objects, as attributes
+acls               canned ACLs
+accounts           access keys and what accounts may do, as operators manage them
+sealed_secrets     the secrets of access keys, encrypted under a master key
+master_keys        the master keys of the settings
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from nos_ec.core.errors import InvalidInput, NotFound
@@ -30,7 +30,7 @@ class NewKey:
     """An access key with its secret, which nobody can look up later."""
 
     key: AccessKey
-    secret: str
+    secret: str = field(repr=False)
 
 
 class AccountsMetadata(Buckets, AccessKeys, Protocol):

@@ -20,7 +20,7 @@ import hmac
 import re
 from calendar import timegm
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
@@ -91,7 +91,7 @@ class Signed:
     access_key: str
     payload: Payload
     sha256: str | None
-    signing_key: bytes
+    signing_key: bytes = field(repr=False)
     date: str
     scope: str
     signature: str
@@ -122,6 +122,18 @@ def read_claim(request: Request, now_ms: int, region: str | None = None) -> Clai
             _malformed(claim.presigned), f"The region {claim.region!r} is wrong; expecting {region!r}.", Region=region
         )
     return claim
+
+
+def unsigned(request: Request) -> Signed | None:
+    """What an anonymous request says of its body; None if it says nothing. Raises S3Error as `read_claim`, and
+    AccessDenied for signatures of chunks, which need a key."""
+    sent = request.header("x-amz-content-sha256")
+    if sent is None:
+        return None
+    payload = _payload(sent)
+    if payload in (Payload.CHUNKED, Payload.CHUNKED_TRAILER):
+        raise S3Error("AccessDenied", "A request without a signature cannot have signed chunks.")
+    return Signed("", payload, sent.lower() if payload is Payload.SHA256 else None, b"", "", "", "")
 
 
 def verify(request: Request, claim: Claim, secret: str | None) -> Signed:

@@ -4,12 +4,53 @@ from __future__ import annotations
 
 from pydantic import Field, SecretStr
 
-from nos_ec.settings.section import Section
-from nos_ec.settings.values import NonEmptyPath
+from nos_ec.settings.section import HOUR, MINUTE, SECOND, Section
+from nos_ec.settings.values import Count, NonEmptyPath
 
 
 class S3Settings(Section):
-    """Access keys of the S3 gateway (S3.md)."""
+    """The S3 gateway, `nos-ec s3 serve` (S3.md)."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        max_length=200,
+        description="Address that the gateway listens on. It serves plain HTTP: put a TLS proxy in front of it before"
+        " you give other machines access.",
+    )
+    port: Count = Field(
+        default=9488, ge=0, le=65_535, description="TCP port that the gateway listens on; 0: a free one."
+    )
+    region: str = Field(
+        default="us-east-1",
+        pattern=r"^[0-9A-Za-z_-]{1,64}$",
+        description="Region that the gateway names. Clients may sign with any region.",
+    )
+    domains: str = Field(
+        default="",
+        title="domains, separated by commas",
+        max_length=4000,
+        description="Domains of the gateway: the host BUCKET.DOMAIN names a bucket. Path style always works.",
+    )
+    threads: Count = Field(
+        default=16,
+        ge=1,
+        le=1000,
+        description="Requests that are served at a time, and as many again whose bodies have more than 256 KiB.",
+    )
+    access_cache_ms: Count = Field(
+        default=2 * SECOND,
+        ge=0,
+        le=MINUTE,
+        description="For how many milliseconds the gateway remembers access keys, owners and grants. A disabled key may"
+        " be used for so long.",
+    )
+    body_wait_ms: Count = Field(
+        default=MINUTE,
+        ge=1,
+        le=HOUR,
+        description="Milliseconds for which a client may send nothing of a body that it has begun.",
+    )
 
     master_key: SecretStr | None = Field(
         default=None,
@@ -23,3 +64,8 @@ class S3Settings(Section):
         description="File that contains the master key, as an alternative to master_key. Further lines may have older"
         " master keys. Other users must not be able to read it. A relative path in a file starts at the file's folder.",
     )
+
+    @property
+    def domain_names(self) -> list[str]:
+        """The domains, in lower case."""
+        return [name for part in self.domains.split(",") if (name := part.strip().lower())]

@@ -1,0 +1,119 @@
+"""Who has sent a request, and what they may do. Asks the metadata, and remembers the answers for a short time.
+
+Owners, grants and canned ACLs: docs/S3.md. An object belongs to the owner of its bucket.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Generic, TypeVar
+
+from nos_ec.gateway.accounts import AccountsMetadata
+from nos_ec.gateway.sealed_secrets import MasterKeys
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, KeyState, Rights
+from nos_ec.s3.errors import S3Error
+
+REMEMBERED_MAX = 10_000
+"""Access keys, and buckets, that are remembered."""
+_T = TypeVar("_T")
+
+_PUBLIC = {
+    CannedAcl.PRIVATE: Rights.NONE,
+    CannedAcl.PUBLIC_READ: Rights.LIST,
+    CannedAcl.PUBLIC_READ_WRITE: Rights.LIST | Rights.WRITE,
+    CannedAcl.AUTHENTICATED_READ: Rights.NONE,
+}
+"""What the ACL of a bucket allows to everybody. Whether its objects may be read, their own ACLs say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Who has sent a signed request."""
+
+    name: str
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketAccess:
+    """A bucket, and what accounts may do in it that do not own it."""
+
+    row: BucketRow
+    grants: Mapping[str, Rights]
+
+    def rights_of(self, account: str | None) -> Rights:
+        """What an account may do, or anybody for None."""
+        everything = Rights.READ | Rights.WRITE | Rights.LIST | Rights.OWNER
+        found = _PUBLIC[self.row.acl]
+        if account is None:
+            return found
+        if self.row.acl is CannedAcl.AUTHENTICATED_READ:
+            found |= Rights.LIST
+        found |= self.grants.get(account, Rights.NONE)
+        return everything if account in (ROOT_ACCOUNT, self.row.owner) or Rights.OWNER in found else found
+
+
+class Access:
+    """Looks up access keys and buckets. Safe to call from several threads."""
+
+    def __init__(self, metadata: AccountsMetadata, masters: MasterKeys, clock: Clock, remember_ms: int) -> None:
+        self._metadata = metadata
+        self._masters = masters
+        self._accounts: _Remembered[Account | None] = _Remembered(clock, remember_ms)
+        self._buckets: _Remembered[BucketAccess] = _Remembered(clock, remember_ms)
+
+    def account(self, access_key: str) -> Account | None:
+        """Whose key it is; None if there is no active key of this name. Raises Transient, ConfigError, Corrupt."""
+        return self._accounts.find(access_key, self._look_up_account)
+
+    def bucket(self, name: str) -> BucketAccess:
+        """Raises S3Error (NoSuchBucket), Transient."""
+        return self._buckets.find(name, self._look_up_bucket)
+
+    def forget_bucket(self, name: str) -> None:
+        """To be called when this process has changed it."""
+        self._buckets.forget(name)
+
+    def _look_up_account(self, access_key: str) -> Account | None:
+        key = self._metadata.access_key(access_key)
+        if key is None or key.state is not KeyState.ACTIVE:
+            return None
+        return Account(key.account, self._masters.open(access_key, key.secret))
+
+    def _look_up_bucket(self, name: str) -> BucketAccess:
+        row = None if name.startswith(".") else self._metadata.bucket(name)  # those are the store's own
+        if row is None:
+            raise S3Error("NoSuchBucket", "The specified bucket does not exist.", BucketName=name)
+        return BucketAccess(row, self._metadata.grants(name))
+
+
+class _Remembered(Generic[_T]):
+    """The last answers, each for `remember_ms`. A clock that is set back makes none older than that."""
+
+    def __init__(self, clock: Clock, remember_ms: int) -> None:
+        self._clock = clock
+        self._remember_ms = remember_ms
+        self._lock = Lock()
+        self._answers: OrderedDict[str, tuple[int, _T]] = OrderedDict()
+
+    def find(self, name: str, look_up: Callable[[str], _T]) -> _T:
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            known = self._answers.get(name)
+        if known is not None and 0 <= now_ms - known[0] < self._remember_ms:
+            return known[1]
+        found = look_up(name)
+        with self._lock:
+            self._answers[name] = (now_ms, found)
+            self._answers.move_to_end(name)
+            if len(self._answers) > REMEMBERED_MAX:
+                self._answers.popitem(last=False)
+        return found
+
+    def forget(self, name: str) -> None:
+        with self._lock:
+            self._answers.pop(name, None)

@@ -1,0 +1,91 @@
+"""The body of a request, decoded and checked while the engine reads it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from nos_ec.s3.checksums import BodyCheck, Computed, expected_of
+from nos_ec.s3.chunked import ChunkedBody, decoded_length_of, trailers_announced
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.request import Request
+from nos_ec.s3.signing import Signed
+
+OBJECT_BYTES_MAX = 5 << 30
+
+
+class Source(Protocol):
+    """The bytes of a body as they arrive."""
+
+    def next_piece(self) -> bytes:
+        """The next bytes; none at the end. Raises S3Error if the client has gone, or is too slow."""
+        ...
+
+
+def length_of(request: Request, signed: Signed | None) -> int:
+    """Bytes of the body, decoded. Raises MissingContentLength, InvalidArgument, EntityTooLarge."""
+    if signed is not None and signed.payload.is_chunked:
+        length = decoded_length_of(request)
+    else:
+        text = request.header("content-length")
+        if text is None or not text.isascii() or not text.isdigit():
+            raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")
+        length = int(text)
+    if length > OBJECT_BYTES_MAX:
+        raise S3Error(
+            "EntityTooLarge",
+            "Your proposed upload exceeds the maximum allowed size",
+            ProposedSize=str(length),
+            MaxSizeAllowed=str(OBJECT_BYTES_MAX),
+        )
+    return length
+
+
+class CheckedBody:
+    """A binary stream. Its last bytes are given only once lengths, signatures and checksums of all of it are right, so
+    that no engine records a body that is not."""
+
+    def __init__(self, request: Request, signed: Signed | None, source: Source) -> None:
+        """Raises S3Error as `length_of` and `checksums.expected_of`."""
+        self.length = length_of(request, signed)
+        self.computed: Computed | None = None
+        """Set at the end."""
+        announced = frozenset[str]()
+        self._chunked: ChunkedBody | None = None
+        if signed is not None:
+            announced = trailers_announced(request, signed.payload)
+            if signed.payload.is_chunked:
+                self._chunked = ChunkedBody(signed, self.length, announced)
+        self._check = BodyCheck(expected_of(request, announced, None if signed is None else signed.sha256))
+        self._source = source
+        self._taken = 0
+        self._buffer = bytearray()
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; none at the end. Raises S3Error."""
+        while self.computed is None and len(self._buffer) <= size:
+            self._fetch()
+        found = bytes(memoryview(self._buffer)[:size])
+        del self._buffer[:size]
+        return found
+
+    def read_all(self) -> bytes:
+        """All that is left. Only for short bodies. Raises S3Error."""
+        return self.read(self.length + 1)
+
+    def _fetch(self) -> None:
+        raw = self._source.next_piece()
+        if not raw:
+            self._finish()
+            return
+        for piece in [raw] if self._chunked is None else self._chunked.feed(raw):
+            self._taken += len(piece)
+            if self._taken > self.length:
+                raise S3Error("IncompleteBody", "The body is longer than the request says.")
+            self._check.update(piece)
+            self._buffer += piece
+
+    def _finish(self) -> None:
+        trailers = {} if self._chunked is None else self._chunked.finish()
+        if self._taken != self.length:
+            raise S3Error("IncompleteBody", f"The body has {self._taken} bytes instead of {self.length}.")
+        self.computed = self._check.finish(trailers)

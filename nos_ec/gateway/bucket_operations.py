@@ -1,0 +1,161 @@
+"""Operations on buckets, and listings of them."""
+
+from __future__ import annotations
+
+from nos_ec.core.errors import Conflict
+from nos_ec.gateway.access import Access
+from nos_ec.gateway.accounts import AccountsMetadata
+from nos_ec.gateway.acls import bucket_acl, canned, grants_of
+from nos_ec.gateway.body import CheckedBody
+from nos_ec.gateway.call import Call, owner_named
+from nos_ec.gateway.object_headers import refuse_unsupported
+from nos_ec.gateway.reply import Reply, empty, xml
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import BucketRow, DocumentKind, Rights
+from nos_ec.s3 import answers, documents
+from nos_ec.s3.documents import DOCUMENT_SIZE_MAX
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.names import check_new_bucket
+
+BUCKETS_MAX = 10_000
+BUCKET_TAGS_MAX = 50
+
+
+class BucketOperations:
+    """Safe to call from several threads."""
+
+    def __init__(self, metadata: AccountsMetadata, access: Access, clock: Clock, region: str) -> None:
+        self._metadata = metadata
+        self._access = access
+        self._clock = clock
+        self._region = region
+
+    def list_buckets(self, call: Call) -> Reply:
+        """Those that the account owns."""
+        account = call.require_account()
+        prefix = call.request.parameter("prefix")
+        limit = call.number("max-buckets", BUCKETS_MAX, BUCKETS_MAX) or BUCKETS_MAX
+        after = call.request.parameter("continuation-token") or ""
+        found: list[BucketRow] = []
+        more = True
+        while more and len(found) <= limit:
+            page = self._metadata.buckets_of(account, after, BUCKETS_MAX // 10)
+            more = len(page) == BUCKETS_MAX // 10
+            found += [row for row in page if row.name.startswith(prefix or "")]
+            after = page[-1].name if page else after
+        token = found[limit - 1].name if len(found) > limit else None
+        listed = [(row.name, row.created_ms) for row in found[:limit]]
+        return xml(answers.list_buckets(owner_named(account), listed, prefix=prefix, next_token=token))
+
+    def create_bucket(self, call: Call) -> Reply:
+        """Of the account that asks."""
+        account = call.require_account()
+        check_new_bucket(call.bucket)
+        refuse_unsupported(call.request)
+        if call.request.header("x-amz-bucket-object-lock-enabled") not in (None, "false"):
+            raise S3Error("NotImplemented", "Object lock is not supported.")
+        acl = bucket_acl(call.request.header("x-amz-acl") or "private")
+        documents.create_bucket(document(call) if call.request.header("content-length") not in (None, "0") else b"")
+        made = self._metadata.create_bucket(call.bucket, account, acl, self._clock.now_ms())
+        self._access.forget_bucket(call.bucket)
+        if not made:
+            row = self._metadata.bucket(call.bucket)
+            if row is not None and row.owner == account:
+                raise S3Error("BucketAlreadyOwnedByYou", "You own this bucket already.", BucketName=call.bucket)
+            raise S3Error("BucketAlreadyExists", "The requested bucket name is not available.", BucketName=call.bucket)
+        return empty({"location": f"/{call.bucket}"})
+
+    def head_bucket(self, call: Call) -> Reply:
+        """To whoever may do anything in it."""
+        if not call.rights:
+            call.require(Rights.LIST)
+        return empty({"x-amz-bucket-region": self._region})
+
+    def delete_bucket(self, call: Call) -> Reply:
+        """An empty one."""
+        call.require(Rights.OWNER)
+        try:
+            self._metadata.delete_bucket(call.bucket, self._clock.now_ms())
+        except Conflict:
+            raise S3Error(
+                "BucketNotEmpty", "The bucket you tried to delete is not empty", BucketName=call.bucket
+            ) from None
+        finally:
+            self._access.forget_bucket(call.bucket)
+        return empty(status=204)
+
+    def get_location(self, call: Call) -> Reply:
+        """The region of the settings."""
+        call.require(Rights.LIST)
+        return xml(answers.location(self._region))
+
+    def get_versioning(self, call: Call) -> Reply:
+        """No bucket has versions."""
+        call.require(Rights.LIST)
+        return xml(answers.versioning(None))
+
+    def get_acl(self, call: Call) -> Reply:
+        """As grants."""
+        call.require(Rights.OWNER)
+        assert call.access is not None
+        return xml(answers.access_control(call.owner, grants_of(call.access.row.acl.value, call.owner)))
+
+    def put_acl(self, call: Call) -> Reply:
+        """A canned one."""
+        call.require(Rights.OWNER)
+        acl = bucket_acl(acl_of(call))
+        if not self._metadata.set_bucket_acl(call.bucket, acl, self._clock.now_ms()):
+            raise no_bucket(call.bucket)
+        self._access.forget_bucket(call.bucket)
+        return empty()
+
+    def get_tagging(self, call: Call) -> Reply:
+        """As they were put."""
+        call.require(Rights.OWNER)
+        body = self._metadata.bucket_document(call.bucket, DocumentKind.TAGS)
+        if body is None:
+            raise S3Error("NoSuchTagSet", "The TagSet does not exist", BucketName=call.bucket)
+        return xml(answers.tagging(documents.tagging(body, BUCKET_TAGS_MAX)))
+
+    def put_tagging(self, call: Call) -> Reply:
+        """In place of all tags that it had."""
+        call.require(Rights.OWNER)
+        body = document(call)
+        tags = documents.tagging(body, BUCKET_TAGS_MAX)
+        self._set_tags(call, answers.tagging(tags))
+        return empty(status=204)
+
+    def delete_tagging(self, call: Call) -> Reply:
+        """All tags."""
+        call.require(Rights.OWNER)
+        self._set_tags(call, None)
+        return empty(status=204)
+
+    def _set_tags(self, call: Call, body: bytes | None) -> None:
+        if not self._metadata.set_bucket_document(call.bucket, DocumentKind.TAGS, body, self._clock.now_ms()):
+            raise no_bucket(call.bucket)
+
+
+def document(call: Call) -> bytes:
+    """The body, checked. Raises S3Error."""
+    body = CheckedBody(call.request, call.signed, call.source)
+    if body.length > DOCUMENT_SIZE_MAX:
+        raise S3Error("MaxMessageLengthExceeded", f"The document has more than {DOCUMENT_SIZE_MAX} bytes.")
+    return body.read_all()
+
+
+def acl_of(call: Call) -> str:
+    """The canned ACL that a request sets, by its header or its document. Raises S3Error."""
+    refuse_unsupported(call.request)
+    header = call.request.header("x-amz-acl")
+    if header is not None:
+        return header
+    owner, grants = documents.access_control(document(call))
+    if owner.id != call.owner.id:
+        raise S3Error("AccessDenied", "The owner of a bucket or object cannot be changed.")
+    return canned(grants, call.owner)
+
+
+def no_bucket(name: str) -> S3Error:
+    """A bucket that is not there."""
+    return S3Error("NoSuchBucket", "The specified bucket does not exist.", BucketName=name)

@@ -1,0 +1,102 @@
+"""One request whose sender is known, and what it asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.ids import ObjectKey
+from nos_ec.gateway.access import BucketAccess
+from nos_ec.gateway.body import Source
+from nos_ec.ports.metadata import Rights
+from nos_ec.s3.answers import Owner
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.request import Request
+from nos_ec.s3.signing import Payload, Signed
+
+
+@dataclass(slots=True)
+class Call:
+    """operation: by the name of the S3 API reference. account: None for an anonymous request. bucket, key: empty if the
+    request names none. access: of the bucket, None for an operation on none, or on one that need not exist."""
+
+    request: Request
+    operation: str
+    bucket: str
+    key: str
+    account: str | None
+    signed: Signed | None
+    source: Source
+    access: BucketAccess | None
+
+    @property
+    def payload(self) -> Payload:
+        """How the body is sent."""
+        return Payload.UNSIGNED if self.signed is None else self.signed.payload
+
+    @property
+    def rights(self) -> Rights:
+        """What the account may do in the bucket."""
+        return Rights.NONE if self.access is None else self.access.rights_of(self.account)
+
+    @property
+    def owner(self) -> Owner:
+        """Of the bucket, and so of its objects."""
+        assert self.access is not None
+        return owner_named(self.access.row.owner)
+
+    @property
+    def object_key(self) -> ObjectKey:
+        """Raises S3Error for a key that the store cannot have."""
+        return object_key(self.bucket, self.key)
+
+    def require(self, rights: Rights) -> None:
+        """Raises AccessDenied unless the account has all of them."""
+        if rights not in self.rights:
+            raise denied()
+
+    def require_account(self) -> str:
+        """Raises AccessDenied for an anonymous request."""
+        if self.account is None:
+            raise denied()
+        return self.account
+
+    def number(self, parameter: str, default: int, most: int) -> int:
+        """A query parameter that is a number, cut off at `most`. Raises InvalidArgument."""
+        text = self.request.parameter(parameter)
+        if not text:
+            return default
+        if not text.isascii() or not text.isdigit() or len(text) > 10:
+            raise S3Error(
+                "InvalidArgument",
+                f"{parameter} must be a number.",
+                ArgumentName=parameter,
+                ArgumentValue=text,
+            )
+        return min(int(text), most)
+
+    def refuse_versions(self) -> None:
+        """Raises InvalidArgument for a version id that no object of an unversioned bucket has."""
+        version = self.request.parameter("versionId")
+        if version not in (None, "null"):
+            raise S3Error(
+                "InvalidArgument", "Invalid version id specified", ArgumentName="versionId", ArgumentValue=version or ""
+            )
+
+
+def object_key(bucket: str, key: str) -> ObjectKey:
+    """Raises InvalidArgument for a key that the store cannot have."""
+    try:
+        return ObjectKey(bucket, key)
+    except InvalidInput as error:
+        raise S3Error("InvalidArgument", str(error), ArgumentName="Key") from None
+
+
+def owner_named(account: str) -> Owner:
+    """The owner that answers name."""
+    return Owner(account, account)
+
+
+def denied() -> S3Error:
+    """What a request is refused with whose sender may not do it."""
+    return S3Error("AccessDenied", "Access Denied")

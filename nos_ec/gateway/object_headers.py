@@ -1,0 +1,157 @@
+"""Headers of objects, as attributes of the version, and back.
+
+Attributes have the names of the headers, so that programs of the Python library can set and read them. What clients
+cannot set by a header of its own has a name that begins with `s3:`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from email.utils import formatdate, parsedate_to_datetime
+from urllib.parse import urlencode
+
+from nos_ec.core.attributes import decode_attributes, encode_attributes
+from nos_ec.core.errors import InvalidInput
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.s3 import answers, documents
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.request import Request
+
+META = "x-amz-meta-"
+META_BYTES_MAX = 2048
+KEPT = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
+ENCODING = "content-encoding"
+TAGS, ACL, CHECKSUM, STORAGE_CLASS = "s3:tags", "s3:acl", "s3:checksum", "s3:storage-class"
+DEFAULT_TYPE = "binary/octet-stream"
+STORAGE_CLASSES = frozenset(["STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING"])
+OBJECT_ACLS = frozenset(
+    ["private", "public-read", "public-read-write", "authenticated-read", "bucket-owner-read",
+     "bucket-owner-full-control"]
+)  # fmt: skip
+_UNSUPPORTED = re.compile(r"x-amz-(server-side-encryption|object-lock-|website-redirect-location|grant-)")
+
+
+def refuse_unsupported(request: Request) -> None:
+    """Raises NotImplemented for headers that would change what is stored in a way that we lack."""
+    for raw in request.header_values:
+        name = raw.decode("latin-1")
+        if _UNSUPPORTED.match(name):
+            raise S3Error("NotImplemented", f"The header {name} is not supported.")
+
+
+def attributes_of_request(request: Request, encoding: str | None) -> dict[str, str]:
+    """What a PUT says of its object. encoding: what to keep of Content-Encoding. Raises S3Error."""
+    found = {name: value for name in KEPT if (value := request.header(name))}
+    if encoding:
+        found[ENCODING] = encoding
+    size = 0
+    for raw, values in request.header_values.items():
+        name = raw.decode("latin-1")
+        if name.startswith(META):
+            found[name] = ",".join(_text(value) for value in values)
+            size += len(name) - len(META) + len(found[name].encode())
+    if size > META_BYTES_MAX:
+        raise S3Error("MetadataTooLarge", f"Your metadata headers exceed {META_BYTES_MAX} bytes.")
+    tags = request.header("x-amz-tagging")
+    if tags is not None:
+        found |= tags_attribute(documents.tagging_header(tags))
+    storage_class = request.header("x-amz-storage-class")
+    if storage_class is not None:
+        if storage_class not in STORAGE_CLASSES:
+            raise S3Error("InvalidStorageClass", f"The storage class {storage_class!r} is not known.")
+        if storage_class != "STANDARD":
+            found[STORAGE_CLASS] = storage_class
+    acl = request.header("x-amz-acl")
+    if acl is not None:
+        found |= acl_attribute(acl)
+    return found
+
+
+def tags_attribute(tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags as an attribute; none without tags."""
+    return {TAGS: urlencode(tags)} if tags else {}
+
+
+def acl_attribute(acl: str) -> dict[str, str]:
+    """A canned ACL as an attribute; none for the default. Raises InvalidArgument."""
+    if acl not in OBJECT_ACLS:
+        raise S3Error("InvalidArgument", f"{acl!r} is no canned ACL.", ArgumentName="x-amz-acl", ArgumentValue=acl)
+    return {} if acl == "private" else {ACL: acl}
+
+
+def encoded(attributes: Mapping[str, str]) -> bytes:
+    """As rows have them. Raises MetadataTooLarge."""
+    try:
+        return encode_attributes(attributes)
+    except InvalidInput as error:
+        raise S3Error("MetadataTooLarge", str(error)) from None
+
+
+def attributes_of(row: ObjectRow) -> dict[str, str]:
+    """Raises Corrupt."""
+    return decode_attributes(row.attributes)
+
+
+def tags_of(attributes: Mapping[str, str]) -> dict[str, str]:
+    """The tags of an object."""
+    return documents.tagging_header(attributes[TAGS]) if TAGS in attributes else {}
+
+
+def checksum_of(attributes: Mapping[str, str]) -> answers.Checksum | None:
+    """The checksum that was sent with the object."""
+    algorithm, _, value = attributes.get(CHECKSUM, "").partition(" ")
+    return answers.Checksum(algorithm, value, "FULL_OBJECT") if value else None
+
+
+def checksum_attribute(algorithm: str, value: str) -> dict[str, str]:
+    """A checksum as an attribute."""
+    return {CHECKSUM: f"{algorithm} {value}"}
+
+
+def etag_of(row: ObjectRow) -> str:
+    """Without quotes."""
+    return row.md5.hex()
+
+
+def http_date(time_ms: int) -> str:
+    """As in Last-Modified, which has no fractions of seconds."""
+    return formatdate(time_ms // 1000, usegmt=True)
+
+
+def parsed_date(text: str | None) -> int | None:
+    """Seconds since 1970 of a date in a header; None for none, and for what is no date, which HTTP ignores."""
+    if text is None:
+        return None
+    try:
+        return int(parsedate_to_datetime(text).timestamp())
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def headers_of(row: ObjectRow, attributes: Mapping[str, str], *, with_checksum: bool) -> dict[str, str]:
+    """The headers that a GET or HEAD answers with."""
+    found = {
+        "etag": f'"{etag_of(row)}"',
+        "last-modified": http_date(row.created_ms),
+        "accept-ranges": "bytes",
+        "content-type": attributes.get("content-type", DEFAULT_TYPE),
+    }
+    found |= {n: value for n, value in attributes.items() if n in KEPT or n == ENCODING or n.startswith(META)}
+    if TAGS in attributes:
+        found["x-amz-tagging-count"] = str(len(tags_of(attributes)))
+    if STORAGE_CLASS in attributes:
+        found["x-amz-storage-class"] = attributes[STORAGE_CLASS]
+    checksum = checksum_of(attributes) if with_checksum else None
+    if checksum is not None:
+        found[f"x-amz-checksum-{checksum.algorithm.lower()}"] = checksum.value
+        found["x-amz-checksum-type"] = "FULL_OBJECT"
+    return found
+
+
+def _text(value: bytes) -> str:
+    value = value.strip(b" \t")
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

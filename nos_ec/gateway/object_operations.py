@@ -1,0 +1,337 @@
+"""Operations on objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from io import BytesIO
+
+from nos_ec.core.errors import Conflict, NotFound, PreconditionFailed, Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.store import READ_TRIES, Store
+from nos_ec.engine.streams import ByteStream
+from nos_ec.gateway.access import Access
+from nos_ec.gateway.acls import grants_of
+from nos_ec.gateway.body import OBJECT_BYTES_MAX, CheckedBody
+from nos_ec.gateway.bucket_operations import acl_of, document
+from nos_ec.gateway.call import Call, denied, object_key
+from nos_ec.gateway.object_headers import (
+    ACL,
+    CHECKSUM,
+    STORAGE_CLASS,
+    TAGS,
+    acl_attribute,
+    attributes_of,
+    attributes_of_request,
+    checksum_attribute,
+    checksum_of,
+    encoded,
+    etag_of,
+    headers_of,
+    refuse_unsupported,
+    tags_attribute,
+    tags_of,
+)
+from nos_ec.gateway.preconditions import check_read, etag_condition, range_of, write_condition
+from nos_ec.gateway.reply import Reply, empty, xml
+from nos_ec.ports.metadata import ObjectRow, Rights
+from nos_ec.s3 import answers, checksums, documents
+from nos_ec.s3.chunked import content_encoding_of
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.names import copy_source
+from nos_ec.s3.request import Request
+
+ATTRIBUTE_WORDS = ("ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize")
+_OVERRIDABLE = (
+    "content-type",
+    "content-language",
+    "expires",
+    "cache-control",
+    "content-disposition",
+    "content-encoding",
+)
+"""Headers of the answer that a signed request may set."""
+_READABLE = {
+    "public-read": False,
+    "public-read-write": False,
+    "authenticated-read": True,
+}
+"""ACLs of objects that let others read them; whether these need an account."""
+
+
+class ObjectOperations:
+    """Safe to call from several threads."""
+
+    def __init__(self, store: Store, access: Access) -> None:
+        self._store = store
+        self._access = access
+
+    # --- reading ----------------------------------------------------------------------------------
+    def get_object(self, call: Call) -> Reply:
+        """The object or a range of it, exactly as of the version that the headers tell."""
+        for _ in range(READ_TRIES):
+            row, attributes = self._readable(call, call.object_key)
+            reply = self._head(call, row, attributes)
+            first, length = range_of(call.request, row.size) or (0, row.size)
+            try:
+                reply.body = self._store.open_version(row, first, length) if length else b""
+            except Conflict:
+                continue  # it was overwritten or deleted meanwhile
+            return reply
+        raise Transient(f"{call.object_key} changed again and again while it was read; try again")
+
+    def head_object(self, call: Call) -> Reply:
+        """The headers of a GET."""
+        row, attributes = self._readable(call, call.object_key)
+        return self._head(call, row, attributes)
+
+    def _head(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> Reply:
+        request = call.request
+        check_read(request, row)
+        part = call.number("partNumber", 1, 10_000)
+        if part != 1:
+            raise S3Error("InvalidPart", "The object has one part.", PartNumber=str(part))
+        headers = headers_of(row, attributes, with_checksum=request.header("x-amz-checksum-mode") == "ENABLED")
+        for name in _OVERRIDABLE:
+            value = request.parameter(f"response-{name}")
+            if value is not None:
+                if call.account is None:
+                    raise S3Error("InvalidRequest", "Request specific response headers need a signed request.")
+                headers[name] = value
+        wanted = range_of(request, row.size)
+        if wanted is None:
+            return Reply(200, headers, length=row.size)
+        first, length = wanted
+        headers["content-range"] = f"bytes {first}-{first + length - 1}/{row.size}"
+        for name in [name for name in headers if name.startswith("x-amz-checksum-")]:
+            del headers[name]  # they are of the whole object
+        return Reply(206, headers, length=length)
+
+    def _readable(self, call: Call, key: ObjectKey) -> tuple[ObjectRow, dict[str, str]]:
+        """The current version. Who may not list the bucket does not learn whether there is one."""
+        call.refuse_versions()
+        return self._read_in(call, key, call.rights)
+
+    def _read_in(self, call: Call, key: ObjectKey, rights: Rights) -> tuple[ObjectRow, dict[str, str]]:
+        try:
+            row = self._store.head(key)
+        except NotFound:
+            if not rights & (Rights.LIST | Rights.READ):
+                raise denied() from None
+            raise S3Error("NoSuchKey", "The specified key does not exist.", Key=key.name) from None
+        attributes = attributes_of(row)
+        if Rights.READ not in rights:
+            needs_account = _READABLE.get(attributes.get(ACL, ""))
+            if needs_account is None or (needs_account and call.account is None):
+                raise denied()
+        return row, attributes
+
+    def get_attributes(self, call: Call) -> Reply:
+        """Of those that the header names."""
+        header = call.request.header("x-amz-object-attributes")
+        words = {word.strip() for word in (header or "").split(",")} - {""}
+        if not words or not words <= set(ATTRIBUTE_WORDS):
+            raise S3Error(
+                "InvalidArgument", "Invalid attribute name specified.", ArgumentName="x-amz-object-attributes"
+            )
+        call.require(Rights.READ)
+        row, attributes = self._readable(call, call.object_key)
+        check_read(call.request, row)
+        body = answers.object_attributes(
+            etag=etag_of(row) if "ETag" in words else None,
+            checksum=checksum_of(attributes) if "Checksum" in words else None,
+            storage_class=attributes.get(STORAGE_CLASS, "STANDARD") if "StorageClass" in words else None,
+            size=row.size if "ObjectSize" in words else None,
+        )
+        return xml(body, {"last-modified": headers_of(row, {}, with_checksum=False)["last-modified"]})
+
+    # --- writing ----------------------------------------------------------------------------------
+    def put_object(self, call: Call) -> Reply:
+        """Durable when it is answered."""
+        call.require(Rights.WRITE)
+        refuse_unsupported(call.request)
+        condition = write_condition(call.request)
+        attributes = _attributes_of_request(call)
+        body = CheckedBody(call.request, call.signed, call.source)
+        stream: ByteStream = body
+        if body.length <= self._store.packed_size_max:
+            stream = BytesIO(body.read_all())
+            attributes |= _computed(body)
+        else:
+            sent = checksums.checksum_of(call.request)
+            if sent is not None:
+                attributes |= checksum_attribute(sent[0].value, checksums.in_base64(sent[1]))
+        try:
+            row = self._store.put(call.object_key, stream, encoded(attributes), condition)
+        except NotFound:
+            raise S3Error("NoSuchKey", "The specified key does not exist.", Key=call.key) from None
+        assert body.computed is not None
+        if CHECKSUM not in attributes and _computed(body):
+            # Its trailer came behind the last byte. The row may be that of another PUT, which came behind this one.
+            is_own = (row.md5, row.attributes) == (body.computed.md5, encoded(attributes))
+            attributes |= _computed(body)
+            if is_own:
+                with suppress(Transient):  # the object is stored, whatever becomes of this
+                    self._store.set_attributes_of(row, encoded(attributes))
+        headers = {"etag": f'"{body.computed.md5.hex()}"'}
+        checksum = checksum_of(attributes)
+        if checksum is not None:
+            headers[f"x-amz-checksum-{checksum.algorithm.lower()}"] = checksum.value
+            headers["x-amz-checksum-type"] = "FULL_OBJECT"
+        return empty(headers)
+
+    def copy_object(self, call: Call) -> Reply:
+        """Reads the source, and writes it again."""
+        call.require(Rights.WRITE)
+        request = call.request
+        refuse_unsupported(request)
+        bucket, name, version = copy_source(request.header("x-amz-copy-source") or "")
+        if version not in (None, "null"):
+            raise S3Error("InvalidArgument", "Invalid version id specified", ArgumentName="versionId")
+        source = object_key(bucket, name)
+        row, old = self._read_in(call, source, self._access.bucket(bucket).rights_of(call.account))
+        check_read(request, row, "x-amz-copy-source-")
+        if row.size > OBJECT_BYTES_MAX:
+            raise S3Error("InvalidRequest", "The specified copy source is larger than the maximum of a copy.")
+        given = _attributes_of_request(call)
+        keeps, keeps_tags = _directive(request, "metadata"), _directive(request, "tagging")
+        if source == call.object_key and keeps and STORAGE_CLASS not in given and request.header("x-amz-acl") is None:
+            raise S3Error(
+                "InvalidRequest",
+                "This copy request is illegal because it is trying to copy an object to itself without changing the"
+                " object's metadata, storage class, website redirect location or encryption attributes.",
+            )
+        of_request = (ACL, STORAGE_CLASS)
+        attributes = {
+            name: value for name, value in (old if keeps else given).items() if name not in (*of_request, TAGS)
+        }
+        attributes |= {name: given[name] for name in of_request if name in given}
+        tags = (old if keeps_tags else given).get(TAGS)
+        attributes |= {} if tags is None else {TAGS: tags}
+        attributes |= {CHECKSUM: old[CHECKSUM]} if CHECKSUM in old else {}
+        stream = _Pieces(self._store.open_version(row))
+        made = self._store.put(call.object_key, stream, encoded(attributes), write_condition(request))
+        return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)))
+
+    def delete_object(self, call: Call) -> Reply:
+        """One that is not there is no error, unless its ETag must match."""
+        call.require(Rights.WRITE)
+        call.refuse_versions()
+        for name in ("x-amz-if-match-last-modified-time", "x-amz-if-match-size"):
+            if call.request.header(name) is not None:
+                raise S3Error("NotImplemented", f"The header {name} is not supported.")
+        match = call.request.header("if-match")
+        self._delete(call.object_key, match)
+        return empty(status=204)
+
+    def _delete(self, key: ObjectKey, etag: str | None) -> None:
+        condition = None if etag in (None, "*") else etag_condition(etag or "")
+        try:
+            self._store.delete(key, condition=condition)
+        except NotFound:
+            if etag is not None:
+                raise S3Error("NoSuchKey", "The specified key does not exist.", Key=key.name) from None
+
+    def delete_objects(self, call: Call) -> Reply:
+        """Up to 1,000, in one transaction, except those with conditions."""
+        call.require(Rights.WRITE)
+        listed, quiet = documents.delete_objects(document(call))
+        errors: list[tuple[str, str | None, S3Error]] = []
+        plain: list[ObjectKey] = []
+        done = []
+        for one in listed:
+            try:
+                if one.version_id not in (None, "null"):
+                    raise S3Error("InvalidArgument", "Invalid version id specified")
+                if one.modified is not None or one.size is not None:
+                    raise S3Error("NotImplemented", "Only ETag is supported as a condition.")
+                key = object_key(call.bucket, one.key)
+                if one.etag is None:
+                    plain.append(key)
+                else:
+                    self._delete(key, one.etag)
+                done.append((one.key, one.version_id))
+            except S3Error as error:
+                errors.append((one.key, one.version_id, error))
+            except PreconditionFailed as error:
+                errors.append((one.key, one.version_id, S3Error("PreconditionFailed", str(error))))
+        self._store.delete_many(plain)
+        return xml(answers.deleted(done, errors, quiet=quiet))
+
+    # --- what can be changed later ----------------------------------------------------------------
+    def get_tagging(self, call: Call) -> Reply:
+        """None is no error. An ACL that lets others read an object does not show its tags."""
+        call.require(Rights.READ)
+        _, attributes = self._readable(call, call.object_key)
+        return xml(answers.tagging(tags_of(attributes)))
+
+    def put_tagging(self, call: Call) -> Reply:
+        """In place of all tags that it had."""
+        call.require(Rights.WRITE)
+        tags = documents.tagging(document(call))
+        self._change(call, TAGS, tags_attribute(tags))
+        return empty()
+
+    def delete_tagging(self, call: Call) -> Reply:
+        """All tags."""
+        call.require(Rights.WRITE)
+        self._change(call, TAGS, {})
+        return empty(status=204)
+
+    def get_acl(self, call: Call) -> Reply:
+        """As grants."""
+        call.require(Rights.OWNER)
+        _, attributes = self._readable(call, call.object_key)
+        return xml(answers.access_control(call.owner, grants_of(attributes.get(ACL, "private"), call.owner)))
+
+    def put_acl(self, call: Call) -> Reply:
+        """A canned one."""
+        call.require(Rights.OWNER)
+        self._change(call, ACL, acl_attribute(acl_of(call)))
+        return empty()
+
+    def _change(self, call: Call, name: str, value: dict[str, str]) -> None:
+        call.refuse_versions()
+        for _ in range(READ_TRIES):
+            row, attributes = self._read_in(call, call.object_key, call.rights | Rights.READ)
+            changed = {known: text for known, text in attributes.items() if known != name} | value
+            if self._store.set_attributes_of(row, encoded(changed)):
+                return
+        raise Transient(f"{call.object_key} changed again and again; try again")
+
+
+class _Pieces:
+    """A stream over pieces."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = memoryview(b"")
+
+    def read(self, size: int, /) -> bytes:
+        if not self._rest:
+            self._rest = memoryview(next(self._pieces, b""))
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(found)
+
+
+def _attributes_of_request(call: Call) -> dict[str, str]:
+    """Only who owns the bucket, and so the object, may open it to others."""
+    found = attributes_of_request(call.request, content_encoding_of(call.request, call.payload))
+    if found.get(ACL) in _READABLE:
+        call.require(Rights.OWNER)
+    return found
+
+
+def _computed(body: CheckedBody) -> dict[str, str]:
+    computed = body.computed
+    if computed is None or computed.algorithm is None or computed.checksum is None:
+        return {}
+    return checksum_attribute(computed.algorithm.value, checksums.in_base64(computed.checksum))
+
+
+def _directive(request: Request, name: str) -> bool:
+    """Whether a copy keeps what the source has."""
+    header = request.header(f"x-amz-{name}-directive") or "COPY"
+    if header not in ("COPY", "REPLACE"):
+        raise S3Error("InvalidArgument", f"Unknown {name} directive.", ArgumentName=f"x-amz-{name}-directive")
+    return header == "COPY"
