@@ -160,7 +160,7 @@ def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show which blocks a run would collect and rewrite. Reads rows and headers, not objects; changes nothing.
 
     For each block: the break-even price in days (docs/GC.md), and what is read, written and freed. A block marked
-    "keep" was looked at too, but rewriting it would give too little space back, or a limit of the run is reached. What
+    keep was looked at too, but rewriting it would give too little space back, or a limit of the run is reached. What
     else is dead, but cannot be freed now, is listed by the reason.
     """
     with context(ctx).system() as system:
