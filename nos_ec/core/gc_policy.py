@@ -63,6 +63,10 @@ class StoredBytes:
             return self.stored_bytes / self.live_bytes
         return inf if self.stored_bytes else 1.0
 
+    def exceeds(self, space_amp: float) -> bool:
+        """Whether more than `space_amp` bytes are stored per live byte."""
+        return self.stored_bytes > space_amp * self.live_bytes
+
     def less(self, freed_bytes: int) -> StoredBytes:
         """What is stored once so many dead bytes are free."""
         return StoredBytes(self.stored_bytes - freed_bytes, self.live_bytes)
@@ -179,7 +183,7 @@ class SpaceTarget:
 
     def is_due(self, store: StoredBytes) -> bool:
         """Whether the store is over its target."""
-        return store.stored_bytes > self.space_amp * store.live_bytes
+        return store.exceeds(self.space_amp)
 
     def plan(self, blocks: Iterable[SealedBlock], store: StoredBytes, /) -> GcPlan:
         """Dead blocks first, then the best of the others until the store is within its target, less the hysteresis."""

@@ -142,11 +142,15 @@ def headers_of(row: ObjectRow, attributes: Mapping[str, str], *, with_checksum: 
         found["x-amz-tagging-count"] = str(len(tags_of(attributes)))
     if STORAGE_CLASS in attributes:
         found["x-amz-storage-class"] = attributes[STORAGE_CLASS]
-    checksum = checksum_of(attributes) if with_checksum else None
-    if checksum is not None:
-        found[f"x-amz-checksum-{checksum.algorithm.lower()}"] = checksum.value
-        found["x-amz-checksum-type"] = "FULL_OBJECT"
-    return found
+    return found | checksum_headers(attributes) if with_checksum else found
+
+
+def checksum_headers(attributes: Mapping[str, str]) -> dict[str, str]:
+    """The headers that tell the checksum of an object, if it was sent with one."""
+    checksum = checksum_of(attributes)
+    if checksum is None:
+        return {}
+    return {f"x-amz-checksum-{checksum.algorithm.lower()}": checksum.value, "x-amz-checksum-type": "FULL_OBJECT"}
 
 
 def _text(value: bytes) -> str:

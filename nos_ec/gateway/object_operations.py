@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from io import BytesIO
 
@@ -24,16 +23,19 @@ from nos_ec.gateway.object_headers import (
     attributes_of,
     attributes_of_request,
     checksum_attribute,
+    checksum_headers,
     checksum_of,
     encoded,
     etag_of,
     headers_of,
+    http_date,
     refuse_unsupported,
     tags_attribute,
     tags_of,
 )
 from nos_ec.gateway.preconditions import check_read, etag_condition, range_of, write_condition
 from nos_ec.gateway.reply import Reply, empty, xml
+from nos_ec.library.put_source import Pieces
 from nos_ec.ports.metadata import ObjectRow, Rights
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.chunked import content_encoding_of
@@ -71,10 +73,9 @@ class ObjectOperations:
         """The object or a range of it, exactly as of the version that the headers tell."""
         for _ in range(READ_TRIES):
             row, attributes = self._readable(call, call.object_key)
-            reply = self._head(call, row, attributes)
-            first, length = range_of(call.request, row.size) or (0, row.size)
+            reply, first = self._head(call, row, attributes)
             try:
-                reply.body = self._store.open_version(row, first, length) if length else b""
+                reply.body = self._store.open_version(row, first, reply.size) if reply.size else b""
             except Conflict:
                 continue  # it was overwritten or deleted meanwhile
             return reply
@@ -83,9 +84,10 @@ class ObjectOperations:
     def head_object(self, call: Call) -> Reply:
         """The headers of a GET."""
         row, attributes = self._readable(call, call.object_key)
-        return self._head(call, row, attributes)
+        return self._head(call, row, attributes)[0]
 
-    def _head(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> Reply:
+    def _head(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> tuple[Reply, int]:
+        """The answer without its bytes, and where these begin in the object."""
         request = call.request
         check_read(request, row)
         part = call.number("partNumber", 1, 10_000)
@@ -100,12 +102,12 @@ class ObjectOperations:
                 headers[name] = value
         wanted = range_of(request, row.size)
         if wanted is None:
-            return Reply(200, headers, length=row.size)
+            return Reply(200, headers, length=row.size), 0
         first, length = wanted
         headers["content-range"] = f"bytes {first}-{first + length - 1}/{row.size}"
         for name in [name for name in headers if name.startswith("x-amz-checksum-")]:
             del headers[name]  # they are of the whole object
-        return Reply(206, headers, length=length)
+        return Reply(206, headers, length=length), first
 
     def _readable(self, call: Call, key: ObjectKey) -> tuple[ObjectRow, dict[str, str]]:
         """The current version. Who may not list the bucket does not learn whether there is one."""
@@ -143,7 +145,7 @@ class ObjectOperations:
             storage_class=attributes.get(STORAGE_CLASS, "STANDARD") if "StorageClass" in words else None,
             size=row.size if "ObjectSize" in words else None,
         )
-        return xml(body, {"last-modified": headers_of(row, {}, with_checksum=False)["last-modified"]})
+        return xml(body, {"last-modified": http_date(row.created_ms)})
 
     # --- writing ----------------------------------------------------------------------------------
     def put_object(self, call: Call) -> Reply:
@@ -173,12 +175,7 @@ class ObjectOperations:
             if is_own:
                 with suppress(Transient):  # the object is stored, whatever becomes of this
                     self._store.set_attributes_of(row, encoded(attributes))
-        headers = {"etag": f'"{body.computed.md5.hex()}"'}
-        checksum = checksum_of(attributes)
-        if checksum is not None:
-            headers[f"x-amz-checksum-{checksum.algorithm.lower()}"] = checksum.value
-            headers["x-amz-checksum-type"] = "FULL_OBJECT"
-        return empty(headers)
+        return empty({"etag": f'"{body.computed.md5.hex()}"', **checksum_headers(attributes)})
 
     def copy_object(self, call: Call) -> Reply:
         """Reads the source, and writes it again."""
@@ -209,7 +206,7 @@ class ObjectOperations:
         tags = (old if keeps_tags else given).get(TAGS)
         attributes |= {} if tags is None else {TAGS: tags}
         attributes |= {CHECKSUM: old[CHECKSUM]} if CHECKSUM in old else {}
-        stream = _Pieces(self._store.open_version(row))
+        stream = Pieces(self._store.open_version(row))
         made = self._store.put(call.object_key, stream, encoded(attributes), write_condition(request))
         return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)))
 
@@ -298,20 +295,6 @@ class ObjectOperations:
             if self._store.set_attributes_of(row, encoded(changed)):
                 return
         raise Transient(f"{call.object_key} changed again and again; try again")
-
-
-class _Pieces:
-    """A stream over pieces."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._rest = memoryview(b"")
-
-    def read(self, size: int, /) -> bytes:
-        if not self._rest:
-            self._rest = memoryview(next(self._pieces, b""))
-        found, self._rest = self._rest[:size], self._rest[size:]
-        return bytes(found)
 
 
 def _attributes_of_request(call: Call) -> dict[str, str]:

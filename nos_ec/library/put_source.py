@@ -35,7 +35,7 @@ class PutSource:
         if hasattr(source, "read"):
             self._read, self._pieces = source.read, None
         else:
-            self._pieces = _Pieces(source)
+            self._pieces = Pieces(source)
             self._read = self._pieces.read
 
     def read(self, size: int, /) -> bytes:
@@ -62,14 +62,15 @@ class PutSource:
         return data
 
 
-class _Pieces:
+class Pieces:
     """Reads an iterable of pieces as a file."""
 
     def __init__(self, pieces: Iterable[Buffer]) -> None:
         self._pieces: Iterator[Buffer] = iter(pieces)
         self._rest = memoryview(b"")
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; empty only at the end."""
         while not self._rest:
             try:
                 piece = next(self._pieces)

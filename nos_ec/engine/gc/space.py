@@ -60,7 +60,7 @@ def _is_free_below(blocks: BlockStore, least_bytes: int) -> bool:
 
 def is_above(store: StoredBytes, target: float | None) -> bool:
     """Whether more than the target is stored."""
-    return target is not None and store.stored_bytes > target * store.live_bytes
+    return target is not None and store.exceeds(target)
 
 
 def price_days(facts: BlockFacts, now_ms: int) -> float | None:

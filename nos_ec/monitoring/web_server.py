@@ -1,0 +1,81 @@
+"""Serves an ASGI application until the process is asked to stop. Imported only by what serves one: uvicorn takes long
+to load."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+import uvicorn
+
+from nos_ec.core.errors import ConfigError
+
+_log = structlog.get_logger(__name__)
+
+CONNECTIONS_MAX = 1000
+"""Maximum number of connections, including idle ones. Above it, the answer is 503."""
+
+
+class WebServer:
+    """Serves on its own thread for the duration of the `with` block, so that signals go to the main thread, as in every
+    daemon."""
+
+    def __init__(
+        self, app: Any, section: str, host: str, port: int, *, stop_wait_s: int, idle_wait_s: int, **options: Any
+    ) -> None:
+        """Listens at once; port 0 picks a free port. section: of the settings that have host and port. stop_wait_s: how
+        long requests in flight may take at the end. options: further ones of uvicorn. Raises ConfigError when the
+        address cannot be used."""
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            self._socket = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise ConfigError(
+                f"{section}: cannot listen on {host}:{port} ({error.strerror}); set {section}.host to an address of"
+                f" this machine and {section}.port to a free port",
+                settings=(f"{section}.host", f"{section}.port"),
+            ) from error
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_keep_alive=idle_wait_s,
+            timeout_graceful_shutdown=stop_wait_s,
+            **options,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name=section, daemon=True
+        )
+
+    @property
+    def url(self) -> str:
+        """The URL of the address that it listens on."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
+    def running(self) -> bool:
+        """False if it has stopped without being asked to."""
+        return self._thread.is_alive()
+
+    def __enter__(self) -> Self:
+        """Start answering. Connections made before this wait in the socket's queue."""
+        _log.info("listening", url=self.url)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Accept nothing more, and let requests in flight finish, for `stop_wait_s` at most."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
