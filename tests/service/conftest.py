@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,8 @@ from nos_ec.testing.clock import FakeClock, SetClock
 from nos_producer.assemble import producer_service
 from tests.rig.at_rest import end_log, left_over, settle
 from tests.rig.preloaded import Preloaded
+
+from .s3_gateway import Gateway, serving
 
 WAIT_S_MAX = 120.0
 """Longer than a machine that is ten times as busy takes: what has not happened by then never does."""
@@ -272,3 +275,18 @@ def clock(system: System) -> FakeClock:
     clock = SetClock(system.clock.now_ms())
     system.clock = clock
     return clock
+
+
+@pytest.fixture
+def gateway(system: System) -> Iterator[Gateway]:
+    """A running S3 gateway."""
+    with serving(system) as running:
+        yield running
+
+
+@pytest.fixture
+def ann(gateway: Gateway) -> Any:
+    """A client of the account `ann`, who owns the bucket `photos`."""
+    client = gateway.client("ann")
+    client.create_bucket(Bucket="photos")
+    return client

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import itertools
-import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,93 +11,17 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
-from botocore import UNSIGNED
-from botocore.config import Config
 from botocore.exceptions import ClientError
-from botocore.session import Session
 
-from nos_ec.composition.wiring import System
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
-from nos_ec.gateway.accounts import Accounts
-from nos_ec.gateway.sealed_secrets import MasterKeys
-from nos_ec.gateway.server import GatewayServer, make_service
 from nos_ec.ports.metadata import KeyState, Rights
-from nos_ec.settings import S3Settings
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
+from .s3_gateway import MASTERS, SETTINGS, Gateway, refused
 
-MASTERS = MasterKeys(["12" * 32])
-SETTINGS = S3Settings(port=0, access_cache_ms=0, domains="s3.example.com", threads=8)
 LARGE = 5 * STRIPE
 """More than a stripe group of the test's geometry, so that the object gets blocks of its own."""
-
-
-class Gateway:
-    """A running gateway, and clients of accounts."""
-
-    def __init__(self, system: System, url: str) -> None:
-        self.system = system
-        self.url = url
-        self.accounts = Accounts(system.metadata, system.clock, os.urandom)
-
-    def client(self, account: str | None, **options: Any) -> Any:
-        """A client of a new key of this account; an anonymous one for None."""
-        if account is None:
-            return self.client_of(None, None, **options)
-        made = self.accounts.create_key(MASTERS, account)
-        return self.client_of(made.key.access_key, made.secret, **options)
-
-    def client_of(self, access_key: str | None, secret: str | None, **options: Any) -> Any:
-        config = Config(
-            signature_version="s3v4" if access_key else UNSIGNED,
-            retries={"max_attempts": 0, "mode": "standard"},
-            s3={"addressing_style": "path"},
-            **options,
-        )
-        return Session().create_client(
-            "s3",
-            region_name="eu-north-1",
-            endpoint_url=self.url,
-            aws_access_key_id=access_key,
-            aws_secret_access_key=secret,
-            config=config,
-        )
-
-    def raw(
-        self, method: str, target: str, body: bytes | None = None, **headers: str
-    ) -> tuple[int, bytes, dict[str, str]]:
-        """An unsigned request, just as it is."""
-        parts = urlsplit(self.url)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
-        connection.request(method, target, body, {name.replace("_", "-"): value for name, value in headers.items()})
-        answer = connection.getresponse()
-        found = answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()}
-        connection.close()
-        return found
-
-
-@pytest.fixture
-def gateway(system: System) -> Iterator[Gateway]:
-    ids = itertools.count(1)
-    with GatewayServer(make_service(system, MASTERS, SETTINGS), SETTINGS, lambda: f"{next(ids):016X}") as server:
-        yield Gateway(system, server.url)
-
-
-@pytest.fixture
-def ann(gateway: Gateway) -> Any:
-    """A client of the account `ann`, who owns the bucket `photos`."""
-    client = gateway.client("ann")
-    client.create_bucket(Bucket="photos")
-    return client
-
-
-def refused(code: str, status: int, call: Any, **arguments: Any) -> ClientError:
-    with pytest.raises(ClientError) as caught:
-        call(**arguments)
-    error = caught.value.response["Error"]
-    assert (error["Code"], caught.value.response["ResponseMetadata"]["HTTPStatusCode"]) == (code, status), error
-    return caught.value
 
 
 # --- buckets --------------------------------------------------------------------------------------
