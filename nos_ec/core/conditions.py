@@ -15,22 +15,29 @@ MD5_BYTES = 16
 @dataclass(frozen=True, slots=True)
 class Condition:
     """md5: the MD5 that the current version must have (`If-Match`). None: there must be no current version
-    (`If-None-Match: *`). A version in the trash is not current."""
+    (`If-None-Match: *`). negated: it must be otherwise: another MD5 or no version (`If-None-Match`), or for None any
+    version (`If-Match: *`). A version in the trash is not current. An MD5 of another length is one that no version
+    has."""
 
     md5: bytes | None
+    negated: bool = False
 
     def refusal(self, key: ObjectKey, current: bytes | None) -> NosError | None:
         """Why the change must not take effect, or None if it may. current: the MD5 of the current version, or None
         without one. NotFound if it should have one and there is none; otherwise PreconditionFailed."""
-        if current == self.md5:
+        if (current == self.md5) is not self.negated:
             return None
-        if self.md5 is None:
-            return PreconditionFailed(f"object {key} exists already; nothing was changed", key=key)
         if current is None:
             return NotFound(f"object {key} does not exist", key=key)
+        if self.md5 is None:
+            return PreconditionFailed(f"object {key} exists already; nothing was changed", key=key)
+        if self.negated:
+            return PreconditionFailed(f"object {key} has the MD5 {current.hex()}; nothing was changed", key=key)
         wanted, found = self.md5.hex(), current.hex()
         return PreconditionFailed(f"object {key} has the MD5 {found} instead of {wanted}; nothing was changed", key=key)
 
 
 ABSENT = Condition(None)
 """There must be no current version."""
+PRESENT = Condition(None, negated=True)
+"""There must be a current version, whatever it is."""

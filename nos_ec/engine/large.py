@@ -22,7 +22,7 @@ from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NoSpace, 
 from nos_ec.core.header import header_length, name_record_size, names_size_max
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.lifecycle import BlockKind, ObjectState
 from nos_ec.engine.group_bytes import GroupPlace
 from nos_ec.engine.large_block import LargeBlock, windows
 from nos_ec.engine.large_lease import LargeLease, Loan
@@ -114,11 +114,24 @@ class LargeObjects:
         return condition.refusal(key, current)
 
     def _recorded(self, new: NewLargeObject) -> ObjectRow:
-        """The row just recorded. If a concurrent PUT or DELETE came after it, the later outcome stands."""
+        """The row just recorded, or that of a PUT that came after it. If a DELETE did, the row as it was, with an id
+        that no object has: the PUT took effect all the same, and the later outcome stands."""
         try:
             return self._metadata.get(new.key)
         except NotFound:
-            raise Conflict(f"{new.key}: deleted by another client while it was being stored", key=new.key) from None
+            return ObjectRow(
+                object_id=0,
+                key=new.key,
+                version=new.version,
+                state=ObjectState.LARGE,
+                size=new.size,
+                crc32c=new.crc32c,
+                md5=new.md5,
+                landing_id=None,
+                extent=None,
+                created_ms=self._clock.now_ms(),
+                attributes=new.attributes,
+            )
 
     def _write(
         self,

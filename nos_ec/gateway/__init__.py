@@ -7,7 +7,10 @@ call, reply        one request, and its answer
 access             who may do what, remembered for a short time
 bucket_operations  buckets
 object_operations  objects
+absent_configurations  configurations that no bucket has
 listings           listings of objects
+attribute_changes  changes of what an object has beside its bytes
+failures           failures of the store, as S3 has them
 body               the body of a request, decoded and checked
 preconditions      conditions and ranges
 object_headers     headers of objects, as attributes

@@ -173,5 +173,5 @@ def _close(pieces: Iterator[bytes]) -> None:
 
 
 def _encoded(value: str) -> bytes:
-    """A header, as UTF-8. Control characters cannot be there."""
-    return _CONTROLS.sub(" ", value).strip().encode()
+    """A header, as UTF-8, or as the bytes that surrogates stand for. Control characters cannot be there."""
+    return _CONTROLS.sub(" ", value).strip().encode("utf-8", "surrogateescape")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from nos_ec.s3.checksums import BodyCheck, Computed, expected_of
@@ -44,8 +45,11 @@ class CheckedBody:
     """A binary stream. Its last bytes are given only once lengths, signatures and checksums of all of it are right, so
     that no engine records a body that is not."""
 
-    def __init__(self, request: Request, signed: Signed | None, source: Source) -> None:
-        """Raises S3Error as `length_of` and `checksums.expected_of`."""
+    def __init__(
+        self, request: Request, signed: Signed | None, source: Source, at_end: Callable[[], None] = lambda: None
+    ) -> None:
+        """at_end: called when the body has come and is right; what it raises keeps the last bytes back too. Raises
+        S3Error as `length_of` and `checksums.expected_of`."""
         self.length = length_of(request, signed)
         self.computed: Computed | None = None
         """Set at the end."""
@@ -57,6 +61,7 @@ class CheckedBody:
                 self._chunked = ChunkedBody(signed, self.length, announced)
         self._check = BodyCheck(expected_of(request, announced, None if signed is None else signed.sha256))
         self._source = source
+        self._at_end = at_end
         self._taken = 0
         self._buffer = bytearray()
 
@@ -88,4 +93,6 @@ class CheckedBody:
         trailers = {} if self._chunked is None else self._chunked.finish()
         if self._taken != self.length:
             raise S3Error("IncompleteBody", f"The body has {self._taken} bytes instead of {self.length}.")
-        self.computed = self._check.finish(trailers)
+        computed = self._check.finish(trailers)
+        self._at_end()
+        self.computed = computed

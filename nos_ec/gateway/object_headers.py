@@ -23,6 +23,8 @@ META_BYTES_MAX = 2048
 KEPT = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
 ENCODING = "content-encoding"
 TAGS, ACL, CHECKSUM, STORAGE_CLASS = "s3:tags", "s3:acl", "s3:checksum", "s3:storage-class"
+LATIN_1 = "s3:latin-1"
+"""The names of headers that did not come as UTF-8, separated by commas. Clients get the bytes that they have sent."""
 DEFAULT_TYPE = "binary/octet-stream"
 STORAGE_CLASSES = frozenset(["STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING"])
 OBJECT_ACLS = frozenset(
@@ -43,16 +45,22 @@ def refuse_unsupported(request: Request) -> None:
 def attributes_of_request(request: Request, encoding: str | None) -> dict[str, str]:
     """What a PUT says of its object. encoding: what to keep of Content-Encoding. Raises S3Error."""
     found = {name: value for name in KEPT if (value := request.header(name))}
+    latin_1 = {name for name in found if not _is_utf8(request.header_values[name.encode()][0])}
     if encoding:
         found[ENCODING] = encoding
     size = 0
     for raw, values in request.header_values.items():
         name = raw.decode("latin-1")
         if name.startswith(META):
-            found[name] = ",".join(_text(value) for value in values)
+            joined = b",".join([value.strip(b" \t") for value in values])
+            if not _is_utf8(joined):
+                latin_1.add(name)
+            found[name] = joined.decode("latin-1" if name in latin_1 else "utf-8")
             size += len(name) - len(META) + len(found[name].encode())
     if size > META_BYTES_MAX:
         raise S3Error("MetadataTooLarge", f"Your metadata headers exceed {META_BYTES_MAX} bytes.")
+    if latin_1:
+        found[LATIN_1] = ",".join(sorted(latin_1))
     tags = request.header("x-amz-tagging")
     if tags is not None:
         found |= tags_attribute(documents.tagging_header(tags))
@@ -138,6 +146,9 @@ def headers_of(row: ObjectRow, attributes: Mapping[str, str], *, with_checksum: 
         "content-type": attributes.get("content-type", DEFAULT_TYPE),
     }
     found |= {n: value for n, value in attributes.items() if n in KEPT or n == ENCODING or n.startswith(META)}
+    for name in attributes.get(LATIN_1, "").split(","):
+        if name in found:
+            found[name] = found[name].encode("latin-1", "replace").decode("utf-8", "surrogateescape")
     if TAGS in attributes:
         found["x-amz-tagging-count"] = str(len(tags_of(attributes)))
     if STORAGE_CLASS in attributes:
@@ -153,9 +164,9 @@ def checksum_headers(attributes: Mapping[str, str]) -> dict[str, str]:
     return {f"x-amz-checksum-{checksum.algorithm.lower()}": checksum.value, "x-amz-checksum-type": "FULL_OBJECT"}
 
 
-def _text(value: bytes) -> str:
-    value = value.strip(b" \t")
+def _is_utf8(value: bytes) -> bool:
     try:
-        return value.decode()
+        value.decode()
     except UnicodeDecodeError:
-        return value.decode("latin-1")
+        return False
+    return True

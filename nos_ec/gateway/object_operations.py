@@ -5,15 +5,17 @@ from __future__ import annotations
 from contextlib import suppress
 from io import BytesIO
 
-from nos_ec.core.errors import Conflict, NotFound, PreconditionFailed, Transient
+from nos_ec.core.errors import Conflict, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import READ_TRIES, Store
-from nos_ec.engine.streams import ByteStream
+from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.acls import grants_of
+from nos_ec.gateway.attribute_changes import AttributeChanges
 from nos_ec.gateway.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.bucket_operations import acl_of, document
 from nos_ec.gateway.call import Call, denied, object_key
+from nos_ec.gateway.failures import translated
 from nos_ec.gateway.object_headers import (
     ACL,
     CHECKSUM,
@@ -53,6 +55,8 @@ _OVERRIDABLE = (
     "content-encoding",
 )
 """Headers of the answer that a signed request may set."""
+_OF_304 = ("etag", "last-modified", "cache-control", "expires")
+"""What an answer without a body says of an object that has not changed (RFC 9110, section 15.4.5)."""
 _READABLE = {
     "public-read": False,
     "public-read-write": False,
@@ -64,9 +68,10 @@ _READABLE = {
 class ObjectOperations:
     """Safe to call from several threads."""
 
-    def __init__(self, store: Store, access: Access) -> None:
+    def __init__(self, store: Store, access: Access, changes: AttributeChanges) -> None:
         self._store = store
         self._access = access
+        self._changes = changes
 
     # --- reading ----------------------------------------------------------------------------------
     def get_object(self, call: Call) -> Reply:
@@ -89,7 +94,6 @@ class ObjectOperations:
     def _head(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> tuple[Reply, int]:
         """The answer without its bytes, and where these begin in the object."""
         request = call.request
-        check_read(request, row)
         part = call.number("partNumber", 1, 10_000)
         if part != 1:
             raise S3Error("InvalidPart", "The object has one part.", PartNumber=str(part))
@@ -100,6 +104,12 @@ class ObjectOperations:
                 if call.account is None:
                     raise S3Error("InvalidRequest", "Request specific response headers need a signed request.")
                 headers[name] = value
+        try:
+            check_read(request, row)
+        except S3Error as error:
+            if error.status != 304:
+                raise
+            return Reply(304, {name: headers[name] for name in _OF_304 if name in headers}), 0
         wanted = range_of(request, row.size)
         if wanted is None:
             return Reply(200, headers, length=row.size), 0
@@ -154,7 +164,7 @@ class ObjectOperations:
         refuse_unsupported(call.request)
         condition = write_condition(call.request)
         attributes = _attributes_of_request(call)
-        body = CheckedBody(call.request, call.signed, call.source)
+        body = CheckedBody(call.request, call.signed, call.source, lambda: self._require_bucket(call))
         stream: ByteStream = body
         if body.length <= self._store.packed_size_max:
             stream = BytesIO(body.read_all())
@@ -173,9 +183,16 @@ class ObjectOperations:
             is_own = (row.md5, row.attributes) == (body.computed.md5, encoded(attributes))
             attributes |= _computed(body)
             if is_own:
-                with suppress(Transient):  # the object is stored, whatever becomes of this
-                    self._store.set_attributes_of(row, encoded(attributes))
+                self._add(row, attributes)
         return empty({"etag": f'"{body.computed.md5.hex()}"', **checksum_headers(attributes)})
+
+    def _add(self, row: ObjectRow, attributes: dict[str, str]) -> None:
+        with suppress(Transient):  # the object is stored, whatever becomes of this
+            self._store.set_attributes_of(row, encoded(attributes))
+
+    def _require_bucket(self, call: Call) -> None:
+        """Once a body has come: a bucket that was deleted meanwhile must not come back with the object in it."""
+        self._access.bucket(call.bucket)
 
     def copy_object(self, call: Call) -> Reply:
         """Reads the source, and writes it again."""
@@ -200,14 +217,31 @@ class ObjectOperations:
             )
         of_request = (ACL, STORAGE_CLASS)
         attributes = {
-            name: value for name, value in (old if keeps else given).items() if name not in (*of_request, TAGS)
+            name: value
+            for name, value in (old if keeps else given).items()
+            if name not in (*of_request, TAGS, CHECKSUM)
         }
         attributes |= {name: given[name] for name in of_request if name in given}
         tags = (old if keeps_tags else given).get(TAGS)
         attributes |= {} if tags is None else {TAGS: tags}
-        attributes |= {CHECKSUM: old[CHECKSUM]} if CHECKSUM in old else {}
-        stream = Pieces(self._store.open_version(row))
+        known, wanted = checksum_of(old), request.header("x-amz-checksum-algorithm")
+        algorithm = None if wanted is None else checksums.algorithm_named(wanted)
+        stream: ByteStream = Pieces(self._store.open_version(row))
+        summed = None
+        if algorithm is None or (known is not None and known.algorithm == algorithm.value):
+            attributes |= {CHECKSUM: old[CHECKSUM]} if CHECKSUM in old else {}
+        else:
+            summed = Summed(stream, algorithm)
+            stream = summed
+            if row.size <= self._store.packed_size_max:
+                stream = BytesIO(summed.read(row.size + 1))
+                attributes |= summed.attribute
         made = self._store.put(call.object_key, stream, encoded(attributes), write_condition(request))
+        if summed is not None and CHECKSUM not in attributes:
+            is_own = (made.crc32c, made.attributes) == (row.crc32c, encoded(attributes))
+            attributes |= summed.attribute
+            if is_own:
+                self._add(made, attributes)
         return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)))
 
     def delete_object(self, call: Call) -> Reply:
@@ -222,7 +256,7 @@ class ObjectOperations:
         return empty(status=204)
 
     def _delete(self, key: ObjectKey, etag: str | None) -> None:
-        condition = None if etag in (None, "*") else etag_condition(etag or "")
+        condition = None if etag is None else etag_condition(etag)
         try:
             self._store.delete(key, condition=condition)
         except NotFound:
@@ -248,11 +282,15 @@ class ObjectOperations:
                 else:
                     self._delete(key, one.etag)
                 done.append((one.key, one.version_id))
-            except S3Error as error:
-                errors.append((one.key, one.version_id, error))
-            except PreconditionFailed as error:
-                errors.append((one.key, one.version_id, S3Error("PreconditionFailed", str(error))))
-        self._store.delete_many(plain)
+            except (S3Error, NosError) as error:
+                errors.append((one.key, one.version_id, translated(error, bucket=call.bucket, key=one.key)))
+        try:
+            self._store.delete_many(plain)
+        except NosError as error:
+            failure = translated(error, bucket=call.bucket)
+            undone = {key.name for key in plain}
+            errors += [(name, version, failure) for name, version in done if name in undone]
+            done = [(name, version) for name, version in done if name not in undone]
         return xml(answers.deleted(done, errors, quiet=quiet))
 
     # --- what can be changed later ----------------------------------------------------------------
@@ -289,12 +327,27 @@ class ObjectOperations:
 
     def _change(self, call: Call, name: str, value: dict[str, str]) -> None:
         call.refuse_versions()
-        for _ in range(READ_TRIES):
-            row, attributes = self._read_in(call, call.object_key, call.rights | Rights.READ)
-            changed = {known: text for known, text in attributes.items() if known != name} | value
-            if self._store.set_attributes_of(row, encoded(changed)):
-                return
-        raise Transient(f"{call.object_key} changed again and again; try again")
+        self._changes.replace(lambda: self._read_in(call, call.object_key, call.rights | Rights.READ), (name,), value)
+
+
+class Summed:
+    """A stream, and the checksum of what was read of it."""
+
+    def __init__(self, stream: ByteStream, algorithm: checksums.Algorithm) -> None:
+        self._stream = stream
+        self._algorithm = algorithm
+        self._digest = checksums.running(algorithm)
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; none at the end."""
+        piece = read_up_to(self._stream, size)
+        self._digest.update(piece)
+        return piece
+
+    @property
+    def attribute(self) -> dict[str, str]:
+        """The checksum, as an attribute."""
+        return checksum_attribute(self._algorithm.value, checksums.in_base64(self._digest.digest()))
 
 
 def _attributes_of_request(call: Call) -> dict[str, str]:

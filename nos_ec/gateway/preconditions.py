@@ -1,13 +1,16 @@
 """Conditions and ranges of requests.
 
-Sources: RFC 9110, sections 13 and 14; "PutObject" and "GetObject" of the S3 API reference.
+Sources: RFC 9110, sections 13 and 14; "PutObject" and "GetObject" of the S3 API reference. PutObject of S3 has
+`If-None-Match: *` and `If-Match` with an ETag. As Ceph's RGW, we also take the two others of RFC 9110: `If-Match: *`
+and `If-None-Match` with an ETag.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from nos_ec.core.conditions import ABSENT, Condition
+from nos_ec.core.conditions import ABSENT, PRESENT, Condition
 from nos_ec.gateway.object_headers import etag_of, parsed_date
 from nos_ec.ports.metadata import ObjectRow
 from nos_ec.s3.errors import S3Error
@@ -15,6 +18,8 @@ from nos_ec.s3.request import Request
 
 _RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})")
 _ETAG = re.compile(r"[0-9a-fA-F]{32}")
+_OF_NO_OBJECT = b""
+"""The MD5 of an ETag that no object has."""
 
 
 def check_read(request: Request, row: ObjectRow, start: str = "") -> None:
@@ -46,23 +51,23 @@ def _names(header: str, row: ObjectRow) -> bool:
 
 
 def write_condition(request: Request) -> Condition | None:
-    """The condition of a PUT. Raises NotImplemented for those that S3 does not have, InvalidArgument."""
+    """The condition of a PUT. Raises NotImplemented for several at once."""
     match, none_match = request.header("if-match"), request.header("if-none-match")
     if match is not None and none_match is not None:
         raise S3Error("NotImplemented", "If-Match and If-None-Match cannot be combined.")
     if none_match is not None:
-        if none_match.strip() != "*":
-            raise S3Error("NotImplemented", "If-None-Match of a PUT must be *.")
-        return ABSENT
+        return ABSENT if none_match == "*" else replace(etag_condition(none_match), negated=True)
     return None if match is None else etag_condition(match)
 
 
 def etag_condition(etag: str) -> Condition:
-    """The current version must have this ETag. Raises PreconditionFailed for one that no object can have."""
+    """The current version must have this ETag; with `*` any. Raises NotImplemented for a list of ETags."""
+    if etag == "*":
+        return PRESENT
+    if "," in etag:
+        raise S3Error("NotImplemented", "A condition of a PUT or DELETE takes one ETag.")
     plain = etag.strip().strip('"')
-    if not _ETAG.fullmatch(plain):
-        raise _failed("If-Match")
-    return Condition(bytes.fromhex(plain))
+    return Condition(bytes.fromhex(plain) if _ETAG.fullmatch(plain) else _OF_NO_OBJECT)
 
 
 def range_of(request: Request, size: int) -> tuple[int, int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from nos_ec.composition.wiring import System
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.app import App
+from nos_ec.gateway.attribute_changes import AttributeChanges
 from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.object_operations import ObjectOperations
@@ -35,7 +37,7 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
         access,
         BucketOperations(metadata, access, clock, settings.region),
         Listings(store),
-        ObjectOperations(store, access),
+        ObjectOperations(store, access, AttributeChanges(store, clock, Random().random)),
         clock,
         settings.domain_names,
     )

@@ -8,34 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from urllib.parse import unquote
 
-import structlog
-
-from nos_ec.core.errors import (
-    Conflict,
-    InvalidInput,
-    LeaseLost,
-    NosError,
-    NoSpace,
-    NotFound,
-    PreconditionFailed,
-    Transient,
-)
+from nos_ec.gateway.absent_configurations import ABSENT_CONFIGURATIONS, absent_configuration
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.body import Source
 from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.call import Call
+from nos_ec.gateway.failures import translated
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.reply import Reply
 from nos_ec.ports.clock import Clock
 from nos_ec.s3.answers import error_answer
 from nos_ec.s3.errors import S3Error
-from nos_ec.s3.names import addressed
+from nos_ec.s3.hoisted import with_hoisted
+from nos_ec.s3.names import addressed, bucket_of_host
 from nos_ec.s3.operations import operation_of
 from nos_ec.s3.request import Request
 from nos_ec.s3.signing import Signed, read_claim, unsigned, verify
-
-_log = structlog.get_logger(__name__)
+from nos_ec.s3.signing_v2 import read_claim_v2, verify_v2
 
 _WITHOUT_BUCKET = frozenset(["ListBuckets", "CreateBucket"])
 """Operations that need no bucket to be there."""
@@ -81,6 +71,7 @@ class Service:
             "GetObjectTagging": objects.get_tagging,
             "PutObjectTagging": objects.put_tagging,
             "DeleteObjectTagging": objects.delete_tagging,
+            **dict.fromkeys(ABSENT_CONFIGURATIONS, absent_configuration),
             "GetObjectAcl": objects.get_acl,
             "PutObjectAcl": objects.put_acl,
         }
@@ -89,10 +80,8 @@ class Service:
         """Never raises."""
         try:
             reply = self._answer(request, source)
-        except S3Error as error:
-            reply = _refusal(request, error, request_id)
         except Exception as error:
-            reply = _refusal(request, translated(error, request_id), request_id)
+            reply = _refusal(request, translated(error, request_id=request_id), request_id)
         return _finished(request, reply, request_id)
 
     def refuse(self, request: Request, error: S3Error, request_id: str) -> Reply:
@@ -100,12 +89,13 @@ class Service:
         return _finished(request, _refusal(request, error, request_id), request_id)
 
     def _answer(self, request: Request, source: Source) -> Reply:
+        sent, request = request, with_hoisted(request)
         bucket, key = addressed(request.raw_path, request.header("host"), self._domains)
         operation = operation_of(request, bucket, key)
         run = self._operations.get(operation)
         if run is None:
             raise S3Error("NotImplemented", f"{operation} is not supported yet.")
-        account, signed = self._sender(request)
+        account, signed = self._sender(sent)
         access = None if operation in _WITHOUT_BUCKET else self._access.bucket(bucket or "")
         expected = request.header("x-amz-expected-bucket-owner")
         if access is not None and expected not in (None, access.row.owner):
@@ -114,6 +104,12 @@ class Service:
 
     def _sender(self, request: Request) -> tuple[str | None, Signed | None]:
         """The account that has signed the request, and what it has signed; None for an anonymous one."""
+        old = read_claim_v2(request, self._clock.now_ms())
+        if old is not None:
+            account = self._access.account(old.access_key)
+            host_bucket = bucket_of_host(request.header("host"), self._domains)
+            signed = verify_v2(request, old, None if account is None else account.secret, host_bucket)
+            return None if account is None else account.name, signed
         claim = read_claim(request, self._clock.now_ms())
         if claim is None:
             return None, unsigned(request)
@@ -129,32 +125,8 @@ def _finished(request: Request, reply: Reply, request_id: str) -> Reply:
     return reply
 
 
-def translated(error: Exception, request_id: str) -> S3Error:
-    """What a failure of the store is answered with. Logs those that are not the client's fault."""
-    if isinstance(error, InvalidInput):
-        return S3Error("InvalidArgument", str(error))
-    if isinstance(error, PreconditionFailed):
-        return S3Error("PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
-    if isinstance(error, NotFound):
-        return S3Error("NoSuchKey", "The specified key does not exist.")
-    if isinstance(error, Conflict) and not isinstance(error, LeaseLost):
-        return S3Error("ConditionalRequestConflict", "The object was changed by another request meanwhile; try again.")
-    if isinstance(error, Transient | LeaseLost):
-        _log.warning("request not served", request_id=request_id, error=str(error))
-        if isinstance(error, NoSpace):
-            return S3Error("ServiceUnavailable", "The store has no space left.")
-        return S3Error("ServiceUnavailable", "Please try again.")
-    if isinstance(error, NosError):
-        _log.error("request failed", request_id=request_id, error=str(error))
-    else:
-        _log.exception("request failed", request_id=request_id)
-    return S3Error("InternalError", "We encountered an internal error. Please try again.")
-
-
 def _refusal(request: Request, error: S3Error, request_id: str) -> Reply:
     headers = {"content-type": "application/xml"}
-    if error.status == 304:
-        return Reply(304, {})
     if error.code == "InvalidRange":
         headers["content-range"] = f"bytes */{error.fields.get('ActualObjectSize', '*')}"
     if error.code in ("ServiceUnavailable", "SlowDown"):

@@ -100,8 +100,8 @@ class ObjectStore:
         After an error the previous version, if any, is still the current one, unless the outcome of the last step is
         unknown (a Transient): a repeated PUT is right in both cases. Raises PreconditionFailed (if_absent or if_match
         does not hold), NotFound (if_match without an object), InvalidInput, NoSpace, Transient, Conflict
-        (a large object was deleted or replaced by somebody else meanwhile, or this PUT stalled for longer than its
-        lease), TypeError for data that is not binary, and what reading `data` raises.
+        (the PUT of a large object stalled for longer than its lease), TypeError for data that is not binary, and what
+        reading `data` raises.
         """
         with Request(self._requests, self._requests.puts) as request:
             whole, given = key_of(key), encode_attributes(attributes or {})

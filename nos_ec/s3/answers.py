@@ -406,6 +406,11 @@ def versioning(status: str | None) -> bytes:
     return _answer("VersioningConfiguration", _optional("Status", status))
 
 
+def absent(root: str, *fields: tuple[str, str]) -> bytes:
+    """A configuration that a bucket does not have: empty, but for these elements (name, text)."""
+    return _answer(root, *[_element(name, text) for name, text in fields])
+
+
 def _answer(root: str, *inside: str) -> bytes:
     text = f'{DECLARATION}<{root} xmlns="{NAMESPACE}">{"".join(inside)}</{root}>'
     try:

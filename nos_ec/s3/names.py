@@ -66,7 +66,7 @@ def addressed(raw_path: bytes, host: str | None, domains: Collection[str] = ()) 
     path = raw_path or b"/"
     if not path.startswith(b"/"):
         raise S3Error("InvalidURI", "The path of a request begins with a slash.")
-    bucket = _bucket_of_host(host, domains)
+    bucket = bucket_of_host(host, domains)
     if bucket is None:
         raw_bucket, _, raw_key = path[1:].partition(b"/")
         bucket = _decoded(raw_bucket) or None
@@ -81,7 +81,8 @@ def addressed(raw_path: bytes, host: str | None, domains: Collection[str] = ()) 
     return bucket, key or None
 
 
-def _bucket_of_host(host: str | None, domains: Collection[str]) -> str | None:
+def bucket_of_host(host: str | None, domains: Collection[str]) -> str | None:
+    """The bucket that the Host header names, as of `addressed`; None if it names none."""
     if not host or not domains or host.startswith("["):
         return None
     name = host.lower().partition(":")[0].rstrip(".")

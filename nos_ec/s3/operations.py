@@ -5,8 +5,8 @@ name a bucket and a key, in one query parameter (the subresource, such as `?acl`
 parameter. Everything that S3 has and we have not is answered NotImplemented by name, so that no request is mistaken for
 another: a PUT with `?encryption` never stores an object.
 
-Parameters that begin with `x-` never decide about the operation. Some SDKs move headers there when they presign a URL:
-metadata, an ACL, or the checksum of an empty body, which S3 ignores (issue 12169 of localstack).
+Parameters that begin with `x-` never decide about the operation. Headers that a presigned URL has there must be headers
+already (nos_ec.s3.hoisted).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from enum import Enum
 
 from nos_ec.s3.errors import S3Error
+from nos_ec.s3.hoisted import is_presigned
 from nos_ec.s3.names import check_version_id
 from nos_ec.s3.request import Request
 
@@ -27,6 +28,38 @@ SERVED = frozenset(
         "GetBucketVersioning",
         "GetBucketAcl",
         "PutBucketAcl",
+        "GetBucketAccelerateConfiguration",
+        "GetBucketAnalyticsConfiguration",
+        "GetBucketCors",
+        "GetBucketEncryption",
+        "GetBucketIntelligentTieringConfiguration",
+        "GetBucketInventoryConfiguration",
+        "GetBucketLifecycleConfiguration",
+        "GetBucketLogging",
+        "GetBucketMetricsConfiguration",
+        "GetBucketNotificationConfiguration",
+        "GetBucketOwnershipControls",
+        "GetBucketPolicy",
+        "GetBucketPolicyStatus",
+        "GetBucketReplication",
+        "GetBucketRequestPayment",
+        "GetBucketWebsite",
+        "GetObjectLockConfiguration",
+        "GetPublicAccessBlock",
+        "ListBucketAnalyticsConfigurations",
+        "ListBucketIntelligentTieringConfigurations",
+        "ListBucketInventoryConfigurations",
+        "ListBucketMetricsConfigurations",
+        "DeleteBucketCors",
+        "DeleteBucketEncryption",
+        "DeleteBucketLifecycle",
+        "DeleteBucketOwnershipControls",
+        "DeleteBucketPolicy",
+        "DeleteBucketReplication",
+        "DeleteBucketWebsite",
+        "DeletePublicAccessBlock",
+        "GetObjectLegalHold",
+        "GetObjectRetention",
         "GetBucketTagging",
         "PutBucketTagging",
         "DeleteBucketTagging",
@@ -191,6 +224,11 @@ _PARAMETERS = {
     "ListObjects": "delimiter encoding-type marker max-keys prefix",
     "ListObjectsV2": "list-type delimiter encoding-type max-keys prefix continuation-token fetch-owner start-after",
     "ListObjectVersions": "versions delimiter encoding-type key-marker max-keys prefix version-id-marker",
+    **{f"GetBucket{kind}Configuration": "id" for kind in ("Analytics", "IntelligentTiering", "Inventory", "Metrics")},
+    **{
+        f"ListBucket{kind}Configurations": "continuation-token"
+        for kind in ("Analytics", "IntelligentTiering", "Inventory", "Metrics")
+    },
     "ListMultipartUploads": "uploads delimiter encoding-type key-marker max-uploads prefix upload-id-marker",
     "GetObject": _OF_AN_OBJECT,
     "HeadObject": _OF_AN_OBJECT,
@@ -205,6 +243,8 @@ _PARAMETERS = {
 _CHANGES = frozenset(["CreateBucket", "DeleteBucket", "PutObject", "CopyObject", "DeleteObject"])
 """Operations without a subresource that change something. A parameter that we do not know may be a subresource that S3
 has got since, so it is refused there. Names that begin with `x-` are the client's own, as S3 has it."""
+_OF_VERSION_2 = frozenset(["AWSAccessKeyId", "Signature", "Expires", "content-md5", "content-type"])
+"""What presigned URLs of Signature Version 2 have in their query."""
 _NO_VERSION = frozenset(["PutObject", "CopyObject", "UploadPart", "UploadPartCopy", "CreateMultipartUpload"])
 
 
@@ -222,7 +262,7 @@ def operation_of(request: Request, bucket: str | None, key: str | None) -> str:
     if name in _NO_VERSION and "versionId" in request.query:
         raise S3Error("InvalidArgument", "This operation does not accept a version id.", ArgumentName="versionId")
     if name in _CHANGES:
-        for parameter in request.query.keys() - {"versionId"}:
+        for parameter in request.query.keys() - {"versionId"} - (_OF_VERSION_2 if is_presigned(request) else set()):
             if not parameter.lower().startswith("x-"):
                 raise S3Error("NotImplemented", f"The query parameter {parameter!r} is not supported.")
     return name

@@ -106,9 +106,7 @@ def read_claim(request: Request, now_ms: int, region: str | None = None) -> Clai
     bodies that we lack)."""
     authorization = request.header("authorization")
     in_query = not request.query.keys().isdisjoint(("X-Amz-Algorithm", "X-Amz-Signature", "X-Amz-Credential"))
-    if not in_query:
-        _refuse_version_2_query(request)
-    elif authorization is not None:
+    if in_query and authorization is not None:
         raise S3Error(
             "InvalidArgument", "A request is signed in its query or in the Authorization header, not in both."
         )
@@ -193,16 +191,6 @@ def _malformed(presigned: bool) -> str:
     return "AuthorizationQueryParametersError" if presigned else "AuthorizationHeaderMalformed"
 
 
-def _refuse_version_2_query(request: Request) -> None:
-    if not request.query.keys().isdisjoint(("AWSAccessKeyId", "Signature")):
-        raise S3Error(
-            "InvalidRequest",
-            "This URL is signed with Signature Version 2. Please use AWS4-HMAC-SHA256: with boto3, pass"
-            " config=Config(signature_version='s3v4') to the client; with the aws command, run"
-            " `aws configure set default.s3.signature_version s3v4`.",
-        )
-
-
 def _claim_of_header(request: Request, authorization: str, now_ms: int) -> Claim:
     scheme, _, rest = authorization.partition(" ")
     if not scheme:
@@ -210,7 +198,9 @@ def _claim_of_header(request: Request, authorization: str, now_ms: int) -> Claim
     if scheme == "AWS" or scheme.startswith("AWS4-"):
         if scheme != _ALGORITHM:
             raise S3Error(
-                "InvalidRequest", f"The authorization mechanism {scheme} is not supported. Please use {_ALGORITHM}."
+                "InvalidRequest",
+                f"The authorization mechanism {scheme} is not supported. Please use {_ALGORITHM}: with boto3, pass"
+                " config=Config(signature_version='s3v4') to the client.",
             )
     else:
         raise S3Error("InvalidArgument", "Unsupported Authorization type.", ArgumentName="Authorization")
@@ -250,9 +240,7 @@ def _claim_of_query(request: Request, now_ms: int) -> Claim:
         raise S3Error("AuthorizationQueryParametersError", "X-Amz-Date must be a time of the form YYYYMMDDTHHMMSSZ.")
     expires = fields["Expires"]
     if not re.fullmatch(r"[0-9]{1,9}", expires) or not 1 <= int(expires) <= EXPIRES_S_MAX:
-        raise S3Error(
-            "AuthorizationQueryParametersError", f"X-Amz-Expires must be 1 to {EXPIRES_S_MAX} seconds (seven days)."
-        )
+        raise S3Error("AccessDenied", f"X-Amz-Expires must be 1 to {EXPIRES_S_MAX} seconds (seven days).")
     if date_ms - now_ms > SKEW_MS_MAX:
         raise S3Error("AccessDenied", "Request is not valid yet.", ServerTime=iso_8601(now_ms))
     end_ms = date_ms + int(expires) * 1000

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nos_ec.core.conditions import ABSENT, Condition
+from nos_ec.core.conditions import ABSENT, PRESENT, Condition
 from nos_ec.core.errors import NosError, NotFound, PreconditionFailed
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.ports.metadata import NewObject, ObjectRow
@@ -55,6 +55,36 @@ class ConditionContract:
         assert (replaced.object_id, replaced.version > row.version) == (row.object_id, True)
         assert bench.get("n") == replaced
         bench.check_counters()
+
+    @pytest.mark.parametrize("size", [0, 10])
+    def test_conditions_that_are_negated(self, bench: MetadataBench, size: int) -> None:
+        new = bench.new("n", size)
+        (answer,) = bench.metadata.record_puts([conditional(new, PRESENT)], bench.now_ms)
+        assert_refused(answer, new, NotFound)
+        other = replace(OTHER, negated=True)
+        (first,) = bench.record([conditional(bench.new("n", size), other)])
+        own = Condition(first.md5, negated=True)
+        again = bench.new("n", size)
+        (answer,) = bench.metadata.record_puts([conditional(again, own)], bench.now_ms)
+        assert_refused(answer, again)
+        assert bench.get("n") == first
+        for condition in (PRESENT, other):
+            (last,) = bench.record([conditional(bench.new("n", size), condition)])
+            assert bench.get("n") == last
+        with pytest.raises(PreconditionFailed):
+            bench.metadata.delete(last.key, bench.now_ms, condition=Condition(last.md5, negated=True))
+        assert bench.metadata.delete(last.key, bench.now_ms, condition=PRESENT) == last
+        with pytest.raises(NotFound):
+            bench.metadata.delete(last.key, bench.now_ms, condition=PRESENT)
+        bench.check_counters()
+
+    def test_an_md5_that_no_object_has(self, bench: MetadataBench) -> None:
+        new = conditional(bench.new("n"), Condition(b""))
+        (answer,) = bench.metadata.record_puts([new], bench.now_ms)
+        assert_refused(answer, new, NotFound)
+        bench.put("n")
+        (answer,) = bench.metadata.record_puts([new], bench.now_ms)
+        assert_refused(answer, new)
 
     def test_objects_of_one_key_are_judged_in_their_order(self, bench: MetadataBench) -> None:
         md5s = [bytes([i]) * 16 for i in range(4)]

@@ -183,7 +183,7 @@ def test_a_client_reads_our_errors() -> None:
     assert code_of(client(server, "http://s3.example.com", access_key="OTHER"), Body=b"") == "InvalidAccessKeyId"
     s3 = client(server, "http://s3.example.com")
     with pytest.raises(s3.exceptions.ClientError, match="NotImplemented"):
-        s3.get_bucket_cors(Bucket="bucket")
+        s3.put_bucket_accelerate_configuration(Bucket="bucket", AccelerateConfiguration={"Status": "Enabled"})
     s3.create_bucket(Bucket="bucket")
     with pytest.raises(s3.exceptions.NoSuchKey):
         s3.get_object(Bucket="bucket", Key="none")

@@ -1,0 +1,70 @@
+"""Configurations that no bucket of this store has, as S3 answers for a bucket without them.
+
+Programs that look at all that a bucket has, such as infrastructure tools, ask for these, and delete them before they
+delete a bucket. To set one is refused with 501. Source: the errors and response syntax of each operation in the S3 API
+reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nos_ec.gateway.call import Call
+from nos_ec.gateway.reply import Reply, empty, xml
+from nos_ec.ports.metadata import Rights
+from nos_ec.s3 import answers
+from nos_ec.s3.errors import S3Error
+
+_NOT_FOUND = {
+    "GetBucketAnalyticsConfiguration": "NoSuchConfiguration",
+    "GetBucketCors": "NoSuchCORSConfiguration",
+    "GetBucketEncryption": "ServerSideEncryptionConfigurationNotFoundError",
+    "GetBucketIntelligentTieringConfiguration": "NoSuchConfiguration",
+    "GetBucketInventoryConfiguration": "NoSuchConfiguration",
+    "GetBucketLifecycleConfiguration": "NoSuchLifecycleConfiguration",
+    "GetBucketMetricsConfiguration": "NoSuchConfiguration",
+    "GetBucketOwnershipControls": "OwnershipControlsNotFoundError",
+    "GetBucketPolicy": "NoSuchBucketPolicy",
+    "GetBucketPolicyStatus": "NoSuchBucketPolicy",
+    "GetBucketReplication": "ReplicationConfigurationNotFoundError",
+    "GetBucketWebsite": "NoSuchWebsiteConfiguration",
+    "GetObjectLegalHold": "InvalidRequest",
+    "GetObjectLockConfiguration": "ObjectLockConfigurationNotFoundError",
+    "GetObjectRetention": "InvalidRequest",
+    "GetPublicAccessBlock": "NoSuchPublicAccessBlockConfiguration",
+}
+_NONE_LISTED = (("IsTruncated", "false"),)
+_EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "GetBucketAccelerateConfiguration": ("AccelerateConfiguration", ()),
+    "GetBucketLogging": ("BucketLoggingStatus", ()),
+    "GetBucketNotificationConfiguration": ("NotificationConfiguration", ()),
+    "GetBucketRequestPayment": ("RequestPaymentConfiguration", (("Payer", "BucketOwner"),)),
+    "ListBucketAnalyticsConfigurations": ("ListBucketAnalyticsConfigurationResult", _NONE_LISTED),
+    "ListBucketIntelligentTieringConfigurations": ("ListBucketIntelligentTieringConfigurationsOutput", _NONE_LISTED),
+    "ListBucketInventoryConfigurations": ("ListInventoryConfigurationsResult", _NONE_LISTED),
+    "ListBucketMetricsConfigurations": ("ListMetricsConfigurationsResult", _NONE_LISTED),
+}
+_NOTHING_TO_DELETE = (
+    "DeleteBucketCors",
+    "DeleteBucketEncryption",
+    "DeleteBucketLifecycle",
+    "DeleteBucketOwnershipControls",
+    "DeleteBucketPolicy",
+    "DeleteBucketReplication",
+    "DeleteBucketWebsite",
+    "DeletePublicAccessBlock",
+)
+ABSENT_CONFIGURATIONS: Mapping[str, None] = dict.fromkeys([*_NOT_FOUND, *_EMPTY, *_NOTHING_TO_DELETE])
+"""Operations on them."""
+
+
+def absent_configuration(call: Call) -> Reply:
+    """To owners only."""
+    call.require(Rights.OWNER)
+    code = _NOT_FOUND.get(call.operation)
+    if code is not None:
+        raise S3Error(code, "The bucket has no such configuration.", BucketName=call.bucket)
+    if call.operation in _EMPTY:
+        root, fields = _EMPTY[call.operation]
+        return xml(answers.absent(root, *fields))
+    return empty(status=204)

@@ -1,0 +1,43 @@
+"""Failures of the store, as S3 has them."""
+
+from __future__ import annotations
+
+import structlog
+
+from nos_ec.core.errors import (
+    Conflict,
+    InvalidInput,
+    LeaseLost,
+    NosError,
+    NoSpace,
+    NotFound,
+    PreconditionFailed,
+    Transient,
+)
+from nos_ec.s3.errors import S3Error
+
+_log = structlog.get_logger(__name__)
+
+
+def translated(error: Exception, **about: str) -> S3Error:
+    """What a failure of the store is answered with. Logs those that are not the client's fault, with `about`."""
+    if isinstance(error, S3Error):
+        return error
+    if isinstance(error, InvalidInput):
+        return S3Error("InvalidArgument", str(error))
+    if isinstance(error, PreconditionFailed):
+        return S3Error("PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+    if isinstance(error, NotFound):
+        return S3Error("NoSuchKey", "The specified key does not exist.")
+    if isinstance(error, Conflict) and not isinstance(error, LeaseLost):
+        return S3Error("ConditionalRequestConflict", "The object was changed by another request meanwhile; try again.")
+    if isinstance(error, Transient | LeaseLost):
+        _log.warning("request not served", error=str(error), **about)
+        if isinstance(error, NoSpace):
+            return S3Error("ServiceUnavailable", "The store has no space left.")
+        return S3Error("ServiceUnavailable", "Please try again.")
+    if isinstance(error, NosError):
+        _log.error("request failed", error=str(error), **about)
+    else:
+        _log.error("request failed", exc_info=error, **about)
+    return S3Error("InternalError", "We encountered an internal error. Please try again.")

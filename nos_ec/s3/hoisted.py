@@ -1,0 +1,58 @@
+"""Headers that a client has put into the query of a presigned URL.
+
+Presigners do this so that whoever uses the URL need not send them: the ACL, metadata, tags or storage class of an
+object, say. Signature Version 4 covers the query, and Version 2 the names that begin with `x-amz-`. Source: "Presigned
+URL limitations" and "Authenticating Requests: Using Query Parameters" of the S3 documentation, and how botocore and the
+AWS SDK for JavaScript presign.
+"""
+
+from __future__ import annotations
+
+import re
+
+from nos_ec.s3.checksums import Algorithm, in_base64, running
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.request import Request
+
+_OF_THE_SIGNATURE = re.compile(
+    "x-amz-(algorithm|credential|date|expires|signedheaders|signature|security-token|content-sha256)"
+)
+_CHECKSUMS = {algorithm.header: algorithm for algorithm in Algorithm}
+_NAMED = "x-amz-sdk-checksum-algorithm"
+_ALSO = frozenset(["content-md5", "content-type"])
+"""Besides `x-amz-`; only presigners of Signature Version 2 move them."""
+
+
+def is_presigned(request: Request) -> bool:
+    """Whether the query has a signature, of whatever version."""
+    return not request.query.keys().isdisjoint(("X-Amz-Signature", "Signature"))
+
+
+def with_hoisted(request: Request) -> Request:
+    """The request that a presigned URL means: with the headers in its query as headers. Any other request is returned
+    as it is. Raises InvalidRequest if one is in the headers as well, with another value.
+
+    A presigner that has no body yet may compute the checksum of no bytes. It says nothing of the body that is sent
+    later, so it is passed over."""
+    if not is_presigned(request):
+        return request
+    found: dict[str, str] = {}
+    for name in request.query:
+        lower = name.lower()
+        if (lower.startswith("x-amz-") and not _OF_THE_SIGNATURE.fullmatch(lower)) or lower in _ALSO:
+            value = request.parameter(name) or ""
+            if found.setdefault(lower, value) != value:
+                raise S3Error("InvalidRequest", f"The query parameter {lower} was sent more than once.")
+    for name in [name for name in found if name in _CHECKSUMS]:
+        if found[name] == in_base64(running(_CHECKSUMS[name]).digest()):
+            del found[name]
+    headers = {name.decode("latin-1") for name in request.header_values}
+    if _NAMED in found and not (headers | found.keys()) & _CHECKSUMS.keys():
+        del found[_NAMED]
+    for name in found.keys() & headers:
+        if request.header(name) != found[name] and name not in _ALSO:
+            raise S3Error("InvalidRequest", f"{name} differs between the query and the headers.")
+    added = [(name.encode(), value.encode()) for name, value in found.items() if name not in headers]
+    if not added:
+        return request
+    return Request(request.method, request.raw_path, request.raw_query, [*request.headers, *added])

@@ -1,0 +1,161 @@
+"""Presigned URLs: Signature Version 2, headers in the query, and times."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from botocore.config import Config
+from botocore.session import Session
+
+from .conftest import CHUNK, Bench
+from .s3_gateway import MASTERS, Gateway, refused
+
+NAMED = {"Bucket": "photos", "Key": "k"}
+
+
+@pytest.fixture
+def old(gateway: Gateway, ann: Any) -> Any:
+    """A client of `ann` that presigns as botocore does in us-east-1: with Signature Version 2."""
+    return presigner(gateway)
+
+
+def presigner(gateway: Gateway, style: str = "path", url: str | None = None) -> Any:
+    made = gateway.accounts.create_key(MASTERS, "ann")
+    return Session().create_client(
+        "s3",
+        region_name="us-east-1",
+        endpoint_url=url or gateway.url,
+        aws_access_key_id=made.key.access_key,
+        aws_secret_access_key=made.secret,
+        config=Config(signature_version="s3", s3={"addressing_style": style}),
+    )
+
+
+def target(gateway: Gateway, client: Any, operation: str, arguments: dict[str, Any], expires: int = 60) -> str:
+    url: str = client.generate_presigned_url(operation, arguments, expires)
+    return url.removeprefix(gateway.url)
+
+
+@pytest.mark.parametrize("key", ["k", "ä/b c+d%2F?#&=", "a=b&c"])
+def test_version_2_urls(bench: Bench, gateway: Gateway, ann: Any, old: Any, key: str) -> None:
+    data = bench.data(CHUNK)
+    named = {"Bucket": "photos", "Key": key}
+    put = target(gateway, old, "put_object", {**named, "ContentType": "text/plain", "Metadata": {"a": "1 x"}})
+    assert "AWSAccessKeyId=" in put
+    assert gateway.raw("PUT", put, data, content_type="text/html")[0] == 403
+    status, body, _ = gateway.raw("PUT", put, data, content_type="text/plain")
+    assert (status, body) == (200, b"")
+    head = ann.head_object(**named)
+    assert (head["ContentType"], head["Metadata"]) == ("text/plain", {"a": "1 x"})
+    get = target(gateway, old, "get_object", {**named, "ResponseContentType": "text/x; a=\u20ac"})
+    status, body, headers = gateway.raw("GET", get)
+    assert (status, body, headers["content-type"]) == (200, data, "text/x; a=\u20ac".encode().decode("latin-1"))
+    assert gateway.raw("HEAD", target(gateway, old, "head_object", named))[0] == 200
+    assert gateway.raw("GET", target(gateway, old, "get_object_tagging", named))[0] == 200
+    assert gateway.raw("GET", target(gateway, old, "list_objects_v2", {"Bucket": "photos"}))[0] == 200
+    assert gateway.raw("DELETE", target(gateway, old, "delete_object", named))[0] == 204
+    refused("404", 404, ann.head_object, **named)
+
+
+def test_version_2_urls_that_are_not_as_signed(gateway: Gateway, ann: Any, old: Any) -> None:
+    ann.put_object(**NAMED, Body=b"x")
+    get = target(gateway, old, "get_object", NAMED)
+    assert gateway.raw("GET", get)[0] == 200
+    for other, code in (
+        (get.replace("/photos/k", "/photos/l"), b"SignatureDoesNotMatch"),
+        (get + "&acl", b"SignatureDoesNotMatch"),
+        (get + "&response-content-type=text%2Fhtml", b"SignatureDoesNotMatch"),
+        (get + "&x-amz-acl=public-read", b"SignatureDoesNotMatch"),
+        (get.replace("Expires=1", "Expires=2"), b"SignatureDoesNotMatch"),
+        (get.replace("AWSAccessKeyId=", "AWSAccessKeyId=X"), b"InvalidAccessKeyId"),
+        (get.replace("Expires=", "Expired="), b"AccessDenied"),
+        (get.replace("Signature=", "Signatur="), b"AccessDenied"),
+        (get + "&Signature=x", b"InvalidArgument"),
+        (get + "&x-amz-security-token=x", b"InvalidToken"),
+        (target(gateway, old, "get_object", NAMED, -10), b"Request has expired"),
+    ):
+        status, body, _ = gateway.raw("GET", other)
+        assert status in (400, 403), other
+        assert code in body, (other, body)
+    assert gateway.raw("DELETE", get)[0] == 403
+    assert gateway.raw("PUT", get, b"y")[0] == 403
+    assert gateway.raw("GET", get, x_amz_acl="public-read")[0] == 403
+    assert gateway.raw("GET", get, authorization="AWS4-HMAC-SHA256 x")[0] == 400
+
+
+def test_version_2_urls_of_virtual_hosts(gateway: Gateway, ann: Any) -> None:
+    ann.put_object(**NAMED, Body=b"x")
+    client = presigner(gateway, "virtual", "http://s3.example.com")
+    url: str = client.generate_presigned_url("get_object", NAMED, 60)
+    start = "http://photos.s3.example.com"
+    assert url.startswith(start)
+    assert gateway.raw("GET", url.removeprefix(start), Host="photos.s3.example.com")[:2] == (200, b"x")
+    assert gateway.raw("GET", url.removeprefix(start), Host="other.s3.example.com")[0] == 403
+
+
+@pytest.mark.parametrize("expires", [0, -7, 609_901])
+def test_expiry_out_of_bounds(gateway: Gateway, ann: Any, expires: int) -> None:
+    ann.put_object(**NAMED, Body=b"x")
+    assert gateway.raw("GET", target(gateway, ann, "get_object", NAMED, 100_000))[0] == 200
+    assert gateway.raw("GET", target(gateway, ann, "get_object", NAMED, expires))[0] == 403
+
+
+def hoisted(gateway: Gateway, added: dict[str, str]) -> str:
+    """The target of a presigned PUT with these headers in its query, as the SDK for JavaScript makes it."""
+    from botocore.auth import S3SigV4QueryAuth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    made = gateway.accounts.create_key(MASTERS, "ann")
+    request = AWSRequest("PUT", f"{gateway.url}/photos/k?{urlencode(added, quote_via=quote)}")
+    S3SigV4QueryAuth(Credentials(made.key.access_key, made.secret), "s3", "eu-north-1").add_auth(request)
+    return str(request.url).removeprefix(gateway.url)
+
+
+def test_headers_in_the_query_of_a_presigned_url_hold(gateway: Gateway, ann: Any) -> None:
+    sha256 = base64.b64encode(hashlib.sha256(b"hello").digest()).decode()
+    url = hoisted(
+        gateway,
+        {
+            "x-amz-acl": "public-read",
+            "x-amz-meta-Colour": "blue",
+            "x-amz-tagging": "a=1&b=2",
+            "x-amz-storage-class": "STANDARD_IA",
+            "x-amz-checksum-sha256": sha256,
+            "x-amz-sdk-checksum-algorithm": "SHA256",
+        },
+    )
+    status, body, _ = gateway.raw("PUT", url, b"other")
+    assert (status, b"BadDigest" in body) == (400, True)
+    assert gateway.raw("PUT", url, b"hello", x_amz_acl="private")[0] in (400, 403)
+    assert gateway.raw("PUT", url, b"hello")[0] == 200
+    head = ann.head_object(**NAMED, ChecksumMode="ENABLED")
+    assert (head["Metadata"], head["StorageClass"]) == ({"colour": "blue"}, "STANDARD_IA")
+    assert head["ChecksumSHA256"] == sha256
+    assert len(ann.get_object_tagging(**NAMED)["TagSet"]) == 2
+    assert gateway.raw("GET", "/photos/k")[:2] == (200, b"hello")
+    assert gateway.raw("PUT", url.replace("public-read", "private"), b"hello")[0] == 403
+
+
+def test_a_header_of_a_copy_in_the_query_copies(gateway: Gateway, ann: Any) -> None:
+    ann.put_object(Bucket="photos", Key="source", Body=b"x")
+    status, body, _ = gateway.raw("PUT", hoisted(gateway, {"x-amz-copy-source": "photos/source"}), b"")
+    assert (status, b"CopyObjectResult" in body) == (200, True)
+    assert ann.get_object(**NAMED)["Body"].read() == b"x"
+
+
+def test_a_checksum_of_no_body_in_the_query_is_passed_over(gateway: Gateway, ann: Any) -> None:
+    url = hoisted(gateway, {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-sdk-checksum-algorithm": "CRC32"})
+    assert gateway.raw("PUT", url, b"hello")[0] == 200
+    assert ann.get_object(**NAMED)["Body"].read() == b"hello"
+    assert gateway.raw("PUT", hoisted(gateway, {"x-amz-server-side-encryption": "AES256"}), b"x")[0] == 501
+
+
+def test_headers_in_the_query_of_other_requests_are_not_looked_at(gateway: Gateway, ann: Any) -> None:
+    ann.put_bucket_acl(Bucket="photos", ACL="public-read-write")
+    assert gateway.raw("PUT", "/photos/k?x-amz-meta-a=1", b"x")[0] == 200
+    assert ann.head_object(**NAMED)["Metadata"] == {}
