@@ -22,7 +22,7 @@ from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NoSpace, 
 from nos_ec.core.header import header_length, name_record_size, names_size_max
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.lifecycle import BlockKind, ObjectState
+from nos_ec.core.lifecycle import BlockKind, ObjectEvent, ObjectState, advance_object
 from nos_ec.engine.group_bytes import GroupPlace
 from nos_ec.engine.large_block import LargeBlock, windows
 from nos_ec.engine.large_lease import LargeLease, Loan
@@ -123,7 +123,7 @@ class LargeObjects:
                 object_id=0,
                 key=new.key,
                 version=new.version,
-                state=ObjectState.LARGE,
+                state=advance_object(None, ObjectEvent.STORE),
                 size=new.size,
                 crc32c=new.crc32c,
                 md5=new.md5,
