@@ -22,7 +22,7 @@ from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NoSpace, 
 from nos_ec.core.header import header_length, name_record_size, names_size_max
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.lifecycle import BlockKind, ObjectEvent, ObjectState, advance_object
+from nos_ec.core.lifecycle import BlockKind, ObjectEvent, advance_object
 from nos_ec.engine.group_bytes import GroupPlace
 from nos_ec.engine.large_block import LargeBlock, windows
 from nos_ec.engine.large_lease import LargeLease, Loan

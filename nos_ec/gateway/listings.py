@@ -33,11 +33,9 @@ class Listings:
         return xml(answers.list_objects(page, marker, next_marker, call.owner))
 
     def list_objects_v2(self, call: Call) -> Reply:
-        """Version 2. A token is the last name, in base64."""
+        """Version 2. A token is the last name, in base64. An empty one is none, as Ceph's RGW has it."""
         token, start_after = call.request.parameter("continuation-token"), call.request.parameter("start-after")
-        if token == "":
-            raise _bad("continuation-token", "The continuation token provided is incorrect")
-        after = _name_of(token) if token is not None else start_after or ""
+        after = _name_of(token) if token else start_after or ""
         page, entries = self._page(call, after)
         owner = call.owner if (call.request.parameter("fetch-owner") or "").lower() == "true" else None
         next_token = None if entries.next_after is None else _token_of(entries.next_after)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from urllib.parse import quote
+from urllib.parse import quote, unquote_plus
 
 from nos_ec.s3.errors import S3Error
 
@@ -458,9 +458,16 @@ def _upload_head(bucket: str, key: str, upload_id: str) -> tuple[str, str, str]:
     return _element("Bucket", bucket), _element("Key", key), _element("UploadId", upload_id)
 
 
+def _prefix(page: Page) -> str:
+    """Encoded only if a client that decodes it would otherwise read another one: botocore does not decode that of
+    ListObjects."""
+    needed = unquote_plus(page.prefix) != page.prefix or _INVALID.search(page.prefix) is not None
+    return _name("Prefix", page.prefix, page.encode and needed)
+
+
 def _page_head(page: Page) -> str:
     return (
-        f"{_element('Name', page.bucket)}{_name('Prefix', page.prefix, page.encode)}"
+        f"{_element('Name', page.bucket)}{_prefix(page)}"
         f"{_name('Delimiter', page.delimiter, page.encode) if page.delimiter else ''}"
         f"<MaxKeys>{page.max_keys}</MaxKeys>{'<EncodingType>url</EncodingType>' if page.encode else ''}"
         f"<IsTruncated>{_boolean(page.truncated)}</IsTruncated>"

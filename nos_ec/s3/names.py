@@ -27,6 +27,8 @@ def check_new_bucket(name: str) -> None:
     if (
         not _BUCKET.fullmatch(name)
         or ".." in name
+        or ".-" in name
+        or "-." in name
         or _LIKE_AN_ADDRESS.fullmatch(name)
         or name.startswith(_RESERVED_STARTS)
         or name.endswith(_RESERVED_ENDS)
@@ -34,7 +36,8 @@ def check_new_bucket(name: str) -> None:
         raise S3Error(
             "InvalidBucketName",
             "A bucket's name has 3 to 63 lower-case letters, digits, dots and hyphens, begins and ends with a letter or"
-            " digit, has no two dots in a row, is not formatted as an IP address, and avoids reserved prefixes.",
+            " digit, has no two dots in a row and no dot beside a hyphen, is not formatted as an IP address, and avoids"
+            " reserved prefixes.",
             BucketName=name,
         )
 

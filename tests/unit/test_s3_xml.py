@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import cache
 from typing import Any
+from urllib.parse import unquote_plus
 
 import pytest
 from botocore.handlers import decode_list_object, decode_list_object_v2, decode_list_object_versions
@@ -72,15 +74,23 @@ def test_list_objects(encode: bool) -> None:
     assert (first["ChecksumAlgorithm"], first["ChecksumType"]) == (["CRC32"], "FULL_OBJECT")
     assert first["Owner"] == THEIRS
     assert first["LastModified"].timestamp() * 1000 == TIME_MS
-    # botocore decodes everything but the prefix.
     assert (parsed["Marker"], parsed["NextMarker"]) == ("mark er", HARD[3])
-    assert parsed["Prefix"] == ("p/%26" if encode else "p/&")
+    assert parsed["Prefix"] == "p/&"
+
     assert (parsed["Name"], parsed["MaxKeys"], parsed["IsTruncated"], parsed["Delimiter"]) == (
         "bucket",
         1000,
         True,
         "/",
     )
+
+
+@pytest.mark.parametrize("prefix", ["a b", "\n", "\u00fc/", "a+b", "100%", "%41", "\x01", "\r", ""])
+def test_a_client_reads_the_prefix_whether_it_decodes_or_not(prefix: str) -> None:
+    asked = replace(page([], [], True), prefix=prefix)
+    found = read("ListObjects", answers.list_objects(asked, "", None, OWNER))["Prefix"]
+    assert unquote_plus(found) == prefix
+    assert found == prefix or unquote_plus(prefix) != prefix or prefix == "\x01"
 
 
 @pytest.mark.parametrize("encode", [False, True])
