@@ -14,7 +14,7 @@ failures           failures of the store, as S3 has them
 body               the body of a request, decoded and checked
 preconditions      conditions and ranges
 object_headers     headers of objects, as attributes
-acls               canned ACLs
+acls               ACLs: canned ones and grants
 accounts           access keys and what accounts may do, as operators manage them
 sealed_secrets     the secrets of access keys, encrypted under a master key
 master_keys        the master keys of the settings

@@ -1,6 +1,6 @@
 """Who has sent a request, and what they may do. Asks the metadata, and remembers the answers for a short time.
 
-Owners, grants and canned ACLs: docs/S3.md. An object belongs to the owner of its bucket.
+Owners, grants and ACLs: docs/S3.md. An object belongs to the owner of its bucket.
 """
 
 from __future__ import annotations
@@ -12,22 +12,17 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from nos_ec.gateway.accounts import AccountsMetadata
+from nos_ec.gateway.acls import bucket_rights
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, KeyState, Rights
+from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, DocumentKind, KeyState, Rights
 from nos_ec.s3.errors import S3Error
 
 REMEMBERED_MAX = 10_000
 """Access keys, and buckets, that are remembered."""
 _T = TypeVar("_T")
 
-_PUBLIC = {
-    CannedAcl.PRIVATE: Rights.NONE,
-    CannedAcl.PUBLIC_READ: Rights.LIST,
-    CannedAcl.PUBLIC_READ_WRITE: Rights.LIST | Rights.WRITE,
-    CannedAcl.AUTHENTICATED_READ: Rights.NONE,
-}
-"""What the ACL of a bucket allows to everybody. Whether its objects may be read, their own ACLs say."""
+EVERYTHING = Rights.READ | Rights.WRITE | Rights.LIST | Rights.OWNER | Rights.READ_ACL | Rights.WRITE_ACL
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +35,19 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class BucketAccess:
-    """A bucket, and what accounts may do in it that do not own it."""
+    """A bucket, and what accounts may do in it that do not own it. acl: as gateway.acls stores it."""
 
     row: BucketRow
     grants: Mapping[str, Rights]
+    acl: str
 
     def rights_of(self, account: str | None) -> Rights:
         """What an account may do, or anybody for None."""
-        everything = Rights.READ | Rights.WRITE | Rights.LIST | Rights.OWNER
-        found = _PUBLIC[self.row.acl]
+        found = bucket_rights(self.acl, account)
         if account is None:
             return found
-        if self.row.acl is CannedAcl.AUTHENTICATED_READ:
-            found |= Rights.LIST
         found |= self.grants.get(account, Rights.NONE)
-        return everything if account in (ROOT_ACCOUNT, self.row.owner) or Rights.OWNER in found else found
+        return EVERYTHING if account in (ROOT_ACCOUNT, self.row.owner) or Rights.OWNER in found else found
 
 
 class Access:
@@ -88,7 +81,13 @@ class Access:
         row = None if name.startswith(".") else self._metadata.bucket(name)  # those are the store's own
         if row is None:
             raise S3Error("NoSuchBucket", "The specified bucket does not exist.", BucketName=name)
-        return BucketAccess(row, self._metadata.grants(name))
+        return BucketAccess(row, self._metadata.grants(name), self._acl_of(row))
+
+    def _acl_of(self, row: BucketRow) -> str:
+        if row.acl is not CannedAcl.GRANTS:
+            return row.acl.value
+        body = self._metadata.bucket_document(row.name, DocumentKind.ACL)
+        return CannedAcl.PRIVATE.value if body is None else body.decode()
 
 
 class _Remembered(Generic[_T]):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from nos_ec.core.errors import Conflict
+from nos_ec.gateway import acls
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.accounts import AccountsMetadata
-from nos_ec.gateway.acls import bucket_acl, canned, grants_of
 from nos_ec.gateway.body import CheckedBody
 from nos_ec.gateway.call import Call, owner_named
 from nos_ec.gateway.object_headers import refuse_unsupported
 from nos_ec.gateway.reply import Reply, empty, xml
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import BucketRow, DocumentKind, Rights
+from nos_ec.ports.metadata import BucketRow, CannedAcl, DocumentKind, Rights
 from nos_ec.s3 import answers, documents
 from nos_ec.s3.documents import DOCUMENT_SIZE_MAX
 from nos_ec.s3.errors import S3Error
@@ -54,9 +54,13 @@ class BucketOperations:
         refuse_unsupported(call.request)
         if call.request.header("x-amz-bucket-object-lock-enabled") not in (None, "false"):
             raise S3Error("NotImplemented", "Object lock is not supported.")
-        acl = bucket_acl(call.request.header("x-amz-acl") or "private")
+        acl = acls.of_headers(call.request) or "private"
+        kind = acls.kind_of_bucket_acl(acl)
         documents.create_bucket(document(call) if call.request.header("content-length") not in (None, "0") else b"")
-        made = self._metadata.create_bucket(call.bucket, account, acl, self._clock.now_ms())
+        first = CannedAcl.PRIVATE if kind is CannedAcl.GRANTS else kind
+        made = self._metadata.create_bucket(call.bucket, account, first, self._clock.now_ms())
+        if made and kind is CannedAcl.GRANTS:
+            self._set_acl(call.bucket, acl)
         self._access.forget_bucket(call.bucket)
         if not made:
             row = self._metadata.bucket(call.bucket)
@@ -96,18 +100,33 @@ class BucketOperations:
 
     def get_acl(self, call: Call) -> Reply:
         """As grants."""
-        call.require(Rights.OWNER)
+        call.require(Rights.READ_ACL)
         assert call.access is not None
-        return xml(answers.access_control(call.owner, grants_of(call.access.row.acl.value, call.owner)))
+        return xml(answers.access_control(call.owner, acls.grants_of(call.access.acl, call.owner)))
 
     def put_acl(self, call: Call) -> Reply:
-        """A canned one."""
-        call.require(Rights.OWNER)
-        acl = bucket_acl(acl_of(call))
-        if not self._metadata.set_bucket_acl(call.bucket, acl, self._clock.now_ms()):
-            raise no_bucket(call.bucket)
-        self._access.forget_bucket(call.bucket)
+        """A canned one, or grants."""
+        call.require(Rights.WRITE_ACL)
+        self._set_acl(call.bucket, acl_of(call))
         return empty()
+
+    def _set_acl(self, bucket: str, acl: str) -> None:
+        """After the first of two steps, the ACL is the old one, or grants nothing."""
+        kind, now_ms = acls.kind_of_bucket_acl(acl), self._clock.now_ms()
+        body = acl.encode() if kind is CannedAcl.GRANTS else None
+
+        def set_document() -> bool:
+            return self._metadata.set_bucket_document(bucket, DocumentKind.ACL, body, now_ms)
+
+        def set_kind() -> bool:
+            return self._metadata.set_bucket_acl(bucket, kind, now_ms)
+
+        first, second = (set_kind, set_document) if body is None else (set_document, set_kind)
+        try:
+            if not (first() and second()):
+                raise no_bucket(bucket)
+        finally:
+            self._access.forget_bucket(bucket)
 
     def get_tagging(self, call: Call) -> Reply:
         """As they were put."""
@@ -145,15 +164,15 @@ def document(call: Call) -> bytes:
 
 
 def acl_of(call: Call) -> str:
-    """The canned ACL that a request sets, by its header or its document. Raises S3Error."""
+    """The ACL that a request sets, by its headers or its document, as gateway.acls stores it. Raises S3Error."""
     refuse_unsupported(call.request)
-    header = call.request.header("x-amz-acl")
-    if header is not None:
-        return header
+    of_headers = acls.of_headers(call.request)
+    if of_headers is not None:
+        return of_headers
     owner, grants = documents.access_control(document(call))
     if owner.id != call.owner.id:
         raise S3Error("AccessDenied", "The owner of a bucket or object cannot be changed.")
-    return canned(grants, call.owner)
+    return acls.stored(grants, call.owner)
 
 
 def no_bucket(name: str) -> S3Error:

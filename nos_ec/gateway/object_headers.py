@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 from nos_ec.core.attributes import decode_attributes, encode_attributes
 from nos_ec.core.errors import InvalidInput
+from nos_ec.gateway.acls import of_headers
 from nos_ec.ports.metadata import ObjectRow
 from nos_ec.s3 import answers, documents
 from nos_ec.s3.errors import S3Error
@@ -27,11 +28,7 @@ LATIN_1 = "s3:latin-1"
 """The names of headers that did not come as UTF-8, separated by commas. Clients get the bytes that they have sent."""
 DEFAULT_TYPE = "binary/octet-stream"
 STORAGE_CLASSES = frozenset(["STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING"])
-OBJECT_ACLS = frozenset(
-    ["private", "public-read", "public-read-write", "authenticated-read", "bucket-owner-read",
-     "bucket-owner-full-control"]
-)  # fmt: skip
-_UNSUPPORTED = re.compile(r"x-amz-(server-side-encryption|object-lock-|website-redirect-location|grant-)")
+_UNSUPPORTED = re.compile(r"x-amz-(server-side-encryption|object-lock-|website-redirect-location)")
 
 
 def refuse_unsupported(request: Request) -> None:
@@ -70,7 +67,7 @@ def attributes_of_request(request: Request, encoding: str | None) -> dict[str, s
             raise S3Error("InvalidStorageClass", f"The storage class {storage_class!r} is not known.")
         if storage_class != "STANDARD":
             found[STORAGE_CLASS] = storage_class
-    acl = request.header("x-amz-acl")
+    acl = of_headers(request)
     if acl is not None:
         found |= acl_attribute(acl)
     return found
@@ -82,9 +79,7 @@ def tags_attribute(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def acl_attribute(acl: str) -> dict[str, str]:
-    """A canned ACL as an attribute; none for the default. Raises InvalidArgument."""
-    if acl not in OBJECT_ACLS:
-        raise S3Error("InvalidArgument", f"{acl!r} is no canned ACL.", ArgumentName="x-amz-acl", ArgumentValue=acl)
+    """An ACL, as gateway.acls stores it, as an attribute; none for the default."""
     return {} if acl == "private" else {ACL: acl}
 
 

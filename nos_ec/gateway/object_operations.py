@@ -10,7 +10,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import READ_TRIES, Store
 from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.gateway.access import Access
-from nos_ec.gateway.acls import grants_of
+from nos_ec.gateway.acls import grants_of, object_rights, of_headers, opens
 from nos_ec.gateway.attribute_changes import AttributeChanges
 from nos_ec.gateway.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.bucket_operations import acl_of, document
@@ -57,12 +57,6 @@ _OVERRIDABLE = (
 """Headers of the answer that a signed request may set."""
 _OF_304 = ("etag", "last-modified", "cache-control", "expires")
 """What an answer without a body says of an object that has not changed (RFC 9110, section 15.4.5)."""
-_READABLE = {
-    "public-read": False,
-    "public-read-write": False,
-    "authenticated-read": True,
-}
-"""ACLs of objects that let others read them; whether these need an account."""
 
 
 class ObjectOperations:
@@ -124,7 +118,10 @@ class ObjectOperations:
         call.refuse_versions()
         return self._read_in(call, key, call.rights)
 
-    def _read_in(self, call: Call, key: ObjectKey, rights: Rights) -> tuple[ObjectRow, dict[str, str]]:
+    def _read_in(
+        self, call: Call, key: ObjectKey, rights: Rights, needs: Rights = Rights.READ
+    ) -> tuple[ObjectRow, dict[str, str]]:
+        """Raises AccessDenied unless `rights` or the ACL of the object have what it needs."""
         try:
             row = self._store.head(key)
         except NotFound:
@@ -132,10 +129,8 @@ class ObjectOperations:
                 raise denied() from None
             raise S3Error("NoSuchKey", "The specified key does not exist.", Key=key.name) from None
         attributes = attributes_of(row)
-        if Rights.READ not in rights:
-            needs_account = _READABLE.get(attributes.get(ACL, ""))
-            if needs_account is None or (needs_account and call.account is None):
-                raise denied()
+        if needs not in rights and needs not in object_rights(attributes.get(ACL, "private"), call.account):
+            raise denied()
         return row, attributes
 
     def get_attributes(self, call: Call) -> Reply:
@@ -209,7 +204,7 @@ class ObjectOperations:
             raise S3Error("InvalidRequest", "The specified copy source is larger than the maximum of a copy.")
         given = _attributes_of_request(call)
         keeps, keeps_tags = _directive(request, "metadata"), _directive(request, "tagging")
-        if source == call.object_key and keeps and STORAGE_CLASS not in given and request.header("x-amz-acl") is None:
+        if source == call.object_key and keeps and STORAGE_CLASS not in given and of_headers(request) is None:
             raise S3Error(
                 "InvalidRequest",
                 "This copy request is illegal because it is trying to copy an object to itself without changing the"
@@ -315,19 +310,19 @@ class ObjectOperations:
 
     def get_acl(self, call: Call) -> Reply:
         """As grants."""
-        call.require(Rights.OWNER)
-        _, attributes = self._readable(call, call.object_key)
+        call.refuse_versions()
+        _, attributes = self._read_in(call, call.object_key, call.rights, Rights.READ_ACL)
         return xml(answers.access_control(call.owner, grants_of(attributes.get(ACL, "private"), call.owner)))
 
     def put_acl(self, call: Call) -> Reply:
-        """A canned one."""
-        call.require(Rights.OWNER)
-        self._change(call, ACL, acl_attribute(acl_of(call)))
+        """A canned one, or grants."""
+        self._read_in(call, call.object_key, call.rights, Rights.WRITE_ACL)
+        self._change(call, ACL, acl_attribute(acl_of(call)), Rights.WRITE_ACL)
         return empty()
 
-    def _change(self, call: Call, name: str, value: dict[str, str]) -> None:
+    def _change(self, call: Call, name: str, value: dict[str, str], needs: Rights = Rights.WRITE) -> None:
         call.refuse_versions()
-        self._changes.replace(lambda: self._read_in(call, call.object_key, call.rights | Rights.READ), (name,), value)
+        self._changes.replace(lambda: self._read_in(call, call.object_key, call.rights, needs), (name,), value)
 
 
 class Summed:
@@ -353,7 +348,7 @@ class Summed:
 def _attributes_of_request(call: Call) -> dict[str, str]:
     """Only who owns the bucket, and so the object, may open it to others."""
     found = attributes_of_request(call.request, content_encoding_of(call.request, call.payload))
-    if found.get(ACL) in _READABLE:
+    if opens(found.get(ACL, "private")):
         call.require(Rights.OWNER)
     return found
 

@@ -98,7 +98,7 @@ def test_prefixes(ann: Any, version: str) -> None:
         page = call(Bucket="photos", Prefix=prefix, Delimiter=delimiter)
         assert listed(page) == expected
         assert page["Prefix"] == prefix
-    everything = (["\x0ab", "_bla/1", "_bla/2", "foo/bar", "foo/baz/x", "quux"], [])
+    everything: tuple[list[str], list[str]] = (["\x0ab", "_bla/1", "_bla/2", "foo/bar", "foo/baz/x", "quux"], [])
     assert listed(call(Bucket="photos", Prefix="")) == everything
     assert call(Bucket="photos")["Prefix"] == ""
     put(ann, *[f"0/{number}" for number in range(20)], "0/", "1999", "1999#", "1999+", "2000")

@@ -16,18 +16,13 @@ from .s3_gateway import Gateway, refused
 NAMED = {"Bucket": "photos", "Key": "k"}
 
 
-def with_headers(client: Any, operation: str, removed: tuple[str, ...] = (), **added: str) -> None:
+def with_headers(client: Any, operation: str, **added: str) -> None:
     """Change the headers of an operation before it is signed."""
 
     def change(params: dict[str, Any], **_: Any) -> None:
         params["headers"].update({name.replace("_", "-"): value for name, value in added.items()})
 
-    def remove(request: Any, **_: Any) -> None:
-        for name in removed:
-            del request.headers[name]
-
     client.meta.events.register(f"before-call.s3.{operation}", change)
-    client.meta.events.register(f"before-sign.s3.{operation}", remove)
 
 
 def status_of(call: Any, **arguments: Any) -> tuple[int, str]:

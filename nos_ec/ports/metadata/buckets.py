@@ -22,18 +22,21 @@ DOCUMENT_BYTES_MAX = 32 << 10
 
 
 class CannedAcl(StrEnum):
-    """What S3 calls the canned ACL of a bucket. Its owner may always do everything."""
+    """What S3 calls the canned ACL of a bucket. Its owner may always do everything. GRANTS: none of these; what it
+    grants is in the bucket's document ACL, and without that it grants nothing."""
 
     PRIVATE = "private"
     PUBLIC_READ = "public-read"
     PUBLIC_READ_WRITE = "public-read-write"
     AUTHENTICATED_READ = "authenticated-read"
+    GRANTS = "grants"
 
 
 class DocumentKind(StrEnum):
-    """What a bucket may have besides its row, as it was sent."""
+    """What a bucket may have besides its row: TAGS as they were sent, ACL as the gateway writes it."""
 
     TAGS = "tags"
+    ACL = "acl"
 
 
 class KeyState(StrEnum):
@@ -44,13 +47,15 @@ class KeyState(StrEnum):
 
 
 class Rights(Flag):
-    """What an account may do in a bucket of another one."""
+    """What an account may do in a bucket of another one. READ_ACL and WRITE_ACL come from ACLs alone."""
 
     NONE = 0
     READ = 1
     WRITE = 2
     LIST = 4
     OWNER = 8
+    READ_ACL = 16
+    WRITE_ACL = 32
 
 
 @dataclass(frozen=True, slots=True)
