@@ -17,7 +17,6 @@ from nos_ec.s3.errors import S3Error
 
 _NOT_FOUND = {
     "GetBucketAnalyticsConfiguration": "NoSuchConfiguration",
-    "GetBucketCors": "NoSuchCORSConfiguration",
     "GetBucketEncryption": "ServerSideEncryptionConfigurationNotFoundError",
     "GetBucketIntelligentTieringConfiguration": "NoSuchConfiguration",
     "GetBucketInventoryConfiguration": "NoSuchConfiguration",
@@ -45,7 +44,6 @@ _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "ListBucketMetricsConfigurations": ("ListMetricsConfigurationsResult", _NONE_LISTED),
 }
 _NOTHING_TO_DELETE = (
-    "DeleteBucketCors",
     "DeleteBucketEncryption",
     "DeleteBucketLifecycle",
     "DeleteBucketOwnershipControls",

@@ -20,6 +20,8 @@ from nos_ec.s3.errors import S3Error
 
 REMEMBERED_MAX = 10_000
 """Access keys, and buckets, that are remembered."""
+DOCUMENTS_MAX = 500
+"""Documents that are remembered, each of at most 32 KiB."""
 _T = TypeVar("_T")
 
 EVERYTHING = Rights.READ | Rights.WRITE | Rights.LIST | Rights.OWNER | Rights.READ_ACL | Rights.WRITE_ACL
@@ -58,6 +60,7 @@ class Access:
         self._masters = masters
         self._accounts: _Remembered[Account | None] = _Remembered(clock, remember_ms)
         self._buckets: _Remembered[BucketAccess] = _Remembered(clock, remember_ms)
+        self._documents: _Remembered[bytes | None] = _Remembered(clock, remember_ms, DOCUMENTS_MAX)
 
     def account(self, access_key: str) -> Account | None:
         """Whose key it is; None if there is no active key of this name. Raises Transient, ConfigError, Corrupt."""
@@ -67,9 +70,15 @@ class Access:
         """Raises S3Error (NoSuchBucket), Transient."""
         return self._buckets.find(name, self._look_up_bucket)
 
+    def document(self, name: str, kind: DocumentKind) -> bytes | None:
+        """A document of a bucket; None if it has none. Raises Transient."""
+        return self._documents.find(_key_of(name, kind), lambda _: self._metadata.bucket_document(name, kind))
+
     def forget_bucket(self, name: str) -> None:
         """To be called when this process has changed it."""
         self._buckets.forget(name)
+        for kind in DocumentKind:
+            self._documents.forget(_key_of(name, kind))
 
     def _look_up_account(self, access_key: str) -> Account | None:
         key = self._metadata.access_key(access_key)
@@ -90,12 +99,17 @@ class Access:
         return CannedAcl.PRIVATE.value if body is None else body.decode()
 
 
-class _Remembered(Generic[_T]):
-    """The last answers, each for `remember_ms`. A clock that is set back makes none older than that."""
+def _key_of(name: str, kind: DocumentKind) -> str:
+    return f"{kind.value}/{name}"
 
-    def __init__(self, clock: Clock, remember_ms: int) -> None:
+
+class _Remembered(Generic[_T]):
+    """The last answers, at most `most`, each for `remember_ms`. A clock that is set back makes none older than that."""
+
+    def __init__(self, clock: Clock, remember_ms: int, most: int = REMEMBERED_MAX) -> None:
         self._clock = clock
         self._remember_ms = remember_ms
+        self._most = most
         self._lock = Lock()
         self._answers: OrderedDict[str, tuple[int, _T]] = OrderedDict()
 
@@ -109,7 +123,7 @@ class _Remembered(Generic[_T]):
         with self._lock:
             self._answers[name] = (now_ms, found)
             self._answers.move_to_end(name)
-            if len(self._answers) > REMEMBERED_MAX:
+            if len(self._answers) > self._most:
                 self._answers.popitem(last=False)
         return found
 

@@ -16,6 +16,7 @@ from nos_ec.gateway.access import Access
 from nos_ec.gateway.app import App
 from nos_ec.gateway.attribute_changes import AttributeChanges
 from nos_ec.gateway.bucket_operations import BucketOperations
+from nos_ec.gateway.cors import Cors
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.sealed_secrets import MasterKeys
@@ -38,6 +39,7 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
         BucketOperations(metadata, access, clock, settings.region),
         Listings(store),
         ObjectOperations(store, access, AttributeChanges(store, clock, Random().random)),
+        Cors(metadata, access, clock),
         clock,
         settings.domain_names,
     )

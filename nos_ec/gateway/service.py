@@ -6,13 +6,16 @@ Whatever fails is answered with the error codes of S3. What it was is logged, if
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from urllib.parse import unquote
 
+from nos_ec.core.errors import NosError
 from nos_ec.gateway.absent_configurations import ABSENT_CONFIGURATIONS, absent_configuration
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.body import Source
 from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.call import Call
+from nos_ec.gateway.cors import Cors
 from nos_ec.gateway.failures import translated
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.object_operations import ObjectOperations
@@ -22,7 +25,7 @@ from nos_ec.s3.answers import error_answer
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.hoisted import with_hoisted
 from nos_ec.s3.names import addressed, bucket_of_host
-from nos_ec.s3.operations import operation_of
+from nos_ec.s3.operations import PREFLIGHT, operation_of
 from nos_ec.s3.request import Request
 from nos_ec.s3.signing import Signed, read_claim, unsigned, verify
 from nos_ec.s3.signing_v2 import read_claim_v2, verify_v2
@@ -40,10 +43,12 @@ class Service:
         buckets: BucketOperations,
         listings: Listings,
         objects: ObjectOperations,
+        cors: Cors,
         clock: Clock,
         domains: Collection[str],
     ) -> None:
         self._access = access
+        self._cors = cors
         self._clock = clock
         self._domains = domains
         self._operations: Mapping[str, Callable[[Call], Reply]] = {
@@ -58,6 +63,9 @@ class Service:
             "GetBucketTagging": buckets.get_tagging,
             "PutBucketTagging": buckets.put_tagging,
             "DeleteBucketTagging": buckets.delete_tagging,
+            "GetBucketCors": cors.get_configuration,
+            "PutBucketCors": cors.put_configuration,
+            "DeleteBucketCors": cors.delete_configuration,
             "ListObjects": listings.list_objects,
             "ListObjectsV2": listings.list_objects_v2,
             "ListObjectVersions": listings.list_object_versions,
@@ -82,7 +90,16 @@ class Service:
             reply = self._answer(request, source)
         except Exception as error:
             reply = _refusal(request, translated(error, request_id=request_id), request_id)
+        if b"origin" in request.header_values and request.method != "OPTIONS":
+            self._allow_origin(request, reply)
         return _finished(request, reply, request_id)
+
+    def _allow_origin(self, request: Request, reply: Reply) -> None:
+        """Also of a refusal, so that the page can read it."""
+        with suppress(S3Error, NosError):  # the answer stands, and a browser keeps it from the page
+            bucket, _ = addressed(request.raw_path, request.header("host"), self._domains)
+            if bucket is not None:
+                reply.headers.update(self._cors.headers(request, bucket))
 
     def refuse(self, request: Request, error: S3Error, request_id: str) -> Reply:
         """Answer a request that failed before it was looked at."""
@@ -92,6 +109,8 @@ class Service:
         sent, request = request, with_hoisted(request)
         bucket, key = addressed(request.raw_path, request.header("host"), self._domains)
         operation = operation_of(request, bucket, key)
+        if operation == PREFLIGHT:
+            return self._cors.preflight(request, bucket or "")
         run = self._operations.get(operation)
         if run is None:
             raise S3Error("NotImplemented", f"{operation} is not supported yet.")

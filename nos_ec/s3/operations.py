@@ -51,6 +51,7 @@ SERVED = frozenset(
         "ListBucketInventoryConfigurations",
         "ListBucketMetricsConfigurations",
         "DeleteBucketCors",
+        "PutBucketCors",
         "DeleteBucketEncryption",
         "DeleteBucketLifecycle",
         "DeleteBucketOwnershipControls",
@@ -88,6 +89,10 @@ SERVED = frozenset(
     ]
 )
 """What a gateway is to serve; all other operations of the tables below are answered NotImplemented."""
+
+
+PREFLIGHT = "OPTIONS"
+"""What a browser asks before it sends a request of another site's page."""
 
 
 class _Place(Enum):
@@ -249,10 +254,13 @@ _NO_VERSION = frozenset(["PutObject", "CopyObject", "UploadPart", "UploadPartCop
 
 
 def operation_of(request: Request, bucket: str | None, key: str | None) -> str:
-    """The name that the S3 API reference gives the operation, one of SERVED. bucket, key: as `names.addressed` says.
+    """The name that the S3 API reference gives the operation, one of SERVED, or PREFLIGHT. bucket, key: as
+    `names.addressed` says.
 
     Raises S3Error: NotImplemented for an operation that we lack; InvalidArgument for two subresources, or a parameter
     that was sent twice, or an empty version id; MethodNotAllowed for what S3 does not have."""
+    if request.method == "OPTIONS" and bucket is not None:
+        return PREFLIGHT
     name = _name_of(request, _place(bucket, key))
     if name not in SERVED:
         raise S3Error("NotImplemented", f"{name} is not supported.")
@@ -281,8 +289,6 @@ def _place(bucket: str | None, key: str | None) -> _Place:
 
 def _name_of(request: Request, place: _Place) -> str:
     method, subresources = request.method, _SUBRESOURCES[place]
-    if method == "OPTIONS":
-        raise S3Error("NotImplemented", "CORS is not supported.")
     asked = [name for name in request.query if name in subresources]
     if len(asked) > 1:
         raise S3Error("InvalidArgument", f"Conflicting query parameters: {', '.join(sorted(asked))}.")

@@ -41,7 +41,6 @@ def test_not_modified_says_what_a_cache_needs(gateway: Gateway, ann: Any) -> Non
     [
         ("get_bucket_policy", "NoSuchBucketPolicy"),
         ("get_bucket_policy_status", "NoSuchBucketPolicy"),
-        ("get_bucket_cors", "NoSuchCORSConfiguration"),
         ("get_bucket_lifecycle_configuration", "NoSuchLifecycleConfiguration"),
         ("get_bucket_encryption", "ServerSideEncryptionConfigurationNotFoundError"),
         ("get_public_access_block", "NoSuchPublicAccessBlockConfiguration"),

@@ -106,6 +106,8 @@ def test_all_that_is_served_is_in_the_model() -> None:
         ("PUT", "/b/k", "partNumber=1&uploadId=u", {"x-amz-copy-source": "b/k"}, "UploadPartCopy"),
         ("DELETE", "/b/k", "versionId=null", {}, "DeleteObject"),
         ("POST", "/b", "delete=", {}, "DeleteObjects"),
+        ("OPTIONS", "/b/k", "X-Amz-Signature=x", {}, "OPTIONS"),
+        ("OPTIONS", "/b", "acl", {}, "OPTIONS"),
     ],
 )
 def test_operations(method: str, path: str, query: str, headers: dict[str, str], operation: str) -> None:
@@ -121,7 +123,7 @@ def test_operations(method: str, path: str, query: str, headers: dict[str, str],
         ("PATCH", "/b/k", "", "MethodNotAllowed"),
         ("HEAD", "/b/k", "acl", "MethodNotAllowed"),
         ("DELETE", "/b", "acl", "MethodNotAllowed"),
-        ("OPTIONS", "/b/k", "", "NotImplemented"),
+        ("OPTIONS", "/", "", "MethodNotAllowed"),
         ("POST", "/b", "", "NotImplemented"),
         ("PUT", "/b/k", "a-new-subresource", "NotImplemented"),
         ("DELETE", "/b/k", "policy", "NotImplemented"),

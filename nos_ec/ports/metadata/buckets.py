@@ -33,10 +33,12 @@ class CannedAcl(StrEnum):
 
 
 class DocumentKind(StrEnum):
-    """What a bucket may have besides its row: TAGS as they were sent, ACL as the gateway writes it."""
+    """What a bucket may have besides its row: TAGS and CORS as they were sent, ACL as the gateway writes
+    it."""
 
     TAGS = "tags"
     ACL = "acl"
+    CORS = "cors"
 
 
 class KeyState(StrEnum):

@@ -1,0 +1,100 @@
+"""Cross-origin requests: the rules of a bucket, and which of them allows a request.
+
+Sources: PutBucketCors of the S3 API reference; "Elements of a CORS configuration" and "How does Amazon S3 evaluate the
+CORS configuration on a bucket?" of the S3 user guide; the Fetch standard for the headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nos_ec.s3.documents import Element, malformed, parse
+from nos_ec.s3.errors import S3Error
+
+RULES_MAX = 100
+METHODS = frozenset(["GET", "PUT", "POST", "DELETE", "HEAD"])
+_VARY = "Origin, Access-Control-Request-Headers, Access-Control-Request-Method"
+
+
+@dataclass(frozen=True, slots=True)
+class CorsRule:
+    """origins, headers: patterns, each with one `*` at most, which stands for any characters. exposed: headers of the
+    answer that a page may read. max_age_s: how long a browser may remember a preflight; None for its own default."""
+
+    origins: tuple[str, ...]
+    methods: tuple[str, ...]
+    headers: tuple[str, ...] = ()
+    exposed: tuple[str, ...] = ()
+    max_age_s: int | None = None
+
+    def allows(self, origin: str, method: str, headers: Sequence[str]) -> bool:
+        """headers: those that the request is to have, in lower case."""
+        return (
+            method in self.methods
+            and any(_fits(pattern, origin) for pattern in self.origins)
+            and all(any(_fits(pattern.lower(), name) for pattern in self.headers) for name in headers)
+        )
+
+    def answer(self, origin: str, headers: Sequence[str]) -> dict[str, str]:
+        """The headers of the answer to a request that it allows."""
+        anybody = "*" in self.origins
+        found = {
+            "access-control-allow-origin": "*" if anybody else origin,
+            "access-control-allow-methods": ", ".join(self.methods),
+            "vary": _VARY,
+        }
+        if not anybody:
+            found["access-control-allow-credentials"] = "true"
+        if headers:
+            found["access-control-allow-headers"] = ", ".join(headers)
+        if self.exposed:
+            found["access-control-expose-headers"] = ", ".join(self.exposed)
+        if self.max_age_s is not None:
+            found["access-control-max-age"] = str(self.max_age_s)
+        return found
+
+
+def cors_rules(body: bytes) -> list[CorsRule]:
+    """PutBucketCors. Raises MalformedXML, InvalidRequest."""
+    top = parse(body, "CORSConfiguration")
+    rules = [_rule(child) for child in top.children]
+    if top.text.strip() or not 1 <= len(rules) <= RULES_MAX:
+        raise malformed(f"A CORS configuration has 1 to {RULES_MAX} rules.")
+    return rules
+
+
+def _rule(element: Element) -> CorsRule:
+    if element.name != "CORSRule" or element.text.strip():
+        raise malformed(f"{element.name!r} in a CORS configuration is unknown.")
+    found: dict[str, list[str]] = {}
+    for child in element.children:
+        if child.children:
+            raise malformed(f"{child.name!r} of a CORS rule has elements.")
+        found.setdefault(child.name, []).append(child.text.strip())
+    known = {"ID", "AllowedOrigin", "AllowedMethod", "AllowedHeader", "ExposeHeader", "MaxAgeSeconds"}
+    if not found.keys() <= known or len(found.get("ID", [])) > 1 or len(found.get("MaxAgeSeconds", [])) > 1:
+        raise malformed("A CORS rule has an element that is unknown or repeated.")
+    origins, methods = found.get("AllowedOrigin", []), found.get("AllowedMethod", [])
+    headers, exposed = found.get("AllowedHeader", []), found.get("ExposeHeader", [])
+    if not origins or not methods:
+        raise malformed("A CORS rule has an AllowedOrigin and an AllowedMethod.")
+    for method in methods:
+        if method not in METHODS:
+            raise S3Error("InvalidRequest", f"Found unsupported HTTP method in CORS config: {method!r}.")
+    for pattern in [*origins, *headers]:
+        if pattern.count("*") > 1:
+            raise S3Error("InvalidRequest", f"{pattern!r} can not have more than one wildcard.")
+    if any("*" in name for name in exposed):
+        raise S3Error("InvalidRequest", "An ExposeHeader has no wildcard.")
+    age = found.get("MaxAgeSeconds", [None])[0]
+    if age is not None and not (age.isascii() and age.isdigit() and len(age) < 10):
+        raise malformed("MaxAgeSeconds is a number.")
+    return CorsRule(tuple(origins), tuple(methods), tuple(headers), tuple(exposed), None if age is None else int(age))
+
+
+def _fits(pattern: str, text: str) -> bool:
+    before, star, behind = pattern.partition("*")
+    if not star:
+        return pattern == text
+    return len(text) >= len(before) + len(behind) and text.startswith(before) and text.endswith(behind)
