@@ -11,6 +11,8 @@ absent_configurations  configurations that no bucket has
 listings           listings of objects
 attribute_changes  changes of what an object has beside its bytes
 failures           failures of the store, as S3 has them
+post_forms         uploads by forms of browsers
+form_body          the body of such a form
 cors               cross-origin requests
 body               the body of a request, decoded and checked
 preconditions      conditions and ranges

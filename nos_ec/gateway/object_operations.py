@@ -16,6 +16,7 @@ from nos_ec.gateway.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.bucket_operations import acl_of, document
 from nos_ec.gateway.call import Call, denied, object_key
 from nos_ec.gateway.failures import translated
+from nos_ec.gateway.form_body import FormBody
 from nos_ec.gateway.object_headers import (
     ACL,
     CHECKSUM,
@@ -156,10 +157,16 @@ class ObjectOperations:
     def put_object(self, call: Call) -> Reply:
         """Durable when it is answered."""
         call.require(Rights.WRITE)
+        body = CheckedBody(call.request, call.signed, call.source, lambda: self._require_bucket(call))
+        return empty(self.store(call, body)[1])
+
+    def store(self, call: Call, body: CheckedBody | FormBody) -> tuple[str, dict[str, str]]:
+        """Store a body as the headers of the request say, durably. Returns its ETag, without quotes, and the headers to
+        answer with."""
+        call.require(Rights.WRITE)
         refuse_unsupported(call.request)
         condition = write_condition(call.request)
         attributes = _attributes_of_request(call)
-        body = CheckedBody(call.request, call.signed, call.source, lambda: self._require_bucket(call))
         stream: ByteStream = body
         if body.length <= self._store.packed_size_max:
             stream = BytesIO(body.read_all())
@@ -179,7 +186,8 @@ class ObjectOperations:
             attributes |= _computed(body)
             if is_own:
                 self._add(row, attributes)
-        return empty({"etag": f'"{body.computed.md5.hex()}"', **checksum_headers(attributes)})
+        etag = body.computed.md5.hex()
+        return etag, {"etag": f'"{etag}"', **checksum_headers(attributes)}
 
     def _add(self, row: ObjectRow, attributes: dict[str, str]) -> None:
         with suppress(Transient):  # the object is stored, whatever becomes of this
@@ -353,7 +361,7 @@ def _attributes_of_request(call: Call) -> dict[str, str]:
     return found
 
 
-def _computed(body: CheckedBody) -> dict[str, str]:
+def _computed(body: CheckedBody | FormBody) -> dict[str, str]:
     computed = body.computed
     if computed is None or computed.algorithm is None or computed.checksum is None:
         return {}

@@ -19,6 +19,7 @@ from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.cors import Cors
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.object_operations import ObjectOperations
+from nos_ec.gateway.post_forms import PostForms
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.gateway.service import Service
 from nos_ec.monitoring.web_server import CONNECTIONS_MAX, WebServer
@@ -34,12 +35,14 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
     """The gateway of an open store, without its server."""
     store, metadata, clock = system.store(), system.metadata, system.clock
     access = Access(metadata, masters, clock, settings.access_cache_ms)
+    objects = ObjectOperations(store, access, AttributeChanges(store, clock, Random().random))
     return Service(
         access,
         BucketOperations(metadata, access, clock, settings.region),
         Listings(store),
-        ObjectOperations(store, access, AttributeChanges(store, clock, Random().random)),
+        objects,
         Cors(metadata, access, clock),
+        PostForms(access, objects, clock),
         clock,
         settings.domain_names,
     )

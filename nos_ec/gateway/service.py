@@ -19,13 +19,14 @@ from nos_ec.gateway.cors import Cors
 from nos_ec.gateway.failures import translated
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.object_operations import ObjectOperations
+from nos_ec.gateway.post_forms import PostForms
 from nos_ec.gateway.reply import Reply
 from nos_ec.ports.clock import Clock
 from nos_ec.s3.answers import error_answer
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.hoisted import with_hoisted
 from nos_ec.s3.names import addressed, bucket_of_host
-from nos_ec.s3.operations import PREFLIGHT, operation_of
+from nos_ec.s3.operations import POST_FORM, PREFLIGHT, operation_of
 from nos_ec.s3.request import Request
 from nos_ec.s3.signing import Signed, read_claim, unsigned, verify
 from nos_ec.s3.signing_v2 import read_claim_v2, verify_v2
@@ -44,11 +45,13 @@ class Service:
         listings: Listings,
         objects: ObjectOperations,
         cors: Cors,
+        forms: PostForms,
         clock: Clock,
         domains: Collection[str],
     ) -> None:
         self._access = access
         self._cors = cors
+        self._forms = forms
         self._clock = clock
         self._domains = domains
         self._operations: Mapping[str, Callable[[Call], Reply]] = {
@@ -111,6 +114,8 @@ class Service:
         operation = operation_of(request, bucket, key)
         if operation == PREFLIGHT:
             return self._cors.preflight(request, bucket or "")
+        if operation == POST_FORM:
+            return self._forms.post(request, bucket or "", source)
         run = self._operations.get(operation)
         if run is None:
             raise S3Error("NotImplemented", f"{operation} is not supported yet.")

@@ -9,6 +9,7 @@ hoisted     headers in the query of a presigned URL
 chunked     bodies in aws-chunked encoding, with and without signatures and trailers
 checksums   what a request says of its body, computed and compared piece by piece
 errors      error codes, their HTTP status, and what else an answer says
+post_policy  what a form may upload, and who has signed it
 cors        cross-origin requests
 answers     the XML of answers
 documents   the XML of request bodies

@@ -250,6 +250,12 @@ def copied(etag: str, modified_ms: int, checksum: Checksum | None, *, part: bool
     )
 
 
+def posted(location: str, bucket: str, key: str, etag: str) -> bytes:
+    """POST of a form. It has no namespace."""
+    inside = f"{_element('Location', location)}{_element('Bucket', bucket)}{_element('Key', key)}{_etag(etag)}"
+    return f"{DECLARATION}<PostResponse>{inside}</PostResponse>".encode()
+
+
 def upload_created(bucket: str, key: str, upload_id: str) -> bytes:
     """CreateMultipartUpload."""
     return _answer("InitiateMultipartUploadResult", *_upload_head(bucket, key, upload_id))

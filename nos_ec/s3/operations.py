@@ -95,6 +95,10 @@ PREFLIGHT = "OPTIONS"
 """What a browser asks before it sends a request of another site's page."""
 
 
+POST_FORM = "PostObject"
+"""An upload by a form, which says in its body who sends it."""
+
+
 class _Place(Enum):
     SERVICE = "service"
     BUCKET = "bucket"
@@ -107,7 +111,7 @@ _PLAIN = {
     ("HEAD", _Place.BUCKET): "HeadBucket",
     ("DELETE", _Place.BUCKET): "DeleteBucket",
     ("GET", _Place.BUCKET): "ListObjects",
-    ("POST", _Place.BUCKET): "PostObject",
+    ("POST", _Place.BUCKET): POST_FORM,
     ("GET", _Place.KEY): "GetObject",
     ("HEAD", _Place.KEY): "HeadObject",
     ("PUT", _Place.KEY): "PutObject",
@@ -254,7 +258,7 @@ _NO_VERSION = frozenset(["PutObject", "CopyObject", "UploadPart", "UploadPartCop
 
 
 def operation_of(request: Request, bucket: str | None, key: str | None) -> str:
-    """The name that the S3 API reference gives the operation, one of SERVED, or PREFLIGHT. bucket, key: as
+    """The name that the S3 API reference gives the operation, one of SERVED, POST_FORM or PREFLIGHT. bucket, key: as
     `names.addressed` says.
 
     Raises S3Error: NotImplemented for an operation that we lack; InvalidArgument for two subresources, or a parameter
@@ -262,7 +266,7 @@ def operation_of(request: Request, bucket: str | None, key: str | None) -> str:
     if request.method == "OPTIONS" and bucket is not None:
         return PREFLIGHT
     name = _name_of(request, _place(bucket, key))
-    if name not in SERVED:
+    if name not in SERVED and name != POST_FORM:
         raise S3Error("NotImplemented", f"{name} is not supported.")
     for parameter in parameters_of(name):
         request.parameter(parameter)

@@ -1,0 +1,184 @@
+"""The policy of a POST form: what a browser may upload, signed by somebody who has an access key.
+
+Sources: "POST object", "POST policy" and "Browser-Based Uploads" of the S3 API reference
+(sigv4-HTTPPOSTConstructPolicy, sigv4-post-example); "Browser-based uploads using POST" of the S3 user guide for
+Signature Version 2.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import re
+from binascii import Error as BadBase64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.signing import sign, signing_key
+
+POLICY_SIZE_MAX = 20 << 10
+CONDITIONS_MAX = 200
+_NEED_NO_CONDITION = frozenset(["awsaccesskeyid", "signature", "x-amz-signature", "policy", "file"])
+_FREE = "x-ignore-"
+_CREDENTIAL = re.compile(r"(.+)/([0-9]{8})/([0-9A-Za-z_-]{1,64})/s3/aws4_request")
+
+
+@dataclass(frozen=True, slots=True)
+class FormClaim:
+    """Who claims to have signed a form. day, region: None for Signature Version 2."""
+
+    access_key: str
+    signature: str
+    policy: str
+    day: str | None = None
+    region: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRange:
+    """Bytes that the file may have."""
+
+    least: int
+    most: int
+
+
+def read_form_claim(fields: Mapping[str, str]) -> FormClaim | None:
+    """fields: of the form, by name in lower case. None for an anonymous form, which has no policy. Raises
+    InvalidArgument, InvalidToken."""
+    policy = fields.get("policy")
+    signed = not fields.keys().isdisjoint(("awsaccesskeyid", "signature", "x-amz-signature", "x-amz-credential"))
+    if policy is None:
+        if signed:
+            raise _missing("policy")
+        return None
+    if "x-amz-security-token" in fields:
+        raise S3Error("InvalidToken", "This store issues no session tokens.")
+    if "x-amz-signature" not in fields and "x-amz-credential" not in fields:
+        for name in ("AWSAccessKeyId", "signature"):
+            if not fields.get(name.lower()):
+                raise _missing(name)
+        return FormClaim(fields["awsaccesskeyid"], fields["signature"], policy)
+    for name in ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-signature"):
+        if not fields.get(name):
+            raise _missing(name)
+    match = _CREDENTIAL.fullmatch(fields["x-amz-credential"])
+    if fields["x-amz-algorithm"] != "AWS4-HMAC-SHA256" or match is None or fields["x-amz-date"][:8] != match[2]:
+        raise S3Error(
+            "InvalidArgument",
+            "The form must be signed with AWS4-HMAC-SHA256 and <access key>/<YYYYMMDD>/<region>/s3/aws4_request, of the"
+            " day of x-amz-date.",
+            ArgumentName="x-amz-credential",
+        )
+    return FormClaim(match[1], fields["x-amz-signature"], policy, match[2], match[3])
+
+
+def verify_form(claim: FormClaim, secret: str | None) -> None:
+    """secret: that of the access key, None if there is no such key. Raises InvalidAccessKeyId,
+    SignatureDoesNotMatch."""
+    if secret is None:
+        raise S3Error(
+            "InvalidAccessKeyId", "There is no such access key in this store.", AWSAccessKeyId=claim.access_key
+        )
+    if claim.day is not None and claim.region is not None:
+        computed = sign(signing_key(secret, claim.day, claim.region), claim.policy)
+    else:
+        computed = base64.b64encode(hmac.digest(secret.encode(), claim.policy.encode(), "sha1")).decode()
+    if not hmac.compare_digest(computed.encode(), claim.signature.encode()):
+        raise S3Error(
+            "SignatureDoesNotMatch",
+            "The signature is not the one that this store computed. Check the secret key and how the policy is signed.",
+            AWSAccessKeyId=claim.access_key,
+            StringToSign=claim.policy,
+            SignatureProvided=claim.signature,
+        )
+
+
+def check_policy(policy: str, fields: Mapping[str, str], bucket: str, now_ms: int) -> SizeRange | None:
+    """policy: in base64. fields: of the form, by name in lower case, with the key as it will be. Returns the sizes that
+    the file may have, None for any. Raises InvalidPolicyDocument, or AccessDenied if the form is not as the policy
+    says, or has a field that it says nothing of."""
+    document = _parsed(policy)
+    if now_ms > _expiration_ms(document):
+        raise _denied("Policy expired.")
+    found = {**fields, "bucket": bucket}
+    named: set[str] = set()
+    sizes = None
+    for condition in document["conditions"]:
+        kind, first, second = _condition(condition)
+        if kind == "content-length-range":
+            sizes = SizeRange(_number(first), _number(second))
+            continue
+        name = str(first)[1:].lower()
+        named.add(name)
+        value, wanted = found.get(name, ""), str(second)
+        if not (value == wanted if kind == "eq" else value.startswith(wanted)):
+            raise _denied(f"Policy Condition failed: {json.dumps(condition)}")
+    for name in found:
+        if name not in named and name not in _NEED_NO_CONDITION and not name.startswith(_FREE):
+            raise _denied(f"Extra input fields: {name}")
+    return sizes
+
+
+def _parsed(policy: str) -> dict[str, Any]:
+    if len(policy) > POLICY_SIZE_MAX:
+        raise _invalid(f"it has more than {POLICY_SIZE_MAX} bytes")
+    try:
+        document = json.loads(base64.b64decode(policy, validate=True))
+    except (BadBase64, ValueError, RecursionError):
+        raise _invalid("it must be JSON in base64") from None
+    if not isinstance(document, dict) or not document.keys() <= {"expiration", "conditions"}:
+        raise _invalid("it has an expiration and conditions, and nothing else")
+    if not isinstance(document.get("expiration"), str):
+        raise _invalid("it has no expiration")
+    conditions = document.get("conditions")
+    if not isinstance(conditions, list) or not 1 <= len(conditions) <= CONDITIONS_MAX:
+        raise _invalid(f"it has 1 to {CONDITIONS_MAX} conditions")
+    return document
+
+
+def _expiration_ms(document: dict[str, Any]) -> int:
+    try:
+        time = datetime.fromisoformat(document["expiration"])
+    except ValueError:
+        raise _invalid("its expiration must be a time in ISO 8601") from None
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _condition(condition: object) -> tuple[str, object, object]:
+    """(kind, `$name` or least, value or most); kind: eq, starts-with or content-length-range."""
+    if isinstance(condition, dict) and len(condition) == 1:
+        ((name, value),) = condition.items()
+        if isinstance(value, str):
+            return "eq", "$" + name, value
+    if isinstance(condition, list) and len(condition) == 3 and isinstance(condition[0], str):
+        kind, first, second = condition[0].lower(), condition[1], condition[2]
+        if kind == "content-length-range":
+            return kind, first, second
+        if kind in ("eq", "starts-with") and isinstance(first, str) and first[:1] == "$" and isinstance(second, str):
+            return kind, first, second
+    raise _invalid(f"the condition {json.dumps(condition)} is not of a form that S3 has")
+
+
+def _number(value: object) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not re.fullmatch("[0-9]{1,15}", text):
+        raise _invalid("a content-length-range has two numbers")
+    return int(text)
+
+
+def _missing(name: str) -> S3Error:
+    return S3Error(
+        "InvalidArgument", f"Bucket POST must contain a field named '{name}'.", ArgumentName=name, ArgumentValue=""
+    )
+
+
+def _invalid(reason: str) -> S3Error:
+    return S3Error("InvalidPolicyDocument", f"Invalid Policy: {reason}.")
+
+
+def _denied(reason: str) -> S3Error:
+    return S3Error("AccessDenied", f"Invalid according to Policy: {reason}")
