@@ -9,7 +9,7 @@ from nos_ec.s3.checksums import BodyCheck, Computed, expected_of
 from nos_ec.s3.chunked import ChunkedBody, decoded_length_of, trailers_announced
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
-from nos_ec.s3.signing import Signed
+from nos_ec.s3.signing import Payload, Signed
 
 OBJECT_BYTES_MAX = 5 << 30
 
@@ -23,10 +23,13 @@ class Source(Protocol):
 
 
 def length_of(request: Request, signed: Signed | None) -> int:
-    """Bytes of the body, decoded. Raises MissingContentLength, InvalidArgument, EntityTooLarge."""
+    """Bytes of the body, decoded; OBJECT_BYTES_MAX if it is of unknown length. Raises MissingContentLength,
+    InvalidArgument, EntityTooLarge."""
     if signed is not None and signed.payload.is_chunked:
         length = decoded_length_of(request)
     else:
+        if _is_of_unknown_length(request, signed):
+            return OBJECT_BYTES_MAX
         text = request.header("content-length")
         if text is None or not text.isascii() or not text.isdigit():
             raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")
@@ -41,6 +44,17 @@ def length_of(request: Request, signed: Signed | None) -> int:
     return length
 
 
+def _is_of_unknown_length(request: Request, signed: Signed | None) -> bool:
+    """A body that HTTP sends in chunks needs no length if its SHA-256 is signed, which tells whether all has come. S3
+    wants a length, Ceph's RGW none."""
+    return (
+        signed is not None
+        and signed.payload is Payload.SHA256
+        and request.header("content-length") is None
+        and b"transfer-encoding" in request.header_values
+    )
+
+
 class CheckedBody:
     """A binary stream. Its last bytes are given only once lengths, signatures and checksums of all of it are right, so
     that no engine records a body that is not."""
@@ -51,6 +65,8 @@ class CheckedBody:
         """at_end: called when the body has come and is right; what it raises keeps the last bytes back too. Raises
         S3Error as `length_of` and `checksums.expected_of`."""
         self.length = length_of(request, signed)
+        """At most so much, if it is of unknown length."""
+        self._is_exact = not _is_of_unknown_length(request, signed)
         self.computed: Computed | None = None
         """Set at the end."""
         announced = frozenset[str]()
@@ -91,7 +107,7 @@ class CheckedBody:
 
     def _finish(self) -> None:
         trailers = {} if self._chunked is None else self._chunked.finish()
-        if self._taken != self.length:
+        if self._is_exact and self._taken != self.length:
             raise S3Error("IncompleteBody", f"The body has {self._taken} bytes instead of {self.length}.")
         computed = self._check.finish(trailers)
         self._at_end()

@@ -142,11 +142,12 @@ def test_conditions_of_a_policy(gateway: Gateway, ann: Any) -> None:
     poster = Poster(gateway)
     bucket, kind = {"bucket": "photos"}, ["starts-with", "$Content-Type", "text/"]
     good = [bucket, ["starts-with", "$key", "u/"], kind, ["content-length-range", 2, 4], ["eq", "$ACL", "private"]]
-    sent = {"key": "u/${filename}", "Content_Type": "text/plain", "acl": "private"}
+    sent: dict[str, Any] = {"key": "u/${filename}", "Content_Type": "text/plain", "acl": "private"}
     assert poster.post(poster.fields(*good, **sent, x_ignore_this="x"))[0] == 204
     assert ann.get_object(Bucket="photos", Key="u/foo.txt")["Body"].read() == b"bar"
     for data, code in ((b"1", "EntityTooSmall"), (b"12345", "EntityTooLarge")):
         denied(poster.post(poster.fields(*good, **sent), data), 400, code)
+    changed: dict[str, Any]
     for changed in ({"key": "v/x"}, {"Content_Type": "image/png"}, {"acl": "public-read"}, {"x_amz_meta_a": "1"}):
         denied(poster.post(poster.fields(*good, **{**sent, **changed})), 403, "AccessDenied")
     denied(poster.post(poster.fields({"bucket": "other"}, *good[1:], **sent)), 403, "AccessDenied")

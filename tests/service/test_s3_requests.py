@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 from datetime import UTC, datetime
 from typing import Any
@@ -76,6 +77,25 @@ def test_lengths_of_a_put(gateway: Gateway, ann: Any) -> None:
     assert (status, b"EntityTooLarge" in body) == (400, True)
     refused("404", 404, ann.head_object, **NAMED)
     assert raw_put(gateway, ("Content-Length", "0"))[0] == 200
+
+
+@pytest.mark.parametrize("size", [0, 3, CHUNK, 5 * STRIPE, 2 << 20])
+def test_a_signed_body_in_chunks_of_http_needs_no_length(bench: Bench, ann: Any, size: int) -> None:
+    data = bench.data(size)
+    with_headers(ann, "PutObject", Transfer_Encoding="chunked")
+    put = ann.put_object(**NAMED, Body=data)
+    got = ann.get_object(**NAMED, ChecksumMode="ENABLED")
+    assert (got["Body"].read(), got["ContentLength"]) == (data, size)
+    assert got["ChecksumCRC32"] == put["ChecksumCRC32"]
+
+
+def test_a_body_of_unknown_length_needs_its_sha_256(gateway: Gateway, ann: Any) -> None:
+    ann.put_bucket_acl(Bucket="photos", ACL="public-read-write")
+    for text, status in ((None, 411), ("UNSIGNED-PAYLOAD", 411), (b"other", 400), (b"x", 200)):
+        said = hashlib.sha256(text).hexdigest() if isinstance(text, bytes) else text
+        headers = {"Transfer_Encoding": "chunked"} | ({} if said is None else {"x_amz_content_sha256": said})
+        assert gateway.raw("PUT", "/photos/k", b"1\r\nx\r\n0\r\n\r\n", **headers)[0] == status
+    assert ann.get_object(**NAMED)["Body"].read() == b"x"
 
 
 def test_a_put_waits_for_100_continue(gateway: Gateway, ann: Any) -> None:
