@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from nos_ec.core.errors import InvalidInput
 from nos_ec.gateway.accounts import require_account
@@ -52,12 +53,14 @@ def grants_of(acl: str, owner: Owner) -> list[Grant]:
     return [Grant("FULL_CONTROL", owner), *(Grant(permission, uri=uri) for uri, permission in groups)]
 
 
+@lru_cache(maxsize=1024)
 def bucket_rights(acl: str, account: str | None) -> Rights:
     """What a stored ACL of a bucket allows to an account, or to anybody for None. Whether objects may be read, their
     own ACLs say."""
     return _rights(acl, account, _ON_BUCKET)
 
 
+@lru_cache(maxsize=1024)
 def object_rights(acl: str, account: str | None) -> Rights:
     """The same of an object."""
     return _rights(acl, account, _ON_OBJECT)

@@ -22,7 +22,7 @@ from nos_ec.s3.checksums import expected_of
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.names import check_key
 from nos_ec.s3.post_policy import SizeRange, check_policy, read_form_claim, verify_form
-from nos_ec.s3.request import Request
+from nos_ec.s3.request import Request, require_header_name
 
 _LIKE_HEADERS = frozenset(
     ["cache-control", "content-disposition", "content-encoding", "content-language", "content-md5", "content-type",
@@ -80,6 +80,8 @@ def _headers(fields: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     found |= {
         name: value for name, value in fields.items() if name.startswith("x-amz-") and name not in _OF_THE_SIGNATURE
     }
+    for name in found:
+        require_header_name(name)
     if "acl" in fields:
         found["x-amz-acl"] = fields["acl"]
     if "tagging" in fields:

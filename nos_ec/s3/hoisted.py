@@ -12,7 +12,7 @@ import re
 
 from nos_ec.s3.checksums import Algorithm, in_base64, running
 from nos_ec.s3.errors import S3Error
-from nos_ec.s3.request import Request
+from nos_ec.s3.request import Request, require_header_name
 
 _OF_THE_SIGNATURE = re.compile(
     "x-amz-(algorithm|credential|date|expires|signedheaders|signature|security-token|content-sha256)"
@@ -30,7 +30,8 @@ def is_presigned(request: Request) -> bool:
 
 def with_hoisted(request: Request) -> Request:
     """The request that a presigned URL means: with the headers in its query as headers. Any other request is returned
-    as it is. Raises InvalidRequest if one is in the headers as well, with another value.
+    as it is. Raises InvalidRequest if one is in the headers as well, with another value, and InvalidArgument for a name
+    that no header can have.
 
     A presigner that has no body yet may compute the checksum of no bytes. It says nothing of the body that is sent
     later, so it is passed over."""
@@ -40,6 +41,7 @@ def with_hoisted(request: Request) -> Request:
     for name in request.query:
         lower = name.lower()
         if (lower.startswith("x-amz-") and not _OF_THE_SIGNATURE.fullmatch(lower)) or lower in _ALSO:
+            require_header_name(lower)
             value = request.parameter(name) or ""
             if found.setdefault(lower, value) != value:
                 raise S3Error("InvalidRequest", f"The query parameter {lower} was sent more than once.")

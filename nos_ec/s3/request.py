@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from nos_ec.s3.errors import S3Error
 
 TARGET_SIZE_MAX = 16 << 10
 PARAMETERS_MAX = 200
+_TOKEN = re.compile(r"[0-9a-z!#$%&'*+.^_`|~-]+")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,13 @@ class Request:
         if len(values) > 1:
             raise S3Error("InvalidArgument", f"The query parameter {name} was sent more than once.", ArgumentName=name)
         return values[0]
+
+
+def require_header_name(name: str) -> None:
+    """Raises InvalidArgument unless a header may have this name (RFC 9110, section 5.6.2), in lower case. For names
+    that did not come as those of headers: the object would have a header that no answer can tell."""
+    if not _TOKEN.fullmatch(name):
+        raise S3Error("InvalidArgument", f"{name!r} cannot be the name of a header.", ArgumentName=name)
 
 
 def decoded_query(raw_query: bytes) -> list[tuple[bytes, bytes]]:

@@ -210,6 +210,8 @@ def test_bodies_that_are_no_forms(gateway: Gateway, ann: Any) -> None:
     denied(send(gateway, form({"key": "k"}, None)), 400, "InvalidArgument")
     denied(send(gateway, form({})), 400, "InvalidArgument")
     denied(send(gateway, form({"key": ""})), 400, "InvalidArgument")
+    for name in ("x-amz-meta-a b", "x-amz-meta-\u00fc", "x-amz-meta-a:b"):
+        denied(send(gateway, form({"key": "k", name: "v"})), 400, "InvalidArgument")
     denied(send(gateway, form({"key": "k" * 1025})), 400, "KeyTooLongError")
     denied(send(gateway, form({"key": "k", "x-amz-meta-a": "v" * 30_000})), 400, "MaxPostPreDataLengthExceededError")
     many = {"key": "k", **{f"x-ignore-{number}": "" for number in range(300)}}

@@ -152,6 +152,8 @@ def test_a_checksum_of_no_body_in_the_query_is_passed_over(gateway: Gateway, ann
     url = hoisted(gateway, {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-sdk-checksum-algorithm": "CRC32"})
     assert gateway.raw("PUT", url, b"hello")[0] == 200
     assert ann.get_object(**NAMED)["Body"].read() == b"hello"
+    for name in ("x-amz-meta-a b", "x-amz-meta-\u00fc", "x-amz-meta-a\r\nb"):
+        assert gateway.raw("PUT", hoisted(gateway, {name: "v"}), b"x")[0] == 400
     assert gateway.raw("PUT", hoisted(gateway, {"x-amz-server-side-encryption": "AES256"}), b"x")[0] == 501
 
 
