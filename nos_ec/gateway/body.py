@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from nos_ec.s3.checksums import BodyCheck, Computed, expected_of
+from nos_ec.s3.checksums import Algorithm, BodyCheck, Computed, expected_of
 from nos_ec.s3.chunked import ChunkedBody, decoded_length_of, trailers_announced
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
@@ -44,18 +44,31 @@ class CheckedBody:
     """A binary stream. Its last bytes are given only once lengths, signatures and checksums of all of it are right, so
     that no engine records a body that is not."""
 
-    def __init__(self, request: Request, signed: Signed | None, source: Source) -> None:
-        """Raises S3Error as `length_of` and `checksums.expected_of`."""
+    def __init__(
+        self,
+        request: Request,
+        signed: Signed | None,
+        source: Source,
+        *,
+        computed: Algorithm | None = None,
+        of_object: bool = False,
+    ) -> None:
+        """computed, of_object: as of `checksums.expected_of`. Raises S3Error as that and `length_of`."""
         self.length = length_of(request, signed)
         self.computed: Computed | None = None
         """Set at the end."""
+        self.algorithm: Algorithm | None
+        """Of the checksum that is computed."""
         announced = frozenset[str]()
         self._chunked: ChunkedBody | None = None
         if signed is not None:
             announced = trailers_announced(request, signed.payload)
             if signed.payload.is_chunked:
                 self._chunked = ChunkedBody(signed, self.length, announced)
-        self._check = BodyCheck(expected_of(request, announced, None if signed is None else signed.sha256))
+        sha256 = None if signed is None else signed.sha256
+        expected = expected_of(request, announced, sha256, computed=computed, of_object=of_object)
+        self.algorithm = expected.algorithm
+        self._check = BodyCheck(expected)
         self._source = source
         self._taken = 0
         self._buffer = bytearray()

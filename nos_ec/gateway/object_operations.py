@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from io import BytesIO
+from typing import Any
 
 from nos_ec.core.errors import Conflict, NotFound, PreconditionFailed, Transient
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.parts import PARTS_MAX
 from nos_ec.engine.store import READ_TRIES, Store
-from nos_ec.engine.streams import ByteStream
+from nos_ec.engine.uploads import MultipartUploads
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.acls import grants_of
 from nos_ec.gateway.body import OBJECT_BYTES_MAX, CheckedBody
@@ -35,9 +35,11 @@ from nos_ec.gateway.object_headers import (
 )
 from nos_ec.gateway.preconditions import check_read, etag_condition, range_of, write_condition
 from nos_ec.gateway.reply import Reply, empty, xml
+from nos_ec.gateway.stored_body import store_body
 from nos_ec.library.put_source import Pieces
 from nos_ec.ports.metadata import ObjectRow, Rights
 from nos_ec.s3 import answers, checksums, documents
+from nos_ec.s3.checksums import ChecksumType
 from nos_ec.s3.chunked import content_encoding_of
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.names import copy_source
@@ -64,8 +66,9 @@ _READABLE = {
 class ObjectOperations:
     """Safe to call from several threads."""
 
-    def __init__(self, store: Store, access: Access) -> None:
+    def __init__(self, store: Store, uploads: MultipartUploads, access: Access) -> None:
         self._store = store
+        self._uploads = uploads
         self._access = access
 
     # --- reading ----------------------------------------------------------------------------------
@@ -90,9 +93,6 @@ class ObjectOperations:
         """The answer without its bytes, and where these begin in the object."""
         request = call.request
         check_read(request, row)
-        part = call.number("partNumber", 1, 10_000)
-        if part != 1:
-            raise S3Error("InvalidPart", "The object has one part.", PartNumber=str(part))
         headers = headers_of(row, attributes, with_checksum=request.header("x-amz-checksum-mode") == "ENABLED")
         for name in _OVERRIDABLE:
             value = request.parameter(f"response-{name}")
@@ -100,21 +100,44 @@ class ObjectOperations:
                 if call.account is None:
                     raise S3Error("InvalidRequest", "Request specific response headers need a signed request.")
                 headers[name] = value
-        wanted = range_of(request, row.size)
-        if wanted is None:
-            return Reply(200, headers, length=row.size), 0
+        size = row.users_size
+        wanted = range_of(request, size)
+        part = self._range_of_part(call, row)
+        if part is not None:
+            if wanted is not None:
+                raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
+            wanted = part
+            if row.composition is not None:
+                headers["x-amz-mp-parts-count"] = str(row.composition.parts)
+        if wanted is None or (not size and part is not None):
+            return Reply(200, headers, length=size), 0
         first, length = wanted
-        headers["content-range"] = f"bytes {first}-{first + length - 1}/{row.size}"
+        headers["content-range"] = f"bytes {first}-{first + length - 1}/{size}"
         for name in [name for name in headers if name.startswith("x-amz-checksum-")]:
             del headers[name]  # they are of the whole object
         return Reply(206, headers, length=length), first
 
+    def _range_of_part(self, call: Call, row: ObjectRow) -> tuple[int, int] | None:
+        """(first byte, length) of the part that `partNumber` asks for; None without it."""
+        if not call.request.parameter("partNumber"):
+            return None
+        number = call.number("partNumber", 1, PARTS_MAX + 1)
+        manifest = self._store.manifest(row)
+        if manifest is None and number == 1:
+            return 0, row.size
+        for index, part in enumerate(() if manifest is None else manifest.parts):
+            if part.number == number:
+                assert manifest is not None
+                return manifest.starts[index], part.size
+        raise S3Error("InvalidPart", "The requested partnumber is not satisfiable", PartNumber=str(number))
+
     def _readable(self, call: Call, key: ObjectKey) -> tuple[ObjectRow, dict[str, str]]:
         """The current version. Who may not list the bucket does not learn whether there is one."""
         call.refuse_versions()
-        return self._read_in(call, key, call.rights)
+        return self.read_in(call, key, call.rights)
 
-    def _read_in(self, call: Call, key: ObjectKey, rights: Rights) -> tuple[ObjectRow, dict[str, str]]:
+    def read_in(self, call: Call, key: ObjectKey, rights: Rights) -> tuple[ObjectRow, dict[str, str]]:
+        """The current version of an object in a bucket in which the account has these rights. Raises S3Error."""
         try:
             row = self._store.head(key)
         except NotFound:
@@ -139,13 +162,38 @@ class ObjectOperations:
         call.require(Rights.READ)
         row, attributes = self._readable(call, call.object_key)
         check_read(call.request, row)
+        parts = self._parts(call, row, attributes) if "ObjectParts" in words else {}
         body = answers.object_attributes(
             etag=etag_of(row) if "ETag" in words else None,
             checksum=checksum_of(attributes) if "Checksum" in words else None,
             storage_class=attributes.get(STORAGE_CLASS, "STANDARD") if "StorageClass" in words else None,
-            size=row.size if "ObjectSize" in words else None,
+            size=row.users_size if "ObjectSize" in words else None,
+            **parts,
         )
         return xml(body, {"last-modified": http_date(row.created_ms)})
+
+    def _parts(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> dict[str, Any]:
+        """What GetObjectAttributes tells of the parts of an object; nothing of one that is not composed."""
+        manifest = self._store.manifest(row)
+        if manifest is None:
+            return {}
+        marker = call.number_of_header("x-amz-part-number-marker", 0, PARTS_MAX)
+        limit = call.number_of_header("x-amz-max-parts", 1000, 1000)
+        rest = [part for part in manifest.parts if part.number > marker]
+        checksum = checksum_of(attributes)
+        told: dict[int, answers.Checksum | None] = {}
+        if checksum is not None and checksum.kind == ChecksumType.COMPOSITE.value and limit:
+            stored = self._uploads.parts_of(row.key, manifest.upload_id, marker, limit)
+            told = {part.number: checksum_of(attributes_of(part.row)) for part in stored}
+        return {
+            "parts_count": len(manifest.parts),
+            "parts": [
+                answers.Part(part.number, part.size, checksum=_alone(told.get(part.number))) for part in rest[:limit]
+            ],
+            "marker": marker,
+            "max_parts": limit,
+            "truncated": len(rest) > limit,
+        }
 
     # --- writing ----------------------------------------------------------------------------------
     def put_object(self, call: Call) -> Reply:
@@ -153,28 +201,22 @@ class ObjectOperations:
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
         condition = write_condition(call.request)
-        attributes = _attributes_of_request(call)
+        attributes = attributes_of_call(call)
         body = CheckedBody(call.request, call.signed, call.source)
-        stream: ByteStream = body
-        if body.length <= self._store.packed_size_max:
-            stream = BytesIO(body.read_all())
-            attributes |= _computed(body)
-        else:
-            sent = checksums.checksum_of(call.request)
-            if sent is not None:
-                attributes |= checksum_attribute(sent[0].value, checksums.in_base64(sent[1]))
+        sent = checksums.checksum_of(call.request)
+        if sent is not None:
+            attributes |= checksum_attribute(sent[0].value, checksums.in_base64(sent[1]))
         try:
-            row = self._store.put(call.object_key, stream, encoded(attributes), condition)
+            _, attributes = store_body(
+                body,
+                attributes,
+                self._store.packed_size_max,
+                lambda stream, told: self._store.put(call.object_key, stream, told, condition),
+                self._store.set_attributes_of,
+            )
         except NotFound:
             raise S3Error("NoSuchKey", "The specified key does not exist.", Key=call.key) from None
         assert body.computed is not None
-        if CHECKSUM not in attributes and _computed(body):
-            # Its trailer came behind the last byte. The row may be that of another PUT, which came behind this one.
-            is_own = (row.md5, row.attributes) == (body.computed.md5, encoded(attributes))
-            attributes |= _computed(body)
-            if is_own:
-                with suppress(Transient):  # the object is stored, whatever becomes of this
-                    self._store.set_attributes_of(row, encoded(attributes))
         return empty({"etag": f'"{body.computed.md5.hex()}"', **checksum_headers(attributes)})
 
     def copy_object(self, call: Call) -> Reply:
@@ -186,11 +228,11 @@ class ObjectOperations:
         if version not in (None, "null"):
             raise S3Error("InvalidArgument", "Invalid version id specified", ArgumentName="versionId")
         source = object_key(bucket, name)
-        row, old = self._read_in(call, source, self._access.bucket(bucket).rights_of(call.account))
+        row, old = self.read_in(call, source, self._access.bucket(bucket).rights_of(call.account))
         check_read(request, row, "x-amz-copy-source-")
-        if row.size > OBJECT_BYTES_MAX:
+        if row.users_size > OBJECT_BYTES_MAX:
             raise S3Error("InvalidRequest", "The specified copy source is larger than the maximum of a copy.")
-        given = _attributes_of_request(call)
+        given = attributes_of_call(call)
         keeps, keeps_tags = _directive(request, "metadata"), _directive(request, "tagging")
         if source == call.object_key and keeps and STORAGE_CLASS not in given and request.header("x-amz-acl") is None:
             raise S3Error(
@@ -205,7 +247,9 @@ class ObjectOperations:
         attributes |= {name: given[name] for name in of_request if name in given}
         tags = (old if keeps_tags else given).get(TAGS)
         attributes |= {} if tags is None else {TAGS: tags}
-        attributes |= {CHECKSUM: old[CHECKSUM]} if CHECKSUM in old else {}
+        checksum = checksum_of(old)
+        if checksum is not None and checksum.kind == ChecksumType.FULL_OBJECT.value:
+            attributes[CHECKSUM] = old[CHECKSUM]  # the bytes are the same, but the parts of the source are not copied
         stream = Pieces(self._store.open_version(row))
         made = self._store.put(call.object_key, stream, encoded(attributes), write_condition(request))
         return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)))
@@ -290,26 +334,24 @@ class ObjectOperations:
     def _change(self, call: Call, name: str, value: dict[str, str]) -> None:
         call.refuse_versions()
         for _ in range(READ_TRIES):
-            row, attributes = self._read_in(call, call.object_key, call.rights | Rights.READ)
+            row, attributes = self.read_in(call, call.object_key, call.rights | Rights.READ)
             changed = {known: text for known, text in attributes.items() if known != name} | value
             if self._store.set_attributes_of(row, encoded(changed)):
                 return
         raise Transient(f"{call.object_key} changed again and again; try again")
 
 
-def _attributes_of_request(call: Call) -> dict[str, str]:
-    """Only who owns the bucket, and so the object, may open it to others."""
+def _alone(checksum: answers.Checksum | None) -> answers.Checksum | None:
+    """The checksum of a part, which has no type."""
+    return None if checksum is None else answers.Checksum(checksum.algorithm, checksum.value)
+
+
+def attributes_of_call(call: Call) -> dict[str, str]:
+    """What a request says of its object. Only who owns the bucket, and so the object, may open it to others."""
     found = attributes_of_request(call.request, content_encoding_of(call.request, call.payload))
     if found.get(ACL) in _READABLE:
         call.require(Rights.OWNER)
     return found
-
-
-def _computed(body: CheckedBody) -> dict[str, str]:
-    computed = body.computed
-    if computed is None or computed.algorithm is None or computed.checksum is None:
-        return {}
-    return checksum_attribute(computed.algorithm.value, checksums.in_base64(computed.checksum))
 
 
 def _directive(request: Request, name: str) -> bool:

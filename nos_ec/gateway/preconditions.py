@@ -14,7 +14,7 @@ from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
 
 _RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})")
-_ETAG = re.compile(r"[0-9a-fA-F]{32}")
+_ETAG = re.compile(r"([0-9a-fA-F]{32})(?:-([0-9]{1,5}))?")
 
 
 def check_read(request: Request, row: ObjectRow, start: str = "") -> None:
@@ -60,9 +60,10 @@ def write_condition(request: Request) -> Condition | None:
 def etag_condition(etag: str) -> Condition:
     """The current version must have this ETag. Raises PreconditionFailed for one that no object can have."""
     plain = etag.strip().strip('"')
-    if not _ETAG.fullmatch(plain):
+    match = _ETAG.fullmatch(plain)
+    if match is None:
         raise _failed("If-Match")
-    return Condition(bytes.fromhex(plain))
+    return Condition(bytes.fromhex(match[1]), None if match[2] is None else int(match[2]))
 
 
 def range_of(request: Request, size: int) -> tuple[int, int] | None:

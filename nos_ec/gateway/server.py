@@ -15,6 +15,7 @@ from nos_ec.gateway.access import Access
 from nos_ec.gateway.app import App
 from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.listings import Listings
+from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.gateway.service import Service
@@ -30,12 +31,15 @@ UNREAD_WAIT_MS = 60_000
 def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> Service:
     """The gateway of an open store, without its server."""
     store, metadata, clock = system.store(), system.metadata, system.clock
+    uploads = system.multipart_uploads(store)
     access = Access(metadata, masters, clock, settings.access_cache_ms)
+    objects = ObjectOperations(store, uploads, access)
     return Service(
         access,
-        BucketOperations(metadata, access, clock, settings.region),
+        BucketOperations(metadata, uploads, access, clock, settings.region),
         Listings(store),
-        ObjectOperations(store, access),
+        objects,
+        MultipartOperations(store, uploads, access, objects),
         clock,
         settings.domain_names,
     )

@@ -16,6 +16,7 @@ from nos_ec.core.errors import (
     LeaseLost,
     NosError,
     NoSpace,
+    NoSuchUpload,
     NotFound,
     PreconditionFailed,
     Transient,
@@ -25,6 +26,7 @@ from nos_ec.gateway.body import Source
 from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.call import Call
 from nos_ec.gateway.listings import Listings
+from nos_ec.gateway.multipart_operations import MultipartOperations, no_such_upload
 from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.reply import Reply
 from nos_ec.ports.clock import Clock
@@ -50,6 +52,7 @@ class Service:
         buckets: BucketOperations,
         listings: Listings,
         objects: ObjectOperations,
+        multipart: MultipartOperations,
         clock: Clock,
         domains: Collection[str],
     ) -> None:
@@ -83,6 +86,13 @@ class Service:
             "DeleteObjectTagging": objects.delete_tagging,
             "GetObjectAcl": objects.get_acl,
             "PutObjectAcl": objects.put_acl,
+            "CreateMultipartUpload": multipart.create_upload,
+            "UploadPart": multipart.upload_part,
+            "UploadPartCopy": multipart.upload_part_copy,
+            "ListParts": multipart.list_parts,
+            "CompleteMultipartUpload": multipart.complete_upload,
+            "AbortMultipartUpload": multipart.abort_upload,
+            "ListMultipartUploads": multipart.list_uploads,
         }
 
     def answer(self, request: Request, source: Source, request_id: str) -> Reply:
@@ -135,6 +145,8 @@ def translated(error: Exception, request_id: str) -> S3Error:
         return S3Error("InvalidArgument", str(error))
     if isinstance(error, PreconditionFailed):
         return S3Error("PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+    if isinstance(error, NoSuchUpload):
+        return no_such_upload()
     if isinstance(error, NotFound):
         return S3Error("NoSuchKey", "The specified key does not exist.")
     if isinstance(error, Conflict) and not isinstance(error, LeaseLost):

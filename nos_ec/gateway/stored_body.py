@@ -1,0 +1,60 @@
+"""Stores the body of a request as an object, or as a part of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from io import BytesIO
+from typing import Protocol
+
+from nos_ec.core.errors import Transient
+from nos_ec.core.parts import users_attributes
+from nos_ec.engine.streams import ByteStream
+from nos_ec.gateway.object_headers import CHECKSUM, checksum_attribute, encoded
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.s3 import checksums
+from nos_ec.s3.checksums import Computed
+
+
+class Body(Protocol):
+    """A binary stream of known length. computed: set at its end."""
+
+    length: int
+    computed: Computed | None
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; none at the end."""
+        ...
+
+
+def store_body(
+    body: Body,
+    attributes: dict[str, str],
+    packed_size_max: int,
+    put: Callable[[ByteStream, bytes], ObjectRow],
+    change: Callable[[ObjectRow, bytes], bool],
+) -> tuple[ObjectRow, dict[str, str]]:
+    """Store a body, with its checksum among the attributes. packed_size_max: a body of so many bytes is read before it
+    is stored, so that its checksum is known. put, change: of the store. Returns the row, and all attributes. Raises
+    what reading the body and `put` raise."""
+    stream: ByteStream = body
+    if body.length <= packed_size_max:
+        stream = BytesIO(body.read(body.length + 1))
+        attributes = attributes | _computed(body)
+    row = put(stream, encoded(attributes))
+    assert body.computed is not None
+    if CHECKSUM not in attributes and _computed(body):
+        # It came behind the last byte. The row may be that of another PUT, which came behind this one.
+        is_own = (row.md5, users_attributes(row.attributes)) == (body.computed.md5, attributes)
+        attributes = attributes | _computed(body)
+        if is_own:
+            with suppress(Transient):  # the object is stored, whatever becomes of this
+                change(row, encoded(attributes))
+    return row, attributes
+
+
+def _computed(body: Body) -> dict[str, str]:
+    computed = body.computed
+    if computed is None or computed.algorithm is None or computed.checksum is None:
+        return {}
+    return checksum_attribute(computed.algorithm.value, checksums.in_base64(computed.checksum))
