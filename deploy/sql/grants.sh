@@ -30,6 +30,7 @@ front     landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, record
 front     leases             INSERT, UPDATE (expires_ms), DELETE
 front     objects            INSERT, UPDATE, DELETE
 front     segments           INSERT, DELETE
+front     uploads            INSERT, UPDATE (state, since_ms, revision, attributes)
 front     waiting            INSERT, DELETE
 
 producer  counters           UPDATE (value)
@@ -56,6 +57,7 @@ gc        objects            UPDATE (state, landing_id, block_id, block_offset),
 gc        segments           DELETE
 gc        store_info         INSERT, DELETE
 gc        stored_totals      INSERT, UPDATE (value), DELETE
+gc        uploads            UPDATE (state, since_ms, attributes), DELETE
 gc        waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 '
 

@@ -13,6 +13,7 @@ from nos_ec.core.lifecycle import BlockKind
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.stripe_writer import StripeWriter
+from nos_ec.engine.upload_reaper import UploadReaper
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, parking_samples
 from nos_ec.ports.clock import unwatched
@@ -50,7 +51,8 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
         return system.writer(lease, BlockKind.SURVIVOR)
 
     housekeeping = system.housekeeping()
-    service = GcService(gc_collector(system), housekeeping, system.trash(), new_lease, new_writer, system.clock)
+    reaper = UploadReaper(system.metadata, system.clock, settings.s3.abort_uploads_ms)
+    service = GcService(gc_collector(system), housekeeping, system.trash(), reaper, new_lease, new_writer, system.clock)
     if monitor is not None:
         monitor.metrics.add("gc", lambda: gc_samples(service, settings.gc.wait_ms))
         monitor.metrics.add("gc parked", lambda: parking_samples(service.parkings, system.clock.now_ms()))

@@ -20,6 +20,7 @@ from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.engine.trash import Purged, TrashCan
+from nos_ec.engine.upload_reaper import UploadReaper
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Lease
 
@@ -56,6 +57,7 @@ class GcService:
         collector: Collector,
         housekeeping: Housekeeping,
         trash: TrashCan,
+        uploads: UploadReaper,
         new_lease: Callable[[str], HeldLease],
         new_writer: Callable[[Lease], StripeWriter],
         clock: Clock,
@@ -63,6 +65,7 @@ class GcService:
         self._collector = collector
         self._housekeeping = housekeeping
         self._trash = trash
+        self._uploads = uploads
         self._new_lease = new_lease
         self._new_writer = new_writer
         self._clock = clock
@@ -80,14 +83,15 @@ class GcService:
         return self._collector.plan()
 
     def run_once(self, beat: Beat = unwatched, stop: Event | None = None) -> CollectionResult:
-        """Run housekeeping, so that the blocks of dead writers are sealed, remove what has expired in the trash,
-        then run one collection. `stop` ends it early.
+        """Run housekeeping, so that the blocks of dead writers are sealed, remove what has expired in the trash
+        and the parts of uploads that are gone, then run one collection. `stop` ends it early.
 
         Raises Conflict when another GC is running, LeaseLost, Transient and NoSpace; a later run continues from there.
         """
         try:
             self._run_housekeeping(beat)
             expired = self._expire_trash(beat, stop)
+            self._reap_uploads(beat, stop)
             result = self._collect(beat, stop, expired)
         except NosError:
             self.counters = replace(self.counters, failures=self.counters.failures + 1)
@@ -125,6 +129,23 @@ class GcService:
         if purged.objects:
             _log.info("removed expired objects from the trash", objects=purged.objects, bytes=purged.bytes)
         return purged
+
+    def _reap_uploads(self, beat: Beat, stop: Event | None) -> None:
+        """Also before the collection. It may fail as the trash may."""
+        try:
+            reaped = self._uploads.run_once(beat, stop)
+        except Exception as error:
+            say = _log.warning if isinstance(error, NosError) else _log.exception
+            say("parts of uploads could not be deleted; collecting anyway", error=str(error))
+            return
+        if reaped.aborted or reaped.uploads:
+            _log.info(
+                "deleted parts of uploads",
+                aborted=reaped.aborted,
+                uploads=reaped.uploads,
+                parts=reaped.parts,
+                bytes=reaped.bytes,
+            )
 
     def _collect(self, beat: Beat, stop: Event | None, expired: Purged) -> CollectionResult:
         before = self.counters.with_run(_with(CollectionResult(), expired))

@@ -74,7 +74,7 @@ def _explain_trash(system: System, key: ObjectKey, error: NotFound, as_json: boo
     data = row_data(row) | {"reason": "in_trash"} | times
     shown = {
         "state": f"{row.state.value} (in_trash)",
-        "size": f"{row.size} ({size_text(row.size)}), version {row.version}",
+        "size": f"{row.users_size} ({size_text(row.users_size)}), version {row.version}",
         "stored": when(row.created_ms, now_ms),
         "deleted": when(trashed_ms, now_ms),
         "kept until": when(until_ms, now_ms),

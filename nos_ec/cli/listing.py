@@ -156,13 +156,15 @@ def _data(bucket: str, listed: _Listed, long: bool) -> dict[str, Any]:
 
 def row_data(row: ObjectRow) -> dict[str, Any]:
     """The data of an object that `ls -l` and `stat` print. Raises Corrupt when its attributes are damaged."""
+    md5, parts = row.tag
     return {
         "bucket": row.key.bucket,
         "name": row.key.name,
         "version": row.version,
-        "size": row.size,
-        "crc32c": f"{row.crc32c:08x}",
-        "md5": row.md5.hex(),
+        "size": row.users_size,
+        "crc32c": f"{row.users_crc32c:08x}",
+        "md5": md5.hex(),
+        **({} if parts is None else {"parts": parts}),
         "state": row.state.value,
         "created_ms": row.created_ms,
         "attributes": attributes_of(row),

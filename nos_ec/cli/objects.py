@@ -56,7 +56,11 @@ def put(
     key = parse_object(target)
     with context(ctx).system() as system, Source(source) as stream:
         row = system.store().put(key, stream, given)
-    emit(row_data(row), as_json, lambda: out.print(f"{printable(str(row.key))}  {size_text(row.size)}", markup=False))
+    emit(
+        row_data(row),
+        as_json,
+        lambda: out.print(f"{printable(str(row.key))}  {size_text(row.users_size)}", markup=False),
+    )
 
 
 def _attributes(pairs: list[str]) -> bytes:
@@ -156,7 +160,7 @@ def stat(ctx: typer.Context, name: Object, as_json: AsJson = False) -> None:
     with context(ctx).system() as system:
         row = system.metadata.get(parse_object(name))
         data = {**row_data(row), "location": _location(system, row)}
-    human = {**data, "size": f"{row.size} ({size_text(row.size)})", "created": time_text(row.created_ms)}
+    human = {**data, "size": f"{row.users_size} ({size_text(row.users_size)})", "created": time_text(row.created_ms)}
     del human["created_ms"], human["location"], human["attributes"]
     human |= {f"attribute {printable(name)}": printable(value) for name, value in data["attributes"].items()}
     emit(data, as_json, lambda: facts(printable(str(row.key)), human | _location_facts(data["location"])))

@@ -73,7 +73,11 @@ def undelete(
             row = can.undelete(can.find(key, version))
         except NotFound as error:
             raise NotFound(f"{error}{_hint(system, key)}", key=key) from None
-    emit(row_data(row), as_json, lambda: out.print(f"{printable(str(row.key))}  {size_text(row.size)}", markup=False))
+    emit(
+        row_data(row),
+        as_json,
+        lambda: out.print(f"{printable(str(row.key))}  {size_text(row.users_size)}", markup=False),
+    )
 
 
 def _hint(system: System, key: ObjectKey) -> str:
@@ -101,7 +105,7 @@ def _undelete_tree(ctx: typer.Context, target: str, between: tuple[str | None, s
             for page in can.pages(bucket, prefix):
                 wanted = [row for row in page if deleted.has(row)]
                 for row in (back := can.undelete_many(wanted)):
-                    count(row.size)
+                    count(row.users_size)
                     if len(restored) < RESTORED_MAX:
                         restored.add(row.object_id)
                 _name_the_rest(system, wanted, {row.object_id for row in back}, restored, tally)
@@ -168,7 +172,7 @@ def trash_list(
             page = [row for row in every if deleted.has(row)]
             lines = page[: max(0, limit - count)]
             count += len(page)
-            size += sum(row.size for row in page)
+            size += sum(row.users_size for row in page)
             if as_json:
                 times = [{"trashed_ms": row.trashed_ms, "trash_until_ms": row.trash_until_ms} for row in lines]
                 shown += [row_data(row) | own for row, own in zip(lines, times, strict=True)]
@@ -183,7 +187,7 @@ def _line(row: ObjectRow, now_ms: int) -> str:
     until_ms = row.trash_until_ms or 0
     left = f"{span(until_ms - now_ms)} left" if until_ms > now_ms else "expired: the next GC run removes it"
     times = f"deleted {time_text(row.trashed_ms or 0)}, kept until {time_text(until_ms)} ({left})"
-    return f"{row.size:>12}  {times}  version {row.version}  {printable(str(row.key))}"
+    return f"{row.users_size:>12}  {times}  version {row.version}  {printable(str(row.key))}"
 
 
 def trash_empty(
@@ -208,7 +212,7 @@ def trash_empty(
             count = counting(bar, "trash empty", tally)
             for page in _pages(can, where):
                 for row in can.purge(page):
-                    count(row.size)
+                    count(row.users_size)
 
 
 def _pages(can: TrashCan, where: str) -> Iterator[Sequence[ObjectRow]]:

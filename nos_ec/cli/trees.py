@@ -69,7 +69,7 @@ def get_tree(ctx: typer.Context, source: str, folder: Path, skip_existing: bool,
             for row in _below(store, bucket, prefix):
                 name = row.key.name.removeprefix(prefix)
                 try:
-                    if skip_existing and target.has(name, row.size, row.md5):
+                    if skip_existing and target.has(name, row.users_size, row.tag[0]):
                         tally.more["unchanged"] += 1
                         continue
                     count(_write(store, row.key, target, name))
@@ -94,7 +94,7 @@ def remove_tree(ctx: typer.Context, target: str, yes: bool, permanently: bool, a
             count = counting(bar, "rm", tally)
             for page in pages(store, bucket, prefix):
                 for row in store.delete_many([row.key for row in page], permanently=permanently):
-                    count(row.size)
+                    count(row.users_size)
 
 
 def require_terminal(what: str) -> None:
@@ -180,7 +180,7 @@ def _counted(store: Store, bucket: str, prefix: str) -> str:
     count = size = 0
     for page in pages(store, bucket, prefix):
         count += len(page)
-        size += sum(row.size for row in page)
+        size += sum(row.users_size for row in page)
         if count > COUNTED_MAX:
             return f"more than {COUNTED_MAX:,} objects"
     return f"{count_text(count, 'object')} ({size_text(size)})"

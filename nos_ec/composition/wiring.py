@@ -66,6 +66,7 @@ from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
 from nos_ec.engine.trash import TrashCan
 from nos_ec.engine.trimmer import Trimmer
 from nos_ec.engine.unknown_segments import UnknownSegments
+from nos_ec.engine.uploads import MultipartUploads
 from nos_ec.engine.verifier import CALM_S, READS_MAX, WARY_S
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.metrics import AUDIT_FAILURES
@@ -286,6 +287,10 @@ class System:
     def trash(self) -> TrashCan:
         """What was deleted and can be brought back."""
         return TrashCan(self.metadata, self.clock)
+
+    def multipart_uploads(self, store: Store) -> MultipartUploads:
+        """Uploads in parts, which `store` stores."""
+        return MultipartUploads(store, self.metadata, self.clock, lambda: _new_id(self.clock))
 
     def dumps(self) -> StoredDumps:
         """The dumps of the metadata in the store itself."""

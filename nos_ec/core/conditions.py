@@ -15,26 +15,33 @@ MD5_BYTES = 16
 @dataclass(frozen=True, slots=True)
 class Condition:
     """md5: the MD5 that the current version must have (`If-Match`). None: there must be no current version
-    (`If-None-Match: *`). negated: it must be otherwise: another MD5 or no version (`If-None-Match`), or for None any
-    version (`If-Match: *`). A version in the trash is not current. An MD5 of another length is one that no version
-    has."""
+    (`If-None-Match: *`). parts: of how many parts that version must be composed, of whose MD5s this is the MD5; None
+    for an object that is not composed. negated: it must be otherwise: another MD5 or no version (`If-None-Match`), or
+    for None any version (`If-Match: *`). A version in the trash is not current. An MD5 of another length is one that no
+    version has."""
 
     md5: bytes | None
+    parts: int | None = None
     negated: bool = False
 
-    def refusal(self, key: ObjectKey, current: bytes | None) -> NosError | None:
-        """Why the change must not take effect, or None if it may. current: the MD5 of the current version, or None
-        without one. NotFound if it should have one and there is none; otherwise PreconditionFailed."""
-        if (current == self.md5) is not self.negated:
+    def refusal(self, key: ObjectKey, current: tuple[bytes, int | None] | None) -> NosError | None:
+        """Why the change must not take effect, or None if it may. current: MD5 and parts of the current version, or
+        None without one. NotFound if it should have one and there is none; otherwise PreconditionFailed."""
+        if (current == (None if self.md5 is None else (self.md5, self.parts))) is not self.negated:
             return None
         if current is None:
             return NotFound(f"object {key} does not exist", key=key)
         if self.md5 is None:
             return PreconditionFailed(f"object {key} exists already; nothing was changed", key=key)
+        found = _said(*current)
         if self.negated:
-            return PreconditionFailed(f"object {key} has the MD5 {current.hex()}; nothing was changed", key=key)
-        wanted, found = self.md5.hex(), current.hex()
+            return PreconditionFailed(f"object {key} has the MD5 {found}; nothing was changed", key=key)
+        wanted = _said(self.md5, self.parts)
         return PreconditionFailed(f"object {key} has the MD5 {found} instead of {wanted}; nothing was changed", key=key)
+
+
+def _said(md5: bytes, parts: int | None) -> str:
+    return md5.hex() if parts is None else f"{md5.hex()}-{parts}"
 
 
 ABSENT = Condition(None)

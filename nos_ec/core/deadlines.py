@@ -13,10 +13,14 @@ too early only costs its holder a restart. So a process whose clock is more than
 processes, but damages nothing."""
 
 WAIT_MS_MAX = 31 * 86_400_000
-"""31 days. Limits the due times of objects, the deletion times of landing copies and the grace periods of blocks.
-Safety never depends on one of these times alone: an object published too early is packed too early, a PUT whose
-reservation has expired finds out when it records its copy, and a reader that finds a block gone looks its row up
-again."""
+"""31 days. Limits the due times of objects, the deletion times of landing copies and of parts, and the grace periods of
+blocks. Safety never depends on one of these times alone: an object published too early is packed too early, a PUT whose
+reservation has expired finds out when it records its copy, and a reader that finds a block or a part gone looks its row
+up again."""
+
+PARTS_GRACE_MS = 600_000
+"""Ten minutes. How long the parts of a deleted or overwritten object are kept for those who are reading it. A reader
+that is slower finds a part gone, and is told that the object has changed."""
 
 QUARANTINE_MS = 86_400_000
 """A day. How long what nothing refers to is kept before it is deleted. Nothing but this time keeps it: a clock that was

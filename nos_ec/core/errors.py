@@ -3,6 +3,7 @@
 InvalidInput        the request itself is wrong; nothing was changed; do not retry
 ConfigError         the configuration does not fit (itself or the existing store); fix it, then start again
 NotFound            the requested object, block or copy does not exist
+NoSuchUpload        a NotFound error: the upload does not exist; it may have been completed or aborted
 Conflict            another process changed it first; read it again
 PreconditionFailed  the object is not as the caller said it must be; nothing was changed
 LeaseLost           this writer was fenced; stop writing
@@ -69,6 +70,10 @@ class ConfigError(NosError):
 
 class NotFound(NosError):
     """The object, block or landing copy does not exist."""
+
+
+class NoSuchUpload(NotFound):
+    """The multipart upload does not exist, or takes no parts any more."""
 
 
 class Conflict(NosError):

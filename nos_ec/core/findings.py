@@ -46,6 +46,10 @@ class FindingKind(StrEnum):
     """The segments of a large object are not the whole object."""
     PARTS_WITHOUT_OBJECT = "parts-without-object"
     """There are segments of a large object that does not exist, or of an older version."""
+    COMPOSITION_WRONG = "composition-wrong"
+    """The parts that an object is composed of are not all there, or its upload is not completed."""
+    PART_WITHOUT_UPLOAD = "part-without-upload"
+    """There is a part of an upload that has no row."""
     COPY_WITHOUT_OWNER = "copy-without-owner"
     """A landing copy that neither an object nor the deletion queue refers to."""
     COPY_MISSING = "copy-missing"
@@ -102,6 +106,8 @@ REPAIRS: Mapping[FindingKind, str] = {
     " all processes and have the database build its indexes again: docs/CHECK.md says how",
     FindingKind.PARTS_WRONG: "put the object again",
     FindingKind.PARTS_WITHOUT_OBJECT: "no object is harmed; the segments' blocks are not collected",
+    FindingKind.COMPOSITION_WRONG: "put the object again; if its upload is doomed, stop GC before it deletes the parts",
+    FindingKind.PART_WITHOUT_UPLOAD: "no object is harmed; nothing deletes the part",
     FindingKind.COPY_WITHOUT_OWNER: f"no row refers to it. {_OLDER}; otherwise --plan puts the copy into quarantine",
     FindingKind.COPY_MISSING: "put the object again",
     FindingKind.COPY_DAMAGED: "put the object again",

@@ -18,7 +18,16 @@ import structlog
 
 from nos_ec.core.conditions import Condition
 from nos_ec.core.crc32c import joined
-from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NoSpace, NotFound, PreconditionFailed
+from nos_ec.core.errors import (
+    Conflict,
+    Corrupt,
+    LeaseLost,
+    NosError,
+    NoSpace,
+    NoSuchUpload,
+    NotFound,
+    PreconditionFailed,
+)
 from nos_ec.core.header import header_length, name_record_size, names_size_max
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
@@ -34,7 +43,7 @@ from nos_ec.engine.stripe_writer import APPEND_TRIES, another_place_may_do
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow, Segment
+from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow, PartOf, Segment, UploadState
 from nos_ec.ports.placement import Placement
 
 _log = structlog.get_logger(__name__)
@@ -68,6 +77,7 @@ class LargeObjects:
         rest: ByteStream,
         attributes: bytes = b"",
         condition: Condition | None = None,
+        step: PartOf | None = None,
     ) -> ObjectRow:
         """Store `head` followed by all of `rest`. Durable on return.
 
@@ -75,7 +85,8 @@ class LargeObjects:
         them, and the old version stays current.
 
         Also raises PreconditionFailed, or NotFound, when the `condition` does not hold: before anything is written,
-        or in the end, when a version was stored or deleted meanwhile. The blocks are then sealed as dead.
+        or in the end, when a version was stored or deleted meanwhile. The blocks are then sealed as dead. So they
+        are with NoSuchUpload, when the upload that it is to be a part of was completed or aborted.
         """
         if condition is not None and (refusal := self._refusal(key, condition)) is not None:
             raise refusal
@@ -84,7 +95,7 @@ class LargeObjects:
             made: list[BlockId] = []
             try:
                 new = self._write(key, version, head, rest, attributes, loan, made)
-                new = replace(new, condition=condition)
+                new = replace(new, condition=condition, step=step)
                 kill_point("large.written")
                 recorded = self._metadata.record_large(new, loan.lease, self._clock.now_ms())
             except NosError as error:
@@ -103,12 +114,19 @@ class LargeObjects:
             raise self._refusal(key, condition) or PreconditionFailed(
                 f"object {key} was changed by another client while it was being stored; nothing was changed", key=key
             )
+        if step is not None and not recorded:
+            self._require_open(step, key)
         return self._recorded(new)
+
+    def _require_open(self, step: PartOf, key: ObjectKey) -> None:
+        upload = self._metadata.upload(step.upload_id)
+        if upload is None or upload.state is not UploadState.OPEN:
+            raise NoSuchUpload(f"upload {step.upload_id.hex()} was completed or aborted meanwhile", key=key)
 
     def _refusal(self, key: ObjectKey, condition: Condition) -> NosError | None:
         """Why the condition does not hold at present; None if it does."""
         try:
-            current = self._metadata.get(key).md5
+            current = self._metadata.get(key).tag
         except NotFound:
             current = None
         return condition.refusal(key, current)

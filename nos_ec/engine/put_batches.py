@@ -13,13 +13,13 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.lander import LandedBatch, Lander, NewCopy
 from nos_ec.engine.location_cache import LocationCache
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
+from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, UploadStep
 
 
 @dataclass(frozen=True, slots=True)
 class NewPut:
     """A small object to store. due_ms: when the producer should publish it. attributes: see core.attributes. condition:
-    what must hold of the version that it would overwrite."""
+    what must hold of the version that it would overwrite. step: what it is to a multipart upload."""
 
     key: ObjectKey
     data: bytes
@@ -28,6 +28,7 @@ class NewPut:
     due_ms: int
     attributes: bytes = b""
     condition: Condition | None = None
+    step: UploadStep | None = None
 
 
 class PutBatches:
@@ -105,7 +106,7 @@ class PutBatches:
 
 def _new_object(put: NewPut, place: LandingId | None) -> NewObject:
     size = len(put.data)
-    return NewObject(put.key, size, put.crc32c, put.md5, place, put.due_ms, put.attributes, put.condition)
+    return NewObject(put.key, size, put.crc32c, put.md5, place, put.due_ms, put.attributes, put.condition, put.step)
 
 
 def _each(error: Transient, count: int) -> list[NosError]:

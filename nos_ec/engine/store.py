@@ -22,6 +22,8 @@ from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey, in_log
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
+from nos_ec.core.parts import Composition, Manifest, is_parts_bucket, refuse_reserved, with_stores_attributes
+from nos_ec.engine.composed import Manifests, manifest_in, read_parts, row_of_part
 from nos_ec.engine.large import LargeObjects
 from nos_ec.engine.location_cache import LocationCache
 from nos_ec.engine.packable import crc_checked
@@ -32,7 +34,7 @@ from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import EntryPage, LandingQueue, ObjectRow, Objects
+from nos_ec.ports.metadata import Completes, EntryPage, LandingQueue, ObjectRow, Objects, UploadStep
 
 DELETE_BATCH_OBJECTS = 1000
 """Objects deleted by one transaction: many objects for one sync, but no transaction that others wait long for."""
@@ -82,6 +84,7 @@ class Store:
         self._puts = puts
         self._options = options
         self._locations = locations
+        self._manifests = Manifests()
         self._second_copies = SecondCopies(metadata, landing, options.reservation_ms)
 
     @property
@@ -102,15 +105,29 @@ class Store:
         NoSpace, Transient. After an error the old version, if any, is still current.
         """
         _refuse_reserved(key)
+        refuse_reserved(attributes)
+        return self.put_step(key, stream, attributes, condition, None)
+
+    def put_step(
+        self,
+        key: ObjectKey,
+        stream: ByteStream,
+        attributes: bytes,
+        condition: Condition | None,
+        step: UploadStep | None,
+    ) -> ObjectRow:
+        """Like `put`, for objects of a multipart upload, which may have reserved keys and attributes. Also raises
+        NoSuchUpload, or Conflict (see `Completes`)."""
         self._puts.wait_for_room()
         packed_size_max = self._options.packed_size_max - (ATTRIBUTES_ROOM if attributes else 0)
         head = read_up_to(stream, packed_size_max + 1)
         if len(head) > packed_size_max:
             try:
-                return self._large.put(key, head, stream, attributes, condition)
+                assert not isinstance(step, Completes), "a manifest is small"
+                return self._large.put(key, head, stream, attributes, condition, step)
             finally:
                 self._locations.forget([key])
-        return self._puts.put(self._new_put(key, head, attributes, condition))
+        return self._puts.put(self._new_put(key, head, attributes, condition, step))
 
     def put_many(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> list[ObjectRow]:
         """Store several small objects without attributes as one batch, for bulk loads: all of them or none.
@@ -129,24 +146,25 @@ class Store:
 
     def set_attributes(self, key: ObjectKey, attributes: bytes) -> ObjectRow:
         """Replace the attributes of the current version, durably; its bytes and its version stay. Returns its row.
-        Raises NotFound, Transient."""
+        Raises InvalidInput (attributes that belong to the store), NotFound, Transient."""
         for _ in range(READ_TRIES):
             row = self._metadata.get(key)
             if self.set_attributes_of(row, attributes):
-                return replace(row, attributes=attributes)
+                return replace(row, attributes=with_stores_attributes(attributes, row.attributes))
         raise Transient(f"{key}: changed {READ_TRIES} times while its attributes were being set; try again", key=key)
 
     def set_attributes_of(self, row: ObjectRow, attributes: bytes) -> bool:
         """Like `set_attributes`, for exactly this version. Returns False, and changes nothing, if it is not the current
-        one any more. Raises Transient."""
+        one any more. Raises InvalidInput, Transient."""
         try:
-            return self._metadata.set_attributes(row, attributes)
+            return self._metadata.set_attributes(row, with_stores_attributes(attributes, row.attributes))
         finally:
             self._locations.forget([row.key])
 
     def delete(self, key: ObjectKey, *, permanently: bool = False, condition: Condition | None = None) -> ObjectRow:
         """Delete an object, durably: into the trash if there is one, and not `permanently`. Returns the row it had.
-        Raises NotFound, PreconditionFailed (the `condition` does not hold)."""
+        Raises InvalidInput (a part of an upload), NotFound, PreconditionFailed (the `condition` does not hold)."""
+        _refuse_parts(key)
         now_ms = self._clock.now_ms()
         try:
             row = self._metadata.delete(key, now_ms, self._until_ms(now_ms, permanently), condition)
@@ -161,6 +179,8 @@ class Store:
         Returns the rows they had, in the order of `keys`; skips keys without an object. Raises Transient: the batches
         before the failed one are then deleted, and calling again is safe.
         """
+        for key in keys:
+            _refuse_parts(key)
         rows: list[ObjectRow] = []
         for first in range(0, len(keys), DELETE_BATCH_OBJECTS):
             batch = keys[first : first + DELETE_BATCH_OBJECTS]
@@ -208,7 +228,7 @@ class Store:
         starts past the end, NotFound, Corrupt, Transient.
         """
         row = self.find(key)
-        if offset > row.size:
+        if offset > row.users_size:
             row = self._locations.look_up(key, self._metadata.get)
         _require_range(row, offset, length)
         return self._read(row, offset, _TO_THE_END if length is None else length)
@@ -231,7 +251,7 @@ class Store:
         _require_range(row, offset, length)
         reach = _TO_THE_END if length is None else length
         try:
-            found, segments = self._read(row, offset, reach if offset or reach < row.size else None)
+            found, segments = self._read(row, offset, reach if offset or reach < row.users_size else None)
         except NotFound:
             raise _gone(row) from None
         if (found.object_id, found.version) != (row.object_id, row.version):
@@ -240,7 +260,8 @@ class Store:
 
     def resume_version(self, row: ObjectRow, offset: int) -> Iterator[bytes]:
         """The bytes of exactly this version from `offset` on, for a reader whose last read failed. Begins with the
-        segment of a large object in which `offset` lies, so that the CRC of this segment is compared too. Raises what
+        segment of a large object, or with the part of a composed one, in which `offset` lies, so that its CRC is
+        compared too. Raises what
         `open_version` does."""
         start = offset
         if 0 < offset < row.size and row.state is ObjectState.LARGE:
@@ -248,6 +269,10 @@ class Store:
                 start = self._large.segment_start(row, offset)
             except NotFound:
                 raise _gone(row) from None
+        composition = row.composition
+        if composition is not None and 0 < offset < composition.size:
+            manifest = self._manifest(row, composition)
+            start = manifest.starts[manifest.index_at(offset)]
         pieces = self.open_version(row, start)
         return pieces if start == offset else _without(pieces, offset - start)
 
@@ -276,16 +301,79 @@ class Store:
         return now_ms + keep_ms if keep_ms and not permanently else None
 
     def _new_put(
-        self, key: ObjectKey, data: bytes, attributes: bytes = b"", condition: Condition | None = None
+        self,
+        key: ObjectKey,
+        data: bytes,
+        attributes: bytes = b"",
+        condition: Condition | None = None,
+        step: UploadStep | None = None,
     ) -> NewPut:
         md5 = hashlib.md5(data, usedforsecurity=False).digest()
         due_ms = self._clock.now_ms() + self._options.min_age_ms
-        return NewPut(key, data, google_crc32c.value(data), md5, due_ms, attributes, condition)
+        return NewPut(key, data, google_crc32c.value(data), md5, due_ms, attributes, condition, step)
 
     def _read(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
-        """Read from where the row says. When the bytes are gone or damaged there, look the row up again: the object may
-        have moved (invariant 4), or the remembered row was too old. If the row is unchanged, read the landing copy
-        while there is one."""
+        """The bytes of a range, of the version of `row`, or of the current one if that is gone."""
+        for _ in range(READ_TRIES):
+            composition = row.composition
+            if composition is None:
+                found, windows = self._read_own(row, offset, length)
+                if found.composition is None:
+                    return found, windows
+                row = found  # it was overwritten meanwhile by one that is composed
+                continue
+            try:
+                return row, self._composed(row, composition, offset, length)
+            except NotFound as error:
+                seen, row = row, self._locations.look_up(row.key, self._metadata.get)
+                if (row.object_id, row.version) == (seen.object_id, seen.version):
+                    raise Corrupt(str(error), key=row.key) from error
+        raise _changed_too_often(row.key)
+
+    def _composed(self, row: ObjectRow, composition: Composition, offset: int, length: int | None) -> Iterator[bytes]:
+        manifest = self._manifest(row, composition)
+        end = composition.size if length is None else min(composition.size, offset + length)
+        windows = read_parts(
+            row,
+            manifest,
+            offset,
+            end,
+            lambda part: row_of_part(row, manifest, part, self._metadata.get),
+            lambda part, first, count: self._read_part(part, first, count),
+        )
+        first = deque(islice(windows, 1))
+        return self._continued(row, first, windows) if first else iter([])
+
+    def _read_part(self, part: ObjectRow, first: int, count: int) -> Iterator[bytes]:
+        found, windows = self._read_own(part, first, None if (first, count) == (0, part.size) else count)
+        if (found.object_id, found.version) != (part.object_id, part.version):
+            raise NotFound(f"{part.key} v{part.version} is gone", key=part.key)
+        return windows
+
+    def _manifest(self, row: ObjectRow, composition: Composition) -> Manifest:
+        """Raises NotFound when the version is gone, Corrupt, Transient."""
+        manifest = self._manifests.find(composition)
+        if manifest is None:
+            found, windows = self._read_own(row, 0, None)
+            if (found.object_id, found.version) != (row.object_id, row.version):
+                raise NotFound(f"{row.key} v{row.version} was deleted or overwritten; read it again", key=row.key)
+            manifest = manifest_in(b"".join(windows), row, composition)
+            self._manifests.keep(manifest)
+        return manifest
+
+    def manifest(self, row: ObjectRow) -> Manifest | None:
+        """The parts of a composed object; None for one that is not. Raises Conflict when the version is gone, Corrupt,
+        Transient."""
+        composition = row.composition
+        try:
+            return None if composition is None else self._manifest(row, composition)
+        except NotFound:
+            raise _gone(row) from None
+
+    def _read_own(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
+        """The object's own bytes, which are a manifest if it is composed. Read from where the row says. When the bytes
+        are gone or damaged there, look the row up again: the object may have moved (invariant 4), or the remembered row
+        was too old. If the row is unchanged, read the landing copy while there is one."""
         for _ in range(READ_TRIES):
             try:
                 return row, self._segments(row, offset, length)
@@ -363,8 +451,13 @@ def _without(pieces: Iterator[bytes], count: int) -> Iterator[bytes]:
 
 
 def _refuse_reserved(key: ObjectKey) -> None:
-    if key.bucket == RESERVED_BUCKET:
-        raise InvalidInput(f"{key}: the bucket {RESERVED_BUCKET} is the store's own; use another name", key=key)
+    if key.bucket == RESERVED_BUCKET or is_parts_bucket(key.bucket):
+        raise InvalidInput(f"{key}: the bucket {key.bucket} is the store's own; use another name", key=key)
+
+
+def _refuse_parts(key: ObjectKey) -> None:
+    if is_parts_bucket(key.bucket):
+        raise InvalidInput(f"{key} is a part of an upload; abort the upload, or delete its object", key=key)
 
 
 def _checked(row: ObjectRow, data: bytes) -> bytes:
@@ -380,9 +473,10 @@ def _named(row: ObjectRow, error: Corrupt) -> Corrupt:
 
 
 def _require_range(row: ObjectRow, offset: int, length: int | None) -> None:
-    if offset < 0 or offset > row.size or (length is not None and length < 0):
+    if offset < 0 or offset > row.users_size or (length is not None and length < 0):
         asked = f"{offset}+{'' if length is None else length}"
-        raise InvalidInput(f"range {asked} of {row.key}: it must start within its {row.size} bytes", key=row.key)
+        size = row.users_size
+        raise InvalidInput(f"range {asked} of {row.key}: it must start within its {size} bytes", key=row.key)
 
 
 def _gone(row: ObjectRow) -> Conflict:

@@ -96,7 +96,7 @@ class TrashCan:
                 break
             after = TrashMark(expired[-1].trash_until_ms or 0, expired[-1].object_id)
             gone = self._purge_what_can_be(expired, beat)
-            total += Purged(len(gone), sum(row.size for row in gone))
+            total += Purged(len(gone), sum(row.users_size for row in gone))
         return total
 
     def _purge_what_can_be(self, rows: Sequence[ObjectRow], beat: Beat) -> list[ObjectRow]:

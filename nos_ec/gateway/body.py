@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from nos_ec.s3.checksums import BodyCheck, Computed, expected_of
+from nos_ec.s3.checksums import Algorithm, BodyCheck, Computed, expected_of
 from nos_ec.s3.chunked import ChunkedBody, decoded_length_of, trailers_announced
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
@@ -60,22 +60,34 @@ class CheckedBody:
     that no engine records a body that is not."""
 
     def __init__(
-        self, request: Request, signed: Signed | None, source: Source, at_end: Callable[[], None] = lambda: None
+        self,
+        request: Request,
+        signed: Signed | None,
+        source: Source,
+        at_end: Callable[[], None] = lambda: None,
+        *,
+        computed: Algorithm | None = None,
+        of_object: bool = False,
     ) -> None:
-        """at_end: called when the body has come and is right; what it raises keeps the last bytes back too. Raises
-        S3Error as `length_of` and `checksums.expected_of`."""
+        """at_end: called when the body has come and is right; what it raises keeps the last bytes back too. computed,
+        of_object: as of `checksums.expected_of`. Raises S3Error as that and `length_of`."""
         self.length = length_of(request, signed)
         """At most so much, if it is of unknown length."""
         self._is_exact = not _is_of_unknown_length(request, signed)
         self.computed: Computed | None = None
         """Set at the end."""
+        self.algorithm: Algorithm | None
+        """Of the checksum that is computed."""
         announced = frozenset[str]()
         self._chunked: ChunkedBody | None = None
         if signed is not None:
             announced = trailers_announced(request, signed.payload)
             if signed.payload.is_chunked:
                 self._chunked = ChunkedBody(signed, self.length, announced)
-        self._check = BodyCheck(expected_of(request, announced, None if signed is None else signed.sha256))
+        sha256 = None if signed is None else signed.sha256
+        expected = expected_of(request, announced, sha256, computed=computed, of_object=of_object)
+        self.algorithm = expected.algorithm
+        self._check = BodyCheck(expected)
         self._source = source
         self._at_end = at_end
         self._taken = 0

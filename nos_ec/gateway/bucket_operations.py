@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nos_ec.core.errors import Conflict
+from nos_ec.engine.uploads import MultipartUploads
 from nos_ec.gateway import acls
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.accounts import AccountsMetadata
@@ -24,8 +25,11 @@ BUCKET_TAGS_MAX = 50
 class BucketOperations:
     """Safe to call from several threads."""
 
-    def __init__(self, metadata: AccountsMetadata, access: Access, clock: Clock, region: str) -> None:
+    def __init__(
+        self, metadata: AccountsMetadata, uploads: MultipartUploads, access: Access, clock: Clock, region: str
+    ) -> None:
         self._metadata = metadata
+        self._uploads = uploads
         self._access = access
         self._clock = clock
         self._region = region
@@ -76,7 +80,7 @@ class BucketOperations:
         return empty({"x-amz-bucket-region": self._region})
 
     def delete_bucket(self, call: Call) -> Reply:
-        """An empty one."""
+        """An empty one. Uploads into it are aborted."""
         call.require(Rights.OWNER)
         try:
             self._metadata.delete_bucket(call.bucket, self._clock.now_ms())
@@ -86,6 +90,7 @@ class BucketOperations:
             ) from None
         finally:
             self._access.forget_bucket(call.bucket)
+        self._uploads.abort_all(call.bucket)
         return empty(status=204)
 
     def get_location(self, call: Call) -> Reply:

@@ -63,7 +63,13 @@ class Call:
 
     def number(self, parameter: str, default: int, most: int) -> int:
         """A query parameter that is a number, cut off at `most`. Raises InvalidArgument."""
-        text = self.request.parameter(parameter)
+        return self._number(parameter, self.request.parameter(parameter), default, most)
+
+    def number_of_header(self, name: str, default: int, most: int) -> int:
+        """The same of a header."""
+        return self._number(name, self.request.header(name), default, most)
+
+    def _number(self, parameter: str, text: str | None, default: int, most: int) -> int:
         if not text:
             return default
         if not text.isascii() or not text.isdigit() or len(text) > 10:

@@ -10,6 +10,7 @@ from nos_ec.core.errors import (
     LeaseLost,
     NosError,
     NoSpace,
+    NoSuchUpload,
     NotFound,
     PreconditionFailed,
     Transient,
@@ -27,6 +28,8 @@ def translated(error: Exception, **about: str) -> S3Error:
         return S3Error("InvalidArgument", str(error))
     if isinstance(error, PreconditionFailed):
         return S3Error("PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+    if isinstance(error, NoSuchUpload):
+        return no_such_upload()
     if isinstance(error, NotFound):
         return S3Error("NoSuchKey", "The specified key does not exist.")
     if isinstance(error, Conflict) and not isinstance(error, LeaseLost):
@@ -41,3 +44,12 @@ def translated(error: Exception, **about: str) -> S3Error:
     else:
         _log.error("request failed", exc_info=error, **about)
     return S3Error("InternalError", "We encountered an internal error. Please try again.")
+
+
+def no_such_upload() -> S3Error:
+    """An upload that is not there."""
+    return S3Error(
+        "NoSuchUpload",
+        "The specified upload does not exist. The upload ID may be invalid, or the upload may have been aborted or"
+        " completed.",
+    )

@@ -93,7 +93,7 @@ def _listed(row: ObjectRow) -> Listed:
         row.key.name,
         row.created_ms,
         etag_of(row),
-        row.size,
+        row.users_size,
         attributes.get(STORAGE_CLASS, "STANDARD"),
         None if checksum is None else checksum.algorithm,
         None if checksum is None else checksum.kind,

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from email.utils import formatdate, parsedate_to_datetime
 from urllib.parse import urlencode
 
-from nos_ec.core.attributes import decode_attributes, encode_attributes
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import InvalidInput
+from nos_ec.core.parts import users_attributes
 from nos_ec.gateway.acls import of_headers
 from nos_ec.ports.metadata import ObjectRow
 from nos_ec.s3 import answers, documents
+from nos_ec.s3.checksums import ChecksumType
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
 
@@ -93,7 +95,7 @@ def encoded(attributes: Mapping[str, str]) -> bytes:
 
 def attributes_of(row: ObjectRow) -> dict[str, str]:
     """Raises Corrupt."""
-    return decode_attributes(row.attributes)
+    return users_attributes(row.attributes)
 
 
 def tags_of(attributes: Mapping[str, str]) -> dict[str, str]:
@@ -102,9 +104,10 @@ def tags_of(attributes: Mapping[str, str]) -> dict[str, str]:
 
 
 def checksum_of(attributes: Mapping[str, str]) -> answers.Checksum | None:
-    """The checksum that was sent with the object."""
+    """The checksum that was sent with the object, or that of its parts."""
     algorithm, _, value = attributes.get(CHECKSUM, "").partition(" ")
-    return answers.Checksum(algorithm, value, "FULL_OBJECT") if value else None
+    kind = ChecksumType.COMPOSITE if "-" in value else ChecksumType.FULL_OBJECT
+    return answers.Checksum(algorithm, value, kind.value) if value else None
 
 
 def checksum_attribute(algorithm: str, value: str) -> dict[str, str]:
@@ -114,7 +117,8 @@ def checksum_attribute(algorithm: str, value: str) -> dict[str, str]:
 
 def etag_of(row: ObjectRow) -> str:
     """Without quotes."""
-    return row.md5.hex()
+    md5, parts = row.tag
+    return md5.hex() if parts is None else f"{md5.hex()}-{parts}"
 
 
 def http_date(time_ms: int) -> str:
@@ -156,7 +160,10 @@ def checksum_headers(attributes: Mapping[str, str]) -> dict[str, str]:
     checksum = checksum_of(attributes)
     if checksum is None:
         return {}
-    return {f"x-amz-checksum-{checksum.algorithm.lower()}": checksum.value, "x-amz-checksum-type": "FULL_OBJECT"}
+    return {
+        f"x-amz-checksum-{checksum.algorithm.lower()}": checksum.value,
+        "x-amz-checksum-type": checksum.kind or ChecksumType.FULL_OBJECT.value,
+    }
 
 
 def _is_utf8(value: bytes) -> bool:

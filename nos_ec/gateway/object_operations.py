@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from io import BytesIO
+from typing import Any
 
 from nos_ec.core.errors import Conflict, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.parts import PARTS_MAX
 from nos_ec.engine.store import READ_TRIES, Store
-from nos_ec.engine.streams import ByteStream, read_up_to
+from nos_ec.engine.uploads import MultipartUploads
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.acls import grants_of, object_rights, of_headers, opens
 from nos_ec.gateway.attribute_changes import AttributeChanges
@@ -28,7 +28,6 @@ from nos_ec.gateway.object_headers import (
     checksum_attribute,
     checksum_headers,
     checksum_of,
-    encoded,
     etag_of,
     headers_of,
     http_date,
@@ -38,9 +37,10 @@ from nos_ec.gateway.object_headers import (
 )
 from nos_ec.gateway.preconditions import check_read, etag_condition, range_of, write_condition
 from nos_ec.gateway.reply import Reply, empty, xml
-from nos_ec.library.put_source import Pieces
+from nos_ec.gateway.stored_body import CopiedBody, store_body
 from nos_ec.ports.metadata import ObjectRow, Rights
 from nos_ec.s3 import answers, checksums, documents
+from nos_ec.s3.checksums import ChecksumType
 from nos_ec.s3.chunked import content_encoding_of
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.names import copy_source
@@ -63,8 +63,9 @@ _OF_304 = ("etag", "last-modified", "cache-control", "expires")
 class ObjectOperations:
     """Safe to call from several threads."""
 
-    def __init__(self, store: Store, access: Access, changes: AttributeChanges) -> None:
+    def __init__(self, store: Store, uploads: MultipartUploads, access: Access, changes: AttributeChanges) -> None:
         self._store = store
+        self._uploads = uploads
         self._access = access
         self._changes = changes
 
@@ -89,9 +90,6 @@ class ObjectOperations:
     def _head(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> tuple[Reply, int]:
         """The answer without its bytes, and where these begin in the object."""
         request = call.request
-        part = call.number("partNumber", 1, 10_000)
-        if part != 1:
-            raise S3Error("InvalidPart", "The object has one part.", PartNumber=str(part))
         headers = headers_of(row, attributes, with_checksum=request.header("x-amz-checksum-mode") == "ENABLED")
         for name in _OVERRIDABLE:
             value = request.parameter(f"response-{name}")
@@ -99,30 +97,52 @@ class ObjectOperations:
                 if call.account is None:
                     raise S3Error("InvalidRequest", "Request specific response headers need a signed request.")
                 headers[name] = value
+        size = row.users_size
+        part = self._range_of_part(call, row)
         try:
             check_read(request, row)
         except S3Error as error:
             if error.status != 304:
                 raise
             return Reply(304, {name: headers[name] for name in _OF_304 if name in headers}), 0
-        wanted = range_of(request, row.size)
-        if wanted is None:
-            return Reply(200, headers, length=row.size), 0
+        wanted = range_of(request, size)
+        if part is not None:
+            if wanted is not None:
+                raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
+            wanted = part
+            if row.composition is not None:
+                headers["x-amz-mp-parts-count"] = str(row.composition.parts)
+        if wanted is None or (not size and part is not None):
+            return Reply(200, headers, length=size), 0
         first, length = wanted
-        headers["content-range"] = f"bytes {first}-{first + length - 1}/{row.size}"
+        headers["content-range"] = f"bytes {first}-{first + length - 1}/{size}"
         for name in [name for name in headers if name.startswith("x-amz-checksum-")]:
             del headers[name]  # they are of the whole object
         return Reply(206, headers, length=length), first
 
+    def _range_of_part(self, call: Call, row: ObjectRow) -> tuple[int, int] | None:
+        """(first byte, length) of the part that `partNumber` asks for; None without it."""
+        if not call.request.parameter("partNumber"):
+            return None
+        number = call.number("partNumber", 1, PARTS_MAX + 1)
+        manifest = self._store.manifest(row)
+        if manifest is None and number == 1:
+            return 0, row.size
+        for index, part in enumerate(() if manifest is None else manifest.parts):
+            if part.number == number:
+                assert manifest is not None
+                return manifest.starts[index], part.size
+        raise S3Error("InvalidPart", "The requested partnumber is not satisfiable", PartNumber=str(number))
+
     def _readable(self, call: Call, key: ObjectKey) -> tuple[ObjectRow, dict[str, str]]:
         """The current version. Who may not list the bucket does not learn whether there is one."""
         call.refuse_versions()
-        return self._read_in(call, key, call.rights)
+        return self.read_in(call, key, call.rights)
 
-    def _read_in(
+    def read_in(
         self, call: Call, key: ObjectKey, rights: Rights, needs: Rights = Rights.READ
     ) -> tuple[ObjectRow, dict[str, str]]:
-        """Raises AccessDenied unless `rights` or the ACL of the object have what it needs."""
+        """The current version. Raises AccessDenied unless `rights` or the ACL of the object have what it needs."""
         try:
             row = self._store.head(key)
         except NotFound:
@@ -145,13 +165,38 @@ class ObjectOperations:
         call.require(Rights.READ)
         row, attributes = self._readable(call, call.object_key)
         check_read(call.request, row)
+        parts = self._parts(call, row, attributes) if "ObjectParts" in words else {}
         body = answers.object_attributes(
             etag=etag_of(row) if "ETag" in words else None,
             checksum=checksum_of(attributes) if "Checksum" in words else None,
             storage_class=attributes.get(STORAGE_CLASS, "STANDARD") if "StorageClass" in words else None,
-            size=row.size if "ObjectSize" in words else None,
+            size=row.users_size if "ObjectSize" in words else None,
+            **parts,
         )
         return xml(body, {"last-modified": http_date(row.created_ms)})
+
+    def _parts(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> dict[str, Any]:
+        """What GetObjectAttributes tells of the parts of an object; nothing of one that is not composed."""
+        manifest = self._store.manifest(row)
+        if manifest is None:
+            return {}
+        marker = call.number_of_header("x-amz-part-number-marker", 0, PARTS_MAX)
+        limit = call.number_of_header("x-amz-max-parts", 1000, 1000)
+        rest = [part for part in manifest.parts if part.number > marker]
+        checksum = checksum_of(attributes)
+        told: dict[int, answers.Checksum | None] = {}
+        if checksum is not None and checksum.kind == ChecksumType.COMPOSITE.value and limit:
+            stored = self._uploads.parts_of(row.key, manifest.upload_id, marker, limit)
+            told = {part.number: checksum_of(attributes_of(part.row)) for part in stored}
+        return {
+            "parts_count": len(manifest.parts),
+            "parts": [
+                answers.Part(part.number, part.size, checksum=_alone(told.get(part.number))) for part in rest[:limit]
+            ],
+            "marker": marker,
+            "max_parts": limit,
+            "truncated": len(rest) > limit,
+        }
 
     # --- writing ----------------------------------------------------------------------------------
     def put_object(self, call: Call) -> Reply:
@@ -166,32 +211,23 @@ class ObjectOperations:
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
         condition = write_condition(call.request)
-        attributes = _attributes_of_request(call)
-        stream: ByteStream = body
-        if body.length <= self._store.packed_size_max:
-            stream = BytesIO(body.read_all())
-            attributes |= _computed(body)
-        else:
-            sent = checksums.checksum_of(call.request)
-            if sent is not None:
-                attributes |= checksum_attribute(sent[0].value, checksums.in_base64(sent[1]))
+        attributes = attributes_of_call(call)
+        sent = checksums.checksum_of(call.request)
+        if sent is not None:
+            attributes |= checksum_attribute(sent[0].value, checksums.in_base64(sent[1]))
         try:
-            row = self._store.put(call.object_key, stream, encoded(attributes), condition)
+            _, attributes = store_body(
+                body,
+                attributes,
+                self._store.packed_size_max,
+                lambda stream, told: self._store.put(call.object_key, stream, told, condition),
+                self._store.set_attributes_of,
+            )
         except NotFound:
             raise S3Error("NoSuchKey", "The specified key does not exist.", Key=call.key) from None
         assert body.computed is not None
-        if CHECKSUM not in attributes and _computed(body):
-            # Its trailer came behind the last byte. The row may be that of another PUT, which came behind this one.
-            is_own = (row.md5, row.attributes) == (body.computed.md5, encoded(attributes))
-            attributes |= _computed(body)
-            if is_own:
-                self._add(row, attributes)
         etag = body.computed.md5.hex()
         return etag, {"etag": f'"{etag}"', **checksum_headers(attributes)}
-
-    def _add(self, row: ObjectRow, attributes: dict[str, str]) -> None:
-        with suppress(Transient):  # the object is stored, whatever becomes of this
-            self._store.set_attributes_of(row, encoded(attributes))
 
     def _require_bucket(self, call: Call) -> None:
         """Once a body has come: a bucket that was deleted meanwhile must not come back with the object in it."""
@@ -206,11 +242,11 @@ class ObjectOperations:
         if version not in (None, "null"):
             raise S3Error("InvalidArgument", "Invalid version id specified", ArgumentName="versionId")
         source = object_key(bucket, name)
-        row, old = self._read_in(call, source, self._access.bucket(bucket).rights_of(call.account))
+        row, old = self.read_in(call, source, self._access.bucket(bucket).rights_of(call.account))
         check_read(request, row, "x-amz-copy-source-")
-        if row.size > OBJECT_BYTES_MAX:
+        if row.users_size > OBJECT_BYTES_MAX:
             raise S3Error("InvalidRequest", "The specified copy source is larger than the maximum of a copy.")
-        given = _attributes_of_request(call)
+        given = attributes_of_call(call)
         keeps, keeps_tags = _directive(request, "metadata"), _directive(request, "tagging")
         if source == call.object_key and keeps and STORAGE_CLASS not in given and of_headers(request) is None:
             raise S3Error(
@@ -229,22 +265,18 @@ class ObjectOperations:
         attributes |= {} if tags is None else {TAGS: tags}
         known, wanted = checksum_of(old), request.header("x-amz-checksum-algorithm")
         algorithm = None if wanted is None else checksums.algorithm_named(wanted)
-        stream: ByteStream = Pieces(self._store.open_version(row))
-        summed = None
-        if algorithm is None or (known is not None and known.algorithm == algorithm.value):
-            attributes |= {CHECKSUM: old[CHECKSUM]} if CHECKSUM in old else {}
-        else:
-            summed = Summed(stream, algorithm)
-            stream = summed
-            if row.size <= self._store.packed_size_max:
-                stream = BytesIO(summed.read(row.size + 1))
-                attributes |= summed.attribute
-        made = self._store.put(call.object_key, stream, encoded(attributes), write_condition(request))
-        if summed is not None and CHECKSUM not in attributes:
-            is_own = (made.crc32c, made.attributes) == (row.crc32c, encoded(attributes))
-            attributes |= summed.attribute
-            if is_own:
-                self._add(made, attributes)
+        of_bytes = known is not None and known.kind == ChecksumType.FULL_OBJECT.value
+        if known is not None and of_bytes and (algorithm is None or known.algorithm == algorithm.value):
+            attributes[CHECKSUM], algorithm = old[CHECKSUM], None
+        condition = write_condition(request)
+        body = CopiedBody(self._store.open_version(row), row.users_size, algorithm)
+        made, attributes = store_body(
+            body,
+            attributes,
+            self._store.packed_size_max,
+            lambda stream, told: self._store.put(call.object_key, stream, told, condition),
+            self._store.set_attributes_of,
+        )
         return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)))
 
     def delete_object(self, call: Call) -> Reply:
@@ -319,53 +351,31 @@ class ObjectOperations:
     def get_acl(self, call: Call) -> Reply:
         """As grants."""
         call.refuse_versions()
-        _, attributes = self._read_in(call, call.object_key, call.rights, Rights.READ_ACL)
+        _, attributes = self.read_in(call, call.object_key, call.rights, Rights.READ_ACL)
         return xml(answers.access_control(call.owner, grants_of(attributes.get(ACL, "private"), call.owner)))
 
     def put_acl(self, call: Call) -> Reply:
         """A canned one, or grants."""
-        self._read_in(call, call.object_key, call.rights, Rights.WRITE_ACL)
+        self.read_in(call, call.object_key, call.rights, Rights.WRITE_ACL)
         self._change(call, ACL, acl_attribute(acl_of(call)), Rights.WRITE_ACL)
         return empty()
 
     def _change(self, call: Call, name: str, value: dict[str, str], needs: Rights = Rights.WRITE) -> None:
         call.refuse_versions()
-        self._changes.replace(lambda: self._read_in(call, call.object_key, call.rights, needs), (name,), value)
+        self._changes.replace(lambda: self.read_in(call, call.object_key, call.rights, needs), (name,), value)
 
 
-class Summed:
-    """A stream, and the checksum of what was read of it."""
-
-    def __init__(self, stream: ByteStream, algorithm: checksums.Algorithm) -> None:
-        self._stream = stream
-        self._algorithm = algorithm
-        self._digest = checksums.running(algorithm)
-
-    def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; none at the end."""
-        piece = read_up_to(self._stream, size)
-        self._digest.update(piece)
-        return piece
-
-    @property
-    def attribute(self) -> dict[str, str]:
-        """The checksum, as an attribute."""
-        return checksum_attribute(self._algorithm.value, checksums.in_base64(self._digest.digest()))
+def _alone(checksum: answers.Checksum | None) -> answers.Checksum | None:
+    """The checksum of a part, which has no type."""
+    return None if checksum is None else answers.Checksum(checksum.algorithm, checksum.value)
 
 
-def _attributes_of_request(call: Call) -> dict[str, str]:
-    """Only who owns the bucket, and so the object, may open it to others."""
+def attributes_of_call(call: Call) -> dict[str, str]:
+    """What a request says of its object. Only who owns the bucket, and so the object, may open it to others."""
     found = attributes_of_request(call.request, content_encoding_of(call.request, call.payload))
     if opens(found.get(ACL, "private")):
         call.require(Rights.OWNER)
     return found
-
-
-def _computed(body: CheckedBody | FormBody) -> dict[str, str]:
-    computed = body.computed
-    if computed is None or computed.algorithm is None or computed.checksum is None:
-        return {}
-    return checksum_attribute(computed.algorithm.value, checksums.in_base64(computed.checksum))
 
 
 def _directive(request: Request, name: str) -> bool:

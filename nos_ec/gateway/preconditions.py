@@ -17,7 +17,7 @@ from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
 
 _RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})")
-_ETAG = re.compile(r"[0-9a-fA-F]{32}")
+_ETAG = re.compile(r"([0-9a-fA-F]{32})(?:-([0-9]{1,5}))?")
 _OF_NO_OBJECT = b""
 """The MD5 of an ETag that no object has."""
 
@@ -67,7 +67,10 @@ def etag_condition(etag: str) -> Condition:
     if "," in etag:
         raise S3Error("NotImplemented", "A condition of a PUT or DELETE takes one ETag.")
     plain = etag.strip().strip('"')
-    return Condition(bytes.fromhex(plain) if _ETAG.fullmatch(plain) else _OF_NO_OBJECT)
+    match = _ETAG.fullmatch(plain)
+    if match is None:
+        return Condition(_OF_NO_OBJECT)
+    return Condition(bytes.fromhex(match[1]), None if match[2] is None else int(match[2]))
 
 
 def range_of(request: Request, size: int) -> tuple[int, int] | None:

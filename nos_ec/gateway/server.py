@@ -18,6 +18,7 @@ from nos_ec.gateway.attribute_changes import AttributeChanges
 from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.cors import Cors
 from nos_ec.gateway.listings import Listings
+from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.post_forms import PostForms
 from nos_ec.gateway.sealed_secrets import MasterKeys
@@ -34,13 +35,15 @@ UNREAD_WAIT_MS = 60_000
 def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> Service:
     """The gateway of an open store, without its server."""
     store, metadata, clock = system.store(), system.metadata, system.clock
+    uploads = system.multipart_uploads(store)
     access = Access(metadata, masters, clock, settings.access_cache_ms)
-    objects = ObjectOperations(store, access, AttributeChanges(store, clock, Random().random))
+    objects = ObjectOperations(store, uploads, access, AttributeChanges(store, clock, Random().random))
     return Service(
         access,
-        BucketOperations(metadata, access, clock, settings.region),
+        BucketOperations(metadata, uploads, access, clock, settings.region),
         Listings(store),
         objects,
+        MultipartOperations(store, uploads, access, objects),
         Cors(metadata, access, clock),
         PostForms(access, objects, clock),
         clock,

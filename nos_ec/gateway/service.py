@@ -18,6 +18,7 @@ from nos_ec.gateway.call import Call
 from nos_ec.gateway.cors import Cors
 from nos_ec.gateway.failures import translated
 from nos_ec.gateway.listings import Listings
+from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.post_forms import PostForms
 from nos_ec.gateway.reply import Reply
@@ -44,6 +45,7 @@ class Service:
         buckets: BucketOperations,
         listings: Listings,
         objects: ObjectOperations,
+        multipart: MultipartOperations,
         cors: Cors,
         forms: PostForms,
         clock: Clock,
@@ -85,6 +87,13 @@ class Service:
             **dict.fromkeys(ABSENT_CONFIGURATIONS, absent_configuration),
             "GetObjectAcl": objects.get_acl,
             "PutObjectAcl": objects.put_acl,
+            "CreateMultipartUpload": multipart.create_upload,
+            "UploadPart": multipart.upload_part,
+            "UploadPartCopy": multipart.upload_part_copy,
+            "ListParts": multipart.list_parts,
+            "CompleteMultipartUpload": multipart.complete_upload,
+            "AbortMultipartUpload": multipart.abort_upload,
+            "ListMultipartUploads": multipart.list_uploads,
         }
 
     def answer(self, request: Request, source: Source, request_id: str) -> Reply:

@@ -17,7 +17,6 @@ from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.conditions import ABSENT, MD5_BYTES, Condition
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.requests import Request, Requests
 from nos_ec.library.object_info import ObjectInfo, info_of, key_of
 from nos_ec.library.object_reader import ObjectReader
@@ -86,7 +85,7 @@ class ObjectStore:
         attributes: Mapping[str, str] | None = None,
         *,
         if_absent: bool = False,
-        if_match: bytes | None = None,
+        if_match: bytes | ObjectInfo | None = None,
     ) -> ObjectInfo:
         """Store an object, durably on return; it replaces the one of that name.
 
@@ -95,7 +94,8 @@ class ObjectStore:
         one block (32 MiB by default) and the coding of 4 MiB are in memory. attributes: what `ObjectInfo.attributes`
         returns: names of at most 255 bytes, with values; 8 KiB in all, with 3 bytes beside each.
         if_absent: store it only if there is no object of that name. if_match: store it only if the current version has
-        this MD5. Both are judged when the object is recorded, so of several such PUTs at once only one takes effect.
+        this MD5, or the MD5 and the parts of this ObjectInfo. Both are judged when the object is recorded, so of
+        several such PUTs at once only one takes effect.
 
         After an error the previous version, if any, is still the current one, unless the outcome of the last step is
         unknown (a Transient): a repeated PUT is right in both cases. Raises PreconditionFailed (if_absent or if_match
@@ -130,9 +130,9 @@ class ObjectStore:
         with Request(self._requests, self._requests.changes):
             return info_of(self._store.set_attributes(key_of(key), encode_attributes(attributes)))
 
-    def delete(self, key: ObjectKey | str, *, if_match: bytes | None = None) -> ObjectInfo:
+    def delete(self, key: ObjectKey | str, *, if_match: bytes | ObjectInfo | None = None) -> ObjectInfo:
         """Delete an object, durably; into the trash if `trash.keep_days` is set. Returns what it was. if_match: delete
-        it only if it has this MD5. Raises NotFound, PreconditionFailed (it has another MD5), InvalidInput,
+        it only if it has this MD5, as of `put`. Raises NotFound, PreconditionFailed (it has another MD5), InvalidInput,
         Transient."""
         with Request(self._requests, self._requests.deletes):
             return info_of(self._store.delete(key_of(key), condition=_condition(False, if_match)))
@@ -172,12 +172,12 @@ class ObjectStore:
         with Request(self._requests, self._requests.gets) as request:
             row = key.row if isinstance(key, ObjectInfo) else self._store.find(key_of(key))
             whole = None
-            if row.state is not ObjectState.LARGE:
+            if not row.in_windows:
                 if isinstance(key, ObjectInfo):
                     segments = self._store.open_version(row)
                 else:
                     row, segments = self._store.follow(row)
-                if row.state is not ObjectState.LARGE:
+                if not row.in_windows:
                     whole = b"".join(segments)
             if whole is None:
                 request.leave_untimed()  # the first read is what takes time
@@ -244,11 +244,13 @@ class ObjectStore:
         self._registered.append((registry, collector))
 
 
-def _condition(if_absent: bool, if_match: bytes | None) -> Condition | None:
+def _condition(if_absent: bool, if_match: bytes | ObjectInfo | None) -> Condition | None:
     if if_match is None:
         return ABSENT if if_absent else None
     if if_absent:
         raise InvalidInput("if_absent and if_match exclude each other; give one of them")
+    if isinstance(if_match, ObjectInfo):
+        return Condition(if_match.md5, if_match.parts)
     if len(if_match) != MD5_BYTES:
         raise InvalidInput(f"if_match has {len(if_match)} bytes; give the {MD5_BYTES} of `ObjectInfo.md5`")
     return Condition(if_match)

@@ -98,12 +98,14 @@ def running(algorithm: Algorithm) -> Digest:
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What a request says of its body. algorithm: the one to compute and to keep; value: its checksum, None while it is
-    still to come in a trailer. sha256: hexadecimal, from the signature. md5: from Content-MD5."""
+    still to come in a trailer. sha256: hexadecimal, from the signature. md5: from Content-MD5. told: whether the
+    request tells the checksum, which is only to be computed otherwise."""
 
     algorithm: Algorithm | None = None
     value: bytes | None = None
     sha256: str | None = None
     md5: bytes | None = None
+    told: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,17 @@ class Computed:
     checksum: bytes | None
 
 
-def expected_of(request: Request, announced: frozenset[str] = frozenset(), sha256: str | None = None) -> Expected:
-    """Not for CompleteMultipartUpload, whose checksum is that of the object. announced: the trailers that
-    `x-amz-trailer` announces. sha256: what the body's signature says.
+def expected_of(
+    request: Request,
+    announced: frozenset[str] = frozenset(),
+    sha256: str | None = None,
+    *,
+    computed: Algorithm | None = None,
+    of_object: bool = False,
+) -> Expected:
+    """announced: the trailers that `x-amz-trailer` announces. sha256: what the body's signature says. computed: what to
+    compute if the request names no algorithm. of_object: the checksum in the headers is that of an object, as of
+    CompleteMultipartUpload, and not of the body.
 
     Raises S3Error: InvalidDigest (a bad Content-MD5), InvalidRequest (a bad or second checksum, an unknown trailer),
     NotImplemented (an algorithm that we lack), BadDigest (another algorithm than `x-amz-sdk-checksum-algorithm`)."""
@@ -127,7 +137,7 @@ def expected_of(request: Request, announced: frozenset[str] = frozenset(), sha25
         md5 = decoded(content_md5, 16)
         if md5 is None:
             raise S3Error("InvalidDigest", "Content-MD5 must be 16 bytes in base64.")
-    found = checksum_of(request)
+    found = None if of_object else checksum_of(request)
     others = announced - _BY_HEADER.keys()
     for name in sorted(others):
         _refuse(name, "The trailer")
@@ -145,6 +155,8 @@ def expected_of(request: Request, announced: frozenset[str] = frozenset(), sha25
             )
         if algorithm is not wanted:
             raise S3Error("BadDigest", f"The checksum is {algorithm.value}, but the request says {wanted.value}.")
+    if algorithm is None:
+        return Expected(computed, None, sha256, md5, told=False)
     return Expected(algorithm, value, sha256, md5)
 
 
@@ -258,6 +270,8 @@ class BodyCheck:
         if expected.algorithm is None or self._checksum is None:
             return Computed(md5, None, None)
         value, computed = expected.value, self._checksum.digest()
+        if not expected.told:
+            return Computed(md5, expected.algorithm, computed)
         if value is None:
             value = decoded(trailers[expected.algorithm.header], expected.algorithm.size)
             if value is None:

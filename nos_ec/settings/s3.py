@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, SecretStr
 
-from nos_ec.settings.section import HOUR, MINUTE, SECOND, Section
+from nos_ec.settings.section import DAY, HOUR, MINUTE, SECOND, Section
 from nos_ec.settings.values import Count, NonEmptyPath
 
 
@@ -52,6 +52,12 @@ class S3Settings(Section):
         description="Milliseconds for which a client may send nothing of a body that it has begun.",
     )
 
+    abort_uploads_days: Count = Field(
+        default=7,
+        ge=0,
+        le=3650,
+        description="Age in days at which GC aborts a multipart upload that nobody has completed. 0: never.",
+    )
     master_key: SecretStr | None = Field(
         default=None,
         title="a string of 64 hexadecimal digits",
@@ -64,6 +70,11 @@ class S3Settings(Section):
         description="File that contains the master key, as an alternative to master_key. Further lines may have older"
         " master keys. Other users must not be able to read it. A relative path in a file starts at the file's folder.",
     )
+
+    @property
+    def abort_uploads_ms(self) -> int:
+        """abort_uploads_days in milliseconds."""
+        return self.abort_uploads_days * DAY
 
     @property
     def domain_names(self) -> list[str]:

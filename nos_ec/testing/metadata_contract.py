@@ -47,6 +47,7 @@ from nos_ec.testing.metadata_repair_contract import RepairContract
 from nos_ec.testing.metadata_scrubbing_contract import ScrubbingContract
 from nos_ec.testing.metadata_segment_contract import LandingSegmentContract
 from nos_ec.testing.metadata_trash_contract import TrashContract
+from nos_ec.testing.metadata_upload_contract import UploadContract
 
 SIZE = GEOMETRY.stripe_size
 
@@ -943,6 +944,7 @@ class MetadataContract(
     TrashContract,
     BucketContract,
     AccessKeyContract,
+    UploadContract,
     ProducerContract,
     LeaseContract,
     CommitContract,

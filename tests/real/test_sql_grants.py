@@ -130,6 +130,26 @@ def keep_buckets(front: System) -> None:
     assert metadata.access_key("nobody") is None
 
 
+def composed(front: System, name: str) -> None:
+    """An object that is composed of parts, a small and a large one."""
+    uploads = front.multipart_uploads(front.store())
+    upload = uploads.create(key(name), "ann", b"")
+    for number, size in enumerate((LARGE, SMALL), 1):
+        uploads.put_part(upload, number, BytesIO(data(name, size)), b"")
+    uploads.complete(upload, lambda stored: (stored, {}))
+
+
+def upload_parts(front: System) -> None:
+    """What a gateway does with multipart uploads."""
+    composed(front, "composed")
+    uploads = front.multipart_uploads(front.store())
+    for name in ("aborted-1", "aborted-2"):
+        upload = uploads.create(key(name), "ann", b"")
+        uploads.put_part(upload, 1, BytesIO(b"part"), b"")
+    uploads.abort(upload.upload_id, upload.key)
+    uploads.abort_all("bucket")
+
+
 def open_segment(system: System) -> tuple[Lease, SegmentId]:
     now_ms = system.clock.now_ms()
     held, log = take_log_lease(system.metadata, system.clock, 60_000, None)
@@ -204,8 +224,9 @@ def collect(front: System, system: System) -> None:
         front.store().delete(key(f"small-{number:02}"))
     forget_refused(system)
     put(front, "thrown-late")
+    composed(front, "thrown-composed")
     now_ms = front.clock.now_ms()
-    front.metadata.delete(key("thrown-late"), now_ms, now_ms)
+    front.metadata.delete_many([key("thrown-late"), key("thrown-composed")], now_ms, now_ms)
     first = gc_service(system).run_once()
     second = gc_service(system).run_once()
     assert first.objects_moved > 0
@@ -238,6 +259,7 @@ def look(system: System) -> None:
 def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: dict[str, System]) -> None:
     fill(systems["front"])
     keep_buckets(systems["front"])
+    upload_parts(systems["front"])
     publish(systems["producer"])
     pack(systems["consumer"])
     publish(systems["producer"])

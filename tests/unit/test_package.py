@@ -36,7 +36,7 @@ SIGNATURES = {
     "ObjectStore": "(system: 'System') -> 'None'",
     "ObjectStore.put": "(self, key: 'ObjectKey | str', data: 'Buffer | Readable | Iterable[Buffer]',"
     " size: 'int | None' = None, attributes: 'Mapping[str, str] | None' = None, *, if_absent: 'bool' = False,"
-    " if_match: 'bytes | None' = None) -> 'ObjectInfo'",
+    " if_match: 'bytes | ObjectInfo | None' = None) -> 'ObjectInfo'",
     "ObjectStore.put_many": "(self, objects: 'Sequence[tuple[ObjectKey | str, bytes]]') -> 'Sequence[ObjectInfo]'",
     "ObjectStore.get": "(self, key: 'ObjectKey | str | ObjectInfo', start: 'int' = 0, length: 'int | None' = None)"
     " -> 'bytes'",
@@ -47,7 +47,8 @@ SIGNATURES = {
     " after: 'str' = '') -> 'Iterator[ObjectInfo | str]'",
     "ObjectStore.buckets": "(self) -> 'Iterator[str]'",
     "ObjectStore.set_attributes": "(self, key: 'ObjectKey | str', attributes: 'Mapping[str, str]') -> 'ObjectInfo'",
-    "ObjectStore.delete": "(self, key: 'ObjectKey | str', *, if_match: 'bytes | None' = None) -> 'ObjectInfo'",
+    "ObjectStore.delete": "(self, key: 'ObjectKey | str', *, if_match: 'bytes | ObjectInfo | None' = None)"
+    " -> 'ObjectInfo'",
     "ObjectStore.delete_many": "(self, keys: 'Iterable[ObjectKey | str]') -> 'Sequence[ObjectInfo]'",
     "ObjectStore.register": "(self, registry: 'CollectorRegistry') -> 'None'",
     "ObjectStore.close": "(self) -> 'None'",

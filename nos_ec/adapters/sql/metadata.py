@@ -1,7 +1,7 @@
 """The metadata store on SQLite, MySQL and MariaDB: the port, method by method, each one transaction.
 
 What each transaction does is in the modules named after their subjects: objects, entries, puts, trash, buckets,
-access_keys, commits, blocks, leases, landing, landing_segments, inspection, repairs, explanations, scrubbing,
+access_keys, uploads, commits, blocks, leases, landing, landing_segments, inspection, repairs, explanations, scrubbing,
 rebuilding, store_info, totals. This module and upkeep.py only say which function a method runs, and whether it writes.
 
 Each part of the port has a class in one of them, to be read beside its protocol. `SqlMetadata` inherits them all,
@@ -38,6 +38,7 @@ from nos_ec.adapters.sql.upkeep import (
     SqlRebuilding,
     SqlRepairs,
     SqlScrubbing,
+    SqlUploads,
 )
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, NotFound
@@ -434,6 +435,7 @@ class SqlMetadata(
     _SqlTrash,
     SqlBuckets,
     SqlAccessKeys,
+    SqlUploads,
     _SqlLeases,
     _SqlBlocks,
     _SqlLandingQueue,

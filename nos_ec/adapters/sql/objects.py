@@ -53,6 +53,7 @@ from nos_ec.core.ids import (
 )
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object, object_sources
 from nos_ec.core.messages import NamedVersion, PackRequest
+from nos_ec.core.parts import PARTS_BUCKET, is_parts_bucket
 from nos_ec.ports.metadata import ObjectRow, Segment
 
 _O, _S, _W = OBJECTS.c, SEGMENTS.c, WAITING.c
@@ -158,6 +159,8 @@ COMPLETE = looked_up(
     "objects_by_trash_key",
     then=WAITING,
 )
+_BEHIND_PARTS = utf8(PARTS_BUCKET) + b"\xff"
+"""Behind the buckets of parts: UTF-8 has no such byte."""
 NEXT_BUCKET = select(func.min(_O.bucket)).where(
     _O.trashed == LIVE, _O.bucket > bindparam("after_bucket", type_=_O.bucket.type)
 )
@@ -230,7 +233,7 @@ def remove(
     row = lock(connection, key)
     if row is None:
         raise NotFound(f"object {key} does not exist", key=key)
-    if condition is not None and (refusal := condition.refusal(key, row.md5)) is not None:
+    if condition is not None and (refusal := condition.refusal(key, row.tag)) is not None:
         raise refusal
     if until_ms is not None:
         trash.put_into(connection, [row], now_ms, until_ms)
@@ -275,11 +278,19 @@ def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
     buckets: list[str] = []
     while len(buckets) < limit:
         last = buckets[-1] if buckets else after
-        bucket = connection.execute(NEXT_BUCKET, {"after_bucket": last}).scalar()
+        bucket = _next_bucket(connection, utf8(last))
         if bucket is None:
             break
         buckets.append(bucket)
     return buckets
+
+
+def _next_bucket(connection: Connection, after: bytes) -> str | None:
+    """Passes over the buckets of parts."""
+    bucket: str | None = connection.execute(NEXT_BUCKET, {"after_bucket": after}).scalar()
+    if bucket is None or not is_parts_bucket(bucket):
+        return bucket
+    return _next_bucket(connection, _BEHIND_PARTS)
 
 
 def oldest_landing_id(connection: Connection) -> LandingId | None:

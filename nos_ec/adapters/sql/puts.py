@@ -21,7 +21,7 @@ from itertools import groupby
 from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, select, update
 from sqlalchemy.exc import IntegrityError
 
-from nos_ec.adapters.sql import blocks, landing_segments, leases, objects, waiting
+from nos_ec.adapters.sql import blocks, landing_segments, leases, objects, uploads, waiting
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import IDS, by_index, by_keys, delete_listed, id_rows, key_rows, require_all
@@ -194,6 +194,7 @@ def _record_turn(
         one.key: answer for one in new if (answer := _answer(one, current.get(one.key), in_time)) is not None
     }
     refused = _refused([one for one in new if one.key not in answered], current)
+    refused |= _take_steps(connection, [one for one in new if one.key not in answered | refused], now_ms)
     _require_not_recorded(connection, [one.landing_id for one in new if one.key in refused], in_time)
     answered |= refused
     fresh = [one for one in new if one.key not in answered]
@@ -217,10 +218,15 @@ def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -
     for one in new:
         row = current.get(one.key)
         if one.condition is not None:
-            refusal = one.condition.refusal(one.key, None if row is None else row.md5)
+            refusal = one.condition.refusal(one.key, None if row is None else row.tag)
             if refusal is not None:
                 refused[one.key] = refusal
     return refused
+
+
+def _take_steps(connection: Connection, new: Sequence[NewObject], now_ms: int) -> dict[ObjectKey, NosError]:
+    """Take the steps of uploads. Returns why some objects are not to be recorded."""
+    return uploads.take_steps(connection, [(one.key, one.step) for one in new if one.step is not None], now_ms)
 
 
 def _require_not_recorded(connection: Connection, landing_ids: Sequence[LandingId | None], in_time: _InTime) -> None:
@@ -364,6 +370,8 @@ def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject
         return True
     leases.require(connection, lease)
     wins = (current is None or current.version < new.version) and not _refused_large(new, current)
+    if wins and new.step is not None:
+        wins = not uploads.take_steps(connection, [(new.key, new.step)], now_ms)
     if not blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins):
         return False
     if not wins:
@@ -378,7 +386,7 @@ def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject
 def _refused_large(new: NewLargeObject, current: ObjectRow | None) -> bool:
     if new.condition is None:
         return False
-    return new.condition.refusal(new.key, None if current is None else current.md5) is not None
+    return new.condition.refusal(new.key, None if current is None else current.tag) is not None
 
 
 def _check_large(new: NewLargeObject, geometry: Geometry) -> None:

@@ -14,7 +14,7 @@ import structlog
 from sqlalchemy import Connection, Insert, Select, bindparam, false, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from nos_ec.adapters.sql import waiting
+from nos_ec.adapters.sql import uploads, waiting
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.rows import IDS, OBJECT_IDS, delete_listed, id_rows, require_all
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, LANDING_DELETIONS, SEGMENTS
@@ -105,6 +105,7 @@ def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: in
             burial.add(row.extent.block_id, row.extent.length)
     _remove_segments(connection, [row for row in rows if row.state is ObjectState.LARGE], burial)
     burial.apply(connection)
+    uploads.release_parts(connection, [row for row in rows if row.attributes], not_before_ms)
 
 
 def _queue_copies(connection: Connection, copies: Sequence[tuple[LandingId, int, int]], not_before_ms: int) -> None:

@@ -152,11 +152,12 @@ def place_of(mark: bytes) -> tuple[int, int]:
     return int.from_bytes(mark[:UNTIL_BYTES]), int.from_bytes(mark[UNTIL_BYTES : UNTIL_BYTES + _ID_BYTES])
 
 
-def name_range(prefix: str, after: str) -> list[ColumnElement[bool]]:
-    """What holds for the names that begin with `prefix` and are greater than `after`: a range, whatever the prefix."""
+def name_range(prefix: str, after: str, name: Column[Any] = _O.name) -> list[ColumnElement[bool]]:
+    """What holds for the names that begin with `prefix` and are greater than `after`: a range, whatever the prefix.
+    name: the column that has them."""
     start, past, end = utf8(prefix), utf8(after), prefix_end(utf8(prefix))
-    found = [_O.name >= _bytes("start", start) if start > past else _O.name > _bytes("after", past)]
-    return found if end is None else [*found, _O.name < _bytes("end", end)]
+    found = [name >= _bytes("start", start) if start > past else name > _bytes("after", past)]
+    return found if end is None else [*found, name < _bytes("end", end)]
 
 
 def prefix_end(prefix: bytes) -> bytes | None:

@@ -52,6 +52,7 @@ from nos_ec.ports.metadata.buckets import (
     DocumentKind,
     KeyState,
 )
+from nos_ec.ports.metadata.uploads import UploadState
 
 ID_BYTES = 16
 TRASHED_BYTES = 20
@@ -375,6 +376,21 @@ ACCESS_KEYS = _table(
     Column("note", Utf8(NOTE_BYTES_MAX), nullable=False),
 )
 """Access keys of the S3 gateway. secret: encrypted."""
+
+UPLOADS = _table(
+    "uploads",
+    Column("upload_id", Id(), primary_key=True),
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), nullable=False),
+    Column("name", Utf8(NAME_BYTES_MAX), nullable=False),
+    Column("state", Word(UploadState), nullable=False),
+    _bigint("since_ms"),
+    _bigint("revision"),
+    Column("owner", Utf8(ACCOUNT_BYTES_MAX), nullable=False),
+    Column("attributes", Opaque(ATTRIBUTES_SIZE_MAX)),
+    Index("uploads_by_key", "state", "bucket", "name", "upload_id"),
+    Index("uploads_by_time", "state", "since_ms", "upload_id"),
+)
+"""Multipart uploads, from their beginning until their last part is deleted (docs/adr/0032). The parts are objects."""
 
 STORE_INFO = _table(
     "store_info",

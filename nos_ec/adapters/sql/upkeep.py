@@ -1,15 +1,16 @@
-"""The parts of the port that operators' commands use, method by method, each one transaction: buckets, access keys,
-inspection, repairs, explanations, scrubbing, rebuilding. metadata.py has the others.
+"""The parts of the port that gateways and operators' commands use, method by method, each one transaction: buckets,
+access keys, uploads, inspection, repairs, explanations, scrubbing, rebuilding. metadata.py has the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from nos_ec.adapters.sql import access_keys, buckets, explanations, inspection, rebuilding, repairs, scrubbing
+from nos_ec.adapters.sql import access_keys, buckets, explanations, inspection, rebuilding, repairs, scrubbing, uploads
 from nos_ec.adapters.sql.part import SqlPart
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
+from nos_ec.core.parts import UploadId
 from nos_ec.core.reclaim import BlockAccount
 from nos_ec.ports.metadata import (
     AccessKey,
@@ -28,6 +29,7 @@ from nos_ec.ports.metadata import (
     ScrubState,
     Segment,
     SegmentRow,
+    UploadRow,
     WaitingRow,
 )
 
@@ -103,6 +105,55 @@ class SqlAccessKeys(SqlPart):
     def remove_access_key(self, access_key: str) -> bool:
         """See the port."""
         return self._write(access_keys.remove, access_key)
+
+
+class SqlUploads(SqlPart):
+    """`Uploads` of the port."""
+
+    def create_upload(self, new: UploadRow) -> None:
+        """See the port."""
+        self._write(uploads.create, new)
+
+    def upload(self, upload_id: UploadId) -> UploadRow | None:
+        """See the port."""
+        return self._read(uploads.find, upload_id)
+
+    def list_uploads(self, bucket: str, prefix: str, after: tuple[str, UploadId] | None, limit: int) -> list[UploadRow]:
+        """See the port."""
+        return self._read(uploads.in_bucket, bucket, prefix, after, limit)
+
+    def abort_upload(self, upload_id: UploadId, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(uploads.abort, upload_id, now_ms)
+
+    def abort_uploads(self, bucket: str, limit: int, now_ms: int) -> int:
+        """See the port."""
+        return self._write(uploads.abort_in, bucket, limit, now_ms)
+
+    def old_uploads(self, before_ms: int, limit: int) -> list[UploadRow]:
+        """See the port."""
+        return self._read(uploads.old, before_ms, limit)
+
+    def doomed_uploads(self, now_ms: int, limit: int, after: tuple[int, UploadId] | None = None) -> list[UploadRow]:
+        """See the port."""
+        return self._read(uploads.doomed, now_ms, limit, after)
+
+    def forget_upload(self, upload_id: UploadId) -> None:
+        """See the port."""
+        self._write(uploads.forget, upload_id)
+
+    def uploads_after(self, after: UploadId | None, limit: int) -> list[UploadRow]:
+        """See the port."""
+        return self._read(uploads.page, after, limit)
+
+    def uploads_with(self, upload_ids: Sequence[UploadId]) -> dict[UploadId, UploadRow]:
+        """See the port."""
+        return self._read(uploads.listed, upload_ids)
+
+    def restore_uploads(self, rows: Sequence[UploadRow]) -> None:
+        """See the port."""
+        if rows:
+            self._write(uploads.restore, rows)
 
 
 class SqlInspection(SqlPart):

@@ -10,6 +10,7 @@ from nos_ec.core.crc32c import joined
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.check import uploads
 from nos_ec.engine.check.blocks import TRIES
 from nos_ec.engine.check.second_look import SecondLook
 from nos_ec.ports.metadata import Metadata, ObjectRow, Segment
@@ -71,6 +72,7 @@ class ObjectCheck:
     ) -> Iterator[tuple[ObjectRow, list[Finding]]]:
         waiting = self._metadata.waiting_with([row.landing_id for row in page if row.landing_id is not None])
         by_key = self._metadata.rows_of([row.key for row in page if row.trash_until_ms is None])
+        known = uploads.uploads_of(page, self._metadata)
         for row in page:
             found = [_finding(FindingKind.ROW_INVALID, row, error=error) for error in _contradictions(row)]
             if row.state is ObjectState.LARGE:
@@ -79,6 +81,11 @@ class ObjectCheck:
                 found.append(_finding(FindingKind.NOT_WAITING, row, landing=row.landing_id.hex()))
             if row.trash_until_ms is None and _id_of(by_key.get(row.key)) != row.object_id:
                 found.append(_finding(FindingKind.KEY_NOT_FOUND, row, found=_id_of(by_key.get(row.key))))
+            wrong = uploads.composition_wrong(row, known, self._metadata)
+            if wrong is not None:
+                found.append(_finding(FindingKind.COMPOSITION_WRONG, row, error=wrong))
+            if uploads.is_stray_part(row, known):
+                found.append(_finding(FindingKind.PART_WITHOUT_UPLOAD, row))
             yield row, found
 
     def _without_row(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from nos_ec.core.dump_format import DumpPage
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.engine.dump import bucket_rows, rows
+from nos_ec.engine.dump import bucket_rows, rows, upload_rows
 from nos_ec.engine.segment_pages import segment_pages
 from nos_ec.ports.metadata import Metadata, ObjectRow, QueueEntry, Rebuilt, Segment
 
@@ -42,6 +42,7 @@ def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[Dump
         yield rows.deletions_page([entry for entry in queued if entry.object_id is not None])
     yield from bucket_rows.bucket_pages(metadata)
     yield from bucket_rows.access_key_pages(metadata)
+    yield from upload_rows.upload_pages(metadata)
     for segments in segment_pages(metadata):
         yield rows.landing_segments_page(segments)
     after_block: BlockId | None = None

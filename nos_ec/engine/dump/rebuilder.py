@@ -48,7 +48,7 @@ from nos_ec.core.lifecycle import (
     advance_object,
     advance_segment,
 )
-from nos_ec.engine.dump import bucket_rows, rows
+from nos_ec.engine.dump import bucket_rows, rows, upload_rows
 from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.counters import count_blocks
 from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
@@ -178,6 +178,8 @@ class Rebuilder:
         kill_point("rebuild.copies_set_aside")
         self._settle_trash()
         kill_point("rebuild.trash_settled")
+        self._settle_uploads()
+        kill_point("rebuild.uploads_settled")
         stripe_size = self._blocks.geometry.stripe_size
         count_blocks(self._metadata, self._unread, stripe_size, self._now_ms, self._counted)
         kill_point("rebuild.counted")
@@ -240,6 +242,7 @@ class Rebuilder:
             if one.object_id is not None or one.version == 0 or one.doomed
         ]
         bucket_rows.load_page(page, self._metadata)
+        upload_rows.load_page(page, self._metadata)
         self._metadata.load(objects, claimed, _encoded(state))
         kill_point("rebuild.page_loaded")
 
@@ -532,6 +535,20 @@ class Rebuilder:
             self._metadata.settle_trash(
                 [replace(row, trash_until_ms=until_ms, trashed_ms=self._now_ms) for row in replaced]
             )
+
+    # --- uploads --------------------------------------------------------------------------------------
+    def _settle_uploads(self) -> None:
+        """When all objects are known: first those that are composed, then the parts to which none of them refers."""
+        for page in self._all_objects():
+            upload_rows.complete_those_of(page, self._metadata)
+        for page in self._all_objects():
+            upload_rows.doom_parts_without_upload(page, self._metadata, self._now_ms)
+
+    def _all_objects(self) -> Iterator[Sequence[ObjectRow]]:
+        after = 0
+        while page := self._metadata.objects_after(after, PAGE_ROWS):
+            after = page[-1].object_id
+            yield page
 
     def _unsettled(self) -> list[ObjectRow]:
         """Some rows without times, if there are any left: they come first in the trash."""

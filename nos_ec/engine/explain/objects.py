@@ -118,7 +118,7 @@ class ObjectExplainer:
             bucket=key.bucket,
             name=key.name,
             version=row.version,
-            size=row.size,
+            size=row.users_size,
             state=row.state,
             created_ms=row.created_ms,
             age_ms=max(0, now_ms - row.created_ms),

@@ -1,6 +1,6 @@
-"""The metadata store, in thirteen parts: objects, the trash, buckets, access keys, writer leases, blocks, the deletion
-queue of landing copies, the segments of the landing log, pages of whole tables for checks, repairs of what they find,
-what explains one object or block, where a scrub is, and the rebuilding of lost rows.
+"""The metadata store, in fourteen parts: objects, the trash, buckets, access keys, multipart uploads, writer leases,
+blocks, the deletion queue of landing copies, the segments of the landing log, pages of whole tables for checks, repairs
+of what they find, what explains one object or block, where a scrub is, and the rebuilding of lost rows.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
 combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
@@ -52,6 +52,7 @@ from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
 from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
 from nos_ec.ports.metadata.trash import Trash, TrashMark, TrashPage
+from nos_ec.ports.metadata.uploads import Completes, PartOf, UploadRow, Uploads, UploadState, UploadStep
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "BucketRow",
     "Buckets",
     "CannedAcl",
+    "Completes",
     "DocumentKind",
     "EntryPage",
     "Explanations",
@@ -86,6 +88,7 @@ __all__ = [
     "ObjectFacts",
     "ObjectRow",
     "Objects",
+    "PartOf",
     "Placed",
     "QueueEntry",
     "Rebuilding",
@@ -103,6 +106,10 @@ __all__ = [
     "Trash",
     "TrashMark",
     "TrashPage",
+    "UploadRow",
+    "UploadState",
+    "UploadStep",
+    "Uploads",
     "WaitReason",
     "WaitingBlocks",
     "WaitingRow",

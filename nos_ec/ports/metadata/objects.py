@@ -11,7 +11,9 @@ from nos_ec.core.errors import NosError
 from nos_ec.core.ids import Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.messages import NamedVersion, PackRequest
+from nos_ec.core.parts import Composition, composition_of
 from nos_ec.ports.metadata.leases import Lease
+from nos_ec.ports.metadata.uploads import UploadStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,34 @@ class ObjectRow:
     trash_until_ms: int | None = field(default=None, compare=False)
     trashed_ms: int | None = field(default=None, compare=False)
 
+    @property
+    def composition(self) -> Composition | None:
+        """What it is composed of, if its bytes are a manifest (core.parts). Raises Corrupt."""
+        return composition_of(self.attributes) if self.attributes else None
+
+    @property
+    def users_size(self) -> int:
+        """Bytes that users see: those of its parts, if it is composed."""
+        composition = self.composition
+        return self.size if composition is None else composition.size
+
+    @property
+    def users_crc32c(self) -> int:
+        """CRC32C of these bytes."""
+        composition = self.composition
+        return self.crc32c if composition is None else composition.crc32c
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether its bytes are read in windows, because they may not fit into memory."""
+        return self.state is ObjectState.LARGE or self.composition is not None
+
+    @property
+    def tag(self) -> tuple[bytes, int | None]:
+        """The MD5 that users see, and the number of its parts if it is that of their MD5s."""
+        composition = self.composition
+        return (self.md5, None) if composition is None else (composition.md5, composition.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class NewObject:
@@ -54,6 +84,7 @@ class NewObject:
     """When the producer should publish it (creation time plus min_age)."""
     attributes: bytes = b""
     condition: Condition | None = None
+    step: UploadStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +111,7 @@ class NewLargeObject:
     block_stripes: Sequence[int]
     attributes: bytes = b""
     condition: Condition | None = None
+    step: UploadStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +149,11 @@ class Objects(Protocol):
 
         Returns for each object its row, or why it alone was not recorded: a Transient when its landing id has been
         doomed meanwhile (the PUT took longer than its reservation), or is a record of a segment of the landing log that
-        is not OPEN; PreconditionFailed or NotFound when its condition does not hold, and then its landing copy stays
-        reserved. together: record all of them or none; raises the first such error. May be called again with the same
-        objects after any error: those that an earlier call recorded are not recorded twice, and their conditions are
-        not judged again. An empty object has nothing by which it is recognised, so its condition is.
+        is not OPEN; PreconditionFailed or NotFound when its condition does not hold; NoSuchUpload or Conflict when its
+        step of an upload cannot be taken. In the last two cases its landing copy stays reserved. together: record all
+        of them or none; raises the first such error. May be called again with the same objects after any error: those
+        that an earlier call recorded are not recorded twice, and their conditions are not judged again. An empty object
+        has nothing by which it is recognised, so its condition is.
         """
         ...
 
@@ -133,7 +166,7 @@ class Objects(Protocol):
 
         Returns False when a version that is at least as new has been recorded meanwhile: the two PUTs were
         concurrent, this one counts as the first, and its blocks are sealed as dead. So it is when its condition does
-        not hold. Raises LeaseLost.
+        not hold, or its step of an upload cannot be taken. Raises LeaseLost.
         """
         ...
 

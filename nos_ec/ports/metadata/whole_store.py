@@ -21,6 +21,7 @@ from nos_ec.ports.metadata.rebuilding import Rebuilding
 from nos_ec.ports.metadata.repairs import Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing
 from nos_ec.ports.metadata.trash import Trash
+from nos_ec.ports.metadata.uploads import Uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class Metadata(
     Trash,
     Buckets,
     AccessKeys,
+    Uploads,
     Leases,
     Blocks,
     LandingQueue,

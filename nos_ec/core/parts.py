@@ -1,0 +1,189 @@
+"""Objects that are composed of parts (S3's multipart uploads).
+
+A part is an object of its own, in a bucket that belongs to the bucket of the upload and that nobody sees. The composed
+object is one, too: its bytes are the manifest, which lists the parts, and an attribute says what it is composed of. So
+landing, packing, GC, scrub and the rebuilding of metadata treat all of them as what they are, ordinary objects, and no
+byte of a part is copied when its upload is completed (docs/adr/0032).
+
+Manifest, little-endian:
+
+    offset  size  content
+         0     8  magic, b"NOSECMP1"
+         8     4  number of parts, 1 to PARTS_MAX
+        12    16  the id of the upload
+        28        for each part, in order: number (2), size in bytes (8), CRC32C (4)
+
+The limits are those of S3 ("Amazon S3 multipart upload limits" in its user guide).
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NewType
+
+from nos_ec.core.attributes import decode_attributes, encode_attributes
+from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.core.ids import BUCKET_BYTES_MAX, ObjectKey
+
+UploadId = NewType("UploadId", bytes)
+"""16 bytes, unique forever, as of `timed_id`."""
+
+PARTS_MAX = 10_000
+PARTS_BUCKET = ".nos_ec.parts."
+"""What the buckets of parts begin with. Behind it is the bucket of the upload, so that parts are packed near objects of
+that bucket, which live as long."""
+RESERVED_ATTRIBUTES = "nos_ec:"
+"""What attributes begin with that belong to the store."""
+_COMPOSITION = "nos_ec:parts"
+_MAGIC = b"NOSECMP1"
+_HEAD = struct.Struct("<8sI16s")
+_PART = struct.Struct("<HQI")
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """What the row of a composed object says of it. size, crc32c: of the bytes of all parts. parts: their number. md5:
+    the MD5 of their MD5s, which S3 makes the ETag of."""
+
+    upload_id: UploadId
+    size: int
+    crc32c: int
+    parts: int
+    md5: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPart:
+    """number: 1 to PARTS_MAX, as in the name of the part. size: bytes."""
+
+    number: int
+    size: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The parts of an object, in ascending order of their numbers."""
+
+    upload_id: UploadId
+    parts: Sequence[ManifestPart]
+    starts: Sequence[int] = field(init=False, compare=False, repr=False)
+    """Where each part begins in the object, and at last the size of the object."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "starts", list(accumulate((part.size for part in self.parts), initial=0)))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the object."""
+        return self.starts[-1]
+
+    def index_at(self, offset: int) -> int:
+        """The index of the part that has the byte at `offset`, which must be below `size`."""
+        return bisect_right(self.starts, offset) - 1
+
+
+def parts_bucket(bucket: str) -> str:
+    """The bucket of the parts of uploads into `bucket`. Raises InvalidInput for a name that is too long."""
+    name = PARTS_BUCKET + bucket
+    if len(name.encode()) > BUCKET_BYTES_MAX:
+        raise InvalidInput(
+            f"bucket {bucket}: its name has more than {BUCKET_BYTES_MAX - len(PARTS_BUCKET)} bytes, which is too long"
+            " for uploads in parts; put objects in one piece"
+        )
+    return name
+
+
+def is_parts_bucket(bucket: str) -> bool:
+    """Whether the bucket is one that `parts_bucket` returns."""
+    return bucket.startswith(PARTS_BUCKET)
+
+
+def parts_prefix(upload_id: UploadId) -> str:
+    """What the names of the parts of an upload begin with."""
+    return upload_id.hex() + "/"
+
+
+def part_key(bucket: str, upload_id: UploadId, number: int) -> ObjectKey:
+    """The key of a part. bucket: that of the upload. Names are in the order of the numbers."""
+    return ObjectKey(parts_bucket(bucket), f"{parts_prefix(upload_id)}{number:05}")
+
+
+def part_number(key: ObjectKey) -> int:
+    """The number in the key of a part."""
+    return int(key.name.rpartition("/")[2])
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """See the module."""
+    head = _HEAD.pack(_MAGIC, len(manifest.parts), manifest.upload_id)
+    return head + b"".join([_PART.pack(part.number, part.size, part.crc32c) for part in manifest.parts])
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """What `encode_manifest` took. Raises Corrupt, and nothing else, whatever the bytes are."""
+    if len(data) < _HEAD.size:
+        raise Corrupt(f"manifest: {len(data)} bytes")
+    magic, count, upload_id = _HEAD.unpack_from(data)
+    if magic != _MAGIC or not 1 <= count <= PARTS_MAX or len(data) != _HEAD.size + count * _PART.size:
+        raise Corrupt("manifest: not of this format, or cut short")
+    parts = [ManifestPart(*fields) for fields in _PART.iter_unpack(data[_HEAD.size :])]
+    numbers = [part.number for part in parts]
+    if numbers != sorted(set(numbers)) or not 1 <= numbers[0] <= numbers[-1] <= PARTS_MAX:
+        raise Corrupt("manifest: parts are out of order")
+    return Manifest(UploadId(upload_id), parts)
+
+
+def composed(attributes: Mapping[str, str], composition: Composition) -> bytes:
+    """The attributes of a composed object, which a user gave these. Raises InvalidInput if they are too many."""
+    crc32c = f"{composition.crc32c:08x}"
+    fields = [composition.upload_id.hex(), str(composition.size), crc32c, str(composition.parts), composition.md5.hex()]
+    return encode_attributes({**attributes, _COMPOSITION: " ".join(fields)})
+
+
+def composition_of(attributes: bytes) -> Composition | None:
+    """What an object is composed of; None for one that is not. Raises Corrupt."""
+    if _COMPOSITION.encode() not in attributes:
+        return None
+    text = decode_attributes(attributes).get(_COMPOSITION)
+    if text is None:
+        return None  # it is in a value
+    try:
+        upload_id, size, crc32c, parts, md5 = text.split(" ")
+        of_upload = UploadId(bytes.fromhex(upload_id))
+        found = Composition(of_upload, int(size), int(crc32c, 16), int(parts), bytes.fromhex(md5))
+    except ValueError:
+        raise Corrupt(f"attribute {_COMPOSITION}: {text!r}") from None
+    if len(found.upload_id) != 16 or len(found.md5) != 16 or found.size < 0 or found.parts < 1:
+        raise Corrupt(f"attribute {_COMPOSITION}: {text!r}")
+    return found
+
+
+def users_attributes(attributes: bytes) -> dict[str, str]:
+    """Those that belong to users. Raises Corrupt."""
+    found = decode_attributes(attributes)
+    return {name: value for name, value in found.items() if not name.startswith(RESERVED_ATTRIBUTES)}
+
+
+def with_stores_attributes(given: bytes, current: bytes) -> bytes:
+    """The attributes that a user gives a version, with those that the store has given it. Raises InvalidInput for
+    attributes that belong to the store, or if they are too many."""
+    refuse_reserved(given)
+    if RESERVED_ATTRIBUTES.encode() not in current:
+        return given
+    own = {name: text for name, text in decode_attributes(current).items() if name.startswith(RESERVED_ATTRIBUTES)}
+    return encode_attributes(decode_attributes(given) | own)
+
+
+def refuse_reserved(given: bytes) -> None:
+    """Raises InvalidInput for attributes that belong to the store."""
+    if RESERVED_ATTRIBUTES.encode() in given:
+        for name in decode_attributes(given):
+            if name.startswith(RESERVED_ATTRIBUTES):
+                raise InvalidInput(
+                    f"attribute {name!r}: names that begin with {RESERVED_ATTRIBUTES} are the store's own"
+                )

@@ -1,0 +1,91 @@
+"""Reads objects that are composed of parts: the manifest, then the parts that have the bytes.
+
+9  the manifests of at most MANIFEST_PARTS_MAX parts are remembered, and one window of a part is in memory
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from threading import Lock
+
+from nos_ec.core.errors import Conflict, Corrupt, NotFound
+from nos_ec.core.parts import Composition, Manifest, ManifestPart, decode_manifest, part_key
+from nos_ec.ports.metadata import ObjectRow
+
+MANIFEST_PARTS_MAX = 50_000
+"""Parts of the manifests that are remembered: some 10 MB."""
+
+
+class Manifests:
+    """The manifests that were read last. A version never gets another one. Safe to call from several threads."""
+
+    def __init__(self, parts_max: int = MANIFEST_PARTS_MAX) -> None:
+        self._parts_max = parts_max
+        self._lock = Lock()
+        self._known: OrderedDict[bytes, Manifest] = OrderedDict()
+        self._parts = 0
+
+    def find(self, composition: Composition) -> Manifest | None:
+        """The manifest of this upload, if it is known."""
+        with self._lock:
+            found = self._known.get(composition.upload_id)
+            if found is not None:
+                self._known.move_to_end(composition.upload_id)
+            return found
+
+    def keep(self, manifest: Manifest) -> None:
+        """Remember it, and forget those that were not used for longest."""
+        with self._lock:
+            if manifest.upload_id in self._known:
+                return
+            self._known[manifest.upload_id] = manifest
+            self._parts += len(manifest.parts)
+            while self._parts > self._parts_max:
+                _, gone = self._known.popitem(last=False)
+                self._parts -= len(gone.parts)
+
+
+def manifest_in(data: bytes, row: ObjectRow, composition: Composition) -> Manifest:
+    """The manifest that the bytes of an object are. Raises Corrupt, which carries its key."""
+    try:
+        manifest = decode_manifest(data)
+    except Corrupt as error:
+        raise Corrupt(f"{row.key} v{row.version}: {error}", key=row.key) from error
+    told = (composition.upload_id, composition.size, composition.parts)
+    if told != (manifest.upload_id, manifest.size, len(manifest.parts)):
+        raise Corrupt(f"{row.key} v{row.version}: its manifest is not the one that its attributes tell", key=row.key)
+    return manifest
+
+
+def read_parts(
+    row: ObjectRow,
+    manifest: Manifest,
+    first: int,
+    end: int,
+    find: Callable[[ManifestPart], ObjectRow],
+    read: Callable[[ObjectRow, int, int], Iterator[bytes]],
+) -> Iterator[bytes]:
+    """Bytes [first, end) of a composed object, in windows. find: looks up the row of a part. read: bytes of it, from an
+    offset on, so many. Raises NotFound when a part is gone, Corrupt, Transient."""
+    at = first
+    while at < end:
+        index = manifest.index_at(at)
+        part, start = manifest.parts[index], manifest.starts[index]
+        stop = min(end, start + part.size)
+        found = find(part)
+        if (found.size, found.crc32c) != (part.size, part.crc32c):
+            raise Corrupt(f"{row.key} v{row.version}: part {part.number} is another one than was listed", key=row.key)
+        try:
+            yield from read(found, at - start, stop - at)
+        except Conflict:
+            raise NotFound(f"{row.key} v{row.version}: part {part.number} is gone", key=row.key) from None
+        at = stop
+
+
+def row_of_part(row: ObjectRow, manifest: Manifest, part: ManifestPart, get: Callable[..., ObjectRow]) -> ObjectRow:
+    """The row of a part. Raises NotFound, which names the object."""
+    try:
+        return get(part_key(row.key.bucket, manifest.upload_id, part.number))
+    except NotFound:
+        raise NotFound(f"{row.key} v{row.version}: part {part.number} is gone", key=row.key) from None

@@ -1,0 +1,95 @@
+"""Uploads as pages of a dump, and back; and what a rebuild makes of them.
+
+The dump may be older than what the store holds. So which uploads are COMPLETED is told by the objects that are composed
+of them, and parts without an upload are kept for a week.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nos_ec.core.dump_format import DumpPage
+from nos_ec.core.errors import Corrupt
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.parts import PARTS_BUCKET, UploadId, is_parts_bucket
+from nos_ec.engine.dump.rows import word
+from nos_ec.ports.metadata import Metadata, ObjectRow, UploadRow, Uploads, UploadState
+
+UPLOADS = "uploads"
+PAGE_ROWS = 500
+KEPT_MS = 7 * 86_400_000
+"""How long parts are kept to which nothing refers after a rebuild."""
+
+
+def upload_pages(metadata: Uploads) -> Iterator[DumpPage]:
+    """All uploads. Raises Transient."""
+    after: UploadId | None = None
+    while page := metadata.uploads_after(after, PAGE_ROWS):
+        yield DumpPage(
+            UPLOADS,
+            {
+                "upload_id": [row.upload_id for row in page],
+                "bucket": [row.key.bucket for row in page],
+                "name": [row.key.name for row in page],
+                "state": [row.state.value for row in page],
+                "since_ms": [row.since_ms for row in page],
+                "revision": [row.revision for row in page],
+                "owner": [row.owner for row in page],
+                "attributes": [row.attributes for row in page],
+            },
+        )
+        after = page[-1].upload_id
+
+
+def uploads_of(page: DumpPage) -> Iterator[UploadRow]:
+    """The uploads of such a page. Raises Corrupt."""
+    columns = page.tuples(
+        upload_id=..., bucket=..., name=..., state=..., since_ms=..., revision=0, owner="", attributes=b""
+    )
+    for upload_id, bucket, name, state, since_ms, revision, owner, attributes in columns:
+        key = ObjectKey(bucket, name)
+        yield UploadRow(UploadId(upload_id), key, word(UploadState, state), since_ms, revision, owner, attributes)
+
+
+def load_page(page: DumpPage, metadata: Uploads) -> None:
+    """Write what a page of uploads says; nothing of any other page. Running it again changes nothing. Raises Corrupt,
+    Transient."""
+    if page.table == UPLOADS:
+        metadata.restore_uploads(list(uploads_of(page)))
+
+
+def complete_those_of(page: Sequence[ObjectRow], metadata: Metadata) -> None:
+    """Make sure that the uploads of the composed objects among these are COMPLETED. Raises Transient."""
+    found: dict[UploadId, ObjectRow] = {}
+    for row in page:
+        try:
+            composition = row.composition
+        except Corrupt:
+            continue
+        if composition is not None:
+            found[composition.upload_id] = row
+    known = metadata.uploads_with(list(found))
+    metadata.restore_uploads(
+        [
+            UploadRow(upload_id, row.key, UploadState.COMPLETED, row.created_ms)
+            for upload_id, row in found.items()
+            if upload_id not in known or known[upload_id].state is not UploadState.COMPLETED
+        ]
+    )
+
+
+def doom_parts_without_upload(page: Sequence[ObjectRow], metadata: Metadata, now_ms: int) -> None:
+    """Give the parts among these whose upload has no row one that is DOOMED. Raises Transient."""
+    found: dict[UploadId, str] = {}
+    for row in page:
+        if is_parts_bucket(row.key.bucket):
+            upload_id = UploadId(bytes.fromhex(row.key.name.partition("/")[0]))
+            found[upload_id] = row.key.bucket.removeprefix(PARTS_BUCKET)
+    known = metadata.uploads_with(list(found))
+    metadata.restore_uploads(
+        [
+            UploadRow(upload_id, ObjectKey(bucket, upload_id.hex()), UploadState.DOOMED, now_ms + KEPT_MS)
+            for upload_id, bucket in found.items()
+            if upload_id not in known
+        ]
+    )

@@ -1,0 +1,91 @@
+"""Stores the body of a request as an object, or as a part of one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from io import BytesIO
+from typing import Protocol
+
+from nos_ec.core.errors import Transient
+from nos_ec.core.parts import users_attributes
+from nos_ec.engine.streams import ByteStream
+from nos_ec.gateway.object_headers import CHECKSUM, checksum_attribute, encoded
+from nos_ec.library.put_source import Pieces
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.s3 import checksums
+from nos_ec.s3.checksums import Algorithm, Computed
+
+
+class Body(Protocol):
+    """A binary stream of known length. computed: set at its end."""
+
+    length: int
+    computed: Computed | None
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; none at the end."""
+        ...
+
+
+class CopiedBody:
+    """What is copied from another object, as the body of a request is read."""
+
+    def __init__(self, pieces: Iterator[bytes], length: int, algorithm: Algorithm | None) -> None:
+        self.length = length
+        self.computed: Computed | None = None
+        self._pieces = Pieces(pieces)
+        self._algorithm = algorithm
+        self._left = length
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._checksum = None if algorithm is None else checksums.running(algorithm)
+        self._end_if_all()
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; none at the end."""
+        piece = self._pieces.read(size)
+        self._left -= len(piece)
+        self._md5.update(piece)
+        if self._checksum is not None:
+            self._checksum.update(piece)
+        self._end_if_all()
+        return piece
+
+    def _end_if_all(self) -> None:
+        if self._left <= 0 and self.computed is None:
+            checksum = None if self._checksum is None else self._checksum.digest()
+            self.computed = Computed(self._md5.digest(), self._algorithm, checksum)
+
+
+def store_body(
+    body: Body,
+    attributes: dict[str, str],
+    packed_size_max: int,
+    put: Callable[[ByteStream, bytes], ObjectRow],
+    change: Callable[[ObjectRow, bytes], bool],
+) -> tuple[ObjectRow, dict[str, str]]:
+    """Store a body, with its checksum among the attributes. packed_size_max: a body of so many bytes is read before it
+    is stored, so that its checksum is known. put, change: of the store. Returns the row, and all attributes. Raises
+    what reading the body and `put` raise."""
+    stream: ByteStream = body
+    if body.length <= packed_size_max:
+        stream = BytesIO(body.read(body.length + 1))
+        attributes = attributes | _computed(body)
+    row = put(stream, encoded(attributes))
+    assert body.computed is not None
+    if CHECKSUM not in attributes and _computed(body):
+        # It came behind the last byte. The row may be that of another PUT, which came behind this one.
+        is_own = (row.md5, users_attributes(row.attributes)) == (body.computed.md5, attributes)
+        attributes = attributes | _computed(body)
+        if is_own:
+            with suppress(Transient):  # the object is stored, whatever becomes of this
+                change(row, encoded(attributes))
+    return row, attributes
+
+
+def _computed(body: Body) -> dict[str, str]:
+    computed = body.computed
+    if computed is None or computed.algorithm is None or computed.checksum is None:
+        return {}
+    return checksum_attribute(computed.algorithm.value, checksums.in_base64(computed.checksum))
