@@ -57,16 +57,19 @@ def register(app: typer.Typer) -> None:
 def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Serve S3 clients over HTTP. Runs until SIGTERM. Requires a master key (docs/S3.md)."""
     # Imported here: the server would take a good part of the start-up time of every command.
-    from nos_ec.gateway.server import GatewayServer, make_service
+    from nos_ec.gateway.certificate import find_certificate
+    from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
 
     settings = context(ctx).settings()
     log_for_daemons(settings)
     masters = find_master_keys(settings.s3)
+    certificate = find_certificate(settings.s3)
     stop = stop_on_signals()
     with open_system(settings) as system:
         system.check_for_daemon(writes=True)
         service = make_service(system, masters, settings.s3)
-        with GatewayServer(service, settings.s3, lambda: os.urandom(8).hex().upper()) as server:
+        listener = listening_for_gateways(settings.s3)
+        with GatewayServer(service, settings.s3, lambda: os.urandom(8).hex().upper(), listener, certificate) as server:
             emit(
                 {"url": server.url},
                 as_json or logs_json(),
@@ -75,6 +78,8 @@ def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
             while not system.clock.wait(stop, _TURN_MS):
                 if not server.running:
                     raise Transient("the HTTP server stopped unexpectedly; see its log for the reason")
+                if certificate is not None:
+                    certificate.renew()
 
 
 def key_create(

@@ -15,11 +15,23 @@ class S3Settings(Section):
         default="127.0.0.1",
         min_length=1,
         max_length=200,
-        description="Address that the gateway listens on. It serves plain HTTP: put a TLS proxy in front of it before"
-        " you give other machines access.",
+        description="Address that the gateway listens on. Set certificate_file and key_file, or put a TLS proxy in"
+        " front of it, before you give other machines access.",
     )
     port: Count = Field(
         default=9488, ge=0, le=65_535, description="TCP port that the gateway listens on; 0: a free one."
+    )
+    certificate_file: NonEmptyPath | None = Field(
+        default=None,
+        title="a path",
+        description="PEM file with the chain of certificates for HTTPS, the server's own first. None: plain HTTP. A"
+        " renewed certificate is served without a restart. A relative path in a file starts at the file's folder.",
+    )
+    key_file: NonEmptyPath | None = Field(
+        default=None,
+        title="a path",
+        description="PEM file with the private key of the certificate, without a passphrase. Other users must not be"
+        " able to read it. A relative path in a file starts at the file's folder.",
     )
     region: str = Field(
         default="us-east-1",

@@ -23,7 +23,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
 from nos_ec.gateway.accounts import Accounts
 from nos_ec.gateway.sealed_secrets import MasterKeys
-from nos_ec.gateway.server import GatewayServer, make_service
+from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
 from nos_ec.ports.metadata import KeyState, Rights
 from nos_ec.settings import S3Settings
 
@@ -82,7 +82,8 @@ class Gateway:
 @pytest.fixture
 def gateway(system: System) -> Iterator[Gateway]:
     ids = itertools.count(1)
-    with GatewayServer(make_service(system, MASTERS, SETTINGS), SETTINGS, lambda: f"{next(ids):016X}") as server:
+    service, listener = make_service(system, MASTERS, SETTINGS), listening_for_gateways(SETTINGS)
+    with GatewayServer(service, SETTINGS, lambda: f"{next(ids):016X}", listener) as server:
         yield Gateway(system, server.url)
 
 
