@@ -14,11 +14,15 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from nos_ec.monitoring.web_server import CONNECTIONS_MAX
+
 HEAD_BYTES_MAX = 64 << 10
 """Of request line and headers together; also of trailers, and of the extensions of a chunk."""
 PIPELINE_MAX = 8
 """Requests that may wait on a connection behind the one that is served. Clients of S3 send none ahead."""
 IDLE_WAIT_S = 60
+CROWD_MAX = 100
+"""Connections above the maximum that are answered. Further ones are closed at once."""
 DISCARDED_BYTES_MAX = 1 << 20
 DISCARD_WAIT_S = 2.0
 
@@ -45,9 +49,23 @@ class GatewayProtocol(HttpToolsProtocol):
     _unused_bytes = 0
     """Bytes that have led to nothing yet: the parser keeps them in memory."""
 
+    is_crowded = False
+    """Whether there are more than CONNECTIONS_MAX connections: the application answers that, and then closes."""
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._watch()
+        self.is_crowded = len(self.connections) > CONNECTIONS_MAX
+        if len(self.connections) > CONNECTIONS_MAX + CROWD_MAX:
+            transport.abort()
+
+    @property
+    def is_closing(self) -> bool:
+        return self.transport.is_closing()
+
+    def abort(self) -> None:
+        self._disconnect()
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -91,6 +109,7 @@ class GatewayProtocol(HttpToolsProtocol):
             raise _Refused
         super().on_headers_complete()
         # As it was sent, because that is what the client has signed.
+        self.scope["connection"] = self  # type: ignore[typeddict-unknown-key]
         self.scope["raw_path"], _, self.scope["query_string"] = self.url.partition(b"?")
         self._in_head, self._head_bytes, self._unused_bytes = False, 0, 0
 

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from nos_ec.composition.wiring import System
 from nos_ec.gateway.access import Access
-from nos_ec.gateway.app import App
+from nos_ec.gateway.app import App, AppOptions
 from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.certificate import Certificate
 from nos_ec.gateway.http_protocol import IDLE_WAIT_S, GatewayProtocol
@@ -17,6 +17,7 @@ from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.gateway.service import Service
+from nos_ec.gateway.tally import Tally
 from nos_ec.monitoring.web_server import WebServer, listening
 from nos_ec.settings import S3Settings
 
@@ -58,10 +59,12 @@ class GatewayServer(WebServer):
         certificate: Certificate | None = None,
     ) -> None:
         """listener: see `listening_for_gateways`. certificate: None for plain HTTP."""
+        options = AppOptions(settings.body_wait_ms / 1000, settings.requests_max, settings.access_log)
+        self.tally = Tally()
         self._executor = ThreadPoolExecutor(settings.threads, "s3")
         self._uploads = ThreadPoolExecutor(settings.threads, "s3-upload")
         super().__init__(
-            App(service, self._executor, self._uploads, new_id, settings.body_wait_ms / 1000),
+            App(service, self._executor, self._uploads, new_id, options, self.tally),
             "s3",
             listener,
             stop_wait_s=STOP_WAIT_S,
@@ -69,6 +72,7 @@ class GatewayServer(WebServer):
             http=GatewayProtocol,
             loop="uvloop",
             proxy_headers=False,
+            limit_concurrency=None,
             ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
         )
 

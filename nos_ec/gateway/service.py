@@ -26,6 +26,7 @@ from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.call import Call
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.object_operations import ObjectOperations
+from nos_ec.gateway.record import Record
 from nos_ec.gateway.reply import Reply
 from nos_ec.ports.clock import Clock
 from nos_ec.s3.answers import error_answer
@@ -85,27 +86,29 @@ class Service:
             "PutObjectAcl": objects.put_acl,
         }
 
-    def answer(self, request: Request, source: Source, request_id: str) -> Reply:
-        """Never raises."""
+    def answer(self, request: Request, source: Source, record: Record) -> Reply:
+        """Never raises. Notes in the record what it finds out."""
         try:
-            reply = self._answer(request, source)
+            reply = self._answer(request, source, record)
         except S3Error as error:
-            reply = _refusal(request, error, request_id)
+            reply = _refusal(request, error, record)
         except Exception as error:
-            reply = _refusal(request, translated(error, request_id), request_id)
-        return _finished(request, reply, request_id)
+            reply = _refusal(request, translated(error, record.request_id), record)
+        return _finished(request, reply, record)
 
-    def refuse(self, request: Request, error: S3Error, request_id: str) -> Reply:
+    def refuse(self, request: Request, error: S3Error, record: Record) -> Reply:
         """Answer a request that failed before it was looked at."""
-        return _finished(request, _refusal(request, error, request_id), request_id)
+        return _finished(request, _refusal(request, error, record), record)
 
-    def _answer(self, request: Request, source: Source) -> Reply:
+    def _answer(self, request: Request, source: Source, record: Record) -> Reply:
         bucket, key = addressed(request.raw_path, request.header("host"), self._domains)
-        operation = operation_of(request, bucket, key)
+        record.bucket, record.key = bucket or "", key or ""
+        operation = record.operation = operation_of(request, bucket, key)
         run = self._operations.get(operation)
         if run is None:
             raise S3Error("NotImplemented", f"{operation} is not supported yet.")
         account, signed = self._sender(request)
+        record.account = account
         access = None if operation in _WITHOUT_BUCKET else self._access.bucket(bucket or "")
         expected = request.header("x-amz-expected-bucket-owner")
         if access is not None and expected not in (None, access.row.owner):
@@ -122,8 +125,9 @@ class Service:
         return None if account is None else account.name, signed
 
 
-def _finished(request: Request, reply: Reply, request_id: str) -> Reply:
-    reply.headers["x-amz-request-id"] = request_id
+def _finished(request: Request, reply: Reply, record: Record) -> Reply:
+    record.status = reply.status
+    reply.headers["x-amz-request-id"] = record.request_id
     if request.method == "HEAD":
         reply.length, reply.body = reply.size, b""
     return reply
@@ -151,7 +155,8 @@ def translated(error: Exception, request_id: str) -> S3Error:
     return S3Error("InternalError", "We encountered an internal error. Please try again.")
 
 
-def _refusal(request: Request, error: S3Error, request_id: str) -> Reply:
+def _refusal(request: Request, error: S3Error, record: Record) -> Reply:
+    record.code = error.code
     headers = {"content-type": "application/xml"}
     if error.status == 304:
         return Reply(304, {})
@@ -160,4 +165,4 @@ def _refusal(request: Request, error: S3Error, request_id: str) -> Reply:
     if error.code in ("ServiceUnavailable", "SlowDown"):
         headers["retry-after"] = "1"
     resource = unquote(request.raw_path.decode("latin-1"), errors="replace")
-    return Reply(error.status, headers, error_answer(error, resource, request_id, ""))
+    return Reply(error.status, headers, error_answer(error, resource, record.request_id, ""))

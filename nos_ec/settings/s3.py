@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, SecretStr
 
 from nos_ec.settings.section import HOUR, MINUTE, SECOND, Section
-from nos_ec.settings.values import Count, NonEmptyPath
+from nos_ec.settings.values import Count, Flag, NonEmptyPath
 
 
 class S3Settings(Section):
@@ -49,6 +49,18 @@ class S3Settings(Section):
         ge=1,
         le=1000,
         description="Requests that are served at a time, and as many again whose bodies have more than 256 KiB.",
+    )
+    requests_max: Count = Field(
+        default=400,
+        ge=1,
+        le=100_000,
+        description="Requests that a process of the gateway has under way at a time. More are answered with 503"
+        " SlowDown, which clients take as a sign to try again later.",
+    )
+    access_log: Flag = Field(
+        default=False,
+        description="Log each request with its account, operation, bucket, key, status, sizes and times. Needs"
+        " logging.level = info or debug.",
     )
     access_cache_ms: Count = Field(
         default=2 * SECOND,
