@@ -19,9 +19,11 @@ from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.gateway.service import Service
 from nos_ec.gateway.tally import Tally
 from nos_ec.monitoring.web_server import WebServer, listening
+from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.settings import S3Settings
 
 STOP_WAIT_S = 30
+BEAT_MS = 1000
 UNREAD_WAIT_MS = 60_000
 """How long a client may read nothing of an answer. Connections that are accepted inherit it."""
 
@@ -57,10 +59,16 @@ class GatewayServer(WebServer):
         new_id: Callable[[], str],
         listener: socket.socket,
         certificate: Certificate | None = None,
+        beat: Beat = unwatched,
     ) -> None:
-        """listener: see `listening_for_gateways`. certificate: None for plain HTTP."""
+        """listener: see `listening_for_gateways`. certificate: None for plain HTTP. beat: called by the event loop."""
+
+        async def notify() -> None:
+            beat(BEAT_MS)
+
         options = AppOptions(settings.body_wait_ms / 1000, settings.requests_max, settings.access_log)
         self.tally = Tally()
+        self.certificate = certificate
         self._executor = ThreadPoolExecutor(settings.threads, "s3")
         self._uploads = ThreadPoolExecutor(settings.threads, "s3-upload")
         super().__init__(
@@ -73,6 +81,8 @@ class GatewayServer(WebServer):
             loop="uvloop",
             proxy_headers=False,
             limit_concurrency=None,
+            callback_notify=notify,
+            timeout_notify=BEAT_MS // 1000,
             ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
         )
 

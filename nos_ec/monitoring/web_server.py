@@ -83,7 +83,11 @@ class WebServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Accept nothing more, and let requests in flight finish, for `stop_wait_s` at most."""
+        """As `finish`."""
+        self.finish()
+
+    def finish(self) -> None:
+        """Accept nothing more, and let requests in flight finish, for `stop_wait_s` at most. Safe to repeat."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

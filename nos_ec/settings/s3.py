@@ -44,11 +44,19 @@ class S3Settings(Section):
         max_length=4000,
         description="Domains of the gateway: the host BUCKET.DOMAIN names a bucket. Path style always works.",
     )
+    processes: Count = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Processes of the gateway, which share its port. Python uses one core for each: take as many as"
+        " cores. Each opens the store itself, with its own connections and landing segments.",
+    )
     threads: Count = Field(
         default=16,
         ge=1,
         le=1000,
-        description="Requests that are served at a time, and as many again whose bodies have more than 256 KiB.",
+        description="Requests that a process serves at a time, and as many again whose bodies have more than 256 KiB."
+        " With several processes a few are best.",
     )
     requests_max: Count = Field(
         default=400,
