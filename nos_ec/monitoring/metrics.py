@@ -566,7 +566,6 @@ LAG_MESSAGES = _gauge(
     "Alert on growth over an hour, not on the value, because the log exists to absorb bursts.",
 )
 
-
 METRICS: list[Metric] = [
     *_declared.metrics,
     *SPACE_METRICS,
@@ -589,8 +588,7 @@ def reference() -> str:
         "The metrics that the daemons and the API serve at `/metrics` ([OPERATIONS.md](OPERATIONS.md)), and those of",
         "programs that use the Python API (`library`: [PYTHON.md](PYTHON.md#metrics)). Counters start at 0 with the",
         "process. `nos_ec_store_*` are figures of the whole store, which several processes export with",
-        "the same value: take their `max`, never their `sum`. The usual `process_*` metrics of the Prometheus client",
-        "are exported as well.",
+        "the same value: take their `max`, never their `sum`. The usual `process_*` metrics are exported as well.",
         "",
         "| metric | kind | by | meaning | advice |",
         "|---|---|---|---|---|",
