@@ -179,7 +179,11 @@ def _supervise(
     supervisor = Supervisor(start, settings.s3.processes, clock, settings.monitoring.stall_ms_max)
     with ExitStack() as outer:
         try:
-            if (code := supervisor.begin(stop)) is not None:
+            try:
+                code = supervisor.begin(stop)
+            except OSError as error:
+                raise Transient(f"no process of the gateway can be started: {error}") from error
+            if code is not None:
                 raise typer.Exit(code if code > 0 else 1)
             stall_ms_max = settings.monitoring.stall_ms_max
             monitor = Monitor("s3", supervisor.store_id, CollectorRegistry(), clock, stall_ms_max)

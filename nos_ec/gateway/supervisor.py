@@ -67,7 +67,8 @@ class Supervisor:
     # --- processes ------------------------------------------------------------------------------------
     def begin(self, stop: threading.Event) -> int | None:
         """Start the first process, and wait until it serves. Returns its exit code if it ends instead, which is that of
-        a wrong configuration, for example; None if it serves, or `stop` is set."""
+        a wrong configuration, for example; None if it serves, or `stop` is set. Raises OSError if no process can be
+        started."""
         first = self._workers[0]
         self._begin(first)
         assert first.process is not None
@@ -84,7 +85,7 @@ class Supervisor:
         for worker in self._workers:
             if worker.process is None:
                 if not waits(worker.due_ms, now_ms, worker.back_off_ms):
-                    self._begin(worker)
+                    self._try_to_begin(worker, now_ms)
                 continue
             code = worker.process.poll()
             if code is not None:
@@ -112,10 +113,21 @@ class Supervisor:
             if worker.process is not None:
                 self._bury(worker)
 
+    def _try_to_begin(self, worker: _Worker, now_ms: int) -> None:
+        try:
+            self._begin(worker)
+        except OSError as error:
+            self._back_off(worker, now_ms)
+            _log.error("no process can be started", error=str(error), again_in_ms=worker.back_off_ms)
+
     def _begin(self, worker: _Worker) -> None:
         mine, theirs = socket.socketpair()
         with theirs:
-            worker.process = self._start(theirs)
+            try:
+                worker.process = self._start(theirs)
+            except BaseException:
+                mine.close()
+                raise
         worker.channel, worker.report = mine, None
         worker.started_ms = worker.heard_ms = self._clock.now_ms()
         worker.reader = threading.Thread(target=self._hear, args=(worker, mine), name="s3-reports", daemon=True)
@@ -139,9 +151,7 @@ class Supervisor:
     def _replace_later(self, worker: _Worker, code: int, now_ms: int) -> None:
         lived_ms = now_ms - worker.started_ms
         worker.failures = 0 if lived_ms >= BACK_OFF_MS_MAX else worker.failures
-        worker.back_off_ms = min(BACK_OFF_MS_MAX, BACK_OFF_MS << min(worker.failures, 16))
-        worker.failures += 1
-        worker.due_ms = now_ms + worker.back_off_ms
+        self._back_off(worker, now_ms)
         assert worker.process is not None
         _log.error(
             "a process of the gateway has ended; starting another",
@@ -151,6 +161,11 @@ class Supervisor:
         )
         self._bury(worker)
         self._restarts += 1
+
+    def _back_off(self, worker: _Worker, now_ms: int) -> None:
+        worker.back_off_ms = min(BACK_OFF_MS_MAX, BACK_OFF_MS << min(worker.failures, 16))
+        worker.failures += 1
+        worker.due_ms = now_ms + worker.back_off_ms
 
     def _bury(self, worker: _Worker) -> None:
         """Take its last report, and make room for another."""

@@ -171,6 +171,28 @@ def test_processes_that_end_are_replaced_ever_more_slowly() -> None:
     supervisor.end()
 
 
+def test_a_lack_of_processes_is_waited_out() -> None:
+    clock, programs = WallClock(), Programs(SERVES)
+    lacks = True
+
+    def start(channel: socket.socket) -> subprocess.Popen[bytes]:
+        if lacks and programs.started:
+            raise BlockingIOError("Resource temporarily unavailable")
+        return programs(channel)
+
+    supervisor = Supervisor(start, 2, clock, 10**9)
+    assert supervisor.begin(threading.Event()) is None
+    supervisor.look()
+    supervisor.require_ready()
+    lacks = False
+    supervisor.look()
+    assert programs.started == 1, "not before the back-off is over"
+    clock.advance(1000)
+    supervisor.look()
+    assert programs.started == 2
+    supervisor.end()
+
+
 def test_one_ready_process_is_enough_and_none_is_not() -> None:
     supervisor = Supervisor(Programs(SERVES), 1, WallClock(), 10**9)
     with pytest.raises(Transient, match="no process serves"):
