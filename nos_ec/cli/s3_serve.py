@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from nos_ec.gateway.server import GatewayServer
 
 _TURN_MS = 500
-_READY_MS = 5000
-"""How often a process looks whether it is ready."""
+_READY_MS = 15_000
+"""How often one of several processes looks whether it is ready, which costs a few small writes on an embedded store."""
 
 
 def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
