@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from nos_ec.monitoring.web_server import WebServer
+from nos_ec.monitoring.web_server import WebServer, listening
 
 STOP_WAIT_S = 5
 IDLE_WAIT_S = 15
@@ -15,4 +15,4 @@ class Server(WebServer):
 
     def __init__(self, app: FastAPI, host: str, port: int) -> None:
         """Raises ConfigError when the address cannot be used."""
-        super().__init__(app, "api", host, port, stop_wait_s=STOP_WAIT_S, idle_wait_s=IDLE_WAIT_S)
+        super().__init__(app, "api", listening("api", host, port), stop_wait_s=STOP_WAIT_S, idle_wait_s=IDLE_WAIT_S)

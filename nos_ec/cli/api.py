@@ -37,7 +37,7 @@ def api(ctx: typer.Context, as_json: AsJson = False) -> None:
         system.watch_store(monitor)
         readings = Readings(system, gc_collector(system), settings.monitoring.figures_ms)
         app = make_app(readings, monitor, token)
-        with Server(app, settings.api.host, settings.api.port) as server, pulse(monitor, system):
+        with Server(app, settings.api.host, settings.api.port) as server, pulse(monitor, system.clock):
             emit(
                 {"url": server.url},
                 as_json or logs_json(),

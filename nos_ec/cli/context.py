@@ -140,7 +140,8 @@ def _configure(level: int, renderer: structlog.typing.Processor) -> None:
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, *_FACTS, _FORMAT_TRACE, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        # A line is one write, so that those of several processes do not mix.
+        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
 

@@ -112,7 +112,7 @@ def _print_objects(
     next_after: str | None = None
     for page in found:
         count += len(page)
-        size += sum(one.size for one in page if isinstance(one, ObjectRow))
+        size += sum(one.users_size for one in page if isinstance(one, ObjectRow))
         lines = page[: limit - listed]
         if as_json:
             shown += lines
@@ -144,7 +144,7 @@ def _name(listed: _Listed) -> str:
 def _line(bucket: str, listed: _Listed, long: bool) -> str:
     key = printable(f"{bucket}/{_name(listed)}")
     if long and isinstance(listed, ObjectRow):
-        return f"{listed.size:>12}  {listed.state.value:<7} {key}"
+        return f"{listed.users_size:>12}  {listed.state.value:<7} {key}"
     return f"{'':>12}  {'folder':<7} {key}" if long else key
 
 

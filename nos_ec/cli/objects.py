@@ -202,7 +202,7 @@ def _open_object(store: Store, key: ObjectKey, byte_range: str | None) -> tuple[
         raise InvalidInput(f"--range {byte_range!r}: use FIRST-LAST, FIRST- or -COUNT with whole numbers")
     if last and first and int(last) < int(first):
         raise InvalidInput(f"--range {byte_range!r}: LAST is before FIRST")
-    size = store.head(key).size
+    size = store.head(key).users_size
     if (first and int(first) >= size) or (not first and int(last) == 0):
         raise InvalidInput(f"--range {byte_range!r} is not within the object, which has {count_text(size, 'byte')}")
     if not first:

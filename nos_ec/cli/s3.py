@@ -1,4 +1,4 @@
-"""s3 serve, s3 key, s3 bucket and s3 grant."""
+"""s3 key, s3 bucket and s3 grant."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from nos_ec.cli.context import AsJson, context, log_for_daemons, logs_json, stop_on_signals
+from nos_ec.cli import s3_serve
+from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import emit, out
-from nos_ec.composition.wiring import open_system
-from nos_ec.core.errors import InvalidInput, Transient
+from nos_ec.core.errors import InvalidInput
 from nos_ec.engine.explain.times import when
 from nos_ec.gateway.accounts import SECRET_CHARS_MAX, Accounts, NewKey, rights_of, words_of
 from nos_ec.gateway.master_keys import find_master_keys
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, BucketRow, KeyState, Rights
-
-_TURN_MS = 500
 
 s3_app = typer.Typer(
     help="Accounts of the S3 gateway: access keys, buckets, grants.", no_args_is_help=True, rich_markup_mode=None
@@ -45,36 +43,14 @@ def register(app: typer.Typer) -> None:
         ("reencrypt", key_reencrypt),
     ):
         key_app.command(name)(command)
-    s3_app.command("serve")(serve)
+    s3_app.command("serve")(s3_serve.serve)
+    s3_app.command("worker", hidden=True)(s3_serve.worker)
     bucket_app.command("create")(bucket_create)
     bucket_app.command("list")(bucket_list)
     s3_app.add_typer(key_app, name="key")
     s3_app.add_typer(bucket_app, name="bucket")
     s3_app.command("grant")(grant)
     app.add_typer(s3_app, name="s3")
-
-
-def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Serve S3 clients over HTTP. Runs until SIGTERM. Requires a master key (docs/S3.md)."""
-    # Imported here: the server would take a good part of the start-up time of every command.
-    from nos_ec.gateway.server import GatewayServer, make_service
-
-    settings = context(ctx).settings()
-    log_for_daemons(settings)
-    masters = find_master_keys(settings.s3)
-    stop = stop_on_signals()
-    with open_system(settings) as system:
-        system.check_for_daemon(writes=True)
-        service = make_service(system, masters, settings.s3)
-        with GatewayServer(service, settings.s3, lambda: os.urandom(8).hex().upper()) as server:
-            emit(
-                {"url": server.url},
-                as_json or logs_json(),
-                lambda: out.print(f"listening on {server.url}", markup=False),
-            )
-            while not system.clock.wait(stop, _TURN_MS):
-                if not server.running:
-                    raise Transient("the HTTP server stopped unexpectedly; see its log for the reason")
 
 
 def key_create(

@@ -94,11 +94,11 @@ def _produce(system: System, stop: Event) -> None:
     monitor = system.monitor("producer", writes=True)
     system.watch_store(monitor)
     with (
-        endpoint(monitor, system, system.settings.monitoring.producer_port),
+        endpoint(monitor, system.settings, system.settings.monitoring.producer_port),
         end_when_shut_out(system, stop),
         keeping_totals(system),
         producer_service(system, monitor, shares=True) as service,
-        pulse(monitor, system),
+        pulse(monitor, system.clock),
     ):
         service.run(stop, monitor.health.heart("publishing"))
 
@@ -145,12 +145,12 @@ def _print_packed(counters: dict[str, Any]) -> None:
 def _consume(system: System, stop: Event) -> ConsumerCounters:
     monitor = system.monitor("consumer", writes=True)
     with (
-        endpoint(monitor, system, system.settings.monitoring.consumer_port),
+        endpoint(monitor, system.settings, system.settings.monitoring.consumer_port),
         end_when_shut_out(system, stop),
         keeping_totals(system),
         housekeeping_thread(system, monitor),
         consumer_service(system, monitor) as service,
-        pulse(monitor, system),
+        pulse(monitor, system.clock),
     ):
         service.run(stop, monitor.health.heart("packing"))
     return service.counters
@@ -204,11 +204,11 @@ def _collect(system: System, stop: Event) -> None:
     system.watch_store(monitor)
     service = gc_service(system, monitor)
     with (
-        endpoint(monitor, system, system.settings.monitoring.gc_port),
+        endpoint(monitor, system.settings, system.settings.monitoring.gc_port),
         end_when_shut_out(system, stop),
         keeping_totals(system),
         rebuild_thread(system, monitor),
         scrub_thread(system, monitor),
-        pulse(monitor, system),
+        pulse(monitor, system.clock),
     ):
         service.run(stop, system.settings.gc.wait_ms, monitor.health.heart("collecting"))

@@ -15,6 +15,8 @@ from nos_ec.core.errors import Blocklisted
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.systemd import Notifier, Pulse
+from nos_ec.ports.clock import Clock
+from nos_ec.settings import Settings
 
 _log = structlog.get_logger(__name__)
 
@@ -53,7 +55,7 @@ def end_when_shut_out(system: System, stop: threading.Event) -> Iterator[None]:
 
 
 @contextmanager
-def endpoint(monitor: Monitor, system: System, port: int) -> Iterator[None]:
+def endpoint(monitor: Monitor, settings: Settings, port: int) -> Iterator[None]:
     """Serve /livez, /readyz and /metrics on `port` while the block runs; port 0 serves nothing.
 
     Enter it before the service and leave it after the service, so that it answers while the service finishes its last
@@ -61,7 +63,7 @@ def endpoint(monitor: Monitor, system: System, port: int) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if port:
-            stack.enter_context(Endpoint(monitor, system.settings.monitoring.host, port))
+            stack.enter_context(Endpoint(monitor, settings.monitoring.host, port))
         yield
 
 
@@ -79,7 +81,7 @@ def keeping_totals(system: System) -> Iterator[None]:
         keeper.join()
 
 
-def pulse(monitor: Monitor, system: System) -> Pulse:
+def pulse(monitor: Monitor, clock: Clock) -> Pulse:
     """Return the Pulse that sends READY=1, WATCHDOG=1 and STOPPING=1 to systemd, if systemd started this process. Enter
     it around the loop only."""
-    return Pulse(Notifier(os.environ, os.getpid()), monitor.health, system.clock)
+    return Pulse(Notifier(os.environ, os.getpid()), monitor.health, clock)

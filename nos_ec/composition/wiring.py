@@ -258,15 +258,17 @@ class System:
         """Geometry of the store."""
         return self.blocks.geometry
 
-    def check_for_daemon(self, *, writes: bool) -> None:
+    def check_for_daemon(self, *, writes: bool, publishes: bool = True) -> None:
         """A daemon calls this once before its loop, so that a wrong configuration ends it instead of being retried
-        forever. Checks that the message log exists and, if the daemon writes blocks, that its user is allowed to.
+        forever. Checks that the message log exists, unless it publishes nothing, and, if the daemon writes blocks, that
+        its user is allowed to.
 
         Permissions are tested by deleting ids that do not exist. A time-out says nothing about permissions, so it is
         ignored. Free space is queried so that a figure is known before a Ceph monitor may hang.
         Raises ConfigError, Transient (no message log).
         """
-        self._messages.get()
+        if publishes:
+            self._messages.get()
         if not writes:
             return
         with settings_named("ceph.user", "ceph.keyring_file"), suppress(Transient):
@@ -434,17 +436,19 @@ class System:
         return self._lag.value()
 
     # --- monitoring -------------------------------------------------------------------------------
-    def monitor(self, service: str, *, writes: bool) -> Monitor:
+    def monitor(self, service: str, *, writes: bool, publishes: bool = True) -> Monitor:
         """A monitor of this process, with its own registry.
 
-        The process is ready while metadata and message log answer. A process that writes also needs the block store and
-        the landing store to do a small piece of work.
+        The process is ready while metadata and message log answer; the log counts for nothing to a process that neither
+        publishes nor consumes. A process that writes also needs the block store and the landing store to do a small
+        piece of work.
         """
         settings = self.settings.monitoring
         monitor = Monitor(service, self.store_id, CollectorRegistry(), self.clock, settings.stall_ms_max)
         monitor.health.require("metadata", lambda: self.metadata.expired_leases(0))
         monitor.health.require("metadata locks", self.metadata.require_unblocked)
-        monitor.health.require("message log", self.lag)
+        if publishes:
+            monitor.health.require("message log", self.lag)
         if writes:
             monitor.health.require("block store", self.blocks.probe)
             monitor.health.require("landing store", self.landing.probe)

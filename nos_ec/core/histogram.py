@@ -26,6 +26,22 @@ class Histogram:
         self.sum = 0.0
         self._counts = [0] * (len(bounds) + 1)
 
+    @classmethod
+    def of(cls, bounds: Sequence[float], counts: Sequence[int], total: float) -> Histogram:
+        """One that has counted this: as `bounds`, `counts` and `sum` say. Raises ValueError when they do not fit."""
+        made = cls(bounds)
+        if len(counts) != len(made._counts):
+            raise ValueError(f"{len(counts)} counts for {len(bounds)} bounds")
+        made._counts, made.sum = list(counts), total
+        return made
+
+    def plus(self, other: Histogram) -> Histogram:
+        """Another one that has counted what both have. Raises ValueError when their bounds differ."""
+        if self.bounds != other.bounds:
+            raise ValueError(f"bounds {list(self.bounds)} and {list(other.bounds)}: cannot be added")
+        counts = [mine + theirs for mine, theirs in zip(self._counts, other._counts, strict=True)]
+        return Histogram.of(self.bounds, counts, self.sum + other.sum)
+
     def add(self, value: float, count: int = 1) -> None:
         """Count a value, or `count` equal ones."""
         self.sum += value * count

@@ -18,6 +18,7 @@ The limits are those of S3 ("Amazon S3 multipart upload limits" in its user guid
 
 from __future__ import annotations
 
+import re
 import struct
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,7 @@ that bucket, which live as long."""
 RESERVED_ATTRIBUTES = "nos_ec:"
 """What attributes begin with that belong to the store."""
 _COMPOSITION = "nos_ec:parts"
+_ID = re.compile("[0-9a-f]{32}")
 _MAGIC = b"NOSECMP1"
 _HEAD = struct.Struct("<8sI16s")
 _PART = struct.Struct("<HQI")
@@ -118,6 +120,14 @@ def part_number(key: ObjectKey) -> int:
     return int(key.name.rpartition("/")[2])
 
 
+def upload_of_part(key: ObjectKey) -> UploadId | None:
+    """The upload that an object is a part of; None for one that is no part."""
+    text, slash, _ = key.name.partition("/")
+    if not is_parts_bucket(key.bucket) or not slash or not _ID.fullmatch(text):
+        return None
+    return UploadId(bytes.fromhex(text))
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """See the module."""
     head = _HEAD.pack(_MAGIC, len(manifest.parts), manifest.upload_id)
@@ -161,6 +171,11 @@ def composition_of(attributes: bytes) -> Composition | None:
     if len(found.upload_id) != 16 or len(found.md5) != 16 or found.size < 0 or found.parts < 1:
         raise Corrupt(f"attribute {_COMPOSITION}: {text!r}")
     return found
+
+
+def require_room(attributes: Mapping[str, str]) -> None:
+    """Raises InvalidInput if an object could not have these attributes besides those of any composition."""
+    composed(attributes, Composition(UploadId(bytes(16)), 2**63 - 1, 0, PARTS_MAX, bytes(16)))
 
 
 def users_attributes(attributes: bytes) -> dict[str, str]:

@@ -27,6 +27,7 @@ from nos_ec.core.errors import (
     NoSuchUpload,
     NotFound,
     PreconditionFailed,
+    Transient,
 )
 from nos_ec.core.header import header_length, name_record_size, names_size_max
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
@@ -114,9 +115,13 @@ class LargeObjects:
             raise self._refusal(key, condition) or PreconditionFailed(
                 f"object {key} was changed by another client while it was being stored; nothing was changed", key=key
             )
+        row = self._recorded(new)
         if step is not None and not recorded:
             self._require_open(step, key)
-        return self._recorded(new)
+            if row.md5 != new.md5:
+                # It must not be acknowledged: its MD5 would name another part when the upload is completed.
+                raise Transient(f"{key}: another request stored this part meanwhile; send it again", key=key)
+        return row
 
     def _require_open(self, step: PartOf, key: ObjectKey) -> None:
         upload = self._metadata.upload(step.upload_id)

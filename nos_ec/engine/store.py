@@ -123,7 +123,10 @@ class Store:
         head = read_up_to(stream, packed_size_max + 1)
         if len(head) > packed_size_max:
             try:
-                assert not isinstance(step, Completes), "a manifest is small"
+                if isinstance(step, Completes):
+                    raise InvalidInput(
+                        f"{key} has too many parts for the stripes of this store; use larger ones", key=key
+                    )
                 return self._large.put(key, head, stream, attributes, condition, step)
             finally:
                 self._locations.forget([key])
@@ -147,6 +150,7 @@ class Store:
     def set_attributes(self, key: ObjectKey, attributes: bytes) -> ObjectRow:
         """Replace the attributes of the current version, durably; its bytes and its version stay. Returns its row.
         Raises InvalidInput (attributes that belong to the store), NotFound, Transient."""
+        _refuse_parts(key)
         for _ in range(READ_TRIES):
             row = self._metadata.get(key)
             if self.set_attributes_of(row, attributes):

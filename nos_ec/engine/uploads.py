@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
+from nos_ec.core.attributes import decode_attributes
 from nos_ec.core.conditions import Condition
 from nos_ec.core.crc32c import joined
 from nos_ec.core.errors import Conflict, InvalidInput, NoSuchUpload, Transient
@@ -28,6 +29,7 @@ from nos_ec.core.parts import (
     part_number,
     parts_bucket,
     parts_prefix,
+    require_room,
 )
 from nos_ec.engine.store import Store
 from nos_ec.engine.streams import ByteStream
@@ -59,8 +61,9 @@ class MultipartUploads:
 
     def create(self, key: ObjectKey, owner: str, attributes: bytes) -> UploadRow:
         """Begin an upload, durably. attributes: kept for the caller, to be given to the object. Raises InvalidInput
-        (the name of the bucket is too long), Transient."""
+        (the name of the bucket is too long, or the attributes are too many), Transient."""
         parts_bucket(key.bucket)
+        require_room(decode_attributes(attributes))
         row = UploadRow(
             UploadId(self._new_id()), key, UploadState.OPEN, self._clock.now_ms(), owner=owner, attributes=attributes
         )

@@ -12,11 +12,17 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from concurrent.futures import Executor
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from nos_ec.gateway.access_log import log_access
 from nos_ec.gateway.body import Source
+from nos_ec.gateway.failures import translated
+from nos_ec.gateway.record import CLIENT_CLOSED, Record
 from nos_ec.gateway.reply import Reply
 from nos_ec.gateway.service import Service
+from nos_ec.gateway.tally import Tally
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
 
@@ -26,6 +32,11 @@ DRAINED_BYTES_MAX = 1 << 20
 DRAIN_WAIT_S = 1.0
 """The rest of a body that nobody wants is read if it is no longer than this and comes soon, so that the client reads
 the answer and keeps the connection. Otherwise the connection is closed behind the answer."""
+LINGERED_BYTES_MAX = 256 << 20
+LINGER_S = 20.0
+LINGER_WAIT_S = 2.0
+"""How much of such a body is read behind the answer before the connection is closed, for how long, and how long without
+a byte."""
 BYTES_PER_S_MIN = 4096
 GRACE_S = 60.0
 """A body that arrives more slowly than this is given up, once the grace is over: it would hold a thread for ever."""
@@ -37,62 +48,167 @@ _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
 
 
+class Connection(Protocol):
+    """What the server tells of a request's connection, as `scope["connection"]`: a `http_protocol.GatewayProtocol`."""
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there are more connections than there should be."""
+        ...
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing more can be sent."""
+        ...
+
+    def abort(self) -> None:
+        """Close it, so that the client notices that the answer is not whole."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AppOptions:
+    """body_wait_s: how long a client may send nothing of a body. requests_max: requests that are served at a time; more
+    are told to slow down. logs_access: whether each request gets a line in the log."""
+
+    body_wait_s: float
+    requests_max: int
+    logs_access: bool
+
+
 class App:
-    """One for each process."""
+    """One for each process.
+
+    A body of up to SMALL_BODY_BYTES is read before anybody looks at its signature. So strangers can make a process hold
+    `requests_max` times that at most, the same as senders of valid requests can.
+    """
 
     def __init__(
-        self, service: Service, executor: Executor, uploads: Executor, new_id: Callable[[], str], body_wait_s: float
+        self,
+        service: Service,
+        executor: Executor,
+        uploads: Executor,
+        new_id: Callable[[], str],
+        options: AppOptions,
+        tally: Tally,
     ) -> None:
         """uploads: serves the requests whose bodies are read while they are served, so that slow ones hold up no
-        others. body_wait_s: how long a client may send nothing of a body."""
+        others."""
         self._service = service
         self._executor = executor
         self._uploads = uploads
         self._new_id = new_id
-        self._body_wait_s = body_wait_s
+        self._options = options
+        self._tally = tally
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
         """Serve one request."""
         assert scope["type"] == "http"
+        connection: Connection = scope["connection"]
         loop = asyncio.get_running_loop()
-        body = _Body(receive, loop, self._body_wait_s)
-        request_id = self._new_id()
+        began_s = loop.time()
+        record = Record(self._new_id(), scope["method"], (scope["client"] or ("",))[0])
+        body = _Body(receive, loop, self._options.body_wait_s)
         request = Request(scope["method"], b"/", b"", [])
+        is_refused = connection.is_crowded or self._tally.under_way >= self._options.requests_max
+        self._tally.under_way += not is_refused
         try:
-            request = Request(scope["method"], scope["raw_path"], scope["query_string"], scope["headers"])
-            length = request.header("content-length")
-            is_small = length is not None and length.isascii() and length.isdigit() and int(length) <= SMALL_BODY_BYTES
-            has_body = length not in (None, "0") or b"transfer-encoding" in request.header_values
-            if is_small and has_body:
-                await body.fetch_all()
-            pool = self._uploads if has_body and not is_small else self._executor
-            reply = await loop.run_in_executor(pool, self._service.answer, request, body, request_id)
-        except S3Error as error:
-            reply = self._service.refuse(request, error, request_id)
-        closes = not await body.drain(awaits_100=request.header_values.get(b"expect") is not None)
-        await self._send(reply, receive, send, closes=closes)
+            try:
+                request = Request(scope["method"], scope["raw_path"], scope["query_string"], scope["headers"])
+                record.agent = b" ".join(request.header_values.get(b"user-agent", [])).decode("latin-1")
+                if is_refused:
+                    raise S3Error("SlowDown", "Please reduce your request rate.")
+                reply = await self._reply(request, body, record)
+            except S3Error as error:
+                reply = self._service.refuse(request, error, record)
+            awaits_100 = b"expect" in request.header_values
+            closes = not await body.drain(awaits_100=awaits_100) or connection.is_crowded
+            record.first_byte_s = loop.time() - began_s
+            try:
+                await self._send(reply, body, _Way(receive, send, connection, record), closes=closes)
+            except _ClientGone:
+                record.code = record.code or CLIENT_CLOSED
+        finally:
+            self._tally.under_way -= not is_refused
+            record.received, record.whole_s = body.size, loop.time() - began_s
+            self._tally.add(record)
+            if self._options.logs_access:
+                log_access(record)
 
-    async def _send(self, reply: Reply, receive: _Receive, send: _Send, *, closes: bool) -> None:
+    async def _reply(self, request: Request, body: _Body, record: Record) -> Reply:
+        length = request.header("content-length")
+        is_small = length is not None and length.isascii() and length.isdigit() and int(length) <= SMALL_BODY_BYTES
+        has_body = length not in (None, "0") or b"transfer-encoding" in request.header_values
+        if is_small and has_body:
+            await body.fetch_all()
+        pool = self._uploads if has_body and not is_small else self._executor
+        return await asyncio.get_running_loop().run_in_executor(pool, self._service.answer, request, body, record)
+
+    async def _send(self, reply: Reply, body: _Body, way: _Way, *, closes: bool) -> None:
         headers = [(name.encode("latin-1"), _encoded(value)) for name, value in reply.headers.items()]
         if reply.status not in (204, 304):
             headers.append((b"content-length", b"%d" % reply.size))
         if closes:
             headers.append((b"connection", b"close"))
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await way.send({"type": "http.response.start", "status": reply.status, "headers": headers})
         if isinstance(reply.body, bytes):
-            await send({"type": "http.response.body", "body": reply.body})
+            if closes:
+                await way.send_piece(reply.body)
+                await body.linger()
+                reply.body = b""
+            await way.send_piece(reply.body, last=True)
             return
-        pieces = reply.body
+        await self._send_pieces(reply.body, way)
+
+    async def _send_pieces(self, pieces: Iterator[bytes], way: _Way) -> None:
         loop = asyncio.get_running_loop()
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(_disconnected(way.receive))
         try:
-            while not gone.done() and (piece := await loop.run_in_executor(self._executor, _next, pieces)):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            if not gone.done():
-                await send({"type": "http.response.body", "body": b""})
+            while piece := await loop.run_in_executor(self._executor, _next, pieces):
+                if gone.done():
+                    raise _ClientGone
+                await way.send_piece(piece)
+            await way.send_piece(b"", last=True)
+        except (_ClientGone, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            refusal = translated(error, request_id=way.record.request_id)
+            way.record.status, way.record.code = refusal.status, refusal.code
+            way.connection.abort()
         finally:
             gone.cancel()
             await loop.run_in_executor(self._executor, _close, pieces)
+
+
+class _ClientGone(Exception):
+    """The client has closed the connection before it had all of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """To the client."""
+
+    receive: _Receive
+    asgi_send: _Send
+    connection: Connection
+    record: Record
+
+    async def send(self, message: _Message) -> None:
+        """Raises _ClientGone."""
+        if not self.connection.is_closing:
+            try:
+                await self.asgi_send(message)
+            except (RuntimeError, OSError):
+                if not self.connection.is_closing:
+                    raise
+            else:
+                return
+        raise _ClientGone
+
+    async def send_piece(self, piece: bytes, *, last: bool = False) -> None:
+        """Raises _ClientGone."""
+        await self.send({"type": "http.response.body", "body": piece, "more_body": not last})
+        self.record.sent += len(piece)
 
 
 async def _disconnected(receive: _Receive) -> None:
@@ -112,7 +228,8 @@ class _Body(Source):
         self._begun = False
         self._ended = False
         self._waited_s = 0.0
-        self._bytes = 0
+        self.size = 0
+        """Bytes read so far."""
 
     def next_piece(self) -> bytes:
         """See `Source`."""
@@ -145,9 +262,20 @@ class _Body(Source):
             return False
         return self._ended
 
+    async def linger(self) -> None:
+        """Read on behind an answer for a while, and throw it away. Closing at once would make the kernel reset the
+        connection, and a client that still sends would lose the answer."""
+        if not self._begun:
+            return
+        left, until_s = LINGERED_BYTES_MAX, self._loop.time() + LINGER_S
+        self._wait_s = LINGER_WAIT_S
+        with suppress(S3Error):
+            while not self._ended and left > 0 and self._loop.time() < until_s:
+                left -= len(await self._next())
+
     async def _next(self) -> bytes:
         self._begun = True
-        left_s = GRACE_S + self._bytes / BYTES_PER_S_MIN - self._waited_s
+        left_s = GRACE_S + self.size / BYTES_PER_S_MIN - self._waited_s
         began_s = self._loop.time()
         try:
             message = await asyncio.wait_for(self._receive(), max(0.0, min(self._wait_s, left_s)))
@@ -158,7 +286,7 @@ class _Body(Source):
             raise S3Error("IncompleteBody", "The client has closed the connection.")
         self._ended = not message.get("more_body", False)
         piece: bytes = message.get("body", b"")
-        self._bytes += len(piece)
+        self.size += len(piece)
         return piece
 
 

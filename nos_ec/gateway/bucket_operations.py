@@ -61,6 +61,8 @@ class BucketOperations:
         acl = acls.of_headers(call.request) or "private"
         kind = acls.kind_of_bucket_acl(acl)
         documents.create_bucket(document(call) if call.request.header("content-length") not in (None, "0") else b"")
+        if self._metadata.bucket(call.bucket) is None:
+            self._uploads.abort_all(call.bucket)  # such as were begun, or left, when another bucket had this name
         first = CannedAcl.PRIVATE if kind is CannedAcl.GRANTS else kind
         made = self._metadata.create_bucket(call.bucket, account, first, self._clock.now_ms())
         if made and kind is CannedAcl.GRANTS:

@@ -20,6 +20,7 @@ from nos_ec.gateway.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.call import Call, object_key, owner_named
 from nos_ec.gateway.failures import no_such_upload
 from nos_ec.gateway.object_headers import (
+    CHECKSUM,
     STORAGE_CLASS,
     checksum_attribute,
     checksum_headers,
@@ -44,6 +45,7 @@ PART_BYTES_MIN = 5 << 20
 UPLOADS_MAX = 1000
 _UPLOAD_CHECKSUM = "s3:upload-checksum"
 """An attribute of uploads alone: algorithm and type of the checksum that the object is to have."""
+_CHECKSUM_LENGTH_MAX = 64
 _RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
 _LAST_ID = UploadId(b"\xff" * 16)
 _LAST_CHARACTER = "\U0010ffff"
@@ -74,6 +76,7 @@ class MultipartOperations:
             headers = {"x-amz-checksum-algorithm": algorithm.value, "x-amz-checksum-type": wanted.value}
         elif kind is not None:
             raise S3Error("InvalidRequest", "x-amz-checksum-type needs x-amz-checksum-algorithm.")
+        encoded(attributes | {CHECKSUM: "x" * _CHECKSUM_LENGTH_MAX})  # that of the object must fit as well
         row = self._uploads.create(call.object_key, call.account or "", encoded(attributes))
         return xml(answers.upload_created(call.bucket, call.key, row.upload_id.hex()), headers)
 
@@ -91,7 +94,9 @@ class MultipartOperations:
                 f"Checksum Type mismatch occurred, expected checksum Type: {algorithm.value.lower()}, actual checksum"
                 f" Type: {'null' if body.algorithm is None else body.algorithm.value.lower()}",
             )
-        _, attributes = self._store_part(upload, number, body)
+        sent = checksums.checksum_of(call.request)
+        given = {} if sent is None else checksum_attribute(sent[0].value, checksums.in_base64(sent[1]))
+        _, attributes = self._store_part(upload, number, body, given)
         assert body.computed is not None
         return empty({"etag": f'"{body.computed.md5.hex()}"', **checksum_headers(attributes)})
 
@@ -110,17 +115,17 @@ class MultipartOperations:
         first, length = _range_to_copy(request.header("x-amz-copy-source-range"), row.users_size)
         algorithm, _ = _checksum_of_upload(upload)
         body = CopiedBody(self._store.open_version(row, first, length), length, algorithm)
-        made, attributes = self._store_part(upload, number, body)
+        made, attributes = self._store_part(upload, number, body, {})
         assert body.computed is not None
         answer = answers.copied(body.computed.md5.hex(), made.created_ms, checksum_of(attributes), part=True)
         return xml(answer)
 
     def _store_part(
-        self, upload: UploadRow, number: int, body: CheckedBody | CopiedBody
+        self, upload: UploadRow, number: int, body: CheckedBody | CopiedBody, given: dict[str, str]
     ) -> tuple[ObjectRow, dict[str, str]]:
         return store_body(
             body,
-            {},
+            given,
             self._store.packed_size_max,
             lambda stream, attributes: self._uploads.put_part(upload, number, stream, attributes),
             self._store.set_attributes_of,
@@ -188,7 +193,8 @@ class MultipartOperations:
                 raise S3Error(
                     "InvalidRequest", f"The parts have {size} bytes, not the {told_size} of x-amz-mp-object-size."
                 )
-            checksum = None if algorithm is None or kind is None else _checksum(algorithm, kind, parts)
+            told = [one.checksum for one in wanted]
+            checksum = None if algorithm is None or kind is None else _checksum(algorithm, kind, parts, told)
             _compare_checksum(call, algorithm, checksum)
             made = {} if algorithm is None or checksum is None else checksum_attribute(algorithm.value, checksum)
             return parts, given | made
@@ -373,17 +379,24 @@ def _has_checksum(wanted: CompletedPart, part: StoredPart) -> bool:
         return True
     algorithm, value = wanted.checksum
     stored = checksum_of(_attributes(part.row))
-    return stored is not None and (stored.algorithm, stored.value) == (algorithm.value, checksums.in_base64(value))
+    return stored is None or (stored.algorithm, stored.value) == (algorithm.value, checksums.in_base64(value))
 
 
-def _checksum(algorithm: Algorithm, kind: ChecksumType, parts: Sequence[StoredPart]) -> str | None:
-    """The checksum of the object, from those of its parts; None if one of them has none, which happens when the gateway
-    died behind its last byte."""
+def _checksum(
+    algorithm: Algorithm,
+    kind: ChecksumType,
+    parts: Sequence[StoredPart],
+    told: Sequence[tuple[Algorithm, bytes] | None],
+) -> str | None:
+    """The checksum of the object, from those of its parts. A part lacks it if the gateway died behind its last byte, or
+    could not store it: then the one that the request tells of the part counts. None if that is missing, too."""
     values = []
-    for part in parts:
+    for part, listed in zip(parts, told, strict=True):
         stored = checksum_of(_attributes(part.row))
         value = None if stored is None else checksums.decoded(stored.value, algorithm.size)
-        if stored is None or value is None or stored.algorithm != algorithm.value:
+        if stored is None and listed is not None and listed[0] is algorithm:
+            value = listed[1]
+        if value is None or (stored is not None and stored.algorithm != algorithm.value):
             return None
         values.append((value, part.row.size))
     if kind is ChecksumType.FULL_OBJECT:

@@ -7,27 +7,28 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import TracebackType
-from typing import Any
-
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nos_ec.composition.wiring import System
 from nos_ec.gateway.access import Access
-from nos_ec.gateway.app import App
+from nos_ec.gateway.app import App, AppOptions
 from nos_ec.gateway.attribute_changes import AttributeChanges
 from nos_ec.gateway.bucket_operations import BucketOperations
+from nos_ec.gateway.certificate import Certificate
 from nos_ec.gateway.cors import Cors
+from nos_ec.gateway.http_protocol import IDLE_WAIT_S, GatewayProtocol
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.post_forms import PostForms
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.gateway.service import Service
-from nos_ec.monitoring.web_server import CONNECTIONS_MAX, WebServer
+from nos_ec.gateway.tally import Tally
+from nos_ec.monitoring.web_server import WebServer, listening
+from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.settings import S3Settings
 
 STOP_WAIT_S = 30
-IDLE_WAIT_S = 60
+BEAT_MS = 1000
 UNREAD_WAIT_MS = 60_000
 """How long a client may read nothing of an answer. Connections that are accepted inherit it."""
 
@@ -51,52 +52,49 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
     )
 
 
-class _Protocol(H11Protocol):
-    """Closes connections on which no whole request comes for IDLE_WAIT_S: uvicorn's own limit is for the time between
-    two requests, and ends with the first byte of the next one."""
-
-    _idle_since: object = None
-    _was_idle = False
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        self._timer = self.loop.call_later(IDLE_WAIT_S / 2, self._look)
-
-    def _look(self) -> None:
-        is_idle = self.cycle is None or self.cycle.response_complete
-        if is_idle and self._was_idle and self._idle_since is self.cycle:
-            self.transport.close()
-            return
-        self._was_idle, self._idle_since = is_idle, self.cycle
-        self._watch()
+def listening_for_gateways(settings: S3Settings) -> socket.socket:
+    """The socket of one gateway, or of several. Raises ConfigError when the address cannot be used."""
+    listener = listening("s3", settings.host, settings.port)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_WAIT_MS)
+    return listener
 
 
 class GatewayServer(WebServer):
     """The server of a gateway, with the threads that serve its requests."""
 
-    def __init__(self, service: Service, settings: S3Settings, new_id: Callable[[], str]) -> None:
-        """Raises ConfigError when the address cannot be used."""
+    def __init__(
+        self,
+        service: Service,
+        settings: S3Settings,
+        new_id: Callable[[], str],
+        listener: socket.socket,
+        certificate: Certificate | None = None,
+        beat: Beat = unwatched,
+    ) -> None:
+        """listener: see `listening_for_gateways`. certificate: None for plain HTTP. beat: called by the event loop."""
+
+        async def notify() -> None:
+            beat(BEAT_MS)
+
+        options = AppOptions(settings.body_wait_ms / 1000, settings.requests_max, settings.access_log)
+        self.tally = Tally()
+        self.certificate = certificate
         self._executor = ThreadPoolExecutor(settings.threads, "s3")
         self._uploads = ThreadPoolExecutor(settings.threads, "s3-upload")
         super().__init__(
-            App(service, self._executor, self._uploads, new_id, settings.body_wait_ms / 1000),
+            App(service, self._executor, self._uploads, new_id, options, self.tally),
             "s3",
-            settings.host,
-            settings.port,
+            listener,
             stop_wait_s=STOP_WAIT_S,
             idle_wait_s=IDLE_WAIT_S,
-            http=_Protocol,
+            http=GatewayProtocol,
+            loop="uvloop",
             proxy_headers=False,
+            limit_concurrency=None,
+            callback_notify=notify,
+            timeout_notify=BEAT_MS // 1000,
+            ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
         )
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_WAIT_MS)
-        self._socket.listen(CONNECTIONS_MAX)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

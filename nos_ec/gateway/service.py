@@ -21,6 +21,7 @@ from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.post_forms import PostForms
+from nos_ec.gateway.record import Record
 from nos_ec.gateway.reply import Reply
 from nos_ec.ports.clock import Clock
 from nos_ec.s3.answers import error_answer
@@ -96,15 +97,15 @@ class Service:
             "ListMultipartUploads": multipart.list_uploads,
         }
 
-    def answer(self, request: Request, source: Source, request_id: str) -> Reply:
-        """Never raises."""
+    def answer(self, request: Request, source: Source, record: Record) -> Reply:
+        """Never raises. Notes in the record what it finds out."""
         try:
-            reply = self._answer(request, source)
+            reply = self._answer(request, source, record)
         except Exception as error:
-            reply = _refusal(request, translated(error, request_id=request_id), request_id)
+            reply = _refusal(request, translated(error, request_id=record.request_id), record)
         if b"origin" in request.header_values and request.method != "OPTIONS":
             self._allow_origin(request, reply)
-        return _finished(request, reply, request_id)
+        return _finished(request, reply, record)
 
     def _allow_origin(self, request: Request, reply: Reply) -> None:
         """Also of a refusal, so that the page can read it."""
@@ -113,14 +114,15 @@ class Service:
             if bucket is not None:
                 reply.headers.update(self._cors.headers(request, bucket))
 
-    def refuse(self, request: Request, error: S3Error, request_id: str) -> Reply:
+    def refuse(self, request: Request, error: S3Error, record: Record) -> Reply:
         """Answer a request that failed before it was looked at."""
-        return _finished(request, _refusal(request, error, request_id), request_id)
+        return _finished(request, _refusal(request, error, record), record)
 
-    def _answer(self, request: Request, source: Source) -> Reply:
+    def _answer(self, request: Request, source: Source, record: Record) -> Reply:
         sent, request = request, with_hoisted(request)
         bucket, key = addressed(request.raw_path, request.header("host"), self._domains)
-        operation = operation_of(request, bucket, key)
+        record.bucket, record.key = bucket or "", key or ""
+        operation = record.operation = operation_of(request, bucket, key)
         if operation == PREFLIGHT:
             return self._cors.preflight(request, bucket or "")
         if operation == POST_FORM:
@@ -129,6 +131,7 @@ class Service:
         if run is None:
             raise S3Error("NotImplemented", f"{operation} is not supported yet.")
         account, signed = self._sender(sent)
+        record.account = account
         access = None if operation in _WITHOUT_BUCKET else self._access.bucket(bucket or "")
         expected = request.header("x-amz-expected-bucket-owner")
         if access is not None and expected not in (None, access.row.owner):
@@ -151,18 +154,20 @@ class Service:
         return None if account is None else account.name, signed
 
 
-def _finished(request: Request, reply: Reply, request_id: str) -> Reply:
-    reply.headers["x-amz-request-id"] = request_id
+def _finished(request: Request, reply: Reply, record: Record) -> Reply:
+    record.status = reply.status
+    reply.headers["x-amz-request-id"] = record.request_id
     if request.method == "HEAD":
         reply.length, reply.body = reply.size, b""
     return reply
 
 
-def _refusal(request: Request, error: S3Error, request_id: str) -> Reply:
+def _refusal(request: Request, error: S3Error, record: Record) -> Reply:
+    record.code = error.code
     headers = {"content-type": "application/xml"}
     if error.code == "InvalidRange":
         headers["content-range"] = f"bytes */{error.fields.get('ActualObjectSize', '*')}"
     if error.code in ("ServiceUnavailable", "SlowDown"):
         headers["retry-after"] = "1"
     resource = unquote(request.raw_path.decode("latin-1"), errors="replace")
-    return Reply(error.status, headers, error_answer(error, resource, request_id, ""))
+    return Reply(error.status, headers, error_answer(error, resource, record.request_id, ""))

@@ -36,6 +36,7 @@ ROWS = {
         "copy_forward_",
         "audit_",
     ),
+    "S3 gateways": ("s3_",),
     "Every process": ("",),
 }
 """Rows after the overview, with the beginnings of the names of their metrics; a metric is in the first that fits."""

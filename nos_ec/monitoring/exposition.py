@@ -58,12 +58,13 @@ class Exposition(Collector):
     def collect(self) -> Iterator[Family]:
         """Called by prometheus_client at a scrape. A source that fails is left out and counted."""
         families: dict[str, Family] = {}
-        for sample in self._samples():
+        for sample in self.samples():
             family = families.setdefault(sample.metric.name, _family(sample.metric))
             _add(family, sample)
         yield from families.values()
 
-    def _samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[Sample]:
+        """What all sources say now."""
         for name, source in list(self._sources.items()):
             try:
                 yield from list(source())

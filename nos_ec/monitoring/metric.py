@@ -7,7 +7,7 @@ from enum import StrEnum
 
 PREFIX = "nos_ec_"
 """Of the names of all metrics."""
-PRODUCER, CONSUMER, GC, API = "producer", "consumer", "gc", "api"
+PRODUCER, CONSUMER, GC, API, S3 = "producer", "consumer", "gc", "api", "s3"
 STORE = (PRODUCER, GC, API)
 """Services that export the figures of the whole store. There may be many consumers, so they leave these to the
 others."""

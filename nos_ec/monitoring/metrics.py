@@ -1,5 +1,5 @@
 """Every metric, declared once: its name, its meaning, and what an operator should do about it. Those of processes that
-PUT and GET are in library_metrics.py; shard_, scrub_, trash_ and space_metrics.py have those of their parts.
+PUT and GET are in library_metrics.py; shard_, scrub_, trash_, space_ and s3_metrics.py have those of their parts.
 
 docs/METRICS.md is generated from this module by `reference`. Names end in their unit; counters end in `_total` (which
 Prometheus's text format adds). Several processes export the figures of the whole store with the same value: take their
@@ -9,13 +9,14 @@ Prometheus's text format adds). Several processes export the figures of the whol
 from __future__ import annotations
 
 from nos_ec.monitoring.library_metrics import LIBRARY, LIBRARY_METRICS
-from nos_ec.monitoring.metric import API, CONSUMER, GC, PRODUCER, STORE, Declarations, Metric
+from nos_ec.monitoring.metric import API, CONSUMER, GC, PRODUCER, S3, STORE, Declarations, Metric
+from nos_ec.monitoring.s3_metrics import S3_METRICS
 from nos_ec.monitoring.scrub_metrics import SCRUB_METRICS
 from nos_ec.monitoring.shard_metrics import SHARD_METRICS
 from nos_ec.monitoring.space_metrics import SPACE_METRICS
 from nos_ec.monitoring.trash_metrics import TRASH_METRICS
 
-_ALL = (PRODUCER, CONSUMER, GC, API, LIBRARY)
+_ALL = (PRODUCER, CONSUMER, GC, API, S3, LIBRARY)
 _KEEPERS = (CONSUMER, GC)
 """Services that do housekeeping besides their own work."""
 _PARKERS = (PRODUCER, *_KEEPERS)
@@ -331,7 +332,7 @@ FORWARD_BYTES = _counter(
 )
 AUDIT_FAILURES = _counter(
     "audit_failures",
-    _PARKERS,
+    (*_PARKERS, S3),
     "Deletions that are not in the audit trail, or batches of them, because it could not be written.",
     "Must not grow; the log names the folder and the error. No deletion waits for it.",
 )
@@ -565,13 +566,13 @@ LAG_MESSAGES = _gauge(
     "Alert on growth over an hour, not on the value, because the log exists to absorb bursts.",
 )
 
-
 METRICS: list[Metric] = [
     *_declared.metrics,
     *SPACE_METRICS,
     *SHARD_METRICS,
     *SCRUB_METRICS,
     *TRASH_METRICS,
+    *S3_METRICS,
     *LIBRARY_METRICS,
 ]
 """All metrics, in the order of the reference."""
@@ -587,8 +588,7 @@ def reference() -> str:
         "The metrics that the daemons and the API serve at `/metrics` ([OPERATIONS.md](OPERATIONS.md)), and those of",
         "programs that use the Python API (`library`: [PYTHON.md](PYTHON.md#metrics)). Counters start at 0 with the",
         "process. `nos_ec_store_*` are figures of the whole store, which several processes export with",
-        "the same value: take their `max`, never their `sum`. The usual `process_*` metrics of the Prometheus client",
-        "are exported as well.",
+        "the same value: take their `max`, never their `sum`. The usual `process_*` metrics are exported as well.",
         "",
         "| metric | kind | by | meaning | advice |",
         "|---|---|---|---|---|",

@@ -106,6 +106,8 @@ _PATHS = {
     ("ceph", "keyring_file"),
     ("ceph", "admin_keyring_file"),
     ("api", "token_file"),
+    ("s3", "certificate_file"),
+    ("s3", "key_file"),
     ("s3", "master_key_file"),
 }
 """Settings that are paths. A relative path in a file starts at the file's folder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, SecretStr
 
 from nos_ec.settings.section import DAY, HOUR, MINUTE, SECOND, Section
-from nos_ec.settings.values import Count, NonEmptyPath
+from nos_ec.settings.values import Count, Flag, NonEmptyPath
 
 
 class S3Settings(Section):
@@ -15,11 +15,23 @@ class S3Settings(Section):
         default="127.0.0.1",
         min_length=1,
         max_length=200,
-        description="Address that the gateway listens on. It serves plain HTTP: put a TLS proxy in front of it before"
-        " you give other machines access.",
+        description="Address that the gateway listens on. Set certificate_file and key_file, or put a TLS proxy in"
+        " front of it, before you give other machines access.",
     )
     port: Count = Field(
         default=9488, ge=0, le=65_535, description="TCP port that the gateway listens on; 0: a free one."
+    )
+    certificate_file: NonEmptyPath | None = Field(
+        default=None,
+        title="a path",
+        description="PEM file with the chain of certificates for HTTPS, the server's own first. None: plain HTTP. A"
+        " renewed certificate is served without a restart. A relative path in a file starts at the file's folder.",
+    )
+    key_file: NonEmptyPath | None = Field(
+        default=None,
+        title="a path",
+        description="PEM file with the private key of the certificate, without a passphrase. Other users must not be"
+        " able to read it. A relative path in a file starts at the file's folder.",
     )
     region: str = Field(
         default="us-east-1",
@@ -32,11 +44,31 @@ class S3Settings(Section):
         max_length=4000,
         description="Domains of the gateway: the host BUCKET.DOMAIN names a bucket. Path style always works.",
     )
+    processes: Count = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Processes of the gateway, which share its port. Python uses one core for each: take as many as"
+        " cores. Each opens the store itself, with its own connections and landing segments.",
+    )
     threads: Count = Field(
         default=16,
         ge=1,
         le=1000,
-        description="Requests that are served at a time, and as many again whose bodies have more than 256 KiB.",
+        description="Requests that a process serves at a time, and as many again whose bodies have more than 256 KiB."
+        " With several processes a few are best.",
+    )
+    requests_max: Count = Field(
+        default=400,
+        ge=1,
+        le=100_000,
+        description="Requests that a process of the gateway has under way at a time. More are answered with 503"
+        " SlowDown, which clients take as a sign to try again later.",
+    )
+    access_log: Flag = Field(
+        default=False,
+        description="Log each request with its account, operation, bucket, key, status, sizes and times. Needs"
+        " logging.level = info or debug.",
     )
     access_cache_ms: Count = Field(
         default=2 * SECOND,

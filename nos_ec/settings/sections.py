@@ -474,6 +474,9 @@ class MonitoringSettings(Section):
         le=65_535,
         description="TCP port of the endpoint of gc run --loop. 0: no endpoint. A run from cron never has one.",
     )
+    s3_port: Count = Field(
+        default=0, ge=0, le=65_535, description="TCP port of the endpoint of s3 serve. 0: no endpoint."
+    )
     stall_ms_max: Count = Field(
         default=2 * MINUTE,
         ge=SECOND,

@@ -19,7 +19,7 @@ from botocore.session import Session
 from nos_ec.composition.wiring import System
 from nos_ec.gateway.accounts import Accounts
 from nos_ec.gateway.sealed_secrets import MasterKeys
-from nos_ec.gateway.server import GatewayServer, make_service
+from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
 from nos_ec.settings import S3Settings
 
 MASTERS = MasterKeys(["12" * 32])
@@ -74,7 +74,8 @@ class Gateway:
 def serving(system: System) -> Iterator[Gateway]:
     """A gateway of this store."""
     ids = itertools.count(1)
-    with GatewayServer(make_service(system, MASTERS, SETTINGS), SETTINGS, lambda: f"{next(ids):016X}") as server:
+    service, listener = make_service(system, MASTERS, SETTINGS), listening_for_gateways(SETTINGS)
+    with GatewayServer(service, SETTINGS, lambda: f"{next(ids):016X}", listener) as server:
         yield Gateway(system, server.url)
 
 

@@ -6,10 +6,20 @@ import base64
 import hashlib
 import random
 import threading
+from io import BytesIO
 from typing import Any
 
+import pytest
+from botocore.exceptions import ClientError
+
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.deadlines import PARTS_GRACE_MS
-from nos_ec.core.parts import parts_bucket
+from nos_ec.core.errors import InvalidInput, Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.parts import UploadId, parts_bucket
+from nos_ec.engine.store import Store
+from nos_ec.engine.uploads import MultipartUploads
+from nos_ec.ports.metadata import ObjectRow
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
 
@@ -335,3 +345,109 @@ def test_several_complete_an_upload_at_once(gateway: Gateway, ann: Any) -> None:
     gateway.system.clock = LaterClock(PARTS_GRACE_MS + 1000)
     gc_service(gateway.system).run_once()
     assert ann.get_object(Bucket="photos", Key="k")["Body"].read() == b"first"
+
+
+def test_a_new_bucket_has_no_uploads_of_an_older_one(
+    gateway: Gateway, ann: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gateway died, or its database was away, before it had aborted them."""
+    upload_id, parts = begun(ann, "k", {1: b"first"})
+    with monkeypatch.context() as patched:
+        patched.setattr(MultipartUploads, "abort_all", away)
+        refused("ServiceUnavailable", 503, ann.delete_bucket, Bucket="photos")
+    bob = gateway.client("bob")
+    bob.create_bucket(Bucket="photos")
+    assert "Uploads" not in bob.list_multipart_uploads(Bucket="photos")
+    refused("NoSuchUpload", 404, completed, client=bob, key="k", upload_id=upload_id, parts=parts)
+
+
+def away(*_: object) -> None:
+    raise Transient("the database is away")
+
+
+def test_parts_whose_checksums_were_not_stored(ann: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway of a part died behind its last byte. The completion tells the checksum, or it is of no part."""
+    body = body_of(PART)
+    told = {"ChecksumAlgorithm": "SHA256", "ChecksumType": "COMPOSITE"}
+    upload_id = ann.create_multipart_upload(Bucket="photos", Key="k", **told)["UploadId"]
+    of_part = {"Bucket": "photos", "Key": "k", "UploadId": upload_id, "PartNumber": 1}
+    ann.put_object(Bucket="photos", Key="source", Body=body)
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "set_attributes_of", away)
+        ann.upload_part_copy(**of_part, CopySource="photos/source")
+    digest = hashlib.sha256(body).digest()
+    etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    listed = {"PartNumber": 1, "ETag": etag, "ChecksumSHA256": base64.b64encode(digest).decode()}
+    made = completed(ann, "k", upload_id, [listed])
+    assert made["ChecksumSHA256"] == base64.b64encode(hashlib.sha256(digest).digest()).decode() + "-1"
+
+
+def test_attributes_leave_room_for_the_composition(ann: Any) -> None:
+    tags = "&".join(f"{number}{'k' * 120}={'v' * 250}" for number in range(10))
+    options = {"Tagging": tags, "Metadata": {"m": "x" * 1900}, "CacheControl": "c" * 2200}
+    code = ""
+    for longer in range(0, 1000, 20):
+        told = {**options, "ContentLanguage": "l" * longer}
+        try:
+            upload_id = ann.create_multipart_upload(Bucket="photos", Key="k", **told)["UploadId"]
+        except ClientError as error:
+            code = error.response["Error"]["Code"]
+            break
+        part = {"Bucket": "photos", "Key": "k", "UploadId": upload_id, "PartNumber": 1}
+        etag = ann.upload_part(**part, Body=b"x")["ETag"]
+        completed(ann, "k", upload_id, [{"PartNumber": 1, "ETag": etag}])
+    assert longer > 0
+    assert code in ("MetadataTooLarge", "InvalidArgument")
+
+
+def test_commands_see_the_whole_object(ann: Any, bench: Bench) -> None:
+    whole = body_of(PART) + b"0123456789"
+    upload_id, parts = begun(ann, "k", {1: whole[:PART], 2: whole[PART:]})
+    completed(ann, "k", upload_id, parts)
+    for given, expected in (
+        ("-10", whole[-10:]),
+        (f"{PART - 1}-{PART}", whole[PART - 1 : PART + 1]),
+        ("7-", whole[7:]),
+    ):
+        done = bench.run("get", "photos/k", "-o", "-", f"--range={given}")
+        assert (done.returncode, done.stdout) == (0, expected)
+    assert bench.run("get", "photos/k", "-o", "-").stdout == whole
+    assert str(len(whole)).encode() in bench.run("ls", "-l", "photos/").stdout
+    assert f"{len(whole):,} bytes".encode() in bench.run("ls", "--summarize", "photos/").stdout
+
+
+def test_the_later_of_two_large_parts_is_the_one_that_is_acknowledged(gateway: Gateway, ann: Any) -> None:
+    system = gateway.system
+    upload_id = ann.create_multipart_upload(Bucket="photos", Key="k")["UploadId"]
+    uploads = system.multipart_uploads(system.store())
+    upload = uploads.find_open(UploadId(bytes.fromhex(upload_id)), ObjectKey("photos", "k"))
+    other = body_of(PART, 2)
+
+    class Slow(BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell() > PART // 2 and not stored:
+                stored.append(uploads.put_part(upload, 1, BytesIO(other), b""))
+            return super().read(size)
+
+    stored: list[ObjectRow] = []
+    with pytest.raises(Transient, match="send it again"):
+        uploads.put_part(upload, 1, Slow(body_of(PART, 1)), b"")
+    (part,) = uploads.list_parts(upload, 0, 9)
+    assert part.row.md5 == hashlib.md5(other, usedforsecurity=False).digest()
+
+
+def test_parts_are_changed_by_their_uploads_alone(gateway: Gateway, ann: Any) -> None:
+    upload_id, _ = begun(ann, "k", {1: b"first"})
+    store, key = gateway.system.store(), ObjectKey(parts_bucket("photos"), f"{upload_id}/00001")
+    for change in (
+        lambda: store.put(key, BytesIO(b"other")),
+        lambda: store.put_many([(key, b"other")]),
+        lambda: store.delete(key),
+        lambda: store.delete_many([key]),
+        lambda: store.set_attributes(key, b""),
+    ):
+        with pytest.raises(InvalidInput):
+            change()
+    forged = encode_attributes({"nos_ec:parts": "x"})
+    with pytest.raises(InvalidInput, match="the store's own"):
+        store.put(ObjectKey("photos", "k"), BytesIO(b""), forged)

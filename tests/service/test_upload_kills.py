@@ -28,7 +28,7 @@ from nos_ec.engine.dump.upload_rows import KEPT_MS
 from nos_ec.engine.uploads import StoredPart
 from nos_ec.gateway.accounts import Accounts
 from nos_ec.gateway.sealed_secrets import MasterKeys
-from nos_ec.ports.metadata import CannedAcl, UploadState
+from nos_ec.ports.metadata import CannedAcl, UploadRow, UploadState
 from nos_ec.settings import without_settings
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock, end_log
@@ -201,10 +201,13 @@ def test_gc_killed_while_it_deletes_parts(bench: Bench, point: str) -> None:
 @pytest.mark.parametrize("dumped", [True, False], ids=["dump", "no-dump"])
 def test_uploads_are_rebuilt(bench: Bench, cli: Cli, dumped: bool) -> None:
     """What was completed before and after the dump, what was open, and parts of which nothing is known."""
-    first, second, late = (ObjectKey("photos", name) for name in ("first", "second", "late"))
+    first, second, late, gone = (ObjectKey("photos", name) for name in ("first", "second", "late", "gone"))
     with bench.open() as system:
         uploads = system.multipart_uploads(system.store())
         composed(system, first, [bench.data(5 * STRIPE), bench.data(100)])
+        composed(system, gone, [bench.data(300)])
+        stray = UploadRow(UploadId(b"\1" * 16), ObjectKey("photos", "stray"), UploadState.COMPLETED, 1)
+        system.metadata.restore_uploads([stray])  # as if its object was deleted while the dump was written
         opened = uploads.create(late, "ann", b"")
         uploads.put_part(opened, 1, BytesIO(b"part"), b"")
         bench.pack(system)
@@ -213,13 +216,19 @@ def test_uploads_are_rebuilt(bench: Bench, cli: Cli, dumped: bool) -> None:
         composed(system, second, [bench.data(900), bench.data(5 * STRIPE)])
         uploads = system.multipart_uploads(system.store())
         uploads.put_part(opened, 2, BytesIO(b"second"), b"")
-        bench.acknowledged |= {key: system.store().get(key) for key in (first, second)}
+        if dumped:
+            bench.put(system, "gone", b"overwritten", "photos")
+        bench.acknowledged |= {key: system.store().get(key) for key in (first, second, gone)}
         bench.pack(system)
     lose_database(bench)
     rebuild(bench, cli, *([] if dumped else ["--without-dump"]))
     with bench.open() as system:
         bench.assert_readable_besides_dumps(system)
         states = {row.key: row.state for row in system.metadata.uploads_after(None, 9)}
+        trashed = [row.key for row in system.metadata.trash_page(None, 9).rows]
+        assert trashed == ([gone] if dumped else [])
+        assert states.pop(gone) is UploadState.COMPLETED
+        assert states.pop(stray.key, None) is (UploadState.DOOMED if dumped else None)
         assert (states.pop(first), states.pop(second)) == (UploadState.COMPLETED, UploadState.COMPLETED)
         assert list(states.values()) == [UploadState.OPEN if dumped else UploadState.DOOMED]
         assert check(system, read_share=1.0) == []
@@ -265,6 +274,9 @@ def test_uploads_are_checked(bench: Bench) -> None:
         system.clock = LaterClock(PARTS_GRACE_MS)
         gc_service(system).run_once()
         assert len(system.store().get(other)) == 500, "it is not deleted while its object is there"
+        metadata.restore_uploads([replace(row, upload_id=UploadId(b"\1" * 16))])
+        assert set(kinds(system)) == {FindingKind.COMPOSITION_WRONG, FindingKind.UPLOAD_WITHOUT_OBJECT}
+        metadata.restore_uploads([replace(row, upload_id=UploadId(b"\1" * 16), state=UploadState.DOOMED)])
         metadata.forget_upload(row.upload_id)
         assert set(kinds(system)) == {FindingKind.COMPOSITION_WRONG, FindingKind.PART_WITHOUT_UPLOAD}
 

@@ -63,6 +63,7 @@ def test_alerts_ask_for_metrics_and_labels_that_exist() -> None:
     for metric in METRICS:
         if metric.kind is Kind.HISTOGRAM:
             exposed[f"{metric.exposed_name}_bucket"] = {*metric.labels, "le"}
+            exposed[f"{metric.exposed_name}_count"] = set(metric.labels)
     for text in (RULES.read_text(), TESTS):
         named = re.findall(r"(?<!\w)(nos_ec_\w+)(?:\{([^}]*)\})?", text)
         assert len(named) > 20

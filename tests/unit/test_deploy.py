@@ -154,7 +154,7 @@ def test_the_fresh_machine_runs_units_with_their_drop_ins(tmp_path: Path) -> Non
 
 def test_daemons_notify_and_end_up_under_one_target() -> None:
     daemons = [path for path in SERVICES if path.name != "nos-ec-gc.service"]
-    assert len(daemons) == 3
+    assert len(daemons) == 4
     for path in daemons:
         unit = read_unit(path)
         assert unit["Service"]["Type"] == ["notify"]

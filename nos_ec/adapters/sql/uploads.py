@@ -44,7 +44,7 @@ _BY_TIME = by_index(select(*_COLUMNS), UPLOADS, "uploads_by_time").order_by(_U.s
 OLD = _BY_TIME.where(_U.state == _OPEN, _U.since_ms < bindparam("before")).limit(bindparam("rows_max"))
 DUE = _BY_TIME.where(
     _U.state == _DOOMED,
-    or_(_U.since_ms <= bindparam("now"), _U.since_ms > bindparam("far")),
+    _U.since_ms <= bindparam("until_ms"),
     _U.since_ms >= bindparam("after_ms"),
     or_(_U.since_ms > bindparam("after_ms"), _U.upload_id > bindparam("after_id", type_=_U.upload_id.type)),
 ).limit(bindparam("rows_max"))
@@ -55,6 +55,7 @@ PAGE = (
     .limit(bindparam("rows_max"))
 )
 _FIRST_ID = bytes(ID_BYTES)
+_LAST_MS = 2**63 - 1
 
 
 def create(connection: Connection, new: UploadRow) -> None:
@@ -119,8 +120,14 @@ def old(connection: Connection, before_ms: int, limit: int) -> list[UploadRow]:
 def doomed(connection: Connection, now_ms: int, limit: int, after: tuple[int, UploadId] | None) -> list[UploadRow]:
     """See `Uploads.doomed_uploads`."""
     after_ms, after_id = (-1, _FIRST_ID) if after is None else after
-    bounds = {"now": now_ms, "far": now_ms + WAIT_MS_MAX, "after_ms": after_ms, "after_id": after_id, "rows_max": limit}
-    return [_row(row) for row in connection.execute(DUE, bounds)]
+    bounds = {"until_ms": now_ms, "after_ms": after_ms, "after_id": after_id, "rows_max": limit}
+    due = [_row(row) for row in connection.execute(DUE, bounds)]
+    if due:
+        return due
+    far_ms = now_ms + WAIT_MS_MAX
+    if far_ms >= after_ms:
+        bounds |= {"after_ms": far_ms + 1, "after_id": _FIRST_ID}
+    return [_row(row) for row in connection.execute(DUE, bounds | {"until_ms": _LAST_MS})]
 
 
 def forget(connection: Connection, upload_id: UploadId) -> None:

@@ -46,6 +46,12 @@ class ObjectCheck:
             for object_id in self._stray(owners):
                 yield from self._second.doubt(partial(self._strays, object_id))
         yield from self._second.settle()
+        for upload in uploads.uploads_without_object(self._metadata):
+            yield Finding(
+                FindingKind.UPLOAD_WITHOUT_OBJECT,
+                f"upload {upload.upload_id.hex()} of {upload.key}",
+                {"since_ms": upload.since_ms},
+            )
 
     # --- rows -----------------------------------------------------------------------------------------
     def _again(self, object_id: int) -> list[Finding]:

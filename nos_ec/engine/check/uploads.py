@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nos_ec.core.errors import Corrupt
-from nos_ec.core.parts import Composition, UploadId, is_parts_bucket, parts_bucket, parts_prefix
-from nos_ec.ports.metadata import Metadata, ObjectRow, UploadRow, UploadState
+from nos_ec.core.parts import Composition, UploadId, is_parts_bucket, parts_bucket, parts_prefix, upload_of_part
+from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark, UploadRow, UploadState
 
 PAGE_PARTS = 1000
 
@@ -40,6 +40,34 @@ def is_stray_part(row: ObjectRow, uploads: Mapping[UploadId, UploadRow]) -> bool
     return is_parts_bucket(row.key.bucket) and _upload_of(row) not in uploads
 
 
+def uploads_without_object(metadata: Metadata) -> Iterator[UploadRow]:
+    """COMPLETED uploads that neither a current object nor one in the trash is composed of. Looks through the trash once
+    for each page of such as are of no current object."""
+    after: UploadId | None = None
+    while page := metadata.uploads_after(after, PAGE_PARTS):
+        after = page[-1].upload_id
+        left = {row.upload_id: row for row in page if row.state is UploadState.COMPLETED}
+        current = metadata.rows_of([row.key for row in left.values()]) if left else {}
+        _drop(left, current.values())
+        before: TrashMark | None = None
+        while left:
+            trashed = metadata.trash_page(before, PAGE_PARTS)
+            _drop(left, trashed.rows)
+            before = trashed.before
+            if before is None:
+                break
+        still = metadata.uploads_with(list(left)) if left else {}
+        yield from (row for row in still.values() if row == left[row.upload_id])
+
+
+def _drop(uploads: dict[UploadId, UploadRow], rows: Iterable[ObjectRow]) -> None:
+    """Take out those that these objects are composed of."""
+    for row in rows:
+        upload_id = _upload_of(row)
+        if upload_id is not None:
+            uploads.pop(upload_id, None)
+
+
 def _there(row: ObjectRow, composition: Composition, metadata: Metadata) -> tuple[int, int]:
     """Parts of an upload that are there, and their bytes. Parts that were left out may be among them for a moment."""
     count = size = 0
@@ -54,10 +82,7 @@ def _there(row: ObjectRow, composition: Composition, metadata: Metadata) -> tupl
 def _upload_of(row: ObjectRow) -> UploadId | None:
     """The upload that an object is composed of, or is a part of."""
     if is_parts_bucket(row.key.bucket):
-        try:
-            return UploadId(bytes.fromhex(row.key.name.partition("/")[0]))
-        except ValueError:
-            return None
+        return upload_of_part(row.key)
     try:
         composition = row.composition
     except Corrupt:

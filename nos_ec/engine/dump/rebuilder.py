@@ -143,6 +143,7 @@ class Rebuilder:
         self._ends: dict[SegmentId, int] = {}
         self._parts: dict[tuple[ObjectKey, int], list[ToldEntry]] = {}
         self._epoch = 0
+        self._unread_segments = 0
         self._unread: list[BlockId] = []
         """Blocks of which not everything can be read."""
         self.figures = RebuildFigures()
@@ -376,6 +377,7 @@ class Rebuilder:
                 except Corrupt:
                     unread.add(segment)
             if segment in unread:
+                self._unread_segments += 1
                 continue  # without a row it is not given back, and `check` names it
             epoch = 0 if dumped is None else dumped.epoch
             row = SegmentRow(segment, _SEGMENT_SEALED, epoch, time_of(segment), self._now_ms, end, records)
@@ -538,9 +540,13 @@ class Rebuilder:
 
     # --- uploads --------------------------------------------------------------------------------------
     def _settle_uploads(self) -> None:
-        """When all objects are known: first those that are composed, then the parts to which none of them refers."""
+        """When all objects are known: first those that are composed, then the parts to which none of them refers. If
+        not everything could be read, there may be others that refer to them, so they stay, and `check` names them."""
         for page in self._all_objects():
-            upload_rows.complete_those_of(page, self._metadata)
+            upload_rows.complete_those_of(page, self._metadata, self._now_ms)
+        if self.figures.unread_blocks or self.figures.nameless or self._unread_segments:
+            return
+        upload_rows.doom_those_without_object(self._metadata, self._now_ms)
         for page in self._all_objects():
             upload_rows.doom_parts_without_upload(page, self._metadata, self._now_ms)
 

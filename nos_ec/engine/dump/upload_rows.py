@@ -7,11 +7,12 @@ of them, and parts without an upload are kept for a week.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from nos_ec.core.dump_format import DumpPage
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.parts import PARTS_BUCKET, UploadId, is_parts_bucket
+from nos_ec.core.parts import PARTS_BUCKET, UploadId, upload_of_part
 from nos_ec.engine.dump.rows import word
 from nos_ec.ports.metadata import Metadata, ObjectRow, UploadRow, Uploads, UploadState
 
@@ -58,8 +59,8 @@ def load_page(page: DumpPage, metadata: Uploads) -> None:
         metadata.restore_uploads(list(uploads_of(page)))
 
 
-def complete_those_of(page: Sequence[ObjectRow], metadata: Metadata) -> None:
-    """Make sure that the uploads of the composed objects among these are COMPLETED. Raises Transient."""
+def complete_those_of(page: Sequence[ObjectRow], metadata: Metadata, now_ms: int) -> None:
+    """Make the uploads of the composed objects among these COMPLETED, at `now_ms`. Raises Transient."""
     found: dict[UploadId, ObjectRow] = {}
     for row in page:
         try:
@@ -68,22 +69,26 @@ def complete_those_of(page: Sequence[ObjectRow], metadata: Metadata) -> None:
             continue
         if composition is not None:
             found[composition.upload_id] = row
-    known = metadata.uploads_with(list(found))
     metadata.restore_uploads(
-        [
-            UploadRow(upload_id, row.key, UploadState.COMPLETED, row.created_ms)
-            for upload_id, row in found.items()
-            if upload_id not in known or known[upload_id].state is not UploadState.COMPLETED
-        ]
+        [UploadRow(upload_id, row.key, UploadState.COMPLETED, now_ms) for upload_id, row in found.items()]
     )
+
+
+def doom_those_without_object(metadata: Metadata, now_ms: int) -> None:
+    """Doom the uploads that are COMPLETED, but not at `now_ms`: no object is composed of them. Raises Transient."""
+    after: UploadId | None = None
+    while page := metadata.uploads_after(after, PAGE_ROWS):
+        after = page[-1].upload_id
+        gone = [row for row in page if row.state is UploadState.COMPLETED and row.since_ms != now_ms]
+        metadata.restore_uploads([replace(row, state=UploadState.DOOMED, since_ms=now_ms + KEPT_MS) for row in gone])
 
 
 def doom_parts_without_upload(page: Sequence[ObjectRow], metadata: Metadata, now_ms: int) -> None:
     """Give the parts among these whose upload has no row one that is DOOMED. Raises Transient."""
     found: dict[UploadId, str] = {}
     for row in page:
-        if is_parts_bucket(row.key.bucket):
-            upload_id = UploadId(bytes.fromhex(row.key.name.partition("/")[0]))
+        upload_id = upload_of_part(row.key)
+        if upload_id is not None:
             found[upload_id] = row.key.bucket.removeprefix(PARTS_BUCKET)
     known = metadata.uploads_with(list(found))
     metadata.restore_uploads(
