@@ -106,6 +106,10 @@ class Service:
         if run is None:
             raise S3Error("NotImplemented", f"{operation} is not supported yet.")
         account, signed = self._sender(request)
+        if operation == "HeadBucket":
+            self._access.forget_bucket(
+                bucket or ""
+            )  # another gateway may just have deleted it, and clients ask for that
         access = None if operation in _WITHOUT_BUCKET else self._access.bucket(bucket or "")
         expected = request.header("x-amz-expected-bucket-owner")
         if access is not None and expected not in (None, access.row.owner):

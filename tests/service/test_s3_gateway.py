@@ -136,6 +136,18 @@ def test_life_of_a_bucket(gateway: Gateway) -> None:
     refused("InvalidBucketName", 400, ann.list_objects_v2, Bucket=".nos_ec")
 
 
+def test_a_gateway_that_remembers_buckets_sees_at_once_that_one_is_deleted(gateway: Gateway, ann: Any) -> None:
+    remembering = SETTINGS.model_copy(update={"access_cache_ms": 60_000})
+    with GatewayServer(make_service(gateway.system, MASTERS, remembering), remembering, lambda: "1") as server:
+        other = Gateway(gateway.system, server.url).client("ann")
+        refused("404", 404, other.head_bucket, Bucket="music")
+        ann.create_bucket(Bucket="music")
+        other.head_bucket(Bucket="music")
+        ann.delete_bucket(Bucket="music")
+        refused("404", 404, other.head_bucket, Bucket="music")
+        refused("NoSuchBucket", 404, other.put_object, Bucket="music", Key="k", Body=b"x")
+
+
 def test_acl_and_tags_of_a_bucket(gateway: Gateway, ann: Any) -> None:
     refused("NoSuchTagSet", 404, ann.get_bucket_tagging, Bucket="photos")
     tags = [{"Key": "a", "Value": "<b>"}, {"Key": "c", "Value": ""}]
