@@ -32,6 +32,9 @@ class WebServer:
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._socket = socket.create_server((host, port), family=family)
+            # Accepted connections inherit it. asyncio sets it only on sockets that name their protocol, which these do
+            # not: then the body of an answer waits for the client's delayed acknowledgement of the headers, 40 ms.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             raise ConfigError(
                 f"{section}: cannot listen on {host}:{port} ({error.strerror}); set {section}.host to an address of"

@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import itertools
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.session import Session
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import ObjectKey
@@ -610,3 +612,21 @@ def test_a_reader_that_goes_away_ends_the_reading(
     connection.close()
     assert ended.wait(WAIT_S_MAX)
     assert len(given) < 1000
+
+
+def test_answers_do_not_wait_for_acknowledgements_of_the_client(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body comes in another packet than the headers before it, which a client acknowledges after 40 ms."""
+    seen: list[int] = []
+    connection_made = H11Protocol.connection_made
+
+    def look(protocol: H11Protocol, transport: Any) -> None:
+        accepted = transport.get_extra_info("socket")
+        seen.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        connection_made(protocol, transport)
+
+    monkeypatch.setattr(H11Protocol, "connection_made", look)
+    assert gateway.raw("GET", "/")[0] == 403
+    assert seen
+    assert all(seen)
