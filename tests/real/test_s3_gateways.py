@@ -1,4 +1,4 @@
-"""Two S3 gateways of one store on Ceph, Kafka and MariaDB, each process with the rights of its kind and no others.
+"""Two S3 gateways of one store on Ceph, Kafka and MariaDB.
 
 What one gateway has answered, the other one knows at once, while consumers pack the objects. Real clients write to one
 and read from the other, and every byte is compared.
@@ -9,129 +9,26 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-import uuid
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
-from botocore.session import Session
 
-from nos_ec.composition.backends import remove_log, remove_objects
-from tests.rig.ceph_cluster import CephCluster
-from tests.rig.chaos_fleet import CODES, Actor, Fleet
-from tests.rig.daemons import until
-from tests.rig.dev_servers import DevServer
-from tests.rig.patience import PATIENCE_MS
 from tests.rig.s3_clients import CLIENTS, Gateways, clients_python
-from tests.rig.s3_gateway import Access, GatewayProcess, create_key
-from tests.rig.sql_roles import RoleStore
+from tests.rig.two_gateways import TwoGateways
 
 from .conftest import or_skip
 
 pytestmark = pytest.mark.real
 
-CONFIG = """
-[store]
-backend = "ceph"
-root = "root"
-[ceph]
-conf_file = "{conf_file}"
-namespace = "{tag}"
-op_timeout_ms = {patience_ms}
-[geometry]
-stripes_per_block = 4
-[put]
-min_age_ms = 0
-[producer]
-idle_wait_ms = 100
-[consumer]
-linger_ms = 200
-linger_max_ms = 200
-idle_wait_ms = 100
-[log]
-backend = "kafka"
-partitions = 3
-[kafka]
-servers = "{servers}"
-topic = "{tag}"
-replication = 1
-in_sync_min = 1
-[logging]
-format = "json"
-"""
-DAEMONS = {"producer-0": ("producer",), "consumer-0": ("consumer",), "gc-0": ("gc", "run", "--apply", "--loop")}
 WRITERS = 64
 RACES = 4
 TURNS = 60
 KEYS = 8
 SIZES = (0, 1, 5_000, 300_000, 5 << 20)
-
-
-class TwoGateways:
-    """The running store."""
-
-    def __init__(self, store: RoleStore, urls: list[str], key: str, secret: str) -> None:
-        self.store = store
-        self.accesses = [Access(url, key, secret) for url in urls]
-
-    def clients(self) -> list[Any]:
-        """A client of each gateway. Safe to use from several threads."""
-        config = Config(
-            retries={"max_attempts": 0, "mode": "standard"},
-            s3={"addressing_style": "path"},
-            max_pool_connections=WRITERS,
-            read_timeout=PATIENCE_MS // 1000,
-        )
-        return [
-            Session().create_client(
-                "s3",
-                region_name="eu-north-1",
-                endpoint_url=access.url,
-                aws_access_key_id=access.access_key,
-                aws_secret_access_key=access.secret,
-                config=config,
-            )
-            for access in self.accesses
-        ]
-
-    def await_packed(self) -> None:
-        """Wait until consumers have packed something."""
-        with self.store.open("reader") as seen:
-            until(lambda: seen.metadata.totals().packed_objects > 0, "objects are packed")
-
-
-@pytest.fixture(scope="module")
-def gateways(
-    ceph: CephCluster, kafka: DevServer, mariadb_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TwoGateways]:
-    tag = f"s3-{uuid.uuid4().hex[:12]}"
-    config = CONFIG.format(conf_file=ceph.conf_file, servers=kafka.url, tag=tag, patience_ms=PATIENCE_MS)
-    store = RoleStore(mariadb_url, tmp_path_factory.mktemp("gateways"), config, ceph.folder)
-    with store.made(), ExitStack() as stack:
-        stack.callback(remove_log, store.settings("admin"))
-        stack.callback(remove_objects, store.settings("admin"))
-        key, secret = create_key(store.config, "ann", **store.environment("admin"))
-        actors = {
-            name: Actor(arguments, store.environment(name.partition("-")[0])) for name, arguments in DAEMONS.items()
-        }
-        fleet = Fleet(store.config, actors, restart_wait_s=1)
-        stack.callback(fleet.abandon)
-        logs = [store.folder / f"gateway-{number}.log" for number in range(2)]
-        with ExitStack() as running:
-            started = [GatewayProcess(store.config, log, **store.environment("front")) for log in logs]
-            for one in started:
-                running.enter_context(one)
-            yield TwoGateways(store, [one.url for one in started], key, secret)
-        fleet.stop()
-        assert fleet.misbehaviour(CODES) == []
-        for log in logs:
-            assert "Traceback" not in log.read_text()
 
 
 def _fetch(client: Any, bucket: str, name: str) -> bytes | None:
