@@ -103,6 +103,7 @@ requirements: ## compile requirements/*.txt from pyproject.toml with uv (UPGRADE
 	@command -v $(UV) >/dev/null || { echo "this needs uv: pip install uv, or make requirements UV=/path/to/uv"; exit 1; }
 	$(COMPILE) --output-file requirements/runtime.txt pyproject.toml
 	$(COMPILE) --extra dev --output-file requirements/dev.txt pyproject.toml requirements/build.in
+	$(COMPILE) --output-file requirements/clients.txt requirements/clients.in
 
 reference: venv ## write docs/CONFIG.md, docs/METRICS.md and the Grafana dashboard from the code
 	$(BIN)/python -c 'import pathlib, nos_ec.settings.reference as s; pathlib.Path("docs/CONFIG.md").write_text(s.reference())'

@@ -46,6 +46,7 @@ GROUPS = {
     ),
     "stack": ("test_stack", "test_runbooks"),
     "prometheus": ("test_prometheus_rules",),
+    "clients": ("test_s3_clients",),
 }
 """Modules of tests/real whose tests share servers, and therefore a process. A module that is in no group needs Ceph,
 which takes longest, so it comes first."""

@@ -3,7 +3,8 @@
 # erasure-coded pool, a 3-replica landing pool, and a key of least privilege for each kind of client.
 # It uses no system service and finds each daemon by its pid. docs/CEPH.md says what is created and why.
 # usage: deploy/dev/ceph.sh start|stop|status|install        a second start restarts daemons that died
-#        deploy/dev/ceph.sh run PROGRAM [ARGUMENT...]         run one of Ceph's programs, such as ceph, as client.admin
+#        deploy/dev/ceph.sh run PROGRAM [ARGUMENT...]         run one of Ceph's programs, such as ceph, as client.admin;
+#                                                             radosgw is installed when it is first run
 #        deploy/dev/ceph.sh new-osd N                         OSD N on an empty disk: one that was destroyed, or one more
 #
 # The last word that `start` and `status` print is the path of ceph.conf. The keyrings are in the same folder.
@@ -116,7 +117,12 @@ install() {
 
 case "${1:-} $#" in
 start\ 1 | stop\ 1 | status\ 1 | install\ 1) "$1" ;;
-run\ [2-9] | run\ [1-9][0-9]) shift && need_programs && as_admin "$@" ;;
+run\ [2-9] | run\ [1-9][0-9])
+    shift
+    need_programs
+    case $1 in radosgw*) need_radosgw ;; esac
+    as_admin "$@"
+    ;;
 new-osd\ 2) new_osd "$2" ;;
 *) echo "usage: $0 start|stop|status|install | run PROGRAM [ARGUMENT...] | new-osd N" >&2; exit 1 ;;
 esac

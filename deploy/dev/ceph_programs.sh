@@ -22,6 +22,20 @@ need_programs() {
     esac
 }
 
+# radosgw is only for `nos-ec bench s3`, so it is installed when it is first run.
+need_radosgw() {
+    if [ "$flavour" = system ]; then
+        command -v radosgw >/dev/null || install_packages radosgw
+    elif [ ! -e "$chroot_dir/usr/bin/radosgw" ]; then
+        mkdir -p "$base"
+        (
+            flock -w 900 8
+            [ -e "$chroot_dir/usr/bin/radosgw" ] || in_chroot "$chroot_dir" env DEBIAN_FRONTEND=noninteractive \
+                apt-get install -y -q --no-install-recommends radosgw
+        ) 8>"$chroot_dir.lock" >"$base/radosgw.log" 2>&1 </dev/null || missing "could not install radosgw; see $base/radosgw.log"
+    fi
+}
+
 # nos_ec itself loads the Python binding of the distribution that it runs on.
 need_client() {
     local found=(/usr/lib/python3/dist-packages/rados.*.so /usr/lib*/python3.*/site-packages/rados.*.so)

@@ -6,7 +6,7 @@
 #   down    stop all servers; the data stays
 #   status  one line per server
 #   clean   down, and remove the data; installed programs stay
-#   install install the programs of all servers, including both databases and Prometheus; starts nothing
+#   install install the programs of all servers, including both databases, Prometheus and the S3 clients; starts nothing
 #
 # Environment, besides that of base.sh and ceph.sh (deploy/README.md says more):
 #   NOS_EC_DEV_DATABASE       mysql or mariadb (default: that of the last `up`; at first, mariadb)
@@ -121,7 +121,7 @@ clean() {
 
 install() {
     mkdir -p "$base"
-    each install ceph kafka mariadb mysql prometheus
+    each install ceph kafka mariadb mysql prometheus s3_clients
 }
 
 # --- how to use it ------------------------------------------------------------------------------------------------

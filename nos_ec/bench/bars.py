@@ -84,6 +84,25 @@ LANDING_EMBEDDED: Mapping[str, _Cells] = {
 """By figure, then by workload or size of the objects, and callers: how many times as many PUTs/s, and how many times
 less CPU time."""
 
+GETS_OVER_RADOSGW: Mapping[int, float] = {1: 0.6, 2: 0.8}
+"""By processes of the gateway; more are like two."""
+
+
+def s3_bars(processes: int, *, on_ceph: bool, with_radosgw: bool) -> list[Bar]:
+    """The bars of `bench s3`, with this many processes of the gateway."""
+    bars = [Bar("gateway.ms.list.p50", 20.0, at_least=False)]
+    if on_ceph:
+        bars.append(Bar("gateway.osd_reads_per_get", 1, at_least=False))
+    if with_radosgw:
+        bars += [
+            Bar("gateway_over_radosgw.per_s.get", GETS_OVER_RADOSGW[min(processes, 2)], at_least=True),
+            Bar("gateway_over_radosgw_as_shipped.per_s.get", 1.5, at_least=True),
+            Bar("gateway_over_radosgw.per_s.put", 1.5, at_least=True),
+            Bar("gateway_over_radosgw.cpu.put", 0.7, at_least=False),
+        ]
+    return bars
+
+
 SCAN: Sequence[Bar] = (Bar("many_over_few", 0.8, at_least=True),)
 
 

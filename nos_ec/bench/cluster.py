@@ -13,6 +13,7 @@ from typing import Any, Self
 from nos_ec.adapters.rados import binding
 from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
 from nos_ec.adapters.rados.cluster_waits import await_clean
+from nos_ec.adapters.rados.removal import remove_namespace
 from nos_ec.core.errors import ConfigError, NosError
 
 POOL_GROUPS = 32
@@ -115,6 +116,24 @@ class BenchCluster:
             yield name
         finally:
             self._delete_pool(name)
+
+    @contextmanager
+    def replicated_pool(self) -> Iterator[str]:
+        """Yield a temporary pool for radosgw. Raises ConfigError if the cluster does not allow pools to be deleted."""
+        name = f"nos-ec-bench-rgw-{os.urandom(4).hex()}"
+        self._cluster.command(
+            "osd pool create", pool=name, pg_num=POOL_GROUPS, pgp_num=POOL_GROUPS, pool_type="replicated"
+        )
+        try:
+            self._cluster.command("osd pool application enable", pool=name, app="rgw")
+            await_clean(self._cluster)
+            yield name
+        finally:
+            self._delete_pool(name)
+
+    def remove_namespace(self, pool: str, namespace: str) -> None:
+        """Remove all objects of a namespace. Raises ConfigError, Transient."""
+        remove_namespace(self._cluster, pool, namespace)
 
     def _delete_pool(self, name: str) -> None:
         try:

@@ -19,6 +19,10 @@ class Processes:
     def __init__(self, pids: Mapping[str, Iterable[int]]) -> None:
         self._pids = {name: sorted(set(members)) for name, members in pids.items()}
 
+    def with_group(self, name: str, pids: Iterable[int]) -> Processes:
+        """These groups and one more."""
+        return Processes({**self._pids, name: pids})
+
     def cpu_s(self) -> dict[str, float | None]:
         """CPU seconds, user and system, that each group has used so far; None for a group without processes here."""
         return {name: sum(map(_cpu_s, members)) if members else None for name, members in self._pids.items()}

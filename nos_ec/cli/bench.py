@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import combinations
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from nos_ec.bench.bars import PIPELINE, READ, SCAN, Bar, landing_bars, life_bars, missed
+from nos_ec.bench.bars import PIPELINE, READ, SCAN, Bar, landing_bars, life_bars, missed, s3_bars
 from nos_ec.bench.landing_only import LandingBench, LandingOptions, round_bytes_max
 from nos_ec.bench.landing_ways import LandingWay, OneByOne, bare_writer
 from nos_ec.bench.life import LifeBench, LifeOptions
@@ -19,6 +20,8 @@ from nos_ec.bench.life_ways import landing_settings, life_stores
 from nos_ec.bench.log_way import log_way
 from nos_ec.bench.pipeline import PipelineBench, PipelineOptions
 from nos_ec.bench.reads import ReadBench, ReadOptions
+from nos_ec.bench.s3 import S3Bench, S3Options
+from nos_ec.bench.s3_ways import s3_ways
 from nos_ec.bench.scan import ScanOptions, scan
 from nos_ec.bench.stack import AdminKey, bench_stack, bench_stores
 from nos_ec.cli.context import AsJson, context
@@ -51,6 +54,7 @@ def register(app: typer.Typer) -> None:
     bench_app.command("landing")(landing)
     bench_app.command("life")(life)
     bench_app.command("scan")(scan_command)
+    bench_app.command("s3")(s3)
     app.add_typer(bench_app, name="bench")
 
 
@@ -181,6 +185,40 @@ def scan_command(
     _finish(figures, SCAN if check else (), as_json, lambda: _print_scan(figures))
 
 
+def s3(
+    ctx: typer.Context,
+    radosgw: Annotated[bool, typer.Option("--radosgw", help="Also measure radosgw, on the same cluster.")] = False,
+    ceph_programs: Annotated[
+        str, typer.Option(help="Words before the names of Ceph programs, such as deploy/dev/ceph.sh run.")
+    ] = "",
+    processes: Annotated[int, typer.Option(min=1, max=64, help="Processes of the gateway.")] = 1,
+    objects: Annotated[int, typer.Option(min=16, help="PUTs of each way in each round.")] = 1000,
+    size: Annotated[int, typer.Option(min=1, help="Bytes of each object that is PUT.")] = 65536,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, after a warm-up round that does not count.")] = 3,
+    put_callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that PUT.")] = 16,
+    get_callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that GET.")] = 8,
+    small_objects: Annotated[int, typer.Option(min=1001, help="Small objects to GET and LIST.")] = 2000,
+    reads: Annotated[int, typer.Option(min=10, help="GETs of each way in each round.")] = 2000,
+    pages: Annotated[int, typer.Option(min=1, help="LISTs of each way in each round.")] = 30,
+    sample: Annotated[int, typer.Option(min=1, help="GETs for which the reads of OSDs are counted.")] = 50,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the S3 gateway. Beside the engine without HTTP, and beside radosgw; also on an embedded store."""
+    settings = context(ctx).settings()
+    options = S3Options(objects, size, rounds, put_callers, get_callers, small_objects, reads, pages, sample, seed)
+    programs = shlex.split(ceph_programs) if radosgw else None
+    with ExitStack() as stack:
+        tick = stack.enter_context(ticking())
+        found = stack.enter_context(s3_ways(settings, AdminKey(admin_user, admin_keyring), processes, programs))
+        figures = {"processes": processes} | S3Bench(found.system, found.ways, options, tick).run()
+    bars = s3_bars(processes, on_ceph=settings.store.backend == "ceph", with_radosgw=radosgw)
+    _finish(figures, bars if check else (), as_json, lambda: _print_s3(figures))
+
+
 def _known(workload: str) -> str:
     """The name of a workload. Raises InvalidInput."""
     if workload not in WORKLOADS:
@@ -253,6 +291,37 @@ def _print_landing(figures: Mapping[str, Any]) -> None:
                 cpu = f"{found['cpu_ms_per_object']['put']['total']:.3f}"
                 table.add_row(drawn, callers, way, rate, *latencies, batch, bare, cpu)
     out.print(table)
+
+
+def _print_s3(figures: Mapping[str, Any]) -> None:
+    table = Table(
+        title=f"{figures['objects']:,} PUTs of {figures['size']:,} bytes by {figures['put_callers']} callers, GETs by"
+        f" {figures['get_callers']}, {figures['rounds']} rounds, {figures['processes']} processes of the gateway",
+        title_justify="left",
+    )
+    for column in ("", *figures["ways"]):
+        table.add_column(column, justify="right" if column else "left")
+    ways = [figures[way] for way in figures["ways"]]
+    for step in ("put", "get"):
+        table.add_row(f"{step.upper()}s/s", *(f"{way['per_s'][step]:,.0f}" for way in ways))
+        for name in ("p50", "p99"):
+            table.add_row(f"{step.upper()} {name}, ms", *(f"{way['ms'][step][name]:.2f}" for way in ways))
+        for group in ("total", "client", "server", "osds", "sql", "kafka"):
+            values = [way["cpu_ms_per_object"][step].get(group) for way in ways]
+            if any(value is not None for value in values):
+                table.add_row(f"CPU of {step.upper()}, ms: {group}", *(_optional(value, ".3f") for value in values))
+    table.add_row("CPU of PUT, with packing, ms", *(f"{way['put_and_pack_cpu_ms_per_object']:.3f}" for way in ways))
+    table.add_row("LIST of 1,000 p50, ms", *(f"{way['ms']['list']['p50']:.2f}" for way in ways))
+    reads = [way.get("osd_reads_per_get_mean") for way in ways]
+    if any(value is not None for value in reads):
+        table.add_row("OSD reads per GET, on average", *(_optional(value, ".2f") for value in reads))
+    out.print(table)
+    for name in figures["ways"][1:]:
+        over = figures[f"gateway_over_{name}"]
+        out.print(
+            f"gateway over {name}: [bold]{over['per_s']['get']:.2f}[/] GETs/s, [bold]{over['per_s']['put']:.2f}[/]"
+            f" PUTs/s, [bold]{over['cpu']['put']:.2f}[/] CPU of PUT, {over['cpu']['get']:.2f} CPU of GET"
+        )
 
 
 def _print_life(figures: Mapping[str, Any]) -> None:

@@ -132,6 +132,9 @@ class Service:
             raise S3Error("NotImplemented", f"{operation} is not supported yet.")
         account, signed = self._sender(sent)
         record.account = account
+        if operation == "HeadBucket":
+            # Another gateway may just have deleted it, and clients ask for that.
+            self._access.forget_bucket(bucket or "")
         access = None if operation in _WITHOUT_BUCKET else self._access.bucket(bucket or "")
         expected = request.header("x-amz-expected-bucket-owner")
         if access is not None and expected not in (None, access.row.owner):

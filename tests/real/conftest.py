@@ -14,8 +14,12 @@ import pytest
 
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.dev_servers import MISSING, SCRIPTS, START_S_MAX, DevServer, ServerFailed, ServerMissing, free_port
+from tests.rig.embedded_gateway import embedded_gateway
 from tests.rig.patience import PATIENCE_MS
 from tests.rig.prometheus import promtool
+from tests.rig.s3_clients import clients_python
+from tests.rig.s3_gateway import Access
+from tests.rig.two_gateways import TwoGateways, two_gateways
 
 
 def start(server: DevServer) -> None:
@@ -181,6 +185,23 @@ def xfail_unless_pages_are_read(ceph: CephCluster, request: pytest.FixtureReques
 def with_promtool() -> None:
     """Prometheus' programs are installed."""
     or_skip(promtool)
+
+
+@pytest.fixture(scope="module")
+def s3_access(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
+    """A gateway of an embedded store, for real clients, which are installed."""
+    or_skip(clients_python)
+    with embedded_gateway(tmp_path_factory.mktemp("embedded")) as access:
+        yield access
+
+
+@pytest.fixture(scope="module")
+def gateways(
+    ceph: CephCluster, kafka: DevServer, mariadb_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoGateways]:
+    """Two gateways on all servers."""
+    with two_gateways(ceph, kafka.url, mariadb_url, tmp_path_factory.mktemp("gateways")) as running:
+        yield running
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from sqlalchemy import create_engine, text
 
 from nos_ec.cli.app import run
 from tests.rig.ceph_cluster import CephCluster
+from tests.rig.dev_servers import SCRIPTS
 
 pytestmark = pytest.mark.real
 
@@ -101,6 +102,25 @@ def test_bench_read(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert found["osds_per_get"] == 1
     assert found["read_bytes_over_pages"] == 1
     assert found["p50_over_bare"] == pytest.approx(found["ours_ms"]["p50"] / found["bare_ms"]["p50"])
+
+
+def test_bench_s3(stack_config: Path, ceph: CephCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    """Beside radosgw, whose pool and objects are removed, too."""
+    if not ceph.owned():
+        pytest.skip("the programs of another cluster are not known")
+    programs = f"env NOS_EC_DEV_DIR={ceph.folder.parent} {SCRIPTS / 'ceph.sh'} run"
+    few = ["--objects", "16", "--small-objects", "1001", "--reads", "20", "--pages", "2", "--sample", "10"]
+    callers = ["--put-callers", "4", "--get-callers", "2", "--rounds", "1"]
+    found = figures(stack_config, capfd, "s3", "--radosgw", "--ceph-programs", programs, *few, *callers)
+    assert found["ways"] == ["gateway", "engine", "radosgw", "radosgw_as_shipped"]
+    for way in found["ways"]:
+        groups = {"client", "osds", "kafka", "sql", "total"} | (set() if way == "engine" else {"server"})
+        assert all(cpu.keys() == groups for cpu in found[way]["cpu_ms_per_object"].values())
+        assert found[way]["osd_reads_per_get"] >= 1
+    assert found["gateway_over_radosgw"]["cpu"]["put"] > 0
+    assert found["radosgw"]["put_and_pack_cpu_ms_per_object"] == pytest.approx(
+        found["radosgw"]["cpu_ms_per_object"]["put"]["total"]
+    )
 
 
 def test_bench_scan(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None:

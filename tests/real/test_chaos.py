@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.real, pytest.mark.invariant(1)]
 
 SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SECONDS = 90.0
-EVERY_S = 8.0
+EVERY_S = 7.3
 """Enough time for every kind of strike to come once."""
 
 

@@ -1,4 +1,5 @@
-"""Chaos on the real stack: clients and daemons work while daemons, OSDs, Kafka and the SQL server are killed.
+"""Chaos on the real stack: clients and daemons work while daemons, OSDs, Kafka and the SQL server are killed. Some
+clients use S3, through a gateway that is a daemon like the others.
 
 In the middle PUTs change to the landing log, and back through mode drain. At the end everything is healed and comes to
 rest, every key is read and compared, and the store is audited.
@@ -22,12 +23,15 @@ from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import load_settings
 from tests.rig.at_rest import come_to_rest
-from tests.rig.chaos_clients import Clients, History, Reader, Totals, Verdict, Workload, Writer, judge
+from tests.rig.chaos_clients import Clients, History, Reader, Totals, Verdict, Workload, Writer, always, judge
 from tests.rig.chaos_fleet import CODES, UNREACHED, Actor, Fleet
 from tests.rig.chaos_gateway import Gateway, ModeChanges, set_mode
+from tests.rig.chaos_s3 import ACTOR as S3_ACTOR
+from tests.rig.chaos_s3 import FIRST_WRITER, S3Objects, address, gateway_actor
 from tests.rig.chaos_strikes import DAEMONS, LEASE_S, WAIT_S, Servers, Striker, await_nothing, schedule
 from tests.rig.dev_servers import free_port
 from tests.rig.patience import patient
+from tests.rig.s3_gateway import Access, create_key
 
 RESTART_WAIT_S = 1.0
 """How long a daemon stays away before it is restarted, as with systemd."""
@@ -51,6 +55,9 @@ WORKLOAD = Workload(
 GATEWAYS = 2
 WRITERS, READERS = 2, 1
 """Of each gateway."""
+S3_WRITERS, S3_READERS = 2, 1
+S3_ACCOUNT = "root"
+"""It may read what the other writers store, too."""
 READ_PAUSE_S = 0.05
 
 CONFIG = """
@@ -120,6 +127,7 @@ class Report:
     modes: list[str] = field(default_factory=list)
     logged_objects: int = 0
     clients: dict[str, int] = field(default_factory=dict)
+    s3_clients: dict[str, int] = field(default_factory=dict)
     exit_codes: dict[int, int] = field(default_factory=dict)
     packed_objects: int = 0
     gc_moved_objects: int = 0
@@ -161,10 +169,12 @@ def configure(folder: Path, servers: Servers) -> Path:
     return config
 
 
-def _actors(keyrings: Path) -> dict[str, Actor]:
+def _actors(keyrings: Path, gateway: Access) -> dict[str, Actor]:
     """The daemons of each kind. Each has its kind's key of least privilege, and its own port."""
-    actors = {}
+    actors = {S3_ACTOR: gateway_actor(gateway)}
     for name in DAEMONS:
+        if name == S3_ACTOR:
+            continue
         kind, port = name.partition("-")[0], free_port()
         environment = {
             "NOS_EC_CEPH__USER": f"client.nos-ec-{kind}",
@@ -186,12 +196,16 @@ def run_chaos(
     report = Report(seed, seconds)
     with ExitStack() as stack:
         gateways = [stack.enter_context(closing(Gateway(config))) for _ in range(GATEWAYS)]
-        fleet = Fleet(config, _actors(Path(servers.ceph.url).parent), restart_wait_s=RESTART_WAIT_S)
+        access = Access(address(), *create_key(config, S3_ACCOUNT))
+        fleet = Fleet(config, _actors(Path(servers.ceph.url).parent, access), restart_wait_s=RESTART_WAIT_S)
         stack.callback(fleet.abandon)
         strikes = schedule(seed, seconds, every_s, servers.kinds(), servers.osds())
+        with gateways[0].use() as store:
+            s3 = S3Objects(access, store.packed_size_max)
+        s3_writers = S3Writers(s3, seed)
         striker = Striker(servers, fleet, strikes, say)
         stack.callback(striker.wake_all)
-        histories = _run_clients(config, gateways, striker, fleet, report, say)
+        histories = _run_clients(config, gateways, s3_writers, striker, fleet, report, say)
         for gateway in gateways:
             gateway.close()
         report.logged_objects = sum(gateway.logged_objects for gateway in gateways)
@@ -203,9 +217,26 @@ def run_chaos(
     return report
 
 
+class S3Writers:
+    """The clients that write through S3, in buckets that they have created."""
+
+    def __init__(self, objects: S3Objects, seed: int) -> None:
+        self.objects = objects
+        self.totals = Totals()
+        numbers = range(FIRST_WRITER, FIRST_WRITER + S3_WRITERS)
+        self.writers = [Writer(number, seed, always(objects), WORKLOAD, self.totals) for number in numbers]
+        objects.create_buckets(bucket for writer in self.writers for bucket in writer.buckets)
+
+    def readers(self, seed: int, histories: Mapping[ObjectKey, History]) -> list[Reader]:
+        """Clients that read everybody's objects through S3."""
+        numbers = range(FIRST_WRITER, FIRST_WRITER + S3_READERS)
+        return [Reader(number, seed, always(self.objects), histories, self.totals, READ_PAUSE_S) for number in numbers]
+
+
 def _run_clients(
     config: Path,
     gateways: Sequence[Gateway],
+    s3: S3Writers,
     striker: Striker,
     fleet: Fleet,
     report: Report,
@@ -217,11 +248,13 @@ def _run_clients(
         Writer(number, report.seed, gateways[number % GATEWAYS].use, WORKLOAD, totals)
         for number in range(GATEWAYS * WRITERS)
     ]
+    writers += s3.writers
     histories = {key: history for writer in writers for key, history in writer.histories.items()}
     readers = [
         Reader(number, report.seed, gateways[number % GATEWAYS].use, histories, totals, READ_PAUSE_S)
         for number in range(GATEWAYS * READERS)
     ]
+    readers += s3.readers(report.seed, histories)
     clients = Clients([*(writer.run for writer in writers), *(reader.run for reader in readers)], totals)
     changes = ModeChanges(config, fleet, gateways, report.seconds, say, clients.stopped)
     start_s = time.monotonic()
@@ -240,6 +273,9 @@ def _run_clients(
         striker.wake_all()  # what sleeps inside a transaction would keep the clients waiting
     clients.stop()
     report.clients = dict(sorted(totals.counts.items()))
+    report.s3_clients = dict(sorted(s3.totals.counts.items()))
+    if not {"put", "put batch", "delete", "read"} <= report.s3_clients.keys():
+        report.problems.append(f"S3 clients did little: {report.s3_clients}")
     report.strikes = striker.done
     report.modes = changes.done
     report.problems += totals.failures

@@ -18,18 +18,40 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from threading import Event
+from typing import Any, Protocol
 
 from nos_ec.core.errors import LeaseLost, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
 
-Use = Callable[[], AbstractContextManager[Store]]
+
+class Objects(Protocol):
+    """What clients do with a store: a `Store`, or a gateway of one. See there. All of it raises NotFound, Transient."""
+
+    @property
+    def packed_size_max(self) -> int:
+        """Bytes of the largest object that is packed."""
+
+    def put(self, key: ObjectKey, stream: Any) -> object:
+        """Store an object."""
+
+    def put_many(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> object:
+        """Store several small ones."""
+
+    def delete(self, key: ObjectKey) -> object:
+        """Delete one."""
+
+    def get(self, key: ObjectKey) -> bytes:
+        """Read one."""
+
+
+Use = Callable[[], AbstractContextManager[Objects]]
 """Gives the store to use for one operation."""
 Value = tuple[int, bytes] | None
 """The size and SHA-256 of an object, because a long run writes more bytes than memory holds. None: no object."""
 
 
-def always(store: Store) -> Use:
+def always(store: Objects) -> Use:
     """Use this store for every operation."""
     return lambda: nullcontext(store)
 
@@ -106,6 +128,7 @@ class Writer:
         buckets = [f"bucket-{number}-{bucket}" for bucket in range(3)]
         keys = [ObjectKey(buckets[index % 3], f"o/{index:04}") for index in range(workload.keys)]
         self.histories = {key: History() for key in keys}
+        self.buckets = buckets
 
     def run(self, stop: Event) -> None:
         """Change keys until `stop` is set."""
@@ -115,7 +138,7 @@ class Writer:
                 self._change_one_of(keys, store, stop)
             stop.wait(self._workload.pause_s)
 
-    def _change_one_of(self, keys: Sequence[ObjectKey], store: Store, stop: Event) -> None:
+    def _change_one_of(self, keys: Sequence[ObjectKey], store: Objects, stop: Event) -> None:
         key = self._rng.choice(keys)
         chance = self._rng.random()
         if chance < 0.3:
@@ -132,12 +155,12 @@ class Writer:
             values = {key: value_of(data) for key, data in new}
             self._change("put batch", values, partial(store.put_many, new), stop)
 
-    def _small_size(self, store: Store) -> int:
+    def _small_size(self, store: Objects) -> int:
         if self._rng.random() < 0.3:
             return self._rng.choice([*self._workload.edge_sizes, store.packed_size_max])
         return self._rng.randint(1, self._workload.size_max)
 
-    def _delete(self, key: ObjectKey, store: Store) -> None:
+    def _delete(self, key: ObjectKey, store: Objects) -> None:
         """Delete a key. NotFound is a valid answer only if the key may have been absent before, which may also be the
         effect of an earlier try whose answer was lost."""
         history = self.histories[key]
@@ -210,7 +233,7 @@ class Reader:
             raise AssertionError(f"{key}: read {_sizes([found])}, but it could only be {_sizes(allowed)}")
 
 
-def read_value(store: Store, key: ObjectKey) -> Value:
+def read_value(store: Objects, key: ObjectKey) -> Value:
     """The value of an object now. Raises Corrupt, Transient."""
     try:
         return value_of(store.get(key))

@@ -14,6 +14,7 @@ KINDS = (
     "kill consumer",
     "kill producer",
     "kill gc",
+    "kill s3",
     "kill osd",
     "kill kafka",
     "kill mysql",
@@ -23,7 +24,7 @@ KINDS = (
     "sleep kafka",
     "sleep mysql",
 )
-DAEMONS = ("producer-0", "producer-1", "consumer-0", "consumer-1", "consumer-2", "gc-0")
+DAEMONS = ("producer-0", "producer-1", "consumer-0", "consumer-1", "consumer-2", "gc-0", "s3-0")
 OSDS_DOWN_MAX = 2
 """8+3 can be read and written with this many of its 11 OSDs down."""
 LEASE_S = 4.0
@@ -67,7 +68,7 @@ class Strike:
 
     @property
     def what(self) -> str:
-        """The target: consumer, producer, gc, osd, kafka or mysql."""
+        """The target: consumer, producer, gc, s3, osd, kafka or mysql."""
         return self.kind.partition(" ")[2]
 
     @property

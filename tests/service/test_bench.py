@@ -231,3 +231,30 @@ def test_the_log_gives_back_every_segment(config: Path) -> None:
             options = LandingOptions([5000], [3], 64, 2, 1)
             LandingBench(system, stores.instruments, {"log": way}, bare, options, lambda *_: None).run()
             assert system.metadata.list_segments(None, 10) == []
+
+
+# --- the S3 gateway ---------------------------------------------------------------------------------
+def test_the_gateway_is_measured_beside_the_engine(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = sorted(config.parent.rglob("*"))
+    few = ["--objects", "16", "--size", "20000", "--small-objects", "1001", "--reads", "20", "--pages", "2"]
+    callers = ["--put-callers", "3", "--get-callers", "2", "--rounds", "1", "--processes", "2"]
+    assert run(["--config", str(config), "bench", "s3", *few, *callers, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["ways"], found["processes"], found["size"]) == (["gateway", "engine"], 2, 20_000)
+    for way, groups in (("gateway", {"client", "server", "total"}), ("engine", {"client", "total"})):
+        figures = found[way]
+        assert figures["per_s"].keys() == {"put", "publish", "pack", "get", "list"}
+        assert all(rate > 0 for rate in figures["per_s"].values())
+        assert all(cpu.keys() == groups for cpu in figures["cpu_ms_per_object"].values())
+        put = figures["cpu_ms_per_object"]["put"]
+        assert put["total"] == pytest.approx(sum(value for name, value in put.items() if name != "total"))
+        assert figures["put_and_pack_cpu_ms_per_object"] > put["total"]
+        assert figures["ms"]["list"]["p50"] > 0
+    over = found["gateway_over_engine"]["per_s"]
+    assert over["get"] == pytest.approx(found["gateway"]["per_s"]["get"] / found["engine"]["per_s"]["get"])
+    assert sorted(config.parent.rglob("*")) == before
+
+
+def test_radosgw_needs_ceph(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["--config", str(config), "bench", "s3", "--radosgw"]) != 0
+    assert "leave out --radosgw" in capfd.readouterr().err

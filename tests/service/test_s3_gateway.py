@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +16,8 @@ from botocore.exceptions import ClientError
 
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
+from nos_ec.gateway.http_protocol import GatewayProtocol
+from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
 from nos_ec.ports.metadata import KeyState, Rights
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
@@ -56,6 +59,19 @@ def test_life_of_a_bucket(gateway: Gateway) -> None:
     refused("NoSuchBucket", 404, ann.delete_bucket, Bucket="music")
     refused("NoSuchBucket", 404, ann.put_object, Bucket="music", Key="k", Body=b"x")
     refused("InvalidBucketName", 400, ann.list_objects_v2, Bucket=".nos_ec")
+
+
+def test_a_gateway_that_remembers_buckets_sees_at_once_that_one_is_deleted(gateway: Gateway, ann: Any) -> None:
+    remembering = SETTINGS.model_copy(update={"access_cache_ms": 60_000})
+    service, listener = make_service(gateway.system, MASTERS, remembering), listening_for_gateways(remembering)
+    with GatewayServer(service, remembering, lambda: "1", listener) as server:
+        other = Gateway(gateway.system, server.url).client("ann")
+        refused("404", 404, other.head_bucket, Bucket="music")
+        ann.create_bucket(Bucket="music")
+        other.head_bucket(Bucket="music")
+        ann.delete_bucket(Bucket="music")
+        refused("404", 404, other.head_bucket, Bucket="music")
+        refused("NoSuchBucket", 404, other.put_object, Bucket="music", Key="k", Body=b"x")
 
 
 def test_acl_and_tags_of_a_bucket(gateway: Gateway, ann: Any) -> None:
@@ -519,3 +535,21 @@ def test_a_reader_that_goes_away_ends_the_reading(
     connection.close()
     assert ended.wait(WAIT_S_MAX)
     assert len(given) < 1000
+
+
+def test_answers_do_not_wait_for_acknowledgements_of_the_client(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body comes in another packet than the headers before it, which a client acknowledges after 40 ms."""
+    seen: list[int] = []
+    connection_made = GatewayProtocol.connection_made
+
+    def look(protocol: GatewayProtocol, transport: Any) -> None:
+        accepted = transport.get_extra_info("socket")
+        seen.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        connection_made(protocol, transport)
+
+    monkeypatch.setattr(GatewayProtocol, "connection_made", look)
+    assert gateway.raw("GET", "/")[0] == 403
+    assert seen
+    assert all(seen)

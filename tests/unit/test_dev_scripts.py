@@ -17,6 +17,7 @@ MISSING = 3
 COPIED = (
     *("base.sh", "fresh.sh", "fresh_machine.sh", "mariadb.sh", "sql_server.sh", "server.sh", "prometheus.sh"),
     "ceph_programs.sh",
+    "s3_clients.sh",
 )
 
 
@@ -118,6 +119,38 @@ def test_prometheus_that_cannot_be_had_is_reported(scripts: Path, programs: Path
     ran = run([str(scripts / "prometheus.sh"), "programs"], path)
     assert (ran.returncode, ran.stdout) == (MISSING, "")
     assert ("could not install" if apt else "needs prometheus and promtool") in ran.stderr
+
+
+def test_s3_clients_that_cannot_be_had_are_reported(scripts: Path, programs: Path, tmp_path: Path) -> None:
+    requirements = tmp_path / "repository" / "requirements" / "clients.txt"
+    requirements.parent.mkdir()
+    requirements.write_text("boto3==1\n")
+    add(programs, "python3", '[ "$2" = venv ] && mkdir -p "$3/bin" && cp "$0" "$3/bin/python"')
+    tools = (
+        "bash",
+        "env",
+        "dirname",
+        "mkdir",
+        "sha256sum",
+        "cut",
+        "flock",
+        "mktemp",
+        "chmod",
+        "rm",
+        "mv",
+        "touch",
+        "cp",
+    )
+    path = only(programs, *tools)
+    ran = run([str(scripts / "s3_clients.sh"), "python"], path)
+    assert (ran.returncode, ran.stdout) == (MISSING, "")
+    assert "needs the packages: rclone restic" in ran.stderr
+    for program in ("rclone", "restic"):
+        add(programs, program)
+    ran = run([str(scripts / "s3_clients.sh"), "python"], path)
+    assert (ran.returncode, ran.stdout) == (MISSING, "")
+    assert "could not install" in ran.stderr
+    assert list((tmp_path / "repository" / "var" / "dev").glob("s3-clients-*/.complete")) == []
 
 
 def test_a_fresh_machine_needs_root(scripts: Path, programs: Path) -> None:

@@ -296,11 +296,14 @@ def pins(name: str) -> dict[str, int]:
 
 def test_requirements_are_compiled_and_hashed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    runtime, dev = pins("runtime.txt"), pins("dev.txt")
-    assert not [name for pinned in (runtime, dev) for name, hashes in pinned.items() if not hashes]
+    runtime, dev, clients = pins("runtime.txt"), pins("dev.txt"), pins("clients.txt")
+    assert not [name for pinned in (runtime, dev, clients) for name, hashes in pinned.items() if not hashes]
     wanted = requirement_names("\n".join(project["project"]["dependencies"]))
     assert wanted <= runtime.keys(), "run `make requirements`"
     wanted |= requirement_names("\n".join(project["project"]["optional-dependencies"]["dev"]))
     wanted |= requirement_names("\n".join(project["build-system"]["requires"]))
     assert wanted <= dev.keys(), "run `make requirements`"
     assert runtime.keys() <= dev.keys()
+    wanted = requirement_names(re.sub(r"#.*", "", (ROOT / "requirements" / "clients.in").read_text()))
+    assert wanted <= clients.keys(), "run `make requirements`"
+    assert "awscrt" not in clients, "botocore would sign with it"

@@ -1,0 +1,201 @@
+"""A lean S3 client: a socket for each caller, and a signer of its own, so that a bench measures servers.
+
+It signs with Signature Version 4, with the SHA-256 of the body, as clients do over plain HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
+
+from nos_ec.core.errors import Transient
+from nos_ec.s3.signing import sign, signing_key
+
+REGION = "us-east-1"
+ANSWER_S_MAX = 60.0
+_RECEIVE_BYTES = 1 << 18
+_SIGNED = "host;x-amz-content-sha256;x-amz-date"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Of an account of any S3 server."""
+
+    access_key: str
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of a server. headers: names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def signed_headers(
+    credentials: Credentials, now_s: float, host: str, method: str, path: str, query: str, body: bytes
+) -> str:
+    """The lines of the headers of a request. path, query: as they are sent, in canonical encoding and order.
+
+    Source: S3 API reference, "Transferring Payload in a Single Chunk" (sig-v4-header-based-auth).
+    """
+    date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    digest = hashlib.sha256(body).hexdigest()
+    lines = f"host:{host}\nx-amz-content-sha256:{digest}\nx-amz-date:{date}\n"
+    canonical = f"{method}\n{path}\n{query}\n{lines}\n{_SIGNED}\n{digest}"
+    scope = f"{date[:8]}/{REGION}/s3/aws4_request"
+    to_sign = f"AWS4-HMAC-SHA256\n{date}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    signature = sign(signing_key(credentials.secret, date[:8], REGION), to_sign)
+    return (
+        f"host: {host}\r\nx-amz-content-sha256: {digest}\r\nx-amz-date: {date}\r\ncontent-length: {len(body)}\r\n"
+        f"authorization: AWS4-HMAC-SHA256 Credential={credentials.access_key}/{scope},SignedHeaders={_SIGNED},"
+        f"Signature={signature}\r\n\r\n"
+    )
+
+
+class S3Client:
+    """Requests to one or more servers of the same store. Each thread has a connection, to the next server in turn."""
+
+    def __init__(self, urls: Sequence[str], credentials: Credentials, now_s: Callable[[], float] = time.time) -> None:
+        self._hosts = [urlsplit(url).netloc for url in urls]
+        self._credentials = credentials
+        self._now_s = now_s
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            for connection in self._open:
+                connection.close()
+            self._open.clear()
+
+    def create_bucket(self, bucket: str) -> None:
+        """One that is there is no error. Raises Transient."""
+        answer = self.ask("PUT", f"/{bucket}")
+        if answer.status != 200 and b"BucketAlreadyOwnedByYou" not in answer.body:
+            raise _refused(answer, f"PUT /{bucket}")
+
+    def put(self, bucket: str, name: str, body: bytes) -> None:
+        """Store an object; durable on return. Raises Transient."""
+        self._expect(200, "PUT", f"/{bucket}/{quote(name)}", "", body)
+
+    def get(self, bucket: str, name: str) -> bytes:
+        """Read an object. Raises Transient."""
+        return self._expect(200, "GET", f"/{bucket}/{quote(name)}")
+
+    def page(self, bucket: str, after: str, limit: int) -> bytes:
+        """The XML of a page of at most `limit` names behind `after`. Raises Transient."""
+        query = f"list-type=2&max-keys={limit}&start-after={quote(after, safe='')}"
+        return self._expect(200, "GET", f"/{bucket}", query)
+
+    def _expect(self, status: int, method: str, path: str, query: str = "", body: bytes = b"") -> bytes:
+        answer = self.ask(method, path, query, body)
+        if answer.status != status:
+            raise _refused(answer, f"{method} {path}")
+        return answer.body
+
+    def ask(self, method: str, path: str, query: str = "", body: bytes = b"") -> Answer:
+        """Send a request on the thread's connection, and return the answer. Raises Transient. A connection that was
+        idle may have been closed by the server, so then a new one is tried: no request here does harm twice."""
+        while True:
+            was_used = getattr(self._own, "connection", None) is not None
+            try:
+                return self._asked(method, path, query, body)
+            except OSError as error:
+                self._forget()
+                if not was_used:
+                    raise Transient(f"bench: no answer to {method} {path}: {error}") from error
+
+    def _asked(self, method: str, path: str, query: str, body: bytes) -> Answer:
+        connection, host = self._connection()
+        head = signed_headers(self._credentials, self._now_s(), host, method, path, query, body)
+        target = f"{path}?{query}" if query else path
+        connection.sendall(f"{method} {target} HTTP/1.1\r\n{head}".encode() + body)
+        answer = read_answer(Received(connection))
+        if answer.headers.get("connection", "").lower() == "close":
+            self._forget()
+        return answer
+
+    def _connection(self) -> tuple[socket.socket, str]:
+        found: tuple[socket.socket, str] | None = getattr(self._own, "connection", None)
+        if found is None:
+            with self._lock:
+                host = self._hosts[len(self._open) % len(self._hosts)]
+                name, _, port = host.rpartition(":")
+                connection = socket.create_connection((name, int(port)), ANSWER_S_MAX)
+                self._open.append(connection)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            found = self._own.connection = (connection, host)
+        return found
+
+    def _forget(self) -> None:
+        found = getattr(self._own, "connection", None)
+        self._own.connection = None
+        if found is not None:
+            found[0].close()
+            with self._lock, suppress(ValueError):
+                self._open.remove(found[0])
+
+
+class Received:
+    """What has arrived on a connection and is not read yet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._rest = b""
+
+    def until(self, end: bytes) -> bytes:
+        """Everything up to `end`, and that too."""
+        while (at := self._rest.find(end)) < 0:
+            self._rest += self._more()
+        found, self._rest = self._rest[: at + len(end)], self._rest[at + len(end) :]
+        return found
+
+    def exactly(self, size: int) -> bytes:
+        """So many bytes."""
+        pieces, left = [self._rest[:size]], size - len(self._rest)
+        self._rest = self._rest[size:]
+        while left > 0:
+            piece = self._more(left)
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces)
+
+    def _more(self, limit: int = _RECEIVE_BYTES) -> bytes:
+        piece = self._connection.recv(min(limit, _RECEIVE_BYTES))
+        if not piece:
+            raise ConnectionError("the connection was closed")
+        return piece
+
+
+def read_answer(received: Received) -> Answer:
+    """Read the answer to anything but HEAD. Raises OSError."""
+    status, *lines = received.until(b"\r\n\r\n").decode("latin-1").split("\r\n")[:-2]
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        body = b"".join(_chunks(received))
+    else:
+        body = received.exactly(int(headers.get("content-length", "0")))
+    return Answer(int(status.split()[1]), headers, body)
+
+
+def _chunks(received: Received) -> Iterator[bytes]:
+    while size := int(received.until(b"\r\n").partition(b";")[0], 16):
+        yield received.exactly(size)
+        received.exactly(2)
+    while received.until(b"\r\n") != b"\r\n":
+        pass
+
+
+def _refused(answer: Answer, what: str) -> Transient:
+    return Transient(f"bench: {what} was answered with {answer.status}: {answer.body[:300]!r}")
