@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 
 from nos_ec.composition.packing import collector_options, new_merge_list
 from nos_ec.composition.wiring import System
@@ -35,6 +36,7 @@ def gc_collector(system: System) -> Collector:
         system.clock,
         lambda: new_merge_list(settings.consumer, system.geometry, NO_DEADLINE_MS, rng),
         collector_options(settings),
+        perf_counter,
         system.trail,
     )
 

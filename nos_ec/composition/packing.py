@@ -19,6 +19,10 @@ BACKLOG_WINDOWS = 4
 """How many windows of objects a consumer holds before it polls no more. With this many, lanes never wait for a poll.
 Where more objects of one bucket wait, one consumer is not enough for it."""
 
+GROUP_COPIES = 5
+"""How often the bytes of a group that GC writes are in memory at once, at most: as they were read, assembled, cut into
+shards with their coding chunks, and read back."""
+
 
 def new_merge_list(
     settings: ConsumerSettings, geometry: Geometry, linger: Linger | int, rng: random.Random
@@ -43,6 +47,8 @@ def collector_options(settings: Settings) -> CollectorOptions:
         floor_bytes=gc.floor_bytes,
         short_bytes=PUT_RESERVES * gc.reserve_bytes,
         cool_down_ms_max=gc.cool_down_ms_max,
+        lanes=max(1, min(gc.lanes, gc.memory_bytes_max // (GROUP_COPIES * settings.geometry.value().group_size_max))),
+        header_blocks=gc.header_blocks,
         density=DENSITY[settings.consumer.policy],
     )
 

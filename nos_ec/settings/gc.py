@@ -42,6 +42,23 @@ class GcSettings(Section):
         le=1 << 60,
         description="Most bytes of live objects that one run rewrites. 0: no limit. Less than a block is refused.",
     )
+    lanes: Count = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="Groups of survivors that GC writes at a time, each into a block of its own. Fewer while there is"
+        " little free space.",
+    )
+    memory_bytes_max: Size = Field(
+        default=128 << 20,
+        ge=1 << 20,
+        le=1 << 40,
+        description="Most bytes of groups that GC holds in memory: it writes no more groups at a time than fit. One"
+        " group takes five times its size, and one is always written.",
+    )
+    header_blocks: Count = Field(
+        default=4, ge=1, le=64, description="Blocks whose headers and rows GC reads at a time, ahead of rewriting them."
+    )
     hole_ratio_min: Ratio = Field(
         default=HOLE_RATIO_MIN,
         gt=0,

@@ -18,7 +18,7 @@ from nos_ec.core.errors import Corrupt, NosError, NoSpace, Transient
 from nos_ec.core.gc_policy import Behind
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.packing.plan import MergeList
-from nos_ec.engine.gc.batches import BatchPlanner
+from nos_ec.engine.gc.batches import Batch, BatchPlanner
 from nos_ec.engine.gc.condemned import CondemnedBlocks
 from nos_ec.engine.gc.draining import Drained, Draining
 from nos_ec.engine.gc.progress import CollectionResult
@@ -76,7 +76,7 @@ class Collection:
         needed = block.size_bytes + run.blocks.geometry.group_size_max
         require_room(run.blocks, needed, run.options.floor_bytes)
         with closing(self._writer):
-            drained = self._drain([ChosenBlock(block, block.stripes)])
+            drained = self._drain(Batch([ChosenBlock(block, block.stripes)], 1))
         if drained.ended_by is not None:
             raise drained.ended_by
         result = run.progress.result
@@ -103,12 +103,13 @@ class Collection:
         The run raises that failure later, after it has deleted the blocks that it can.
         """
         refusal: NoSpace | None = None
+        self._writer.expect(sum(victim.needs for victim in victims))
         while victims and not self._run.stop.is_set():
             try:
                 batch = self._batches.next_batch(victims, refusal)
             except Transient as error:
                 return error
-            if not batch:
+            if not batch.victims:
                 return None
             drained = self._drain(batch)
             kill_point("gc.batch_drained")
@@ -121,9 +122,11 @@ class Collection:
             victims = [victim for victim in victims if victim.block.block_id not in drained.finished]
         return None
 
-    def _drain(self, batch: Sequence[ChosenBlock]) -> Drained:
-        draining = Draining(self._run, self._new_merge_list, self._writer, self._condemned, self._set_aside)
-        return draining.drain(victim.block for victim in batch)
+    def _drain(self, batch: Batch) -> Drained:
+        draining = Draining(
+            self._run, self._new_merge_list, self._writer, self._condemned, self._set_aside, batch.lanes
+        )
+        return draining.drain([victim.block for victim in batch.victims])
 
     def _tell_space(self, failure: NosError | None) -> None:
         """Add to the result what the store holds now, and why that is more than the target, if it is."""

@@ -42,13 +42,16 @@ class Collector:
         clock: Clock,
         new_merge_list: Callable[[], MergeList[Packable]],
         options: CollectorOptions,
+        timer: Callable[[], float],
         trail: AuditTrail = NO_TRAIL,
     ) -> None:
+        """timer: returns monotonic seconds, from any start."""
         self._metadata = metadata
         self._blocks = blocks
         self._clock = clock
         self._new_merge_list = new_merge_list
         self._options = options
+        self._timer = timer
         self._trail = trail
         self.parked: Parking[BlockId] = Parking(
             "block to collect", bytes.hex, clock, options.cool_down, BLOCKS_PARKED_MAX
@@ -91,8 +94,8 @@ class Collector:
     ) -> CollectionResult:
         """Delete the blocks that earlier runs condemned, then collect once. Raises what `Collection.run` raises.
 
-        new_writer: makes a SURVIVOR writer; called only when there is something to write. watch: receives the result so
-        far after every step. stop: ends the run early.
+        new_writer: makes a SURVIVOR writer; called for each lane, only when there is something to write. watch:
+        receives the result so far after every step. stop: ends the run early.
         """
         self._release_collected()
         return self._collection(new_writer, watch, stop).run()
@@ -113,6 +116,7 @@ class Collector:
             blocks=self._blocks,
             trail=self._trail,
             clock=self._clock,
+            timer=self._timer,
             options=self._options,
             parking=self.parked,
             progress=Progress(watch),

@@ -38,6 +38,10 @@ class CollectorOptions:
     """With less free space than this PUTs are refused, and a run cuts the grace period of condemned blocks short."""
     cool_down_ms_max: int
     """The longest time that a block that could not be collected is left alone."""
+    lanes: int
+    """The most groups that are written at a time."""
+    header_blocks: int
+    """The most blocks whose headers and rows are read at a time, and held until their turn comes."""
     density: float
     """The least number of stripes that objects need, divided by the number that the packing policy takes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event
 
@@ -23,6 +24,8 @@ class RunContext:
     blocks: BlockStore
     trail: AuditTrail
     clock: Clock
+    timer: Callable[[], float]
+    """Monotonic seconds, from any start."""
     options: CollectorOptions
     parking: Parking[BlockId]
     """Blocks that did not answer, in this run or in earlier ones."""
