@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from nos_ec.composition.packing import collector_options, new_merge_list
-from nos_ec.composition.wiring import System
+from nos_ec.composition.wiring import System, process_name
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.engine.gc.collector import Collector
+from nos_ec.engine.gc.control import GcControl
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.monitoring.monitor import Monitor
@@ -37,6 +38,8 @@ def gc_collector(system: System) -> Collector:
         lambda: new_merge_list(settings.consumer, system.geometry, NO_DEADLINE_MS, rng),
         collector_options(settings),
         perf_counter,
+        random.Random(0),
+        process_name(),
         system.trail,
     )
 
@@ -52,7 +55,10 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
         return system.writer(lease, BlockKind.SURVIVOR)
 
     housekeeping = system.housekeeping()
-    service = GcService(gc_collector(system), housekeeping, system.trash(), new_lease, new_writer, system.clock)
+    control = GcControl(system.metadata)
+    service = GcService(
+        gc_collector(system), control, housekeeping, system.trash(), new_lease, new_writer, system.clock
+    )
     if monitor is not None:
         monitor.metrics.add("gc", lambda: gc_samples(service, settings.gc.wait_ms))
         monitor.metrics.add("gc parked", lambda: parking_samples(service.parkings, system.clock.now_ms()))

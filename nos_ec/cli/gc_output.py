@@ -8,6 +8,7 @@ from nos_ec.cli.output import count_text, emit, out, size_text, time_text
 from nos_ec.core.gc_policy import Behind
 from nos_ec.engine.gc.plan_data import bytes_to_write, plan_data
 from nos_ec.engine.gc.progress import CollectionResult
+from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.space import Outlook
 from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan
 from nos_ec.ports.metadata import Totals, WaitingBlocks, WaitReason
@@ -68,7 +69,14 @@ _BEHIND = {
     Behind.PRICE: "the other blocks are not sealed, or not worth copying yet (gc.price_days_min)",
     Behind.SET_ASIDE: "other blocks could not be collected, or are packed densely, and are set aside for a while",
     Behind.SPACE: "there is not enough free space to write survivors",
+    Behind.STOPPED: "the run was ended early; the next one goes on",
     Behind.GAIN: "rewriting the other blocks would take as much space as it frees",
+}
+
+_STOPPED = {
+    Stopped.SIGNAL: "ended early by a signal",
+    Stopped.PAUSED: "GC is paused (`nos-ec gc resume`)",
+    Stopped.MAX_DURATION: "ended early after --max-duration",
 }
 
 _WHEN_FREED = {
@@ -104,6 +112,8 @@ def show_result(result: CollectionResult, block_grace_ms: int, as_json: bool) ->
                 f"the first run after a grace period of {block_grace_ms / 60_000:g} minutes deletes the emptied blocks"
             )
         _print_space(result)
+        if result.stopped is not None:
+            out.print(f"{_STOPPED[result.stopped]}; the next run goes on from here")
         for unreadable in result.unreadable:
             out.print(f"cannot be read, so its block is kept: {unreadable}", markup=False)
         _print_more(result.unreadable_objects - len(result.unreadable), "object")

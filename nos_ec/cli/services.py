@@ -11,6 +11,7 @@ import typer
 
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_consumer.counters import ConsumerCounters
+from nos_ec.cli import gc_control
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.errors import exit_code
 from nos_ec.cli.gc_output import show_plan, show_result
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
     gc_app.command("plan")(gc_plan)
     gc_app.command("run")(gc_run)
+    gc_control.register(gc_app)
     app.add_typer(gc_app, name="gc")
 
 
@@ -173,10 +175,18 @@ def gc_run(
     ctx: typer.Context,
     apply: Annotated[bool, typer.Option("--apply", help="Collect; without it, only the plan is shown.")] = False,
     once: Annotated[bool, typer.Option("--once/--loop", help="Run once (for cron), or run every gc.wait_ms.")] = True,
+    max_duration: Annotated[
+        int | None,
+        typer.Option(
+            "--max-duration", min=1, metavar="SECONDS", help="End after this time. The next run goes on from there."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rewrite the live objects of the blocks that gc.policy chooses. A later run deletes the emptied blocks, when their
     grace period is over."""
+    if max_duration is not None and not once:
+        raise InvalidInput("--max-duration ends a single run, and --loop runs for ever; give one of them")
     if not apply:
         if not once:
             raise InvalidInput("gc run --loop collects for ever, so it needs --apply; to see what it would do: gc plan")
@@ -193,7 +203,7 @@ def gc_run(
             _collect(system, stop)
             return
         interrupt_on_sigterm()
-        result = gc_service(system).run_once()
+        result = gc_service(system).run_once(max_ms=None if max_duration is None else 1000 * max_duration)
     show_result(result, settings.gc.block_grace_ms, as_json)
     if result.unreadable_objects or result.blocks_parked:
         raise typer.Exit(exit_code(Corrupt() if result.unreadable_objects else Transient()))

@@ -49,6 +49,9 @@ def collector_options(settings: Settings) -> CollectorOptions:
         cool_down_ms_max=gc.cool_down_ms_max,
         lanes=max(1, min(gc.lanes, gc.memory_bytes_max // (GROUP_COPIES * settings.geometry.value().group_size_max))),
         header_blocks=gc.header_blocks,
+        bytes_per_s=gc.bytes_per_s,
+        operations_per_s=gc.operations_per_s,
+        slowdown_max=gc.read_slowdown_max,
         density=DENSITY[settings.consumer.policy],
     )
 

@@ -215,6 +215,11 @@ class LagProbe:
             self._lock.release()
 
 
+def process_name() -> str:
+    """This process, for operators."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
 @dataclass(slots=True)
 class System:
     """An open store: its adapters, and factories for the parts that services are built from. A context manager."""
@@ -355,8 +360,7 @@ class System:
 
     def contended_lease(self, name: str, ttl_ms: int) -> HeldLease:
         """A lease that several processes may want at once. The losers are told which process holds it."""
-        holder = f"process {os.getpid()} on {socket.gethostname()}"
-        return HeldLease(self.metadata, self.clock, name, ttl_ms, holder, self._held)
+        return HeldLease(self.metadata, self.clock, name, ttl_ms, process_name(), self._held)
 
     def writer(self, lease: Lease, kind: BlockKind) -> StripeWriter:
         """A writer for one lane. Only writers of fresh objects must leave GC's reserve alone; only GC moves last

@@ -85,6 +85,8 @@ class Behind(StrEnum):
     """Blocks that would suffice could not be collected, and are left alone until their cool-downs are over."""
     SPACE = "space"
     """There is not enough free space to write survivors."""
+    STOPPED = "stopped"
+    """The cycle was ended early. The next cycle goes on."""
     GAIN = "gain"
     """Writing the survivors would take as much space as it frees."""
 

@@ -59,6 +59,28 @@ class GcSettings(Section):
     header_blocks: Count = Field(
         default=4, ge=1, le=64, description="Blocks whose headers and rows GC reads at a time, ahead of rewriting them."
     )
+    bytes_per_s: Size = Field(
+        default=0,
+        ge=0,
+        le=1 << 40,
+        description="Most bytes that GC reads and writes in a second; 0: no limit. nos-ec gc limit changes it for a run"
+        " that goes on. It does not hold while PUTs are refused for lack of space.",
+    )
+    operations_per_s: Count = Field(
+        default=0,
+        ge=0,
+        le=1_000_000_000,
+        description="Most operations of GC on the block store in a second: a read of an object or of the headers of a"
+        " block, or an append; 0: no limit. As bytes_per_s otherwise.",
+    )
+    read_slowdown_max: Ratio = Field(
+        default=1.5,
+        ge=0,
+        le=1000,
+        description="How many times longer than otherwise small reads may take while GC works: beyond that it rests for"
+        " a part of the time. It times reads of its own. 0: it never rests. It does not rest either while less than"
+        " twice the space is free at which PUTs are refused.",
+    )
     hole_ratio_min: Ratio = Field(
         default=HOLE_RATIO_MIN,
         gt=0,

@@ -21,8 +21,10 @@ from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.batches import Batch, BatchPlanner
 from nos_ec.engine.gc.condemned import CondemnedBlocks
 from nos_ec.engine.gc.draining import Drained, Draining
+from nos_ec.engine.gc.manners import Manners
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.set_aside import SetAside
 from nos_ec.engine.gc.space import Outlook, is_above, is_space_short
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
@@ -39,9 +41,14 @@ class Collection:
     """One run. Used once, by one thread."""
 
     def __init__(
-        self, run: RunContext, new_merge_list: Callable[[], MergeList[Packable]], new_writer: Callable[[], StripeWriter]
+        self,
+        run: RunContext,
+        manners: Manners,
+        new_merge_list: Callable[[], MergeList[Packable]],
+        new_writer: Callable[[], StripeWriter],
     ) -> None:
         self._run = run
+        self._manners = manners
         self._new_merge_list = new_merge_list
         self._writer = SurvivorWriter(run, new_writer)
         self._set_aside = SetAside(run)
@@ -55,10 +62,22 @@ class Collection:
         Blocks that fail are parked and named in the result. Raises LeaseLost, Transient, and NoSpace when there is no
         room to rewrite any block. A failed run undoes nothing.
         """
+        self._manners.look()
+        try:
+            return self._collect()
+        except KeyboardInterrupt:
+            self._run.stop.end(Stopped.SIGNAL)
+            raise
+        finally:
+            self._run.progress.stopped(self._run.stop.why)
+            self._manners.end()
+
+    def _collect(self) -> CollectionResult:
+        stop = self._run.stop
         with closing(self._writer):
             self._condemned.delete_due()
             self._condemned.condemn_empty()
-            failure = self._rewrite(self._choose())
+            failure = None if stop.is_set() else self._rewrite(self._choose())
         self._condemned.delete_due()
         if is_space_short(self._run.blocks, self._run.options):
             self._condemned.cut_grace_short()
@@ -66,6 +85,7 @@ class Collection:
         failure = failure or self._condemned.delete_failure
         if failure is not None:
             raise failure
+        self._run.progress.stopped(stop.why)
         return self._run.progress.result
 
     def rewrite(self, block: BlockRow) -> CollectionResult:
@@ -95,6 +115,7 @@ class Collection:
         self._outlook = choice.outlook
         for block in choice.dense:
             self._set_aside.keep_dense(block)
+        run.progress.chosen(len(choice.victims), sum(victim.block.live_bytes for victim in choice.victims))
         return choice.victims
 
     def _rewrite(self, victims: Sequence[ChosenBlock]) -> NosError | None:
@@ -124,7 +145,7 @@ class Collection:
 
     def _drain(self, batch: Batch) -> Drained:
         draining = Draining(
-            self._run, self._new_merge_list, self._writer, self._condemned, self._set_aside, batch.lanes
+            self._run, self._new_merge_list, self._writer, self._condemned, self._set_aside, self._manners, batch.lanes
         )
         return draining.drain([victim.block for victim in batch.victims])
 
@@ -147,6 +168,8 @@ class Collection:
         if failure is not None:
             return Behind.SPACE
         result = self._run.progress.result
+        if self._run.stop.is_set():
+            return Behind.STOPPED
         if behind is None and (result.blocks_parked or result.unreadable_objects):
             return Behind.SET_ASIDE
         return behind

@@ -43,7 +43,7 @@ class CondemnedBlocks:
     def condemn_empty(self) -> None:
         """Condemn all blocks without live objects, and delete condemned blocks whose grace period is over."""
         refused: set[BlockId] = set()
-        while len(refused) <= self._options.blocks_max:
+        while len(refused) <= self._options.blocks_max and not self._stop.is_set():
             found = self._metadata.empty_blocks(self._options.blocks_max + len(refused))
             found = [block for block in found if block.block_id not in refused]
             if not found:
@@ -70,7 +70,7 @@ class CondemnedBlocks:
     def delete_due(self) -> bool:
         """Delete the condemned blocks whose grace period is over. Returns whether any was deleted."""
         deleted = 0
-        while len(self._undeletable) < DELETE_FAILURES_MAX:
+        while len(self._undeletable) < DELETE_FAILURES_MAX and not self._stop.is_set():
             found = self._deletable(self._metadata.condemned_blocks(self._clock.now_ms(), self._limit()))
             if not found:
                 break

@@ -18,6 +18,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.condemned import CondemnedBlocks
+from nos_ec.engine.gc.manners import Manners
 from nos_ec.engine.gc.read_ahead import ReadAhead
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.set_aside import SetAside
@@ -62,10 +63,12 @@ class Draining:
         writer: SurvivorWriter,
         condemned: CondemnedBlocks,
         set_aside: SetAside,
+        manners: Manners,
         lanes: int,
     ) -> None:
         """lanes: the most groups to write at a time."""
         self._run = run
+        self._manners = manners
         self._lane_count = lanes
         self._clock = run.clock
         self._progress = run.progress
@@ -84,10 +87,12 @@ class Draining:
     def drain(self, blocks: Sequence[BlockRow]) -> Drained:
         """Move the live objects out of the blocks, and condemn each block as soon as it is empty. Raises LeaseLost,
         Transient."""
+        self._manners.begin(blocks)
         with ReadAhead(self._run, blocks) as ahead:
             for block in blocks:
                 if not self._may_go_on():
                     break
+                self._manners.look()
                 self._begin(block, ahead)
                 self._write_ready(flush=False)
         self._write_ready(flush=True)
@@ -106,6 +111,7 @@ class Draining:
             self._park(block, error)
             return
         self._progress.examined(decision)
+        self._manners.spend(decision.header_bytes_read, 1)
         self._progress.show()
         emptying = _Emptying(block, {_identity(one): one for one in map(self._survivor, live)})
         if live:
@@ -138,13 +144,24 @@ class Draining:
             if self._is_stale or self._writer.is_full(self._lane_count):
                 self._settle_some()
                 continue
+            if self._manners.wants_rest():
+                self._rest()
+                continue
             plan = self._merge_list.plan(self._clock.now_ms(), flush=flush)
             if plan is not None:
                 self._writer.submit(plan)
+                moved_bytes = plan.data_length + plan.stripe_count * self._run.blocks.geometry.stripe_size
+                self._manners.spend(moved_bytes, len(plan.placed) + 1)
             elif flush and self._writer.pending:  # objects of a group that fails are planned again
                 self._settle_some()
             else:
                 break
+
+    def _rest(self) -> None:
+        """Let the groups under way end, and rest."""
+        while self._writer.pending:
+            self._settle_some()
+        self._manners.rest()
 
     def _settle_some(self) -> None:
         """Settle the groups that are written. Waits a moment for the first if there is none."""
@@ -152,6 +169,7 @@ class Draining:
             self._settle(written)
             self._progress.show()
             kill_point("gc.rewritten")
+        self._manners.look()
         if self._is_stale and not self._writer.pending:
             self._replan()
 
@@ -195,7 +213,7 @@ class Draining:
         """Condemn a block that is empty now, or keep it for its unreadable objects."""
         block = emptying.block
         self._emptying.pop(block.block_id, None)
-        self._finished.add(block.block_id)
+        self._finish_one(block)
         if emptying.damaged:
             self._set_aside.keep_damaged(block)
         else:
@@ -217,8 +235,12 @@ class Draining:
             self._add(emptying.left.values())
 
     def _park(self, block: BlockRow, error: NosError) -> None:
-        self._finished.add(block.block_id)
+        self._finish_one(block)
         self._set_aside.park(block, error)
+
+    def _finish_one(self, block: BlockRow) -> None:
+        self._finished.add(block.block_id)
+        self._progress.finished()
 
 
 def _identity(packable: Packable) -> tuple[int, int]:

@@ -42,6 +42,12 @@ class CollectorOptions:
     """The most groups that are written at a time."""
     header_blocks: int
     """The most blocks whose headers and rows are read at a time, and held until their turn comes."""
+    bytes_per_s: int
+    """Read and written in a second; 0 for no limit. Operators may change it and the next one while a run goes on."""
+    operations_per_s: int
+    """Reads of objects and headers, and appends; 0 for no limit."""
+    slowdown_max: float
+    """How many times longer than otherwise small reads may take while GC works; 0 for any time."""
     density: float
     """The least number of stripes that objects need, divided by the number that the packing policy takes."""
 

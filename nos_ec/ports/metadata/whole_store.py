@@ -16,6 +16,7 @@ from nos_ec.ports.metadata.inspection import Inspection
 from nos_ec.ports.metadata.landing_queue import LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.metadata.leases import Leases
+from nos_ec.ports.metadata.notes import Notes
 from nos_ec.ports.metadata.objects import Objects
 from nos_ec.ports.metadata.rebuilding import Rebuilding
 from nos_ec.ports.metadata.repairs import Repairs
@@ -110,6 +111,7 @@ class Metadata(
     Repairs,
     Explanations,
     Scrubbing,
+    Notes,
     Rebuilding,
     Protocol,
 ):
