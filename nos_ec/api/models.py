@@ -540,8 +540,8 @@ class GcPlan(_Answer):
     )
     behind: Behind | None = Field(
         description="Why a run would not collect all that the policy asks for. budget: gc.copy_bytes_max; blocks:"
-        " gc.blocks_max_per_run; price: gc.price_days_min, or not sealed; set_aside: cooling down; space, stopped: only of a run; gain: rewriting"
-        " frees nothing; null: it would."
+        " gc.blocks_max_per_run; price: gc.price_days_min, or not sealed; set_aside: cooling down; gain: rewriting"
+        " frees nothing; null: it would. space, stopped: only of runs."
     )
     bytes_to_rewrite: Bytes = Field(description="Live bytes of the victims: what a run reads.")
     bytes_to_write: Bytes = Field(description="What they will take, with headers and padding; an estimate.")

@@ -14,6 +14,7 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.engine.gc import manners
+from nos_ec.engine.gc.back_off import BackOff
 from nos_ec.engine.gc.control import GcControl
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.run_note import read_run
@@ -279,20 +280,20 @@ def test_a_run_rests_while_its_reads_are_slow_because_of_it(bench: Bench, monkey
 def gc_rests(system: System, *, slow: bool) -> float:
     """Collect with a back-off that is told that reads are slow. Returns how often the run rested."""
     rests = 0
-    real_rest, real_busy = manners.Manners.rest, manners.BackOff.busy
+    real_rest, real_busy = manners.Manners.rest, BackOff.busy
 
     def rest(self: manners.Manners) -> None:
         nonlocal rests
         rests += 1
         real_rest(self)
 
-    def busy(self: manners.BackOff, seconds: float) -> None:
+    def busy(self: BackOff, seconds: float) -> None:
         for _ in range(16):
             real_busy(self, 10 * seconds + 1 if slow else seconds)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(manners.Manners, "rest", rest)
-        patched.setattr(manners.BackOff, "busy", busy)
+        patched.setattr(BackOff, "busy", busy)
         patched.setattr(manners, "REST_S_MIN", 0.001)
         gc_service(system).run_once()
     return rests
