@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from nos_ec.composition.packing import collector_options, new_merge_list
-from nos_ec.composition.wiring import System, process_name
+from nos_ec.composition.processes import process_name
+from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.control import GcControl

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from threading import Event
 from typing import Any
@@ -11,6 +11,7 @@ import structlog
 
 from nos_ec.core.errors import LeaseLost, NosError, Transient
 from nos_ec.core.ids import BlockId
+from nos_ec.core.target_costs import TargetCost
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.control import GcControl
 from nos_ec.engine.gc.manners import POLL_MS
@@ -83,6 +84,10 @@ class GcService:
     def plan(self) -> CollectionPlan:
         """What a run would do. Changes nothing."""
         return self._collector.plan()
+
+    def target_costs(self, targets: Sequence[float]) -> list[TargetCost]:
+        """What it would cost to bring the store to each target of space. Changes nothing."""
+        return self._collector.target_costs(targets)
 
     def run_once(
         self, beat: Beat = unwatched, stop: Event | None = None, max_ms: int | None = None

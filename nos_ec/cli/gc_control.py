@@ -40,9 +40,10 @@ def gc_limit(
     reset: Annotated[bool, typer.Option("--reset", help="Return to the limits of the settings.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Limit GC on all hosts, also a run that goes on: it looks every 5 seconds. Without options, show the limits.
+    """Limit GC on all hosts, also a run that goes on.
 
-    The limits stay until they are changed or reset. They do not hold while PUTs are refused for lack of space.
+    A run looks every 5 seconds. Without options, the limits are shown. They stay until they are changed or reset. They
+    do not hold while PUTs are refused for lack of space.
     """
     count_bytes = None if bytes_per_s is None else rate_of(bytes_per_s, "--bytes-per-s")
     asked = count_bytes is not None or operations_per_s is not None
@@ -66,15 +67,19 @@ def gc_limit(
 
 
 def gc_pause(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Pause GC on all hosts until gc resume. A run that goes on ends within seconds; what it has moved stays moved.
+    """Pause GC on all hosts until gc resume.
 
-    Runs that begin meanwhile end at once, with 0, after housekeeping. Blocks that are emptied are not deleted either.
+    A run that goes on ends within seconds; what it has moved stays moved. Runs that begin meanwhile end at once, with
+    0, after housekeeping. Blocks that are emptied are not deleted either.
     """
     _set_paused(ctx, True, as_json)
 
 
 def gc_resume(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Let GC go on after gc pause. A daemon begins within 5 seconds; runs from cron at their next time."""
+    """Let GC go on after gc pause.
+
+    A daemon begins within 5 seconds; runs from cron at their next time.
+    """
     _set_paused(ctx, False, as_json)
 
 
@@ -86,7 +91,10 @@ def _set_paused(ctx: typer.Context, paused: bool, as_json: bool) -> None:
 
 
 def gc_status(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Show whether GC runs or is paused, its limits, and how far the last run is, or was when it ended."""
+    """Show whether GC runs, its limits, and how far it is.
+
+    The last run is shown also after its end.
+    """
     with context(ctx).system() as system:
         data = gc_status_data(system)
     emit(data, as_json, lambda: _print(data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from os.path import normpath
 from threading import Event
@@ -23,6 +24,9 @@ from nos_ec.core.slots import SLOTS
 from nos_ec.settings import Settings
 from nos_gc.assemble import gc_service, rebuild_thread, scrub_thread
 from nos_producer.assemble import producer_service
+
+TARGETS_SHOWN = (1.1, 1.2, 1.4)
+"""Space amplifications of which `gc plan --targets` shows the costs."""
 
 Once = Annotated[bool, typer.Option("--once", help="Do all pending work, then exit.")]
 
@@ -158,7 +162,14 @@ def _consume(system: System, stop: Event) -> ConsumerCounters:
     return service.counters
 
 
-def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
+def gc_plan(
+    ctx: typer.Context,
+    targets: Annotated[
+        bool,
+        typer.Option("--targets", help="Show as well what it would cost to reach other targets of space."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show which blocks a run would collect and rewrite. Reads rows and headers, not objects; changes nothing.
 
     For each block: the break-even price in days (docs/GC.md), and what is read, written and freed. A block marked
@@ -166,9 +177,11 @@ def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
     else is dead, but cannot be freed now, is listed by the reason.
     """
     with context(ctx).system() as system:
-        plan = gc_service(system).plan()
+        service = gc_service(system)
+        plan = service.plan()
+        costs = service.target_costs(TARGETS_SHOWN) if targets else None
         totals = system.store_totals().read().totals
-    show_plan(plan, totals, as_json)
+    show_plan(plan, totals, as_json, costs)
 
 
 def gc_run(
@@ -190,7 +203,7 @@ def gc_run(
     if not apply:
         if not once:
             raise InvalidInput("gc run --loop collects for ever, so it needs --apply; to see what it would do: gc plan")
-        gc_plan(ctx, as_json)
+        gc_plan(ctx, as_json=as_json)
         if not as_json:
             out.print("nothing was changed; add --apply to collect")
         return
@@ -204,9 +217,16 @@ def gc_run(
             return
         interrupt_on_sigterm()
         result = gc_service(system).run_once(max_ms=None if max_duration is None else 1000 * max_duration)
+        _keep_totals(system)
     show_result(result, settings.gc.block_grace_ms, as_json)
     if result.unreadable_objects or result.blocks_parked:
         raise typer.Exit(exit_code(Corrupt() if result.unreadable_objects else Transient()))
+
+
+def _keep_totals(system: System) -> None:
+    """Where only cron runs GC, nothing else may note the usage of the last days."""
+    with suppress(Transient):
+        system.store_totals().keep()
 
 
 def _collect(system: System, stop: Event) -> None:

@@ -38,7 +38,7 @@ def collector_options(settings: Settings) -> CollectorOptions:
     copy_bytes_max = gc.copy_bytes_max or inf
     return CollectorOptions(
         policy=_policy(gc, copy_bytes_max),
-        price_days_min=gc.price_days_min,
+        price_days_min=gc.price_days if gc.policy == "price" else gc.price_days_min,
         waste_ratio_min=gc.hole_ratio_min,
         copy_bytes_max=copy_bytes_max,
         block_grace_ms=gc.block_grace_ms,
@@ -65,5 +65,5 @@ def _policy(gc: GcSettings, copy_bytes_max: float) -> GcPolicy | None:
             victims_max=gc.blocks_max_per_run,
         )
     if gc.policy == "price":
-        return Price(gc.price_days_min, copy_bytes_max, gc.blocks_max_per_run)
+        return Price(gc.price_days, copy_bytes_max, gc.blocks_max_per_run)
     return None

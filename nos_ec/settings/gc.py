@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from nos_ec.core.gc_policy import HOLE_RATIO_MIN, PRICE_FLOOR_DAYS, SPACE_AMP
+from nos_ec.core.gc_policy import HOLE_RATIO_MIN, PRICE_DAYS, PRICE_FLOOR_DAYS, SPACE_AMP
 from nos_ec.settings.section import DAY, MINUTE, Section
 from nos_ec.settings.values import Count, Ratio, Size
 
@@ -17,7 +17,7 @@ class GcSettings(Section):
     policy: Literal["space-target", "price", "threshold"] = Field(
         default="space-target",
         description="Which blocks GC collects (GC.md). space-target: those in which copying gains most, while more than"
-        " space_amp is stored. price: all in which copying gains enough, see price_days_min. threshold: all that waste"
+        " space_amp is stored. price: all in which copying gains enough, see price_days. threshold: all that waste"
         " enough, see hole_ratio_min.",
     )
     space_amp: Ratio = Field(
@@ -31,10 +31,18 @@ class GcSettings(Section):
         default=PRICE_FLOOR_DAYS,
         ge=0,
         le=100_000,
-        description="Break-even price in days from which the policies space-target and price collect a block: copying"
-        " one live byte may cost as much as holding one dead byte for that long. When PUTs are refused for lack of"
-        " space, or less than floor_bytes is free, GC pays any price. 20 or more suits the policy price; 0 is for"
-        " space-target alone.",
+        description="Break-even price in days from which the policy space-target collects a block: copying one live"
+        " byte may cost as much as holding one dead byte for that long. A younger store frees little but blocks that"
+        " are dead as a whole. When PUTs are refused for lack of space, or less than floor_bytes is free, GC pays any"
+        " price.",
+    )
+    price_days: Ratio = Field(
+        default=PRICE_DAYS,
+        gt=0,
+        le=100_000,
+        description="Break-even price in days from which the policy price collects a block, whatever is stored. The"
+        " lower it is, the less space is used and the more is copied. As with price_days_min, GC pays any price when"
+        " space is short.",
     )
     copy_bytes_max: Size = Field(
         default=0,

@@ -154,11 +154,11 @@ class Collection:
         run, outlook = self._run, self._outlook
         if outlook is None or not (failure is None or isinstance(failure, NoSpace)):
             return
-        store = run.metadata.space_use().without_empty
+        use = run.metadata.space_use()
         behind = outlook.behind
         if outlook.target is not None:
-            behind = self._hindrance(failure, behind) if is_above(store, outlook.target) else None
-        run.progress.ended(store, outlook.target, behind)
+            behind = self._hindrance(failure, behind) if is_above(use.without_empty, outlook.target) else None
+        run.progress.ended(use.with_empty, outlook.target, behind)
         run.progress.show()
         if behind is Behind.SPACE:  # such a run fails, so nothing else logs its result
             _log.warning("no space to write survivors; the store stays above its target", behind=behind.value)

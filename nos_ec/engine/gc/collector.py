@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Event
 
 import structlog
 
 from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.gc_policy import SpaceTarget
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.plan import MergeList
+from nos_ec.core.target_costs import TargetCost
 from nos_ec.engine.gc.collection import Collection
 from nos_ec.engine.gc.manners import Manners
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.progress import CollectionResult, Progress, Watch
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.run_stop import RunStop
-from nos_ec.engine.gc.space import ANY_WASTE, price_days
+from nos_ec.engine.gc.space import ANY_WASTE, PolicyChoice, price_days
 from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan, choose, decide, is_sealed
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.parking import Parking
@@ -80,6 +82,14 @@ class Collector:
         waiting = self._metadata.waiting_blocks(too_full, now_ms, options.cool_down_ms_max)
         victims = [*(ChosenBlock(block, 0.0) for block in empty), *choice.victims]
         return CollectionPlan(decisions, victims, waiting, choice.outlook)
+
+    def target_costs(self, targets: Sequence[float]) -> list[TargetCost]:
+        """What it would copy and free to bring the store to each target of space, whatever the policy is. Reads the
+        rows of all blocks with holes, in pages. Raises Transient."""
+        options, now_ms = self._options, self._clock.now_ms()
+        policy = SpaceTarget(floor_days=options.price_days_min)
+        choice = PolicyChoice(self._metadata, options, policy, now_ms)
+        return choice.targets(self._metadata.space_use().without_empty, targets)
 
     def _decide(self, block: BlockRow, now_ms: int) -> BlockDecision:
         price_days = self._price_days(block, now_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nos_ec.core.gc_policy import GcPolicy
+from nos_ec.core.gc_policy import GcPolicy, Price
 from nos_ec.engine.parking import BackOff
 
 LEASE_NAME = "gc"
@@ -50,6 +50,11 @@ class CollectorOptions:
     """How many times longer than otherwise small reads may take while GC works; 0 for any time."""
     density: float
     """The least number of stripes that objects need, divided by the number that the packing policy takes."""
+
+    @property
+    def price_setting(self) -> str:
+        """The setting of `[gc]` that price_days_min comes from."""
+        return "price_days" if isinstance(self.policy, Price) else "price_days_min"
 
     @property
     def cool_down(self) -> BackOff:

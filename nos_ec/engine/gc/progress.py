@@ -47,7 +47,7 @@ class CollectionResult:
     unreadable: tuple[str, ...] = ()
     parked: tuple[str, ...] = ()
     space_amplification: float | None = None
-    """Stored / live bytes at the end, without condemned and empty blocks. None while nothing lives."""
+    """Stored / live bytes at the end, without condemned blocks. None while nothing lives."""
     target_space_amplification: float | None = None
     """None if the policy has no target."""
     behind: Behind | None = None
