@@ -14,6 +14,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.control import GcControl
+from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.monitoring.monitor import Monitor
@@ -28,8 +29,9 @@ NO_DEADLINE_MS = 365 * 86_400_000
 """Survivors wait for others without a deadline. At its end, a run writes those that are left."""
 
 
-def gc_collector(system: System) -> Collector:
-    """The collector, which plans and runs collections with the same packer as the consumer."""
+def gc_collector(system: System, options: CollectorOptions | None = None) -> Collector:
+    """The collector, which plans and runs collections with the same packer as the consumer. options: instead of those
+    that the settings ask for."""
     settings = system.settings
     rng = random.Random(0)
     return Collector(
@@ -37,7 +39,7 @@ def gc_collector(system: System) -> Collector:
         system.blocks,
         system.clock,
         lambda: new_merge_list(settings.consumer, system.geometry, NO_DEADLINE_MS, rng),
-        collector_options(settings),
+        collector_options(settings) if options is None else options,
         perf_counter,
         random.Random(0),
         process_name(),

@@ -84,6 +84,11 @@ LANDING_EMBEDDED: Mapping[str, _Cells] = {
 """By figure, then by workload or size of the objects, and callers: how many times as many PUTs/s, and how many times
 less CPU time."""
 
+GC: Sequence[Bar] = (
+    Bar("ours_over_floor", 0.8, at_least=True),
+    Bar("header_bytes_over_block_bytes", 1 / 200, at_least=False),
+    Bar("get_p99_with_over_without", 2.0, at_least=False),
+)
 SCAN: Sequence[Bar] = (Bar("many_over_few", 0.8, at_least=True),)
 
 
