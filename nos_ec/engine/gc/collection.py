@@ -52,7 +52,7 @@ class Collection:
         self._new_merge_list = new_merge_list
         self._writer = SurvivorWriter(run, new_writer)
         self._set_aside = SetAside(run)
-        self._condemned = CondemnedBlocks(run)
+        self._condemned = CondemnedBlocks(run, manners.look)
         self._batches = BatchPlanner(run, self._condemned)
         self._outlook: Outlook | None = None
 

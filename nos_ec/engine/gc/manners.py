@@ -79,7 +79,9 @@ class Manners:
 
     # --- every step -------------------------------------------------------------------------------
     def look(self) -> None:
-        """End the run if its time is over. Every few seconds, do what operators ask, and note where the run is."""
+        """Show that the run goes on, and end it if its time is over. Every few seconds, do what operators ask, and note
+        where the run is."""
+        self._run.progress.show()
         if self._is_alone:
             return
         run, now_ms = self._run, self._run.clock.now_ms()
