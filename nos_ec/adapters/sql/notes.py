@@ -64,13 +64,14 @@ def find(connection: Connection, name: str) -> str | None:
 
 
 def store(connection: Connection, name: str, text: str, expected: str | None) -> bool:
-    """See `Metadata.store_note`. Two calls at once meet at the primary key, and the loser runs again."""
-    if expected is None:
-        if find(connection, name) is not None:
-            return False
+    """See `Metadata.store_note`. Texts are compared here, because servers may ignore case. Two calls at once that find
+    nothing meet at the primary key, and the loser runs again."""
+    row = _T.name == PREFIX + name
+    found = connection.execute(select(_T.value).where(row).with_for_update()).scalar()
+    if found != expected:
+        return False
+    if found is None:
         connection.execute(insert(STORED_TOTALS).values(name=PREFIX + name, value=text))
-        return True
-    if text == expected:  # MySQL does not count a row that would not change
-        return find(connection, name) == expected
-    same = (_T.name == PREFIX + name, _T.value == expected)
-    return connection.execute(update(STORED_TOTALS).where(*same).values(value=text)).rowcount == 1
+    else:
+        connection.execute(update(STORED_TOTALS).where(row).values(value=text))
+    return True
