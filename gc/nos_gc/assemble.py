@@ -6,11 +6,15 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 
 from nos_ec.composition.packing import collector_options, new_merge_list
+from nos_ec.composition.processes import process_name
 from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.engine.gc.collector import Collector
+from nos_ec.engine.gc.control import GcControl
+from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.engine.upload_reaper import UploadReaper
@@ -26,8 +30,9 @@ NO_DEADLINE_MS = 365 * 86_400_000
 """Survivors wait for others without a deadline. At its end, a run writes those that are left."""
 
 
-def gc_collector(system: System) -> Collector:
-    """The collector, which plans and runs collections with the same packer as the consumer."""
+def gc_collector(system: System, options: CollectorOptions | None = None) -> Collector:
+    """The collector, which plans and runs collections with the same packer as the consumer. options: instead of those
+    that the settings ask for."""
     settings = system.settings
     rng = random.Random(0)
     return Collector(
@@ -35,7 +40,10 @@ def gc_collector(system: System) -> Collector:
         system.blocks,
         system.clock,
         lambda: new_merge_list(settings.consumer, system.geometry, NO_DEADLINE_MS, rng),
-        collector_options(settings),
+        collector_options(settings) if options is None else options,
+        perf_counter,
+        random.Random(0),
+        process_name(),
         system.trail,
     )
 
@@ -51,8 +59,11 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
         return system.writer(lease, BlockKind.SURVIVOR)
 
     housekeeping = system.housekeeping()
+    control = GcControl(system.metadata)
     reaper = UploadReaper(system.metadata, system.clock, settings.s3.abort_uploads_ms)
-    service = GcService(gc_collector(system), housekeeping, system.trash(), reaper, new_lease, new_writer, system.clock)
+    service = GcService(
+        gc_collector(system), control, housekeeping, system.trash(), reaper, new_lease, new_writer, system.clock
+    )
     if monitor is not None:
         monitor.metrics.add("gc", lambda: gc_samples(service, settings.gc.wait_ms))
         monitor.metrics.add("gc parked", lambda: parking_samples(service.parkings, system.clock.now_ms()))

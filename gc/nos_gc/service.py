@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from threading import Event
 from typing import Any
@@ -11,9 +11,13 @@ import structlog
 
 from nos_ec.core.errors import LeaseLost, NosError, Transient
 from nos_ec.core.ids import BlockId
+from nos_ec.core.target_costs import TargetCost
 from nos_ec.engine.gc.collector import Collector
+from nos_ec.engine.gc.control import GcControl
+from nos_ec.engine.gc.manners import POLL_MS
 from nos_ec.engine.gc.options import LEASE_NAME
 from nos_ec.engine.gc.progress import CollectionResult
+from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.victims import CollectionPlan
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
@@ -55,6 +59,7 @@ class GcService:
     def __init__(
         self,
         collector: Collector,
+        control: GcControl,
         housekeeping: Housekeeping,
         trash: TrashCan,
         uploads: UploadReaper,
@@ -63,6 +68,7 @@ class GcService:
         clock: Clock,
     ) -> None:
         self._collector = collector
+        self._control = control
         self._housekeeping = housekeeping
         self._trash = trash
         self._uploads = uploads
@@ -82,9 +88,16 @@ class GcService:
         """What a run would do. Changes nothing."""
         return self._collector.plan()
 
-    def run_once(self, beat: Beat = unwatched, stop: Event | None = None) -> CollectionResult:
+    def target_costs(self, targets: Sequence[float]) -> list[TargetCost]:
+        """What it would cost to bring the store to each target of space. Changes nothing."""
+        return self._collector.target_costs(targets)
+
+    def run_once(
+        self, beat: Beat = unwatched, stop: Event | None = None, max_ms: int | None = None
+    ) -> CollectionResult:
         """Run housekeeping, so that the blocks of dead writers are sealed, remove what has expired in the trash
-        and the parts of uploads that are gone, then run one collection. `stop` ends it early.
+        and the parts of uploads that are gone, then run one collection. `stop` ends it early, and so do `max_ms` of
+        collecting and a pause.
 
         Raises Conflict when another GC is running, LeaseLost, Transient and NoSpace; a later run continues from there.
         """
@@ -92,7 +105,7 @@ class GcService:
             self._run_housekeeping(beat)
             expired = self._expire_trash(beat, stop)
             self._reap_uploads(beat, stop)
-            result = self._collect(beat, stop, expired)
+            result = self._collect(beat, stop, expired, max_ms)
         except NosError:
             self.counters = replace(self.counters, failures=self.counters.failures + 1)
             raise
@@ -107,6 +120,7 @@ class GcService:
             space_amplification=result.space_amplification,
             target_space_amplification=result.target_space_amplification,
             behind=result.behind,
+            stopped=result.stopped,
         )
         return result
 
@@ -147,7 +161,7 @@ class GcService:
                 bytes=reaped.bytes,
             )
 
-    def _collect(self, beat: Beat, stop: Event | None, expired: Purged) -> CollectionResult:
+    def _collect(self, beat: Beat, stop: Event | None, expired: Purged, max_ms: int | None) -> CollectionResult:
         before = self.counters.with_run(_with(CollectionResult(), expired))
         self.counters = before
 
@@ -158,7 +172,8 @@ class GcService:
         with self._new_lease(LEASE_NAME) as held:
             self.held = held
             try:
-                return _with(self._collector.run(lambda: self._new_writer(held.lease), watch, stop), expired)
+                result = self._collector.run(lambda: self._new_writer(held.lease), watch, stop, max_ms)
+                return _with(result, expired)
             finally:
                 self.held = None
 
@@ -175,17 +190,34 @@ class GcService:
         return result.blocks_condemned > 0
 
     def run(self, stop: Event, wait_ms: int, beat: Beat = unwatched) -> None:
-        """Collect every `wait_ms` until `stop` is set."""
+        """Collect every `wait_ms` until `stop` is set. After a pause collect again at once."""
         while not stop.is_set():
             beat(0)
+            result = None
             try:
-                self.run_once(beat, stop)
+                result = self.run_once(beat, stop)
             except LeaseLost:
                 raise
             except NosError as error:
                 _log.warning("collection failed; trying again", error=str(error))
-            beat(wait_ms)
-            self._clock.wait(stop, wait_ms)
+            if result is not None and result.stopped is Stopped.PAUSED:
+                self._outlast_pause(stop, wait_ms, beat)
+            else:
+                beat(wait_ms)
+                self._clock.wait(stop, wait_ms)
+
+    def _outlast_pause(self, stop: Event, wait_ms: int, beat: Beat) -> None:
+        """Wait `wait_ms`, or until GC is to go on. Housekeeping is due after that time, also while GC is paused."""
+        until_ms = self._clock.now_ms() + wait_ms
+        while 0 < until_ms - self._clock.now_ms() <= wait_ms:
+            beat(0)
+            if self._clock.wait(stop, POLL_MS):
+                break
+            try:
+                if not self._control.read().paused:
+                    return
+            except NosError as error:
+                _log.warning("GC cannot read whether it is still paused", error=str(error))
 
 
 def _with(result: CollectionResult, expired: Purged) -> CollectionResult:

@@ -5,10 +5,14 @@ Ids of blocks and landing copies are 32 hexadecimal digits. Ratios are from 0 to
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from nos_ec.api.answer import Answer as _Answer
+from nos_ec.api.answer import Bytes, Count, HexId, Ratio, UnixMs
+from nos_ec.api.answer import example as _example
+from nos_ec.api.cost_models import Cost
 from nos_ec.core.gc_policy import Behind
 from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
@@ -18,20 +22,6 @@ from nos_ec.monitoring.health import HIDDEN
 from nos_ec.ports.metadata import WaitReason
 
 _BLOCK = "019a2f3c5d7e8f90a1b2c3d4e5f60718"
-
-HexId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-Bytes = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
-UnixMs = Annotated[int, Field(ge=0)]
-Ratio = Annotated[float, Field(ge=0, le=1)]
-
-
-def _example(**values: Any) -> ConfigDict:
-    return ConfigDict(frozen=True, json_schema_extra={"examples": [values]})
-
-
-class _Answer(BaseModel):
-    model_config = ConfigDict(frozen=True)
 
 
 class Problem(_Answer):
@@ -123,6 +113,15 @@ class Status(_Answer):
         utilisation=0.9884, hole_ratio=0.0012, dead_ratio=0.0012, overhead_ratio=0.0104, stripes=448,
         live_bytes=464323993, dead_bytes=557000, overhead_bytes=4881055, raw_bytes=645922816,
         raw_bytes_per_user_byte=1.391104, space_amplification=1.0012, target_space_amplification=1.2,
+        gc_behind=None,
+        cost={
+            "raw_bytes_per_live_byte": 1.391104,
+            "parts": {"live": 1.0, "coding": 0.375, "overhead": 0.014454, "dead_sealed": 0.00165, "dead_open": 0.0,
+                      "dead_condemned": 0.0},
+            "break_even_space_amplification": 2.171306,
+            "usage": {"day": {"span_ms": 86400000, "user_bytes": 40000000, "copied_bytes": 8000000,
+                              "write_amplification": 1.2, "space_amplification": 1.19}, "week": None},
+        },
         packed_objects=46317, large_objects=2, large_bytes=38800000, trash_objects=310, trash_bytes=2900000,
         landing_deletions=1000, leases=1,
         blocks=[{"kind": "fresh", "state": "sealed", "count": 14}],
@@ -151,11 +150,15 @@ class Status(_Answer):
     raw_bytes: Bytes = Field(description="Size of the blocks on all shards: stripes x (k + m) chunks.")
     raw_bytes_per_user_byte: float | None = Field(ge=0, description="raw_bytes / live_bytes; null without live bytes.")
     space_amplification: float | None = Field(
-        ge=1, description="(live + dead) / live, condemned blocks included; null without live bytes."
+        ge=1, description="(live + dead) / live, without condemned blocks; null without live bytes."
     )
     target_space_amplification: float | None = Field(
         gt=1, description="gc.space_amp by the configuration of the API; null unless gc.policy is space-target."
     )
+    gc_behind: Behind | None = Field(
+        description="Why the last GC run did not do all that its policy asks for; null if it did, or there was none."
+    )
+    cost: Cost
     packed_objects: Count = Field(description="Objects packed into stripes; excludes large objects.")
     large_objects: Count = Field(description="Large objects, each in its own blocks.")
     large_bytes: Bytes = Field(description="Bytes of the large objects; part of live_bytes.")
@@ -541,7 +544,7 @@ class GcPlan(_Answer):
     behind: Behind | None = Field(
         description="Why a run would not collect all that the policy asks for. budget: gc.copy_bytes_max; blocks:"
         " gc.blocks_max_per_run; price: gc.price_days_min, or not sealed; set_aside: cooling down; gain: rewriting"
-        " frees nothing; null: it would."
+        " frees nothing; null: it would. space, stopped: only of runs."
     )
     bytes_to_rewrite: Bytes = Field(description="Live bytes of the victims: what a run reads.")
     bytes_to_write: Bytes = Field(description="What they will take, with headers and padding; an estimate.")

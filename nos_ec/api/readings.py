@@ -10,13 +10,16 @@ from collections.abc import KeysView
 from dataclasses import asdict
 
 from nos_ec.api import models
+from nos_ec.api.cost_models import Cost
 from nos_ec.composition.explaining import block_explainer, object_explainer
 from nos_ec.composition.wiring import System
+from nos_ec.core.gc_policy import Behind
 from nos_ec.core.header import GroupHeader
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.ratios import DIGITS, rounded
+from nos_ec.engine.cost_data import cost_data
 from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.plan_data import plan_data
@@ -65,6 +68,8 @@ class Readings:
             raw_bytes_per_user_byte=rounded(totals.raw_bytes_per_user_byte(geometry)),
             space_amplification=rounded(totals.space_amplification),
             target_space_amplification=self._system.settings.gc.target_space_amp,
+            gc_behind=None if figures.behind is None else Behind(figures.behind),
+            cost=Cost.model_validate(cost_data(totals, geometry, figures.usage)),
             packed_objects=totals.packed_objects,
             large_objects=totals.large_objects,
             large_bytes=totals.large_bytes,

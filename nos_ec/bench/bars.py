@@ -84,6 +84,11 @@ LANDING_EMBEDDED: Mapping[str, _Cells] = {
 """By figure, then by workload or size of the objects, and callers: how many times as many PUTs/s, and how many times
 less CPU time."""
 
+GC: Sequence[Bar] = (
+    Bar("ours_over_floor", 0.8, at_least=True),
+    Bar("header_bytes_over_block_bytes", 1 / 200, at_least=False),
+    Bar("get_p99_with_over_without", 2.0, at_least=False),
+)
 GETS_OVER_RADOSGW: Mapping[int, float] = {1: 0.6, 2: 0.8}
 """By processes of the gateway; more are like two."""
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from nos_ec.bench.bars import PIPELINE, READ, SCAN, Bar, landing_bars, life_bars, missed, s3_bars
+from nos_ec.bench.bars import GC, PIPELINE, READ, SCAN, Bar, landing_bars, life_bars, missed, s3_bars
+from nos_ec.bench.collecting import CollectingBench, CollectingOptions, gc_settings
 from nos_ec.bench.landing_only import LandingBench, LandingOptions, round_bytes_max
 from nos_ec.bench.landing_ways import LandingWay, OneByOne, bare_writer
 from nos_ec.bench.life import LifeBench, LifeOptions
@@ -55,6 +56,7 @@ def register(app: typer.Typer) -> None:
     bench_app.command("life")(life)
     bench_app.command("scan")(scan_command)
     bench_app.command("s3")(s3)
+    bench_app.command("gc")(gc_command)
     app.add_typer(bench_app, name="bench")
 
 
@@ -219,6 +221,27 @@ def s3(
     _finish(figures, bars if check else (), as_json, lambda: _print_s3(figures))
 
 
+def gc_command(
+    ctx: typer.Context,
+    objects: Annotated[int, typer.Option(min=200, help="Objects packed in each round; half are deleted.")] = 2000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, after a warm-up round that does not count.")] = 3,
+    reads: Annotated[int, typer.Option(min=10, help="GETs timed without GC.")] = 2000,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure GC against bare reads and appends, and GETs beside it. Also on an embedded store."""
+    settings = gc_settings(landing_settings(context(ctx).settings(), "log"))
+    options = CollectingOptions(objects, rounds, reads, seed)
+    with ExitStack() as stack:
+        tick = stack.enter_context(ticking())
+        stores = stack.enter_context(bench_stores({"gc": settings}, AdminKey(admin_user, admin_keyring)))
+        figures = CollectingBench(stores.systems["gc"], stores.instruments, options, tick).run()
+    _finish(figures, GC if check else (), as_json, lambda: _print_gc(figures))
+
+
 def _known(workload: str) -> str:
     """The name of a workload. Raises InvalidInput."""
     if workload not in WORKLOADS:
@@ -368,6 +391,17 @@ def _print_read(figures: Mapping[str, Any]) -> None:
     rows["bytes the OSDs read / bytes of the pages touched"] = f"{figures['read_bytes_over_pages']:.3f}"
     rows["bytes the OSDs read / size in whole pages"] = f"{figures['read_bytes_over_rounded']:.3f}"
     facts(f"GETs of {figures['objects']:,} small objects", rows)
+
+
+def _print_gc(figures: Mapping[str, Any]) -> None:
+    rows = {f"live MB/s, {way}": f"{rate:.1f}" for way, rate in figures["live_mb_per_s"].items()}
+    rows["ours over floor"] = f"{figures['ours_over_floor']:.3f}"
+    rows["header bytes per byte of blocks examined"] = f"1/{1 / figures['header_bytes_over_block_bytes']:.0f}"
+    for when, found in figures["get_ms"].items():
+        name = f"GET, ms, {when.replace('_', ' ')}"
+        rows[name] = ", ".join(f"{percent} {value:.2f}" for percent, value in found.items())
+    rows["GET p99, with GC over without"] = f"{figures['get_p99_with_over_without']:.2f}"
+    facts(f"GC of {figures['objects']:,} objects, {figures['rounds']} rounds, {figures['lanes']} lanes", rows)
 
 
 def _print_scan(figures: Mapping[str, Any]) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from nos_ec.cli.output import count_text, emit, out, size_text, time_text
 from nos_ec.core.gc_policy import Behind
+from nos_ec.core.target_costs import TargetCost
 from nos_ec.engine.gc.plan_data import bytes_to_write, plan_data
 from nos_ec.engine.gc.progress import CollectionResult
+from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.space import Outlook
 from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan
 from nos_ec.ports.metadata import Totals, WaitingBlocks, WaitReason
 
 
-def show_plan(plan: CollectionPlan, totals: Totals, as_json: bool) -> None:
-    """Print what a run would do."""
+def show_plan(plan: CollectionPlan, totals: Totals, as_json: bool, costs: Sequence[TargetCost] | None = None) -> None:
+    """Print what a run would do. costs: what other targets of space would cost, if asked for."""
     data = plan_data(plan, totals)
+    if costs is not None:
+        data["targets"] = [asdict(one) for one in costs]
 
     def human() -> None:
         victims = {victim.block.block_id: victim for victim in plan.victims}
@@ -27,6 +32,8 @@ def show_plan(plan: CollectionPlan, totals: Totals, as_json: bool) -> None:
             f" {size_text(data['header_bytes_read'])} of headers"
         )
         out.print(_space_text(plan.outlook))
+        for cost in costs or ():
+            out.print(_cost_text(cost))
         if plan.outlook.behind is not None:
             out.print(f"not all that the policy asks for: {_BEHIND[plan.outlook.behind]}")
         for waiting in plan.waiting:
@@ -39,6 +46,14 @@ def show_plan(plan: CollectionPlan, totals: Totals, as_json: bool) -> None:
             )
 
     emit(data, as_json, human)
+
+
+def _cost_text(cost: TargetCost) -> str:
+    text = f"target {cost.target:g}: copy {size_text(cost.copied_bytes)}, free {size_text(cost.freed_bytes)}"
+    if cost.price_days is not None:
+        text += f", down to {cost.price_days:.1f} days"
+    reached = "" if cost.is_reached else f"; ends at {cost.space_amplification:.3f} for the floor of the price"
+    return text + reached
 
 
 def _decision_text(decision: BlockDecision, victim: ChosenBlock | None) -> str:
@@ -68,7 +83,14 @@ _BEHIND = {
     Behind.PRICE: "the other blocks are not sealed, or not worth copying yet (gc.price_days_min)",
     Behind.SET_ASIDE: "other blocks could not be collected, or are packed densely, and are set aside for a while",
     Behind.SPACE: "there is not enough free space to write survivors",
+    Behind.STOPPED: "the run was ended early; the next one goes on",
     Behind.GAIN: "rewriting the other blocks would take as much space as it frees",
+}
+
+_STOPPED = {
+    Stopped.SIGNAL: "ended early by a signal",
+    Stopped.PAUSED: "GC is paused (`nos-ec gc resume`)",
+    Stopped.MAX_DURATION: "ended early after --max-duration",
 }
 
 _WHEN_FREED = {
@@ -104,6 +126,8 @@ def show_result(result: CollectionResult, block_grace_ms: int, as_json: bool) ->
                 f"the first run after a grace period of {block_grace_ms / 60_000:g} minutes deletes the emptied blocks"
             )
         _print_space(result)
+        if result.stopped is not None:
+            out.print(f"{_STOPPED[result.stopped]}; the next run goes on from here")
         for unreadable in result.unreadable:
             out.print(f"cannot be read, so its block is kept: {unreadable}", markup=False)
         _print_more(result.unreadable_objects - len(result.unreadable), "object")

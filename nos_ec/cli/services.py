@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from os.path import normpath
 from threading import Event
@@ -11,6 +12,7 @@ import typer
 
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_consumer.counters import ConsumerCounters
+from nos_ec.cli import gc_control
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.errors import exit_code
 from nos_ec.cli.gc_output import show_plan, show_result
@@ -22,6 +24,9 @@ from nos_ec.core.slots import SLOTS
 from nos_ec.settings import Settings
 from nos_gc.assemble import gc_service, rebuild_thread, scrub_thread
 from nos_producer.assemble import producer_service
+
+TARGETS_SHOWN = (1.1, 1.2, 1.4)
+"""Space amplifications of which `gc plan --targets` shows the costs."""
 
 Once = Annotated[bool, typer.Option("--once", help="Do all pending work, then exit.")]
 
@@ -36,6 +41,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
     gc_app.command("plan")(gc_plan)
     gc_app.command("run")(gc_run)
+    gc_control.register(gc_app)
     app.add_typer(gc_app, name="gc")
 
 
@@ -156,7 +162,14 @@ def _consume(system: System, stop: Event) -> ConsumerCounters:
     return service.counters
 
 
-def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
+def gc_plan(
+    ctx: typer.Context,
+    targets: Annotated[
+        bool,
+        typer.Option("--targets", help="Show as well what it would cost to reach other targets of space."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show which blocks a run would collect and rewrite. Reads rows and headers, not objects; changes nothing.
 
     For each block: the break-even price in days (docs/GC.md), and what is read, written and freed. A block marked
@@ -164,23 +177,33 @@ def gc_plan(ctx: typer.Context, as_json: AsJson = False) -> None:
     else is dead, but cannot be freed now, is listed by the reason.
     """
     with context(ctx).system() as system:
-        plan = gc_service(system).plan()
+        service = gc_service(system)
+        plan = service.plan()
+        costs = service.target_costs(TARGETS_SHOWN) if targets else None
         totals = system.store_totals().read().totals
-    show_plan(plan, totals, as_json)
+    show_plan(plan, totals, as_json, costs)
 
 
 def gc_run(
     ctx: typer.Context,
     apply: Annotated[bool, typer.Option("--apply", help="Collect; without it, only the plan is shown.")] = False,
     once: Annotated[bool, typer.Option("--once/--loop", help="Run once (for cron), or run every gc.wait_ms.")] = True,
+    max_duration: Annotated[
+        int | None,
+        typer.Option(
+            "--max-duration", min=1, metavar="SECONDS", help="End after this time. The next run goes on from there."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rewrite the live objects of the blocks that gc.policy chooses. A later run deletes the emptied blocks, when their
     grace period is over."""
+    if max_duration is not None and not once:
+        raise InvalidInput("--max-duration ends a single run, and --loop runs for ever; give one of them")
     if not apply:
         if not once:
             raise InvalidInput("gc run --loop collects for ever, so it needs --apply; to see what it would do: gc plan")
-        gc_plan(ctx, as_json)
+        gc_plan(ctx, as_json=as_json)
         if not as_json:
             out.print("nothing was changed; add --apply to collect")
         return
@@ -193,10 +216,17 @@ def gc_run(
             _collect(system, stop)
             return
         interrupt_on_sigterm()
-        result = gc_service(system).run_once()
+        result = gc_service(system).run_once(max_ms=None if max_duration is None else 1000 * max_duration)
+        _keep_totals(system)
     show_result(result, settings.gc.block_grace_ms, as_json)
     if result.unreadable_objects or result.blocks_parked:
         raise typer.Exit(exit_code(Corrupt() if result.unreadable_objects else Transient()))
+
+
+def _keep_totals(system: System) -> None:
+    """Where only cron runs GC, nothing else may note the usage of the last days."""
+    with suppress(Transient):
+        system.store_totals().keep()
 
 
 def _collect(system: System, stop: Event) -> None:

@@ -12,9 +12,12 @@ from nos_ec.cli.output import count_text, emit, err, facts, short_text, size_tex
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ratios import ratio, rounded
+from nos_ec.engine.cost_data import cost_data
 from nos_ec.engine.dump.stored import newest_dump_ms
+from nos_ec.engine.gc.run_note import read_run
 from nos_ec.engine.log_figures import LogFigures
 from nos_ec.engine.store_totals import DatedTotals
+from nos_ec.engine.usage import usage_spans
 from nos_ec.ports.metadata import ScrubPass, ScrubState
 
 SHOWN_AGE_MS = 1000
@@ -48,8 +51,10 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
     null while nothing is packed.
 
     utilisation, dead_ratio and overhead_ratio are shares of all stripes and add up to 1. hole_ratio is dead / (live +
-    dead), as everywhere. space_amplification is (live + dead) / live, and its target that of GC (null if gc.policy has
-    none). raw_bytes is the size of this store's blocks on all shards according to the metadata.
+    dead), as everywhere. space_amplification is (live + dead) / live without condemned blocks, and its target that of
+    GC (null if gc.policy has none). cost says what a live byte costs (`engine/cost_data.py`). gc_behind is why the last
+    GC run did not do all that its policy asks for; null if it did. raw_bytes is the size of this store's blocks on all
+    shards according to the metadata.
     stored_raw_bytes and landing_raw_bytes are what the shards and the landing store report; a Ceph pool reports only
     the sum over all stores in it. blocks_short is the number of blocks that lack a shard, and blocks_short_by_shards
     says how many of them lack how many shards; both are null on Ceph, which repairs them itself. computed_at_ms is when
@@ -62,7 +67,7 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
     now_ms, geometry = system.clock.now_ms(), system.geometry
     dated = DatedTotals(system.metadata.totals(), now_ms) if exact else system.store_totals().read()
     totals = dated.totals
-    short = system.blocks.blocks_short()
+    short, run = system.blocks.blocks_short(), read_run(system.metadata)
     data = {
         "utilisation": rounded(totals.utilisation(geometry)),
         "hole_ratio": rounded(totals.hole_ratio),
@@ -72,6 +77,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
         "raw_bytes_per_user_byte": rounded(totals.raw_bytes_per_user_byte(geometry)),
         "space_amplification": rounded(totals.space_amplification),
         "target_space_amplification": system.settings.gc.target_space_amp,
+        "gc_behind": None if run is None else run.behind,
+        "cost": cost_data(totals, geometry, usage_spans(system.metadata, totals, dated.at_ms)),
         "stored_raw_bytes": system.blocks.raw_bytes(),
         "blocks_short": None if short is None else sum(short.values()),
         "blocks_short_by_shards": None if short is None else [{"shards": n, "blocks": short[n]} for n in sorted(short)],
@@ -180,6 +187,31 @@ def _amplification_text(found: float | None, target: float | None) -> str:
     return text if target is None else f"{text}  target {target:g}"
 
 
+def _cost_rows(cost: dict[str, Any], behind: str | None) -> dict[str, str]:
+    rows = {}
+    if cost["parts"] is not None:
+        parts = ", ".join(f"{part.replace('_', ' ')} {value:.3f}" for part, value in cost["parts"].items())
+        rows["raw bytes per live byte"] = f"{cost['raw_bytes_per_live_byte']:.3f}: {parts}"
+        rows["as dear as 3 replicas"] = f"at a space amplification of {cost['break_even_space_amplification']:.2f}"
+    for span, used in cost["usage"].items():
+        if used is not None:
+            rows[f"last {span}"] = _usage_text(used)
+    if behind is not None:
+        rows["GC is behind"] = f"{behind}; `nos-ec gc plan` says more"
+    return rows
+
+
+def _usage_text(used: dict[str, Any]) -> str:
+    write, space = (
+        "-" if used[f"{what}_amplification"] is None else f"{used[f'{what}_amplification']:.2f}"
+        for what in ("write", "space")
+    )
+    return (
+        f"write amplification {write}, space amplification {space}; users {size_text(used['user_bytes'])}, GC"
+        f" {size_text(used['copied_bytes'])}, in {used['span_ms'] / 3_600_000:.0f} h"
+    )
+
+
 def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
     """`whose`: the scope of the bytes on disk, if it may be larger than this store. `age_ms`: of the sums over rows."""
     packed_bytes = data["live_bytes"] - data["large_bytes"]
@@ -192,6 +224,7 @@ def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
         "header, names, padding": f"{_percent(overhead, size)}  {size_text(overhead)}",
         "raw bytes per user byte": "-" if raw is None else f"{raw:.3f}  {size_text(data['raw_bytes'])} on all shards",
         "space amplification": _amplification_text(data["space_amplification"], data["target_space_amplification"]),
+        **_cost_rows(data["cost"], data["gc_behind"]),
         "in stripes": f"{count_text(data['packed_objects'], 'packed object')}, {size_text(packed_bytes)} live",
         "in own blocks": f"{count_text(data['large_objects'], 'large object')}, {size_text(data['large_bytes'])} live",
         "landed, to be published": f"{count_text(data['landed_objects'], 'object')}, {size_text(data['landed_bytes'])}",

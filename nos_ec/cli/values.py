@@ -25,12 +25,12 @@ _AGE = re.compile(r"(\d{1,9})([smhd])")
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def rate_of(text: str) -> int:
+def rate_of(text: str, option: str = "--rate") -> int:
     """Bytes in a second, as --rate takes them. Raises InvalidInput."""
     try:
         rate = size_of(int(text) if text.isdecimal() else text)
     except ValueError as error:
-        raise InvalidInput(f"--rate {text!r}: {error}; give bytes in a second, such as 64MiB") from error
+        raise InvalidInput(f"{option} {text!r}: {error}; give bytes in a second, such as 64MiB") from error
     assert isinstance(rate, int)
     return rate
 

@@ -19,6 +19,10 @@ BACKLOG_WINDOWS = 4
 """How many windows of objects a consumer holds before it polls no more. With this many, lanes never wait for a poll.
 Where more objects of one bucket wait, one consumer is not enough for it."""
 
+GROUP_COPIES = 5
+"""How often the bytes of a group that GC writes are in memory at once, at most: as they were read, assembled, cut into
+shards with their coding chunks, and read back."""
+
 
 def new_merge_list(
     settings: ConsumerSettings, geometry: Geometry, linger: Linger | int, rng: random.Random
@@ -34,7 +38,7 @@ def collector_options(settings: Settings) -> CollectorOptions:
     copy_bytes_max = gc.copy_bytes_max or inf
     return CollectorOptions(
         policy=_policy(gc, copy_bytes_max),
-        price_days_min=gc.price_days_min,
+        price_days_min=gc.price_days if gc.policy == "price" else gc.price_days_min,
         waste_ratio_min=gc.hole_ratio_min,
         copy_bytes_max=copy_bytes_max,
         block_grace_ms=gc.block_grace_ms,
@@ -43,6 +47,11 @@ def collector_options(settings: Settings) -> CollectorOptions:
         floor_bytes=gc.floor_bytes,
         short_bytes=PUT_RESERVES * gc.reserve_bytes,
         cool_down_ms_max=gc.cool_down_ms_max,
+        lanes=max(1, min(gc.lanes, gc.memory_bytes_max // (GROUP_COPIES * settings.geometry.value().group_size_max))),
+        header_blocks=gc.header_blocks,
+        bytes_per_s=gc.bytes_per_s,
+        operations_per_s=gc.operations_per_s,
+        slowdown_max=gc.read_slowdown_max,
         density=DENSITY[settings.consumer.policy],
     )
 
@@ -56,5 +65,5 @@ def _policy(gc: GcSettings, copy_bytes_max: float) -> GcPolicy | None:
             victims_max=gc.blocks_max_per_run,
         )
     if gc.policy == "price":
-        return Price(gc.price_days_min, copy_bytes_max, gc.blocks_max_per_run)
+        return Price(gc.price_days, copy_bytes_max, gc.blocks_max_per_run)
     return None

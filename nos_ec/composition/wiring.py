@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
-import sys
 import threading
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from time import perf_counter
 from types import TracebackType
 from typing import Self
@@ -20,7 +17,7 @@ from nos_ec.adapters.sql.engine import NEW_OR_LOST
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.composition.audit import command_of, open_trail
+from nos_ec.composition.audit import open_trail
 from nos_ec.composition.backends import (
     Log,
     initialise_log,
@@ -33,6 +30,7 @@ from nos_ec.composition.backends import (
     settings_named,
 )
 from nos_ec.composition.landing import Landers, initialise_devices, lanes_of, layered
+from nos_ec.composition.processes import member_name, process_name, run_name
 from nos_ec.core.errors import Blocklisted, ConfigError, NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, timed_id
@@ -41,6 +39,7 @@ from nos_ec.core.packing.packer import size_max
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.copy_forward import CopyForward, ForwardOptions
 from nos_ec.engine.dump.stored import StoredDumps
+from nos_ec.engine.gc.run_note import read_run
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.large import LargeObjects
 from nos_ec.engine.large_lease import LargeLease
@@ -66,7 +65,7 @@ from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
 from nos_ec.engine.trash import TrashCan
 from nos_ec.engine.trimmer import Trimmer
 from nos_ec.engine.unknown_segments import UnknownSegments
-from nos_ec.engine.uploads import MultipartUploads
+from nos_ec.engine.usage import usage_spans
 from nos_ec.engine.verifier import CALM_S, READS_MAX, WARY_S
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.metrics import AUDIT_FAILURES
@@ -290,10 +289,6 @@ class System:
         """What was deleted and can be brought back."""
         return TrashCan(self.metadata, self.clock)
 
-    def multipart_uploads(self, store: Store) -> MultipartUploads:
-        """Uploads in parts, which `store` stores."""
-        return MultipartUploads(store, self.metadata, self.clock, lambda: _new_id(self.clock))
-
     def dumps(self) -> StoredDumps:
         """The dumps of the metadata in the store itself."""
         return StoredDumps(self.store(), self._large())
@@ -362,8 +357,7 @@ class System:
 
     def contended_lease(self, name: str, ttl_ms: int) -> HeldLease:
         """A lease that several processes may want at once. The losers are told which process holds it."""
-        holder = f"process {os.getpid()} on {socket.gethostname()}"
-        return HeldLease(self.metadata, self.clock, name, ttl_ms, holder, self._held)
+        return HeldLease(self.metadata, self.clock, name, ttl_ms, process_name(), self._held)
 
     def writer(self, lease: Lease, kind: BlockKind) -> StripeWriter:
         """A writer for one lane. Only writers of fresh objects must leave GC's reserve alone; only GC moves last
@@ -476,7 +470,17 @@ class System:
         """Figures of the whole store, whose sums may be older than the rest. Raises Transient."""
         free_bytes, lag = _unless_away(self.blocks.free_bytes), _unless_away(self.lag)
         dated = self.store_totals().read()
-        return StoreFigures(dated.totals, dated.at_ms, self.geometry, free_bytes, lag, self.log_figures())
+        run = read_run(self.metadata)
+        return StoreFigures(
+            dated.totals,
+            dated.at_ms,
+            self.geometry,
+            free_bytes,
+            lag,
+            self.log_figures(),
+            usage_spans(self.metadata, dated.totals, dated.at_ms),
+            None if run is None else run.behind,
+        )
 
     def log_figures(self) -> LogFigures | None:
         """Figures of the landing log; None for a store without one. Raises Transient."""
@@ -536,7 +540,7 @@ class System:
 
     def member_name(self, service: str) -> str:
         """A name for a process of a service, unique forever and readable for operators."""
-        return f"{service}-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+        return member_name(service, os.urandom(4))
 
 
 def _unless_away(figure: Callable[[], int]) -> int | None:
@@ -554,11 +558,6 @@ def _new_id(clock: Clock) -> bytes:
 def new_block_id(clock: Clock) -> BlockId:
     """A new block id, wherever it would lie."""
     return BlockId(_new_id(clock))
-
-
-def _run_name(clock: Clock) -> str:
-    started = datetime.fromtimestamp(clock.now_ms() / 1000, UTC).isoformat(timespec="seconds")
-    return f"{socket.gethostname()} {os.getpid()} {started} {command_of(sys.argv)}"
 
 
 def open_system(settings: Settings) -> System:
@@ -594,7 +593,7 @@ def open_system(settings: Settings) -> System:
             objects.placement,
             objects.groups,
             read_threads,
-            open_trail(settings, clock, _run_name(clock)),
+            open_trail(settings, clock, run_name(clock)),
             locations,
             log,
             lag,

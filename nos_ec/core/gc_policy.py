@@ -25,6 +25,10 @@ SPACE_AMP = 1.2
 """The default target of `SpaceTarget`."""
 HYSTERESIS = 0.02
 PRICE_FLOOR_DAYS = 2.0
+"""The least break-even price that a target of space pays."""
+PRICE_DAYS = 20.0
+"""The default price of `Price`: with it a store of mixed lifetimes ends near a space amplification of 1.12
+(docs/GC.md)."""
 ANY_PRICE_DAYS = 1e-9
 """Less than the break-even price of any block with dead bytes that is worth a look."""
 HOLE_RATIO_MIN = 0.75
@@ -85,6 +89,8 @@ class Behind(StrEnum):
     """Blocks that would suffice could not be collected, and are left alone until their cool-downs are over."""
     SPACE = "space"
     """There is not enough free space to write survivors."""
+    STOPPED = "stopped"
+    """The cycle was ended early. The next cycle goes on."""
     GAIN = "gain"
     """Writing the survivors would take as much space as it frees."""
 

@@ -18,6 +18,7 @@ from threading import Event
 import structlog
 
 from nos_ec.core.errors import NosError
+from nos_ec.engine.usage import UsagePoint, note_point
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import Metadata, StoredTotals, Totals
 
@@ -67,7 +68,8 @@ class StoreTotals:
         return DatedTotals(self._metadata.totals(), now_ms)
 
     def keep(self) -> None:
-        """Compute and store the sums if that is due and no other process does it. Raises Transient."""
+        """Compute and store the sums if that is due and no other process does it. Note them for the usage of the last
+        days. Raises Transient."""
         stored, now_ms = self._metadata.stored_totals(), self._clock.now_ms()
         if stored is not None:
             if waits(stored.next_ms, now_ms, NEXT_MS_MAX):
@@ -78,6 +80,7 @@ class StoreTotals:
             stored = claim
         totals = self._metadata.totals()
         ended_ms = self._clock.now_ms()
+        note_point(self._metadata, UsagePoint.of(totals, now_ms))
         if totals.rows <= CHEAP_ROWS_MAX:
             if stored is not None:
                 self._metadata.store_totals(None, stored)

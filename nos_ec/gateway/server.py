@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import TracebackType
 
+from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.app import App, AppOptions
@@ -36,7 +37,7 @@ UNREAD_WAIT_MS = 60_000
 def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> Service:
     """The gateway of an open store, without its server."""
     store, metadata, clock = system.store(), system.metadata, system.clock
-    uploads = system.multipart_uploads(store)
+    uploads = multipart_uploads(system, store)
     access = Access(metadata, masters, clock, settings.access_cache_ms)
     objects = ObjectOperations(store, uploads, access, AttributeChanges(store, clock, Random().random))
     return Service(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from nos_ec.core.gc_policy import Behind
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import time_of
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.placement import GroupState
+from nos_ec.core.raw_cost import RAW_PARTS
 from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.landing_log import LandingLog
@@ -20,6 +22,7 @@ from nos_ec.engine.log_figures import LogFigures
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.put_queue import PutQueue
 from nos_ec.engine.requests import Requests
+from nos_ec.engine.usage import Usage
 from nos_ec.monitoring import library_metrics as of_library
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring import space_metrics as of_space
@@ -41,6 +44,10 @@ class StoreFigures:
     free_bytes: int | None
     lag: int | None
     landing_log: LogFigures | None = None
+    usage: Mapping[str, Usage | None] = field(default_factory=dict)
+    """By the name of the span (`engine/usage.py`)."""
+    behind: str | None = None
+    """Why the last run of GC did not do all that its policy asks for; None if it did."""
 
 
 def store_samples(figures: StoreFigures, now_ms: int) -> Iterator[Sample]:
@@ -54,6 +61,7 @@ def store_samples(figures: StoreFigures, now_ms: int) -> Iterator[Sample]:
     yield Sample(m.STORE_DEAD_BYTES, totals.dead_bytes)
     yield Sample(m.STORE_OVERHEAD_BYTES, totals.overhead_bytes)
     yield Sample(of_space.STORE_SPACE_AMPLIFICATION, totals.space_amplification or 0.0)
+    yield from _cost_samples(figures)
     yield Sample(m.STORE_UTILISATION, totals.utilisation(figures.geometry) or 0.0)
     yield Sample(m.STORE_LANDED_OBJECTS, totals.landed_objects)
     yield Sample(m.STORE_LANDED_BYTES, totals.landed_bytes)
@@ -69,6 +77,18 @@ def store_samples(figures: StoreFigures, now_ms: int) -> Iterator[Sample]:
         yield Sample(m.LAG_MESSAGES, figures.lag)
     if figures.landing_log is not None:
         yield from _log_samples(figures.landing_log)
+
+
+def _cost_samples(figures: StoreFigures) -> Iterator[Sample]:
+    cost = figures.totals.raw_cost(figures.geometry)
+    for part in RAW_PARTS:
+        yield Sample(of_space.STORE_RAW_BYTES_PER_LIVE_BYTE, 0.0 if cost is None else cost.parts[part], (part,))
+    for span, used in figures.usage.items():
+        written, stored = (None, None) if used is None else (used.write_amplification, used.space_amplification)
+        yield Sample(of_space.STORE_WRITE_AMPLIFICATION, written or 0.0, (span,))
+        yield Sample(of_space.STORE_MEAN_SPACE_AMPLIFICATION, stored or 0.0, (span,))
+    for reason in Behind:
+        yield Sample(of_space.GC_BEHIND, int(figures.behind == reason), (reason.value,))
 
 
 def _log_samples(log: LogFigures) -> Iterator[Sample]:

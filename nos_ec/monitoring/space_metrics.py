@@ -10,7 +10,7 @@ _gauge = _declared.gauge
 STORE_SPACE_AMPLIFICATION = _gauge(
     "store_space_amplification",
     STORE,
-    "Stored / live bytes in blocks, condemned blocks included, headers and padding not; 0 while nothing lives.",
+    "Stored / live bytes in blocks, condemned blocks, headers and padding not counted; 0 while nothing lives.",
     "If far above its target for long, `nos-ec gc plan` says what keeps GC from it.",
 )
 STORE_SPACE_AMPLIFICATION_TARGET = _gauge(
@@ -18,6 +18,35 @@ STORE_SPACE_AMPLIFICATION_TARGET = _gauge(
     STORE,
     "gc.space_amp by the configuration of this process; 0 unless gc.policy is space-target.",
     "Compare with nos_ec_store_space_amplification.",
+)
+
+STORE_RAW_BYTES_PER_LIVE_BYTE = _gauge(
+    "store_raw_bytes_per_live_byte",
+    STORE,
+    "Bytes on all shards per live byte in blocks, by part; their sum is the whole. overhead: headers, names, padding.",
+    "Above 3, three replicas would be cheaper. If dead_sealed stays high, docs/OPERATIONS.md says what to do.",
+    "part",
+)
+STORE_WRITE_AMPLIFICATION = _gauge(
+    "store_write_amplification",
+    STORE,
+    "Bytes written to blocks per byte that users wrote, over the last day and week; 0 while nothing is known.",
+    "If far above what docs/GC.md expects for gc.space_amp, raise gc.space_amp.",
+    "span",
+)
+STORE_MEAN_SPACE_AMPLIFICATION = _gauge(
+    "store_mean_space_amplification",
+    STORE,
+    "Stored / live bytes in blocks, the mean of the last day and week; 0 while nothing is known.",
+    "Compare with nos_ec_store_space_amplification_target.",
+    "span",
+)
+GC_BEHIND = _gauge(
+    "gc_behind",
+    STORE,
+    "1 for the reason why the last GC run did not do all that its policy asks for, else 0.",
+    "docs/GC.md lists what helps against each reason.",
+    "reason",
 )
 
 SPACE_METRICS: list[Metric] = _declared.metrics

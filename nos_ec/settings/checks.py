@@ -77,8 +77,6 @@ def cross_check(settings: Settings) -> Iterator[Problem]:
             f"{settings.gc.copy_bytes_max} is less than a block, so GC could not rewrite one; use at least"
             f" {geometry.block_size}, or 0 for no limit",
         )
-    if settings.gc.policy == "price" and not settings.gc.price_days_min:
-        yield _wrong("gc.price_days_min", '0 would rewrite every block with a hole; use more with gc.policy = "price"')
     yield from _spread(settings.log)
     consumer = settings.consumer
     if consumer.merge_list_bytes_max < geometry.group_size_max:

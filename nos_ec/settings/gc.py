@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from nos_ec.core.gc_policy import HOLE_RATIO_MIN, PRICE_FLOOR_DAYS, SPACE_AMP
+from nos_ec.core.gc_policy import HOLE_RATIO_MIN, PRICE_DAYS, PRICE_FLOOR_DAYS, SPACE_AMP
 from nos_ec.settings.section import DAY, MINUTE, Section
 from nos_ec.settings.values import Count, Ratio, Size
 
@@ -17,7 +17,7 @@ class GcSettings(Section):
     policy: Literal["space-target", "price", "threshold"] = Field(
         default="space-target",
         description="Which blocks GC collects (GC.md). space-target: those in which copying gains most, while more than"
-        " space_amp is stored. price: all in which copying gains enough, see price_days_min. threshold: all that waste"
+        " space_amp is stored. price: all in which copying gains enough, see price_days. threshold: all that waste"
         " enough, see hole_ratio_min.",
     )
     space_amp: Ratio = Field(
@@ -31,16 +31,63 @@ class GcSettings(Section):
         default=PRICE_FLOOR_DAYS,
         ge=0,
         le=100_000,
-        description="Break-even price in days from which the policies space-target and price collect a block: copying"
-        " one live byte may cost as much as holding one dead byte for that long. When PUTs are refused for lack of"
-        " space, or less than floor_bytes is free, GC pays any price. 20 or more suits the policy price; 0 is for"
-        " space-target alone.",
+        description="Break-even price in days from which the policy space-target collects a block: copying one live"
+        " byte may cost as much as holding one dead byte for that long. A younger store frees little but blocks that"
+        " are dead as a whole. When PUTs are refused for lack of space, or less than floor_bytes is free, GC pays any"
+        " price.",
+    )
+    price_days: Ratio = Field(
+        default=PRICE_DAYS,
+        gt=0,
+        le=100_000,
+        description="Break-even price in days from which the policy price collects a block, whatever is stored. The"
+        " lower it is, the less space is used and the more is copied. As with price_days_min, GC pays any price when"
+        " space is short.",
     )
     copy_bytes_max: Size = Field(
         default=0,
         ge=0,
         le=1 << 60,
         description="Most bytes of live objects that one run rewrites. 0: no limit. Less than a block is refused.",
+    )
+    lanes: Count = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="Groups of survivors that GC writes at a time, each into a block of its own. Fewer while there is"
+        " little free space.",
+    )
+    memory_bytes_max: Size = Field(
+        default=128 << 20,
+        ge=1 << 20,
+        le=1 << 40,
+        description="Most bytes of groups that GC holds in memory: it writes no more groups at a time than fit. One"
+        " group takes five times its size, and one is always written.",
+    )
+    header_blocks: Count = Field(
+        default=4, ge=1, le=64, description="Blocks whose headers and rows GC reads at a time, ahead of rewriting them."
+    )
+    bytes_per_s: Size = Field(
+        default=0,
+        ge=0,
+        le=1 << 40,
+        description="Most bytes that GC reads and writes in a second; 0: no limit. nos-ec gc limit changes it for a run"
+        " that goes on. It does not hold while PUTs are refused for lack of space.",
+    )
+    operations_per_s: Count = Field(
+        default=0,
+        ge=0,
+        le=1_000_000_000,
+        description="Most operations of GC on the block store in a second: a read of an object or of the headers of a"
+        " block, or an append; 0: no limit. As bytes_per_s otherwise.",
+    )
+    read_slowdown_max: Ratio = Field(
+        default=1.5,
+        ge=0,
+        le=1000,
+        description="How many times longer than otherwise small reads may take while GC works: beyond that it rests for"
+        " a part of the time. It times reads of its own. 0: it never rests. It does not rest either while less than"
+        " twice the space is free at which PUTs are refused.",
     )
     hole_ratio_min: Ratio = Field(
         default=HOLE_RATIO_MIN,

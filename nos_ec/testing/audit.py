@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from threading import Event
 
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockKind, ObjectState
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.slots import LEASE_PREFIX
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checked, Checker
@@ -39,6 +40,9 @@ def all_objects(metadata: Metadata) -> Iterator[ObjectRow]:
         after = page[-1].object_id
 
 
+_OF_USERS = (BlockKind.FRESH, BlockKind.LARGE)
+
+
 def counted_totals(metadata: Metadata) -> Totals:
     """The totals, summed up row by row through the other methods: what `Metadata.totals` must return. Live bytes are
     those of the objects' own rows, not those of the counters of blocks."""
@@ -46,6 +50,7 @@ def counted_totals(metadata: Metadata) -> Totals:
     objects: Counter[ObjectState] = Counter()
     sizes: Counter[ObjectState] = Counter()
     trashed = []
+    deleted = json.loads(metadata.note("deleted bytes") or "[0, 0]")
     for row in all_objects(metadata):
         objects[row.state] += 1
         sizes[row.state] += row.size
@@ -68,6 +73,11 @@ def counted_totals(metadata: Metadata) -> Totals:
         trash_bytes=sum(trashed),
         landing_deletions=len(metadata.due_deletions(_EVER_MS, _QUEUE_ROWS_MAX)),
         leases=sum(not lease.name.startswith(LEASE_PREFIX) for lease in metadata.list_leases("")),
+        open_dead_bytes=sum(one.dead_bytes for one in blocks if one.state in (BlockState.OPEN, BlockState.FENCED)),
+        condemned_dead_bytes=sum(one.dead_bytes for one in blocks if one.state is BlockState.CONDEMNED),
+        user_bytes_written=deleted[0] + sum(one.live_bytes + one.dead_bytes for one in blocks if one.kind in _OF_USERS),
+        copied_bytes_written=deleted[1]
+        + sum(one.live_bytes + one.dead_bytes for one in blocks if one.kind is BlockKind.SURVIVOR),
     )
 
 

@@ -41,6 +41,7 @@ from nos_ec.testing.metadata_condition_contract import ConditionContract
 from nos_ec.testing.metadata_entries_contract import EntriesContract
 from nos_ec.testing.metadata_explanation_contract import ExplanationContract
 from nos_ec.testing.metadata_inspection_contract import InspectionContract
+from nos_ec.testing.metadata_notes_contract import NotesContract
 from nos_ec.testing.metadata_producer_contract import ProducerContract
 from nos_ec.testing.metadata_rebuild_contract import RebuildContract
 from nos_ec.testing.metadata_repair_contract import RepairContract
@@ -955,6 +956,7 @@ class MetadataContract(
     RepairContract,
     ExplanationContract,
     ScrubbingContract,
+    NotesContract,
     RebuildContract,
     FiguresContract,
 ):

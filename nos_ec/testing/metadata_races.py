@@ -52,6 +52,14 @@ def race(*calls: Callable[[], Any]) -> list[Any]:
 class MetadataRaces(MetadataSuite):
     """Races between two threads, and many threads at once."""
 
+    def test_of_several_that_store_a_note_one_succeeds(self, bench: MetadataBench) -> None:
+        stored = None
+        for turn in range(5):
+            won = race(*(partial(bench.metadata.store_note, "n", f"{turn} {i}", stored) for i in range(3)))
+            assert sorted(won) == [False, False, True]
+            stored = f"{turn} {won.index(True)}"
+            assert bench.metadata.note("n") == stored
+
     def test_of_several_that_store_totals_one_succeeds(self, bench: MetadataBench) -> None:
         totals, stored = bench.metadata.totals(), None
         for i in range(ROUNDS):

@@ -123,6 +123,14 @@ def test_bench_s3(stack_config: Path, ceph: CephCluster, capfd: pytest.CaptureFi
     )
 
 
+def test_bench_gc(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = figures(stack_config, capfd, "gc", "--objects", "200", "--rounds", "1", "--reads", "20")
+    rates = found["live_mb_per_s"]
+    assert found["ours_over_floor"] == pytest.approx(rates["ours"] / rates["floor"])
+    assert 0 < found["header_bytes_over_block_bytes"] <= 1 / 200
+    assert found["gets"] > 0
+
+
 def test_bench_scan(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None:
     rows = ["--few-rows", "10000", "--many-rows", "20000", "--batches", "2"]
     found = figures(stack_config, capfd, "scan", *rows)

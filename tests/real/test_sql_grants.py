@@ -25,6 +25,7 @@ from nos_ec.adapters.sql.buckets import TOMBSTONE_MS
 from nos_ec.adapters.sql.schema import METADATA
 from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.api.readings import Readings
+from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, new_segment_id, record_id
@@ -132,7 +133,7 @@ def keep_buckets(front: System) -> None:
 
 def composed(front: System, name: str) -> None:
     """An object that is composed of parts, a small and a large one."""
-    uploads = front.multipart_uploads(front.store())
+    uploads = multipart_uploads(front)
     upload = uploads.create(key(name), "ann", b"")
     for number, size in enumerate((LARGE, SMALL), 1):
         uploads.put_part(upload, number, BytesIO(data(name, size)), b"")
@@ -142,7 +143,7 @@ def composed(front: System, name: str) -> None:
 def upload_parts(front: System) -> None:
     """What a gateway does with multipart uploads."""
     composed(front, "composed")
-    uploads = front.multipart_uploads(front.store())
+    uploads = multipart_uploads(front)
     for name in ("aborted-1", "aborted-2"):
         upload = uploads.create(key(name), "ann", b"")
         uploads.put_part(upload, 1, BytesIO(b"part"), b"")

@@ -129,7 +129,10 @@ GC_POINTS = [
     "gc.block_deleted",
     "gc.block_deleted:2",
     "gc.block_forgotten",
+    "gc.run_noted",
+    "gc.run_noted:2",
 ]
+GC_CONTROL_POINTS = ["gc.control_changed"]
 GC_EMPTY_POINTS = ["gc.empty_condemned", "gc.empty_condemned:2"]
 GC_SHORT_POINTS = ["gc.grace_cut", "gc.block_deleted:2", "gc.block_forgotten"]
 """While the grace period of condemned blocks is cut short for lack of space."""
@@ -385,6 +388,18 @@ def test_gc_killed_among_empty_blocks(bench: Bench, point: str) -> None:
         large = bench.put(system, "large", bench.data(20 * STRIPE))
         bench.delete(system, large)
     kill(bench, point, "gc", "run", "--apply")
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", GC_CONTROL_POINTS)
+def test_killed_while_gc_is_paused_and_resumed(bench: Bench, point: str) -> None:
+    """What was asked holds, and what a run has moved stays moved."""
+    _packed_with_holes(bench)
+    kill(bench, point, "gc", "pause")
+    paused = bench.run("gc", "run", "--apply", "--json")
+    assert json.loads(paused.stdout)["stopped"] == "paused"
+    kill(bench, point, "gc", "resume")
+    kill(bench, point, "gc", "limit", "--bytes-per-s", "1GiB")
     assert_recovers(bench)
 
 
@@ -693,6 +708,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             AILING_LARGE_POINTS,
             GC_POINTS,
             GC_EMPTY_POINTS,
+            GC_CONTROL_POINTS,
             GC_SHORT_POINTS,
             GC_QUARANTINE_POINTS,
             GC_LEFT_ALONE_POINTS,

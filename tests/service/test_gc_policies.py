@@ -153,7 +153,7 @@ def test_the_threshold_takes_all_that_waste_enough_whatever_the_target(bench: Be
 
 
 def test_a_price_takes_all_that_is_worth_it(bench: Bench) -> None:
-    with holey(bench, 'policy = "price"\nprice_days_min = 20') as system:
+    with holey(bench, 'policy = "price"') as system:
         plan = gc_collector(system).plan()
         prices = [decision.price_days for decision in plan.decisions]
         assert prices == sorted(prices, key=lambda price: -(price or 0))

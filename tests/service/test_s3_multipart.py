@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.deadlines import PARTS_GRACE_MS
 from nos_ec.core.errors import InvalidInput, Transient
@@ -419,7 +420,7 @@ def test_commands_see_the_whole_object(ann: Any, bench: Bench) -> None:
 def test_the_later_of_two_large_parts_is_the_one_that_is_acknowledged(gateway: Gateway, ann: Any) -> None:
     system = gateway.system
     upload_id = ann.create_multipart_upload(Bucket="photos", Key="k")["UploadId"]
-    uploads = system.multipart_uploads(system.store())
+    uploads = multipart_uploads(system)
     upload = uploads.find_open(UploadId(bytes.fromhex(upload_id)), ObjectKey("photos", "k"))
     other = body_of(PART, 2)
 

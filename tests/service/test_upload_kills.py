@@ -19,6 +19,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 from botocore.session import Session
 
+from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import PARTS_GRACE_MS
 from nos_ec.core.findings import FindingKind
@@ -168,7 +169,7 @@ def test_gateway_killed(bench: Bench, point: str) -> None:
 
 def composed(system: System, key: ObjectKey, bodies: list[bytes]) -> None:
     """An object that is composed of these parts."""
-    uploads = system.multipart_uploads(system.store())
+    uploads = multipart_uploads(system)
     upload = uploads.create(key, "ann", b"")
     for number, body in enumerate(bodies, 1):
         uploads.put_part(upload, number, BytesIO(body), b"")
@@ -178,7 +179,7 @@ def composed(system: System, key: ObjectKey, bodies: list[bytes]) -> None:
 @pytest.mark.parametrize("point", REAPER_POINTS)
 def test_gc_killed_while_it_deletes_parts(bench: Bench, point: str) -> None:
     with bench.open() as system:
-        uploads = system.multipart_uploads(system.store())
+        uploads = multipart_uploads(system)
         composed(system, KEY, [bench.data(5 * STRIPE), bench.data(100)])
         bench.acknowledged[KEY] = system.store().get(KEY)
         for name in ("one", "other"):
@@ -203,7 +204,7 @@ def test_uploads_are_rebuilt(bench: Bench, cli: Cli, dumped: bool) -> None:
     """What was completed before and after the dump, what was open, and parts of which nothing is known."""
     first, second, late, gone = (ObjectKey("photos", name) for name in ("first", "second", "late", "gone"))
     with bench.open() as system:
-        uploads = system.multipart_uploads(system.store())
+        uploads = multipart_uploads(system)
         composed(system, first, [bench.data(5 * STRIPE), bench.data(100)])
         composed(system, gone, [bench.data(300)])
         stray = UploadRow(UploadId(b"\1" * 16), ObjectKey("photos", "stray"), UploadState.COMPLETED, 1)
@@ -214,7 +215,7 @@ def test_uploads_are_rebuilt(bench: Bench, cli: Cli, dumped: bool) -> None:
         if dumped:
             cli("metadata", "dump")
         composed(system, second, [bench.data(900), bench.data(5 * STRIPE)])
-        uploads = system.multipart_uploads(system.store())
+        uploads = multipart_uploads(system)
         uploads.put_part(opened, 2, BytesIO(b"second"), b"")
         if dumped:
             bench.put(system, "gone", b"overwritten", "photos")
@@ -232,7 +233,7 @@ def test_uploads_are_rebuilt(bench: Bench, cli: Cli, dumped: bool) -> None:
         assert (states.pop(first), states.pop(second)) == (UploadState.COMPLETED, UploadState.COMPLETED)
         assert list(states.values()) == [UploadState.OPEN if dumped else UploadState.DOOMED]
         assert check(system, read_share=1.0) == []
-        uploads = system.multipart_uploads(system.store())
+        uploads = multipart_uploads(system)
         if dumped:
             found = uploads.find_open(opened.upload_id, late)
 

@@ -21,7 +21,7 @@ from nos_ec.ports.metadata import Metadata, StoredTotals, Totals
 from nos_ec.testing.clock import FakeClock
 
 WAIT_MS = 15_000
-NOTHING = Totals({}, *[0] * 15)
+NOTHING = Totals({}, *[0] * 19)
 
 
 class Rows:
@@ -32,6 +32,7 @@ class Rows:
         self.waiting = waiting
         self.cost_ms = cost_ms
         self.stored: StoredTotals | None = None
+        self.usage: str | None = None
         self.computed = 0
         self.failure: Exception | None = None
 
@@ -41,6 +42,15 @@ class Rows:
         self.computed += 1
         self.clock.advance(self.cost_ms)
         return replace(NOTHING, queued_objects=self.waiting)
+
+    def note(self, _name: str) -> str | None:
+        return self.usage
+
+    def store_note(self, _name: str, text: str, expected: str | None) -> bool:
+        if self.usage != expected:
+            return False
+        self.usage = text
+        return True
 
     def stored_totals(self) -> StoredTotals | None:
         return self.stored

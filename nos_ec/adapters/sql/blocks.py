@@ -27,6 +27,7 @@ from sqlalchemy import (
 
 from nos_ec.adapters.sql import leases
 from nos_ec.adapters.sql.json_rows import looked_up
+from nos_ec.adapters.sql.notes import count_deleted
 from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, by_index, by_primary, id_rows
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS, SEGMENTS
 from nos_ec.core.deadlines import WAIT_MS_MAX
@@ -410,6 +411,7 @@ def forget(connection: Connection, block_id: BlockId) -> None:
         raise Conflict(
             f"block {block_id.hex()} is {found.state.value}; only a condemned block may be forgotten", block_id=block_id
         )
+    count_deleted(connection, found.kind, found.live_bytes + found.dead_bytes)
     connection.execute(delete(BLOCKS).where(_B.block_id == block_id))
 
 

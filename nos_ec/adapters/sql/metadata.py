@@ -35,6 +35,7 @@ from nos_ec.adapters.sql.upkeep import (
     SqlBuckets,
     SqlExplanations,
     SqlInspection,
+    SqlNotes,
     SqlRebuilding,
     SqlRepairs,
     SqlScrubbing,
@@ -444,6 +445,7 @@ class SqlMetadata(
     SqlRepairs,
     SqlExplanations,
     SqlScrubbing,
+    SqlNotes,
     SqlRebuilding,
 ):
     """`Metadata` on an engine whose tables exist. Safe to call from several threads and several processes."""

@@ -405,5 +405,5 @@ STORED_TOTALS = _table(
     Column("name", String(32), primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""At most two rows, as JSON: `totals` (totals.py) and `scrub` (scrubbing.py). It is a table of its own so that daemons
-that may write it have no right to change the facts of `store_info`."""
+"""A few rows, as JSON: `totals` (totals.py), `scrub` (scrubbing.py) and notes about GC (notes.py). It is a table of its
+own so that daemons that may write it have no right to change the facts of `store_info`."""

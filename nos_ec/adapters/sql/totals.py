@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, cast, delete, func, insert, select, update
 
 from nos_ec.adapters.sql import leases
+from nos_ec.adapters.sql.notes import deleted_bytes
 from nos_ec.adapters.sql.rows import LIVE, by_index
 from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORED_TOTALS, WAITING
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
@@ -28,7 +29,8 @@ STORED = select(_T.value).where(_IS_TOTALS)
 def totals(connection: Connection) -> Totals:
     """See `Metadata.totals`."""
     blocks = connection.execute(_BLOCK_SUMS).all()
-    landed = _landed_sums(connection)
+    landed, deleted = _landed_sums(connection), deleted_bytes(connection)
+    written = {kind: sum(row.live_bytes + row.dead_bytes for row in blocks if row.kind is kind) for kind in BlockKind}
     trash_objects, trash_bytes = connection.execute(_TRASH_SUMS).one()
     return Totals(
         blocks={(row.kind, row.state): row.blocks for row in blocks},
@@ -47,6 +49,10 @@ def totals(connection: Connection) -> Totals:
         trash_bytes=trash_bytes or 0,
         landing_deletions=connection.execute(select(func.count()).select_from(LANDING_DELETIONS)).scalar_one(),
         leases=connection.execute(_WRITER_LEASES).scalar_one(),
+        open_dead_bytes=sum(row.dead_bytes for row in blocks if row.state in (BlockState.OPEN, BlockState.FENCED)),
+        condemned_dead_bytes=sum(row.dead_bytes for row in blocks if row.state is BlockState.CONDEMNED),
+        user_bytes_written=deleted.user + written[BlockKind.FRESH] + written[BlockKind.LARGE],
+        copied_bytes_written=deleted.copied + written[BlockKind.SURVIVOR],
     )
 
 

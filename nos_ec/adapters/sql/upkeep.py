@@ -6,7 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from nos_ec.adapters.sql import access_keys, buckets, explanations, inspection, rebuilding, repairs, scrubbing, uploads
+from nos_ec.adapters.sql import (
+    access_keys,
+    buckets,
+    explanations,
+    inspection,
+    notes,
+    rebuilding,
+    repairs,
+    scrubbing,
+    uploads,
+)
 from nos_ec.adapters.sql.part import SqlPart
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
@@ -264,6 +274,18 @@ class SqlScrubbing(SqlPart):
     def store_scrub_state(self, new: ScrubState, expected: ScrubState | None) -> bool:
         """See the port."""
         return self._write(scrubbing.store, new, expected)
+
+
+class SqlNotes(SqlPart):
+    """`Notes` of the port."""
+
+    def note(self, name: str) -> str | None:
+        """See the port."""
+        return self._read(notes.find, name)
+
+    def store_note(self, name: str, text: str, expected: str | None) -> bool:
+        """See the port."""
+        return self._write(notes.store, name, text, expected)
 
 
 class SqlRebuilding(SqlPart):

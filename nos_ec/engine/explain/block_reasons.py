@@ -225,7 +225,7 @@ def _sealed(e: BlockEvidence) -> BlockVerdict:
             return BlockVerdict(
                 BlockReason.TOO_DEAR,
                 f"{wasted}; but copying what lives in it costs more than the space is worth yet"
-                f" (gc.price_days_min is {e.options.price_days_min:g}).",
+                f" (gc.{e.options.price_setting} is {e.options.price_days_min:g}).",
                 "GC collects it when it is older, or more of it is dead, if its turn comes.",
                 "`nos-ec gc plan` shows the prices of the blocks that a run would collect.",
             )

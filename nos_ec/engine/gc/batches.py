@@ -6,12 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from nos_ec.core.errors import FREE_SPACE, NoSpace
 from nos_ec.core.reclaim import stripes_rewritten
 from nos_ec.engine.gc.condemned import CondemnedBlocks
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.victims import ChosenBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Victims to rewrite together, and how many groups may be written at a time: each of them needs the space of a
+    group beside what the survivors take."""
+
+    victims: Sequence[ChosenBlock]
+    lanes: int
 
 
 class BatchPlanner:
@@ -23,8 +33,9 @@ class BatchPlanner:
         self._stop = run.stop
         self._condemned = condemned
 
-    def next_batch(self, victims: Sequence[ChosenBlock], refusal: NoSpace | None) -> Sequence[ChosenBlock]:
-        """The victims to rewrite next: those that fit into the space above the floor. Empty when the run is to stop.
+    def next_batch(self, victims: Sequence[ChosenBlock], refusal: NoSpace | None) -> Batch:
+        """The victims to rewrite next: those that fit into the space above the floor. None of them when the run is to
+        stop.
 
         When none fits, the grace period of the condemned blocks is cut short. When no condemned block is left, one
         victim may take half of the free space.
@@ -34,14 +45,18 @@ class BatchPlanner:
         unknown.
         """
         batch = self._above_floor(victims)
-        while not batch and self._condemned.cut_grace_short():
+        while not batch.victims and self._condemned.cut_grace_short():
             batch = self._above_floor(victims)
-        if batch or self._stop.is_set():
+        if batch.victims or self._stop.is_set():
             return batch
-        return [self._in_half_of_free_space(victims, refusal)]
+        return Batch([self._in_half_of_free_space(victims, refusal)], 1)
 
-    def _above_floor(self, victims: Sequence[ChosenBlock]) -> list[ChosenBlock]:
-        return self._fitting(victims, self._blocks.free_bytes() - self._options.floor_bytes)
+    def _above_floor(self, victims: Sequence[ChosenBlock]) -> Batch:
+        room_bytes = self._blocks.free_bytes() - self._options.floor_bytes
+        fitting = self._fitting(victims, room_bytes)
+        left_bytes = room_bytes - self._bytes_to_write(sum(victim.needs for victim in fitting))
+        more = max(0, left_bytes // self._blocks.geometry.group_size_max)
+        return Batch(fitting, min(self._options.lanes, 1 + more))
 
     def _in_half_of_free_space(self, victims: Sequence[ChosenBlock], refusal: NoSpace | None) -> ChosenBlock:
         free_bytes = self._blocks.free_bytes()

@@ -18,11 +18,13 @@ from nos_ec.core.errors import Corrupt, NosError, NoSpace, Transient
 from nos_ec.core.gc_policy import Behind
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.packing.plan import MergeList
-from nos_ec.engine.gc.batches import BatchPlanner
+from nos_ec.engine.gc.batches import Batch, BatchPlanner
 from nos_ec.engine.gc.condemned import CondemnedBlocks
 from nos_ec.engine.gc.draining import Drained, Draining
+from nos_ec.engine.gc.manners import Manners
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.set_aside import SetAside
 from nos_ec.engine.gc.space import Outlook, is_above, is_space_short
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
@@ -39,13 +41,18 @@ class Collection:
     """One run. Used once, by one thread."""
 
     def __init__(
-        self, run: RunContext, new_merge_list: Callable[[], MergeList[Packable]], new_writer: Callable[[], StripeWriter]
+        self,
+        run: RunContext,
+        manners: Manners,
+        new_merge_list: Callable[[], MergeList[Packable]],
+        new_writer: Callable[[], StripeWriter],
     ) -> None:
         self._run = run
+        self._manners = manners
         self._new_merge_list = new_merge_list
         self._writer = SurvivorWriter(run, new_writer)
         self._set_aside = SetAside(run)
-        self._condemned = CondemnedBlocks(run)
+        self._condemned = CondemnedBlocks(run, manners.look)
         self._batches = BatchPlanner(run, self._condemned)
         self._outlook: Outlook | None = None
 
@@ -55,10 +62,22 @@ class Collection:
         Blocks that fail are parked and named in the result. Raises LeaseLost, Transient, and NoSpace when there is no
         room to rewrite any block. A failed run undoes nothing.
         """
+        self._manners.look()
+        try:
+            return self._collect()
+        except KeyboardInterrupt:
+            self._run.stop.end(Stopped.SIGNAL)
+            raise
+        finally:
+            self._run.progress.stopped(self._run.stop.why)
+            self._manners.end()
+
+    def _collect(self) -> CollectionResult:
+        stop = self._run.stop
         with closing(self._writer):
             self._condemned.delete_due()
             self._condemned.condemn_empty()
-            failure = self._rewrite(self._choose())
+            failure = None if stop.is_set() else self._rewrite(self._choose())
         self._condemned.delete_due()
         if is_space_short(self._run.blocks, self._run.options):
             self._condemned.cut_grace_short()
@@ -66,6 +85,7 @@ class Collection:
         failure = failure or self._condemned.delete_failure
         if failure is not None:
             raise failure
+        self._run.progress.stopped(stop.why)
         return self._run.progress.result
 
     def rewrite(self, block: BlockRow) -> CollectionResult:
@@ -76,7 +96,7 @@ class Collection:
         needed = block.size_bytes + run.blocks.geometry.group_size_max
         require_room(run.blocks, needed, run.options.floor_bytes)
         with closing(self._writer):
-            drained = self._drain([ChosenBlock(block, block.stripes)])
+            drained = self._drain(Batch([ChosenBlock(block, block.stripes)], 1))
         if drained.ended_by is not None:
             raise drained.ended_by
         result = run.progress.result
@@ -95,6 +115,7 @@ class Collection:
         self._outlook = choice.outlook
         for block in choice.dense:
             self._set_aside.keep_dense(block)
+        run.progress.chosen(len(choice.victims), sum(victim.block.live_bytes for victim in choice.victims))
         return choice.victims
 
     def _rewrite(self, victims: Sequence[ChosenBlock]) -> NosError | None:
@@ -103,12 +124,13 @@ class Collection:
         The run raises that failure later, after it has deleted the blocks that it can.
         """
         refusal: NoSpace | None = None
+        self._writer.expect(sum(victim.needs for victim in victims))
         while victims and not self._run.stop.is_set():
             try:
                 batch = self._batches.next_batch(victims, refusal)
             except Transient as error:
                 return error
-            if not batch:
+            if not batch.victims:
                 return None
             drained = self._drain(batch)
             kill_point("gc.batch_drained")
@@ -121,20 +143,22 @@ class Collection:
             victims = [victim for victim in victims if victim.block.block_id not in drained.finished]
         return None
 
-    def _drain(self, batch: Sequence[ChosenBlock]) -> Drained:
-        draining = Draining(self._run, self._new_merge_list, self._writer, self._condemned, self._set_aside)
-        return draining.drain(victim.block for victim in batch)
+    def _drain(self, batch: Batch) -> Drained:
+        draining = Draining(
+            self._run, self._new_merge_list, self._writer, self._condemned, self._set_aside, self._manners, batch.lanes
+        )
+        return draining.drain([victim.block for victim in batch.victims])
 
     def _tell_space(self, failure: NosError | None) -> None:
         """Add to the result what the store holds now, and why that is more than the target, if it is."""
         run, outlook = self._run, self._outlook
         if outlook is None or not (failure is None or isinstance(failure, NoSpace)):
             return
-        store = run.metadata.space_use().without_empty
+        use = run.metadata.space_use()
         behind = outlook.behind
         if outlook.target is not None:
-            behind = self._hindrance(failure, behind) if is_above(store, outlook.target) else None
-        run.progress.ended(store, outlook.target, behind)
+            behind = self._hindrance(failure, behind) if is_above(use.without_empty, outlook.target) else None
+        run.progress.ended(use.with_empty, outlook.target, behind)
         run.progress.show()
         if behind is Behind.SPACE:  # such a run fails, so nothing else logs its result
             _log.warning("no space to write survivors; the store stays above its target", behind=behind.value)
@@ -144,6 +168,8 @@ class Collection:
         if failure is not None:
             return Behind.SPACE
         result = self._run.progress.result
+        if self._run.stop.is_set():
+            return Behind.STOPPED
         if behind is None and (result.blocks_parked or result.unreadable_objects):
             return Behind.SET_ASIDE
         return behind

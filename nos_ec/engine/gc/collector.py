@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Event
 
 import structlog
 
 from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.gc_policy import SpaceTarget
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.plan import MergeList
+from nos_ec.core.target_costs import TargetCost
 from nos_ec.engine.gc.collection import Collection
+from nos_ec.engine.gc.manners import Manners
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.progress import CollectionResult, Progress, Watch
 from nos_ec.engine.gc.run_context import RunContext
-from nos_ec.engine.gc.space import ANY_WASTE, price_days
+from nos_ec.engine.gc.run_stop import RunStop
+from nos_ec.engine.gc.space import ANY_WASTE, PolicyChoice, price_days
 from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan, choose, decide, is_sealed
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.parking import Parking
@@ -42,13 +47,21 @@ class Collector:
         clock: Clock,
         new_merge_list: Callable[[], MergeList[Packable]],
         options: CollectorOptions,
+        timer: Callable[[], float],
+        rng: random.Random,
+        process: str = "",
         trail: AuditTrail = NO_TRAIL,
     ) -> None:
+        """timer: returns monotonic seconds, from any start. rng: chooses reads to time. process: names this process to
+        operators."""
         self._metadata = metadata
         self._blocks = blocks
         self._clock = clock
         self._new_merge_list = new_merge_list
         self._options = options
+        self._timer = timer
+        self._rng = rng
+        self._process = process
         self._trail = trail
         self.parked: Parking[BlockId] = Parking(
             "block to collect", bytes.hex, clock, options.cool_down, BLOCKS_PARKED_MAX
@@ -70,6 +83,14 @@ class Collector:
         victims = [*(ChosenBlock(block, 0.0) for block in empty), *choice.victims]
         return CollectionPlan(decisions, victims, waiting, choice.outlook)
 
+    def target_costs(self, targets: Sequence[float]) -> list[TargetCost]:
+        """What it would copy and free to bring the store to each target of space, whatever the policy is. Reads the
+        rows of all blocks with holes, in pages. Raises Transient."""
+        options, now_ms = self._options, self._clock.now_ms()
+        policy = SpaceTarget(floor_days=options.price_days_min)
+        choice = PolicyChoice(self._metadata, options, policy, now_ms)
+        return choice.targets(self._metadata.space_use().without_empty, targets)
+
     def _decide(self, block: BlockRow, now_ms: int) -> BlockDecision:
         price_days = self._price_days(block, now_ms)
         try:
@@ -87,15 +108,21 @@ class Collector:
         return price_days(facts, now_ms)
 
     def run(
-        self, new_writer: Callable[[], StripeWriter], watch: Watch = lambda _: None, stop: Event | None = None
+        self,
+        new_writer: Callable[[], StripeWriter],
+        watch: Watch = lambda _: None,
+        stop: Event | None = None,
+        max_ms: int | None = None,
     ) -> CollectionResult:
         """Delete the blocks that earlier runs condemned, then collect once. Raises what `Collection.run` raises.
 
-        new_writer: makes a SURVIVOR writer; called only when there is something to write. watch: receives the result so
-        far after every step. stop: ends the run early.
+        new_writer: makes a SURVIVOR writer; called for each lane, only when there is something to write. watch:
+        receives the result so far after every step. stop, max_ms: end the run early.
         """
         self._release_collected()
-        return self._collection(new_writer, watch, stop).run()
+        run = self._run(watch, stop)
+        manners = Manners(run, self._rng, self._process, max_ms)
+        return Collection(run, manners, self._new_merge_list, new_writer).run()
 
     def rewrite(self, block_id: BlockId, new_writer: Callable[[], StripeWriter]) -> CollectionResult:
         """Move what lives out of one block, and condemn it. Changes nothing unless it is a sealed block of groups.
@@ -105,20 +132,22 @@ class Collector:
         block = self._metadata.block(block_id)
         if block.kind is BlockKind.LARGE:
             return CollectionResult()
-        return self._collection(new_writer, lambda _: None, None).rewrite(block)
+        run = self._run(lambda _: None, None)
+        manners = Manners(run, self._rng, self._process, None, alone=True)
+        return Collection(run, manners, self._new_merge_list, new_writer).rewrite(block)
 
-    def _collection(self, new_writer: Callable[[], StripeWriter], watch: Watch, stop: Event | None) -> Collection:
-        run = RunContext(
+    def _run(self, watch: Watch, stop: Event | None) -> RunContext:
+        return RunContext(
             metadata=self._metadata,
             blocks=self._blocks,
             trail=self._trail,
             clock=self._clock,
+            timer=self._timer,
             options=self._options,
             parking=self.parked,
             progress=Progress(watch),
-            stop=Event() if stop is None else stop,
+            stop=RunStop(stop),
         )
-        return Collection(run, self._new_merge_list, new_writer)
 
     def _release_collected(self) -> None:
         """Release the parked blocks that another process has collected, or that became empty and were deleted."""

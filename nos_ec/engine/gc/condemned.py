@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 
 from nos_ec.core.errors import NosError, Transient
@@ -26,7 +28,9 @@ WAIT_SLICE_MS = 1000
 class CondemnedBlocks:
     """Condemns and deletes blocks for one run."""
 
-    def __init__(self, run: RunContext) -> None:
+    def __init__(self, run: RunContext, look: Callable[[], object]) -> None:
+        """look: called after every step; it may end the run."""
+        self._look = look
         self._metadata = run.metadata
         self._blocks = run.blocks
         self._trail = run.trail
@@ -43,7 +47,7 @@ class CondemnedBlocks:
     def condemn_empty(self) -> None:
         """Condemn all blocks without live objects, and delete condemned blocks whose grace period is over."""
         refused: set[BlockId] = set()
-        while len(refused) <= self._options.blocks_max:
+        while len(refused) <= self._options.blocks_max and not self._stop.is_set():
             found = self._metadata.empty_blocks(self._options.blocks_max + len(refused))
             found = [block for block in found if block.block_id not in refused]
             if not found:
@@ -63,14 +67,14 @@ class CondemnedBlocks:
         self._progress.condemned()
         self._parking.release(block.block_id)
         kill_point("gc.condemned")
-        self._progress.show()
+        self._look()
         return True
 
     # --- deleting ---------------------------------------------------------------------------------
     def delete_due(self) -> bool:
         """Delete the condemned blocks whose grace period is over. Returns whether any was deleted."""
         deleted = 0
-        while len(self._undeletable) < DELETE_FAILURES_MAX:
+        while len(self._undeletable) < DELETE_FAILURES_MAX and not self._stop.is_set():
             found = self._deletable(self._metadata.condemned_blocks(self._clock.now_ms(), self._limit()))
             if not found:
                 break
@@ -104,8 +108,13 @@ class CondemnedBlocks:
         return [block for block in found if block.block_id not in self._undeletable]
 
     def _delete_all(self, blocks: list[BlockRow], why: str) -> int:
-        """Delete each of the blocks. Returns how many were deleted."""
-        return sum([self._delete(block, why) for block in blocks])
+        """Delete each of the blocks, until the run is to stop. Returns how many were deleted."""
+        deleted = 0
+        for block in blocks:
+            if self._stop.is_set():
+                break
+            deleted += self._delete(block, why)
+        return deleted
 
     def _delete(self, block: BlockRow, why: str) -> bool:
         """Record it, delete the data, then the row, so that no data is orphaned. A failure does not stop the other
@@ -126,10 +135,10 @@ class CondemnedBlocks:
         self._metadata.forget_block(block.block_id)
         kill_point("gc.block_forgotten")
         self._progress.deleted(block.stripes * self._blocks.geometry.stripe_size)
-        self._progress.show()
+        self._look()
         return True
 
     def _wait(self, wait_ms: int) -> None:
         while wait_ms > 0 and not self._clock.wait(self._stop, min(WAIT_SLICE_MS, wait_ms)):
             wait_ms -= WAIT_SLICE_MS
-            self._progress.show()
+            self._look()

@@ -1,14 +1,16 @@
 """Moving the live objects out of the blocks of one batch.
 
-The survivors of all blocks of the batch share one merge list, and so they share stripes. A block is condemned as soon
-as it is empty. A block that fails is set aside, and the batch continues with the others.
+The survivors of all blocks of the batch share one merge list, and so they share stripes. Headers and rows of the next
+blocks are read while groups are written, several at a time. One thread does everything else: it plans the groups and
+settles what became of them. A block is condemned as soon as it is empty. A block that fails is set aside, and the batch
+continues with the others.
 
- 9  only the merge list and the rows of one block are in memory
+ 9  the merge list, the rows of the next few blocks, and a group for each lane are in memory
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from nos_ec.core.errors import NosError, Transient
@@ -16,13 +18,17 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.condemned import CondemnedBlocks
+from nos_ec.engine.gc.manners import Manners
+from nos_ec.engine.gc.read_ahead import ReadAhead
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.set_aside import SetAside
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
-from nos_ec.engine.gc.victims import decide
 from nos_ec.engine.packable import Packable, as_told
 from nos_ec.engine.stripe_writer import Failure, WriteResult
 from nos_ec.ports.metadata import BlockRow, Placed
+
+SETTLE_WAIT_MS = 1000
+"""How long to wait for the next group that is written before looking whether to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +63,13 @@ class Draining:
         writer: SurvivorWriter,
         condemned: CondemnedBlocks,
         set_aside: SetAside,
+        manners: Manners,
+        lanes: int,
     ) -> None:
-        self._metadata = run.metadata
-        self._blocks = run.blocks
+        """lanes: the most groups to write at a time."""
+        self._run = run
+        self._manners = manners
+        self._lane_count = lanes
         self._clock = run.clock
         self._progress = run.progress
         self._stop = run.stop
@@ -71,29 +81,37 @@ class Draining:
         self._emptying: dict[BlockId, _Emptying] = {}
         self._finished: set[BlockId] = set()
         self._ended_by: NosError | None = None
+        self._is_stale = False
+        """Whether objects of parked blocks are in the merge list. It is made anew when no group is under way."""
 
-    def drain(self, blocks: Iterable[BlockRow]) -> Drained:
+    def drain(self, blocks: Sequence[BlockRow]) -> Drained:
         """Move the live objects out of the blocks, and condemn each block as soon as it is empty. Raises LeaseLost,
         Transient."""
-        for block in blocks:
-            if not self._may_go_on():
-                break
-            self._begin(block)
-            self._write_ready(flush=False)
+        self._manners.begin(blocks)
+        with ReadAhead(self._run, blocks) as ahead:
+            for block in blocks:
+                if not self._may_go_on():
+                    break
+                self._manners.look()
+                self._begin(block, ahead)
+                self._write_ready(flush=False)
         self._write_ready(flush=True)
+        while self._writer.pending:
+            self._settle_some()
         return Drained(frozenset(self._finished), self._ended_by)
 
     def _may_go_on(self) -> bool:
         return self._ended_by is None and not self._stop.is_set()
 
-    def _begin(self, block: BlockRow) -> None:
+    def _begin(self, block: BlockRow, ahead: ReadAhead) -> None:
         """Add the live objects of a block to the merge list. A block without live objects is finished."""
         try:
-            decision, live = decide(self._metadata, self._blocks, block)
+            decision, live = ahead.next()
         except Transient as error:
             self._park(block, error)
             return
         self._progress.examined(decision)
+        self._manners.spend(decision.header_bytes_read, 1)
         self._progress.show()
         emptying = _Emptying(block, {_identity(one): one for one in map(self._survivor, live)})
         if live:
@@ -121,11 +139,39 @@ class Draining:
 
     # --- writing ----------------------------------------------------------------------------------
     def _write_ready(self, *, flush: bool) -> None:
-        """Write the groups that are ready; with `flush`, write all waiting objects."""
-        while self._may_go_on() and (plan := self._merge_list.plan(self._clock.now_ms(), flush=flush)) is not None:
-            self._settle(self._writer.write(plan))
+        """Hand the groups that are ready to the lanes; with `flush`, write all waiting objects."""
+        while self._may_go_on():
+            if self._is_stale or self._writer.is_full(self._lane_count):
+                self._settle_some()
+                continue
+            if self._manners.wants_rest():
+                self._rest()
+                continue
+            plan = self._merge_list.plan(self._clock.now_ms(), flush=flush)
+            if plan is not None:
+                self._writer.submit(plan)
+                moved_bytes = plan.data_length + plan.stripe_count * self._run.blocks.geometry.stripe_size
+                self._manners.spend(moved_bytes, len(plan.placed) + 1)
+            elif flush and self._writer.pending:  # objects of a group that fails are planned again
+                self._settle_some()
+            else:
+                break
+
+    def _rest(self) -> None:
+        """Let the groups under way end, and rest."""
+        while self._writer.pending:
+            self._settle_some()
+        self._manners.rest()
+
+    def _settle_some(self) -> None:
+        """Settle the groups that are written. Waits a moment for the first if there is none."""
+        for written in self._writer.collect(SETTLE_WAIT_MS):
+            self._settle(written)
             self._progress.show()
             kill_point("gc.rewritten")
+        self._manners.look()
+        if self._is_stale and not self._writer.pending:
+            self._replan()
 
     def _settle(self, written: WriteResult) -> None:
         """Act on the outcome of each object of a group."""
@@ -137,9 +183,10 @@ class Draining:
         stuck = {block_id: one.error for one in written.unread if (block_id := one.packable.from_block)}
         if stuck:
             self._park_stuck(stuck)
-        else:
-            self._add(written.retry)
-            self._ended_by = self._writer.wait_or_give_up(written)
+        elif not self._is_stale:
+            self._add(packable for packable in written.retry if self._block_of(packable) is not None)
+        if not stuck:
+            self._ended_by = self._ended_by or self._writer.wait_or_give_up(written)
 
     def _done(self, packable: Packable) -> None:
         """Remove an object that needs no more work. The last object of a block finishes the block."""
@@ -166,26 +213,34 @@ class Draining:
         """Condemn a block that is empty now, or keep it for its unreadable objects."""
         block = emptying.block
         self._emptying.pop(block.block_id, None)
-        self._finished.add(block.block_id)
+        self._finish_one(block)
         if emptying.damaged:
             self._set_aside.keep_damaged(block)
         else:
             self._condemned.condemn(block)
 
     def _park_stuck(self, stuck: dict[BlockId, NosError]) -> None:
-        """Park the blocks whose objects cannot be read now. A new merge list takes the remaining objects of the other
-        blocks."""
+        """Park the blocks whose objects cannot be read now."""
         for block_id, error in stuck.items():
             emptying = self._emptying.pop(block_id, None)
             if emptying is not None:
                 self._park(emptying.block, error)
+        self._is_stale = True
+
+    def _replan(self) -> None:
+        """Make a merge list of what is left of the other blocks. No group is under way, so nothing is planned twice."""
+        self._is_stale = False
         self._merge_list = self._new_merge_list()
         for emptying in self._emptying.values():
             self._add(emptying.left.values())
 
     def _park(self, block: BlockRow, error: NosError) -> None:
-        self._finished.add(block.block_id)
+        self._finish_one(block)
         self._set_aside.park(block, error)
+
+    def _finish_one(self, block: BlockRow) -> None:
+        self._finished.add(block.block_id)
+        self._progress.finished()
 
 
 def _identity(packable: Packable) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nos_ec.core.gc_policy import GcPolicy
+from nos_ec.core.gc_policy import GcPolicy, Price
 from nos_ec.engine.parking import BackOff
 
 LEASE_NAME = "gc"
@@ -38,8 +38,23 @@ class CollectorOptions:
     """With less free space than this PUTs are refused, and a run cuts the grace period of condemned blocks short."""
     cool_down_ms_max: int
     """The longest time that a block that could not be collected is left alone."""
+    lanes: int
+    """The most groups that are written at a time."""
+    header_blocks: int
+    """The most blocks whose headers and rows are read at a time, and held until their turn comes."""
+    bytes_per_s: int
+    """Read and written in a second; 0 for no limit. Operators may change it and the next one while a run goes on."""
+    operations_per_s: int
+    """Reads of objects and headers, and appends; 0 for no limit."""
+    slowdown_max: float
+    """How many times longer than otherwise small reads may take while GC works; 0 for any time."""
     density: float
     """The least number of stripes that objects need, divided by the number that the packing policy takes."""
+
+    @property
+    def price_setting(self) -> str:
+        """The setting of `[gc]` that price_days_min comes from."""
+        return "price_days" if isinstance(self.policy, Price) else "price_days_min"
 
     @property
     def cool_down(self) -> BackOff:

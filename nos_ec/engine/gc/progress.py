@@ -9,6 +9,7 @@ from nos_ec.core.errors import NosError
 from nos_ec.core.gc_policy import Behind, StoredBytes
 from nos_ec.core.ids import BlockId
 from nos_ec.core.ratios import ratio, rounded
+from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.victims import BlockDecision
 from nos_ec.engine.stripe_writer import Failure, WriteResult
 
@@ -37,14 +38,22 @@ class CollectionResult:
     expired_objects: int = 0
     """Removed from the trash before the blocks were chosen."""
     expired_bytes: int = 0
+    blocks_chosen: int = 0
+    """Victims that hold live objects."""
+    bytes_chosen: int = 0
+    """Their live bytes."""
+    blocks_finished: int = 0
+    """Victims that are collected or set aside."""
     unreadable: tuple[str, ...] = ()
     parked: tuple[str, ...] = ()
     space_amplification: float | None = None
-    """Stored / live bytes at the end, without condemned and empty blocks. None while nothing lives."""
+    """Stored / live bytes at the end, without condemned blocks. None while nothing lives."""
     target_space_amplification: float | None = None
     """None if the policy has no target."""
     behind: Behind | None = None
     """Why the run did not reach the target, or did not collect all that a policy without a target asks for."""
+    stopped: Stopped | None = None
+    """Why the run ended early, if it did."""
 
 
 Watch = Callable[[CollectionResult], object]
@@ -61,6 +70,18 @@ class Progress:
     def show(self) -> None:
         """Pass the result so far to the watcher."""
         self._watch(self.result)
+
+    def chosen(self, blocks: int, live_bytes: int) -> None:
+        """Count the victims of the run."""
+        self.result = replace(self.result, blocks_chosen=blocks, bytes_chosen=live_bytes)
+
+    def finished(self) -> None:
+        """Count a victim that is collected or set aside."""
+        self.result = replace(self.result, blocks_finished=self.result.blocks_finished + 1)
+
+    def stopped(self, why: Stopped | None) -> None:
+        """Record why the run ended early, if it did."""
+        self.result = replace(self.result, stopped=why)
 
     def examined(self, decision: BlockDecision) -> None:
         """Count a block whose headers and rows were read."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Event
 
 from nos_ec.core.ids import BlockId
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.progress import Progress
+from nos_ec.engine.gc.run_stop import RunStop
 from nos_ec.engine.parking import Parking
 from nos_ec.ports.audit_trail import AuditTrail
 from nos_ec.ports.block_store import BlockStore
@@ -23,8 +24,10 @@ class RunContext:
     blocks: BlockStore
     trail: AuditTrail
     clock: Clock
+    timer: Callable[[], float]
+    """Monotonic seconds, from any start."""
     options: CollectorOptions
     parking: Parking[BlockId]
     """Blocks that did not answer, in this run or in earlier ones."""
     progress: Progress
-    stop: Event
+    stop: RunStop

@@ -6,7 +6,7 @@ enough. Only reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -15,6 +15,7 @@ import structlog
 from nos_ec.core.errors import Transient
 from nos_ec.core.gc_policy import Behind, GcPlan, GcPolicy, SealedBlock, StoredBytes, break_even_days, hole_share
 from nos_ec.core.ids import BlockId
+from nos_ec.core.target_costs import TargetCost, target_costs
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockFacts, Blocks, WaitReason
@@ -96,6 +97,10 @@ class PolicyChoice:
         if self._set_aside_bytes() >= missing_bytes:
             return Behind.SET_ASIDE
         return Behind.GAIN if self._dense_bytes >= missing_bytes else behind
+
+    def targets(self, store: StoredBytes, targets: Sequence[float]) -> list[TargetCost]:
+        """What it would cost to reach each target. Reads the rows of all blocks with holes. Raises Transient."""
+        return target_costs(self._worthwhile(), store, targets, self._options.price_days_min)
 
     def _worthwhile(self) -> Iterator[SealedBlock]:
         """The blocks that take less space when they are rewritten. If the others were shown to the policy, they could

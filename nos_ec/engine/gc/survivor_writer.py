@@ -1,12 +1,17 @@
-"""Writing the groups of one run, until too many of them fail."""
+"""Writing the groups of one run, several at a time, until too many of them fail.
+
+9  at most two plans per lane are under way, and only one per lane is in memory
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 
 from nos_ec.core.errors import NosError, NoSpace
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.engine.lanes import Lanes
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 
@@ -16,20 +21,45 @@ WRITE_RETRY_WAIT_MS = 1000
 
 
 class SurvivorWriter:
-    """Writes through one StripeWriter, which is made for the first group: a run that moves nothing needs none."""
+    """Writes through lanes, one StripeWriter each. They are made for the first group: a run that moves nothing needs
+    none. One thread submits and collects."""
 
     def __init__(self, run: RunContext, new_writer: Callable[[], StripeWriter]) -> None:
         self._clock = run.clock
         self._stop = run.stop
+        self._timer = run.timer
+        self._lanes_max = run.options.lanes
+        self._stripes_per_block = run.blocks.geometry.stripes_per_block
+        self._lane_count = 1
         self._new_writer = new_writer
-        self._writer: StripeWriter | None = None
+        self._lanes: Lanes | None = None
         self._failures = 0
 
-    def write(self, plan: GroupPlan[Packable]) -> WriteResult:
-        """Write one group. Raises what `StripeWriter.write` raises."""
-        if self._writer is None:
-            self._writer = self._new_writer()
-        return self._writer.write(plan)
+    def expect(self, stripes: float) -> None:
+        """Say how much the run will write, before it writes. Each lane leaves a block behind that is not full, so there
+        are no more lanes than blocks to fill."""
+        self._lane_count = max(1, min(self._lanes_max, ceil(stripes / self._stripes_per_block)))
+
+    def is_full(self, lanes: int) -> bool:
+        """Whether as many groups are under way as may be while no more than that many lanes are to work. If all lanes
+        are, another plan for each of them waits, so that none is idle while results are settled."""
+        return self.pending >= (lanes if lanes < self._lane_count else 2 * self._lane_count)
+
+    @property
+    def pending(self) -> int:
+        """Groups submitted whose results have not been collected."""
+        return 0 if self._lanes is None else self._lanes.pending
+
+    def submit(self, plan: GroupPlan[Packable]) -> None:
+        """Hand a group to the next free lane. Waits while all lanes are busy and each has another plan."""
+        if self._lanes is None:
+            self._lanes = Lanes([self._new_writer() for _ in range(self._lane_count)], self._timer)
+        self._lanes.submit(plan)
+
+    def collect(self, wait_ms: int) -> list[WriteResult]:
+        """The results that are there. While a group is pending, waits at most `wait_ms` for the first. Raises what
+        `StripeWriter.write` raises."""
+        return [] if self._lanes is None else self._lanes.collect(wait_ms)
 
     def wait_or_give_up(self, written: WriteResult) -> NosError | None:
         """Wait a moment if the group was not written. Returns the failure when this batch must end, None otherwise.
@@ -46,6 +76,6 @@ class SurvivorWriter:
         return None
 
     def close(self) -> None:
-        """Seal the open block, if any."""
-        if self._writer is not None:
-            self._writer.close()
+        """Let the groups under way end, and seal the open blocks, if any."""
+        if self._lanes is not None:
+            self._lanes.close()

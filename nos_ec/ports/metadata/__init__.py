@@ -1,6 +1,6 @@
-"""The metadata store, in fourteen parts: objects, the trash, buckets, access keys, multipart uploads, writer leases,
+"""The metadata store, in fifteen parts: objects, the trash, buckets, access keys, multipart uploads, writer leases,
 blocks, the deletion queue of landing copies, the segments of the landing log, pages of whole tables for checks, repairs
-of what they find, what explains one object or block, where a scrub is, and the rebuilding of lost rows.
+of what they find, what explains one object or block, where a scrub is, notes about GC, and the rebuilding of lost rows.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
 combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
@@ -47,6 +47,7 @@ from nos_ec.ports.metadata.inspection import Inspection, QueueEntry, WaitingRow
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, SegmentRow
 from nos_ec.ports.metadata.leases import Lease, Leases
+from nos_ec.ports.metadata.notes import NOTE_CHARS_MAX, Notes
 from nos_ec.ports.metadata.objects import EntryPage, NewLargeObject, NewObject, ObjectRow, Objects, Segment
 from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
 from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
@@ -56,6 +57,7 @@ from nos_ec.ports.metadata.uploads import Completes, PartOf, UploadRow, Uploads,
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
 
 __all__ = [
+    "NOTE_CHARS_MAX",
     "QUARANTINE",
     "QUARANTINE_ENDED",
     "ROOT_ACCOUNT",
@@ -87,6 +89,7 @@ __all__ = [
     "NewObject",
     "ObjectFacts",
     "ObjectRow",
+    "Notes",
     "Objects",
     "PartOf",
     "Placed",

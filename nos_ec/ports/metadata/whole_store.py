@@ -9,6 +9,7 @@ from typing import Protocol
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.ratios import hole_ratio, ratio
+from nos_ec.core.raw_cost import RawCost, StoredParts, raw_cost
 from nos_ec.ports.metadata.blocks import Blocks
 from nos_ec.ports.metadata.buckets import AccessKeys, Buckets
 from nos_ec.ports.metadata.explanations import Explanations
@@ -16,6 +17,7 @@ from nos_ec.ports.metadata.inspection import Inspection
 from nos_ec.ports.metadata.landing_queue import LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.metadata.leases import Leases
+from nos_ec.ports.metadata.notes import Notes
 from nos_ec.ports.metadata.objects import Objects
 from nos_ec.ports.metadata.rebuilding import Rebuilding
 from nos_ec.ports.metadata.repairs import Repairs
@@ -51,6 +53,15 @@ class Totals:
     landing_deletions: int
     leases: int
     """Leases of writers. Those of producers guard no blocks and are not counted."""
+    open_dead_bytes: int
+    """Dead bytes in blocks that are not sealed yet."""
+    condemned_dead_bytes: int
+    """Dead bytes in condemned blocks, which are deleted after their grace period."""
+    user_bytes_written: int
+    """Object bytes ever written to blocks for users: to fresh blocks and to those of large objects, of which some have
+    been deleted since. Counted since the schema knows deleted blocks, so only differences tell something."""
+    copied_bytes_written: int
+    """The same of survivor blocks: what GC copied."""
 
     @property
     def rows(self) -> int:
@@ -65,8 +76,20 @@ class Totals:
 
     @property
     def space_amplification(self) -> float | None:
-        """Stored / live bytes, condemned blocks included; None without live bytes."""
-        return ratio(self.live_bytes + self.dead_bytes, self.live_bytes)
+        """Stored / live bytes, without condemned blocks, as GC counts; None without live bytes."""
+        return ratio(self.live_bytes + self.dead_bytes - self.condemned_dead_bytes, self.live_bytes)
+
+    def raw_cost(self, geometry: Geometry) -> RawCost | None:
+        """What a live byte in blocks costs on the disks, part by part; None without live bytes."""
+        sealed_dead_bytes = self.dead_bytes - self.open_dead_bytes - self.condemned_dead_bytes
+        parts = StoredParts(
+            self.live_bytes,
+            sealed_dead_bytes,
+            self.open_dead_bytes,
+            self.condemned_dead_bytes,
+            self.overhead_bytes,
+        )
+        return raw_cost(parts, geometry)
 
     def dead_ratio(self, geometry: Geometry) -> float | None:
         """The share of all stripes that dead bytes take. With utilisation and overhead_ratio it adds up to 1."""
@@ -112,6 +135,7 @@ class Metadata(
     Repairs,
     Explanations,
     Scrubbing,
+    Notes,
     Rebuilding,
     Protocol,
 ):

@@ -1,0 +1,24 @@
+"""What all answers of the API are made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+HexId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+Bytes = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+UnixMs = Annotated[int, Field(ge=0)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+
+
+def example(**values: Any) -> ConfigDict:
+    """The configuration of an answer with this example."""
+    return ConfigDict(frozen=True, json_schema_extra={"examples": [values]})
+
+
+class Answer(BaseModel):
+    """An answer, or a part of one."""
+
+    model_config = ConfigDict(frozen=True)

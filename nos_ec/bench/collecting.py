@@ -1,0 +1,251 @@
+"""`bench gc`: how fast GC moves live bytes, what it reads to decide, and what that does to GETs.
+
+ours   one run of GC over blocks of which about half is dead: choosing, headers, rows, live bytes, new groups, reading
+       them back, commits, condemned blocks. Without deleting blocks, which waits for a grace period anyway.
+floor  reads of the same live bytes and creations and appends of as many stripes, through the block store alone, with
+       as many reads and groups at a time. No rows, headers, checksums or reading back; it writes constant bytes.
+
+Both read blocks that were written a moment ago, the floor after GC, so that caches are on its side. GETs are timed
+while nothing else happens, and while GC runs in a process of its own as it is configured, rests included.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from multiprocessing import get_context
+from typing import Any
+
+from nos_consumer.assemble import drain
+from nos_ec.bench.figures import latency_ms
+from nos_ec.bench.landing import Objects
+from nos_ec.bench.meter import Instruments
+from nos_ec.bench.offline import publish
+from nos_ec.bench.pipeline import Tick, warmed_up
+from nos_ec.composition.packing import collector_options
+from nos_ec.composition.wiring import System, open_system
+from nos_ec.core.errors import Transient
+from nos_ec.core.ids import BlockId, Extent, ObjectKey
+from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.packing.packer import size_max
+from nos_ec.core.workloads import sizes
+from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
+from nos_ec.engine.gc.progress import CollectionResult
+from nos_ec.settings import Settings
+from nos_gc.assemble import gc_collector, gc_service
+
+WORKLOAD = "W1"
+HOLE_RATIO_MIN = 0.25
+KEPT_OF = 2
+"""Every other object is deleted."""
+GRACE_MS = 3_600_000
+EXTENTS_PER_READ = 32
+"""As many as GC reads at once from a block."""
+CHILD_S_MAX = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingOptions:
+    """objects: packed in each round. rounds: those that count. reads: GETs timed without GC, and at least as many with
+    it if it runs that long."""
+
+    objects: int
+    rounds: int
+    reads: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What one way moved, and how long that took."""
+
+    live_bytes: int
+    seconds: float
+
+    @property
+    def mb_per_s(self) -> float:
+        """Live bytes moved per second, in units of 10^6."""
+        return self.live_bytes / self.seconds / 1e6
+
+
+def gc_settings(settings: Settings) -> Settings:
+    """The settings of the scratch store: GC as configured, but it collects whatever is about half dead."""
+    gc = settings.gc.model_copy(
+        update={"policy": "threshold", "hole_ratio_min": HOLE_RATIO_MIN, "bytes_per_s": 0, "operations_per_s": 0}
+    )
+    return settings.model_copy(update={"gc": gc})
+
+
+def collect(settings: Settings) -> None:
+    """One run of GC, in a process of its own."""
+    with open_system(settings) as system:
+        gc_service(system).run_once()
+
+
+class CollectingBench:
+    """One run over an empty store. The store is not cleaned up at the end, because it is removed as a whole."""
+
+    def __init__(self, system: System, instruments: Instruments, options: CollectingOptions, tick: Tick) -> None:
+        self._system = system
+        self._timer = instruments.timer
+        self._options = options
+        self._tick = tick
+        self._rng = random.Random(options.seed)
+        self._objects = Objects(system, self._rng)
+        self._results: list[CollectionResult] = []
+
+    def run(self) -> dict[str, Any]:
+        """The figures (docs/BENCH.md explains them). Raises NosError."""
+        rounds = warmed_up(self._round, self._options.rounds, self._tick)
+        rates = {way: [moved.mb_per_s for moved in runs] for way, runs in rounds.items()}
+        best = {way: max(found) for way, found in rates.items()}
+        ratios = sorted(ours / floor for ours, floor in zip(rates["ours"], rates["floor"], strict=True))
+        header_bytes = sum(one.header_bytes_read for one in self._results)
+        return {
+            "workload": WORKLOAD,
+            "objects": self._options.objects,
+            "rounds": self._options.rounds,
+            "seed": self._options.seed,
+            "lanes": self._options_of_gc().lanes,
+            "live_mb_per_s": best,
+            "ours_over_floor": ratios[len(ratios) // 2],
+            "header_bytes_over_block_bytes": header_bytes / sum(one.block_bytes_examined for one in self._results),
+            **self._gets(),
+        }
+
+    # --- moving -----------------------------------------------------------------------------------
+    def _round(self) -> dict[str, Moved]:
+        self._fill()
+        extents = self._live_extents()
+        started_s = self._timer()
+        result = self._collect(self._options_of_gc())
+        ours = Moved(result.bytes_moved, self._timer() - started_s)
+        self._results.append(result)
+        floor = Moved(sum(extent.length for extent in extents), self._floor(extents, result.stripes_written))
+        if ours.live_bytes != floor.live_bytes:
+            raise Transient(f"bench: GC moved {ours.live_bytes} of {floor.live_bytes} live bytes; see the log")
+        self._clear()
+        return {"ours": ours, "floor": floor}
+
+    def _options_of_gc(self) -> CollectorOptions:
+        options = collector_options(self._system.settings)
+        return replace(options, block_grace_ms=GRACE_MS, slowdown_max=0.0, short_bytes=0, floor_bytes=0)
+
+    def _fill(self) -> list[ObjectKey]:
+        """Pack objects, and delete every other one. Returns those that are left."""
+        system = self._system
+        drawn = sizes(WORKLOAD, self._options.objects, self._rng, size_max(system.geometry))
+        keys = [row.key for row in self._objects.land(list(drawn))]
+        publish(system)
+        drain(system)
+        kept = keys[::KEPT_OF]
+        system.store().delete_many([key for number, key in enumerate(keys) if number % KEPT_OF])
+        return kept
+
+    def _live_extents(self) -> list[Extent]:
+        """Where the live objects of the victims are, block by block."""
+        metadata, after = self._system.metadata, None
+        found: list[Extent] = []
+        while page := metadata.list_blocks(after, 500):
+            for row in page:
+                if row.state is BlockState.SEALED and row.hole_ratio >= HOLE_RATIO_MIN:
+                    found += sorted(
+                        (placed.extent for placed in metadata.placed_in(row.block_id)), key=lambda one: one.offset
+                    )
+            after = page[-1].block_id
+        return found
+
+    def _collect(self, options: CollectorOptions) -> CollectionResult:
+        system = self._system
+        ttl_ms = system.settings.consumer.lease_ttl_ms
+        with system.contended_lease(LEASE_NAME, ttl_ms) as held:
+            collector = gc_collector(system, options)
+            return collector.run(lambda: system.writer(held.lease, BlockKind.SURVIVOR))
+
+    def _floor(self, extents: Sequence[Extent], stripes: int) -> float:
+        """Read the extents and write so many stripes. Returns the seconds that took."""
+        system, geometry = self._system, self._system.geometry
+        lanes, groups = self._options_of_gc().lanes, -(-stripes // geometry.stripes_per_group_max)
+        bounds = [number * len(extents) // groups for number in range(groups + 1)]
+        parts = [extents[first:end] for first, end in pairwise(bounds)]
+        sizes_of = [
+            min(geometry.stripes_per_group_max, stripes - number * geometry.stripes_per_group_max)
+            for number in range(groups)
+        ]
+        made: list[BlockId] = []
+
+        def lane(place: int) -> None:
+            block_id, at = None, 0
+            for number in range(place, groups, lanes):
+                for _ in reads.map(self._read, _by_block(parts[number])):
+                    pass
+                data = bytes(sizes_of[number] * geometry.stripe_size)
+                if block_id is None or at + sizes_of[number] > geometry.stripes_per_block:
+                    block_id, at = system.placement.new_block_id(), 0
+                    made.append(block_id)
+                    system.blocks.create(block_id, data)
+                else:
+                    system.blocks.append(block_id, at, data)
+                at += sizes_of[number]
+
+        with ThreadPoolExecutor(system.read_threads.slots) as reads, ThreadPoolExecutor(lanes) as writers:
+            started_s = self._timer()
+            for _ in writers.map(lane, range(lanes)):
+                pass
+            seconds = self._timer() - started_s
+        for block_id in made:
+            system.blocks.delete(block_id)
+        return seconds
+
+    def _read(self, extents: Sequence[Extent]) -> None:
+        self._system.blocks.read_many(extents[0].block_id, [(one.offset, one.length) for one in extents])
+
+    def _clear(self) -> None:
+        """Delete everything, so that each round begins with an empty store."""
+        store, metadata = self._system.store(), self._system.metadata
+        for bucket in metadata.list_buckets("", 1000):
+            while rows := metadata.list_objects(bucket, "", "", 1000):
+                store.delete_many([row.key for row in rows])
+        hurried = replace(self._options_of_gc(), block_grace_ms=0, block_grace_ms_min=0, short_bytes=1 << 60)
+        self._collect(hurried)
+
+    # --- GETs -------------------------------------------------------------------------------------
+    def _gets(self) -> dict[str, Any]:
+        kept = self._fill()
+        without_s = [self._timed_get(kept) for _ in range(self._options.reads)]
+        process = get_context("spawn").Process(target=collect, args=(self._system.settings,), daemon=True)
+        process.start()
+        with_s = []
+        deadline_s = self._timer() + CHILD_S_MAX
+        while process.is_alive() and self._timer() < deadline_s:
+            with_s.append(self._timed_get(kept))
+        process.join(0)
+        if process.exitcode:
+            raise Transient(f"bench: GC ended with {process.exitcode}; see the log")
+        without, beside = latency_ms(without_s), latency_ms(with_s)
+        return {
+            "gets": len(with_s),
+            "get_ms": {"without_gc": without, "with_gc": beside},
+            "get_p99_with_over_without": beside["p99"] / without["p99"],
+        }
+
+    def _timed_get(self, keys: Sequence[ObjectKey]) -> float:
+        key = self._rng.choice(keys)
+        started_s = self._timer()
+        self._system.store().get(key)
+        return self._timer() - started_s
+
+
+def _by_block(extents: Sequence[Extent]) -> list[list[Extent]]:
+    """Extents of one block together, as GC reads them."""
+    found: list[list[Extent]] = []
+    for extent in extents:
+        last = found[-1] if found else []
+        if last and last[0].block_id == extent.block_id and len(last) < EXTENTS_PER_READ:
+            last.append(extent)
+        else:
+            found.append([extent])
+    return found

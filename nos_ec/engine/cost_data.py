@@ -1,0 +1,32 @@
+"""What the space of a store costs, as data: what `status --json` prints and what the API answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ratios import rounded
+from nos_ec.engine.usage import Usage
+from nos_ec.ports.metadata import Totals
+
+
+def cost_data(totals: Totals, geometry: Geometry, used: Mapping[str, Usage | None]) -> dict[str, Any]:
+    """raw_bytes_per_live_byte: of blocks; null without live bytes. parts: they add up to it; those of dead bytes and
+    overhead count their own coding chunks. break_even_space_amplification: where three replicas would take as much.
+    usage: by span, null while nothing earlier is known."""
+    cost = totals.raw_cost(geometry)
+    return {
+        "raw_bytes_per_live_byte": None if cost is None else rounded(cost.total),
+        "parts": None if cost is None else {part: rounded(value) for part, value in cost.parts.items()},
+        "break_even_space_amplification": None if cost is None else rounded(cost.break_even),
+        "usage": {span: None if one is None else _usage(one) for span, one in used.items()},
+    }
+
+
+def _usage(one: Usage) -> dict[str, Any]:
+    return asdict(one) | {
+        "write_amplification": rounded(one.write_amplification),
+        "space_amplification": rounded(one.space_amplification),
+    }

@@ -1,0 +1,73 @@
+"""How much of its time GC may work, so that reads of others stay fast.
+
+GC times small reads of its own: some while none of its groups is under way (quiet), some while it works (busy). Both
+wait behind the same queues as the reads of users. When busy ones take too much longer than quiet ones, GC rests for a
+part of its time. While it rests it times quiet reads again, so the comparison follows the load of the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+PROBES = 16
+"""Reads of each kind that are compared, the latest ones. Fewer busy ones decide nothing."""
+QUIET_MIN = 4
+"""Without so many quiet reads nothing is compared."""
+QUANTILE = 0.9
+SLOWER, FASTER = 0.7, 1.15
+SPEED_MIN = 0.1
+"""GC never works less than this share of its time, so that it always gets on."""
+SLACK_S = 0.0005
+"""A slowdown of less than that is noise."""
+
+
+class BackOff:
+    """The share of its time that a run may work. Not thread-safe.
+
+    slowdown_max: how many times longer busy reads may take than quiet ones; 0: any time.
+    """
+
+    def __init__(self, slowdown_max: float) -> None:
+        self._slowdown_max = slowdown_max
+        self._quiet: deque[float] = deque(maxlen=PROBES)
+        self._busy: deque[float] = deque(maxlen=PROBES)
+        self.speed = 1.0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether reads are to be timed."""
+        return self._slowdown_max > 0
+
+    @property
+    def wants_quiet(self) -> bool:
+        """Whether too few quiet reads are known."""
+        return self.is_on and len(self._quiet) < QUIET_MIN
+
+    def quiet(self, seconds: float) -> None:
+        """A read took that long while no group was under way."""
+        self._quiet.append(seconds)
+
+    def busy(self, seconds: float) -> None:
+        """A read took that long while groups were written."""
+        self._busy.append(seconds)
+        if len(self._busy) < PROBES or len(self._quiet) < QUIET_MIN:
+            return
+        allowed = max(_quantile(self._quiet) * self._slowdown_max, _quantile(self._quiet) + SLACK_S)
+        factor = SLOWER if _quantile(self._busy) > allowed else FASTER
+        self.speed = min(1.0, max(SPEED_MIN, self.speed * factor))
+        self._busy.clear()
+
+    def hurry(self) -> None:
+        """Work all the time again: space is short."""
+        self.speed = 1.0
+        self._busy.clear()
+
+    def rest_s(self, worked_s: float) -> float:
+        """How long to rest after so much work."""
+        return worked_s * (1 / self.speed - 1)
+
+
+def _quantile(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(QUANTILE * len(ordered)))]

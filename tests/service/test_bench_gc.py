@@ -1,0 +1,49 @@
+"""`nos-ec bench gc` on an embedded store. The tests look at how the figures fit together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nos_ec.bench.bars import GC, missed
+from nos_ec.cli.app import run
+from tests.service.conftest import CONFIG
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("nos_ec.bench.life_ways.DEVICE_BYTES", 0)
+    path = tmp_path / "nos-ec.toml"
+    path.write_text(CONFIG.replace("16MiB", "128MiB").replace("chunk_size = 16384", "chunk_size = 131072"))
+    return path
+
+
+def test_the_command_measures_gc_and_its_floor_and_leaves_nothing(
+    config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(config.parent.rglob("*"))
+    arguments = ["--objects", "200", "--rounds", "1", "--reads", "10", "--json"]
+    assert run(["--config", str(config), "bench", "gc", *arguments]) == 0
+    found = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
+    rates = found["live_mb_per_s"]
+    assert found["ours_over_floor"] == pytest.approx(rates["ours"] / rates["floor"])
+    assert 0 < found["header_bytes_over_block_bytes"] < 1
+    assert found["gets"] > 0
+    p99 = {when: one["p99"] for when, one in found["get_ms"].items()}
+    assert found["get_p99_with_over_without"] == pytest.approx(p99["with_gc"] / p99["without_gc"])
+    assert found["lanes"] == 4
+    assert sorted(config.parent.rglob("*")) == before
+
+
+def test_the_bars_of_gc() -> None:
+    met = {"ours_over_floor": 0.8, "header_bytes_over_block_bytes": 0.005, "get_p99_with_over_without": 2.0}
+    assert missed(GC, met) == []
+    for name, worse in {
+        "ours_over_floor": 0.79,
+        "header_bytes_over_block_bytes": 0.0051,
+        "get_p99_with_over_without": 2.1,
+    }.items():
+        (sentence,) = missed(GC, met | {name: worse})
+        assert name in sentence
