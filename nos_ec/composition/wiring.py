@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 import threading
@@ -33,6 +34,7 @@ from nos_ec.composition.backends import (
     settings_named,
 )
 from nos_ec.composition.landing import Landers, initialise_devices, lanes_of, layered
+from nos_ec.composition.lifetimes import new_survey, watch_deaths
 from nos_ec.core.errors import Blocklisted, ConfigError, NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, timed_id
@@ -391,9 +393,10 @@ class System:
         reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, batch_objects, threads, self.trail)
         self._stack.callback(reaper.close)
         wait_ms = self.settings.reaper.wait_ms
+        survey = new_survey(self.settings, self.metadata, self.clock, random.Random(os.urandom(16)))
         if self.medium is None:
             recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, trail=self.trail)
-            return Housekeeping(recovery, reaper, self.clock, wait_ms)
+            return Housekeeping(recovery, reaper, self.clock, wait_ms, survey=survey)
         # On Ceph, listing the pool would cost more than the 4 KiB of an empty segment.
         on_devices = self.settings.store.backend == "local"
         unknown = UnknownSegments(self.metadata, self.medium, self.clock, self.trail) if on_devices else None
@@ -401,7 +404,7 @@ class System:
         recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, logs, self.trail)
         trimmer = Trimmer(self.metadata, self.medium, self.clock, self.trail)
         forward = self._copy_forward(self.medium) if self.settings.landing.mode == "log" else None
-        return Housekeeping(recovery, reaper, self.clock, wait_ms, trimmer, forward)
+        return Housekeeping(recovery, reaper, self.clock, wait_ms, trimmer, forward, survey)
 
     def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
         """Writes stragglers again, into a log of their own with one lane."""
@@ -566,6 +569,7 @@ def open_system(settings: Settings) -> System:
             store_id = metadata.find_store_id()
             if store_id is None:
                 raise ConfigError("the metadata of the store has no id yet; run `nos-ec init`")
+        watch_deaths(settings, metadata, clock, stack)
         objects = open_objects(settings, stack, lambda: new_block_id(clock), store_id)
         landing = layered(settings, objects.landing, objects.medium, metadata)
         log = LogOnDemand(settings, clock)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from nos_ec.core.gc_policy import HOLE_RATIO_MIN, PRICE_FLOOR_DAYS, SPACE_AMP
+from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, STREAMS
 from nos_ec.settings.section import DAY, MINUTE, Section
 from nos_ec.settings.values import Count, Ratio, Size
 
@@ -41,6 +42,14 @@ class GcSettings(Section):
         ge=0,
         le=1 << 60,
         description="Most bytes of live objects that one run rewrites. 0: no limit. Less than a block is refused.",
+    )
+    streams: Count = Field(
+        default=STREAMS,
+        ge=1,
+        le=len(STREAM_CUTS_DAYS),
+        description="Most streams that consumers and GC pack objects in, by how long they are expected to live"
+        " (GC.md). A stream that collects less than 50 MiB in consumer.linger_ms is folded into its neighbour. 1: pack"
+        " objects as they come, and learn nothing about lifetimes.",
     )
     hole_ratio_min: Ratio = Field(
         default=HOLE_RATIO_MIN,

@@ -46,6 +46,7 @@ from nos_ec.testing.metadata_rebuild_contract import RebuildContract
 from nos_ec.testing.metadata_repair_contract import RepairContract
 from nos_ec.testing.metadata_scrubbing_contract import ScrubbingContract
 from nos_ec.testing.metadata_segment_contract import LandingSegmentContract
+from nos_ec.testing.metadata_survival_contract import SurvivalContract
 from nos_ec.testing.metadata_trash_contract import TrashContract
 
 SIZE = GEOMETRY.stripe_size
@@ -953,6 +954,7 @@ class MetadataContract(
     RepairContract,
     ExplanationContract,
     ScrubbingContract,
+    SurvivalContract,
     RebuildContract,
     FiguresContract,
 ):

@@ -1,6 +1,6 @@
-"""The metadata store, in thirteen parts: objects, the trash, buckets, access keys, writer leases, blocks, the deletion
+"""The metadata store, in fourteen parts: objects, the trash, buckets, access keys, writer leases, blocks, the deletion
 queue of landing copies, the segments of the landing log, pages of whole tables for checks, repairs of what they find,
-what explains one object or block, where a scrub is, and the rebuilding of lost rows.
+what explains one object or block, where a scrub is, how long objects live, and the rebuilding of lost rows.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
 combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
@@ -51,6 +51,7 @@ from nos_ec.ports.metadata.objects import EntryPage, NewLargeObject, NewObject, 
 from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
 from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
+from nos_ec.ports.metadata.survival import LivingObject, Survival, SurvivalRow
 from nos_ec.ports.metadata.trash import Trash, TrashMark, TrashPage
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
 
@@ -79,6 +80,7 @@ __all__ = [
     "LandingSegments",
     "Lease",
     "Leases",
+    "LivingObject",
     "Metadata",
     "Move",
     "NewLargeObject",
@@ -99,6 +101,8 @@ __all__ = [
     "SegmentRow",
     "SpaceUse",
     "StoredTotals",
+    "Survival",
+    "SurvivalRow",
     "Totals",
     "Trash",
     "TrashMark",

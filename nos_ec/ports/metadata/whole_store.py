@@ -20,6 +20,7 @@ from nos_ec.ports.metadata.objects import Objects
 from nos_ec.ports.metadata.rebuilding import Rebuilding
 from nos_ec.ports.metadata.repairs import Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing
+from nos_ec.ports.metadata.survival import Survival
 from nos_ec.ports.metadata.trash import Trash
 
 
@@ -110,6 +111,7 @@ class Metadata(
     Repairs,
     Explanations,
     Scrubbing,
+    Survival,
     Rebuilding,
     Protocol,
 ):
