@@ -12,7 +12,7 @@ from nos_consumer.counters import ConsumerCounters
 from nos_consumer.samples import consumer_samples, stream_samples
 from nos_consumer.service import ConsumerOptions, ConsumerService
 from nos_consumer.unread import UnreadObjects
-from nos_ec.composition.packing import BACKLOG_WINDOWS, consumer_packing
+from nos_ec.composition.packing import consumer_packing
 from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.engine.lanes import Lanes
@@ -33,7 +33,7 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
     packing = consumer_packing(system.settings, system.geometry, system.metadata, random.Random(member))
     options = ConsumerOptions(
         poll_messages_max=settings.poll_messages_max,
-        waiting_objects_max=BACKLOG_WINDOWS * settings.window_objects,
+        waiting_objects_max=packing.backlog_objects_max,
         waiting_bytes_max=settings.merge_list_bytes_max,
         idle_wait_ms=settings.idle_wait_ms,
         drain_idle_ms=2 * system.settings.log.session_ms,

@@ -20,10 +20,11 @@ from nos_ec.settings import Settings
 from nos_ec.settings.gc import GcSettings
 from nos_ec.settings.sections import ConsumerSettings
 
-BACKLOG_WINDOWS = 6
-"""How many windows of objects a consumer holds before it polls no more: GATHERED_WINDOWS that gather, as many that the
-streams choose from, and more, so that lanes never wait for a poll. Where more objects of one bucket wait, one consumer
-is not enough for it."""
+BACKLOG_WINDOWS = 4
+"""How many windows of objects a consumer holds before it polls no more. With this many, lanes never wait for a poll.
+Where more objects of one bucket wait, one consumer is not enough for it."""
+STREAMED_BACKLOG_WINDOWS = GATHERED_WINDOWS + BACKLOG_WINDOWS
+"""The same with streams, before which objects gather."""
 GC_GATHERED_MAX = 32_768
 """Survivors that are sorted together: some 30 MB."""
 NO_DEADLINE_MS = 365 * 86_400_000
@@ -64,6 +65,12 @@ class StreamedPacking:
         self._sorting = StreamSorting(ExpectedLifetimes(metadata), cuts_days)
         self.newest: StreamedMergeList[Packable] | None = None
         """The list that was made last; None with a single stream."""
+
+    @property
+    def backlog_objects_max(self) -> int:
+        """Objects that a consumer holds before it polls no more."""
+        windows = BACKLOG_WINDOWS if self._options.streams == 1 else STREAMED_BACKLOG_WINDOWS
+        return windows * self._consumer.window_objects
 
     def new_list(self) -> MergeList[Packable]:
         """An empty merge list."""
