@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from nos_consumer.counters import ConsumerCounters
-from nos_consumer.samples import consumer_samples
+from nos_consumer.samples import consumer_samples, stream_samples
 from nos_consumer.service import ConsumerOptions, ConsumerService
 from nos_consumer.unread import UnreadObjects
-from nos_ec.composition.packing import BACKLOG_WINDOWS, new_merge_list
+from nos_ec.composition.packing import consumer_packing
 from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.packing.plan import Linger
 from nos_ec.engine.lanes import Lanes
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, lease_samples
@@ -31,12 +30,10 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
     """
     settings = system.settings.consumer
     member = system.member_name("consumer")
-    rng = random.Random(member)
-    fill_bytes_min = int(settings.linger_fill_min * system.geometry.stripe_size)
-    linger = Linger(settings.linger_ms, settings.linger_max_ms, fill_bytes_min)
+    packing = consumer_packing(system.settings, system.geometry, system.metadata, random.Random(member))
     options = ConsumerOptions(
         poll_messages_max=settings.poll_messages_max,
-        waiting_objects_max=BACKLOG_WINDOWS * settings.window_objects,
+        waiting_objects_max=packing.backlog_objects_max,
         waiting_bytes_max=settings.merge_list_bytes_max,
         idle_wait_ms=settings.idle_wait_ms,
         drain_idle_ms=2 * system.settings.log.session_ms,
@@ -49,7 +46,7 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
             log,
             system.metadata,
             lanes,
-            lambda: new_merge_list(settings, system.geometry, linger, rng),
+            packing.new_list,
             system.clock,
             options,
             held.require_not_lost,
@@ -57,6 +54,7 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
         )
         if monitor is not None:
             monitor.metrics.add("consumer", lambda: consumer_samples(service, system.geometry, system.clock.now_ms()))
+            monitor.metrics.add("streams", lambda: stream_samples(packing.newest))
             monitor.metrics.add("lease", lambda: lease_samples(held, "consumer"))
             monitor.health.require("lease", held.require)
         try:

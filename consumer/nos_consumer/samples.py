@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 from nos_consumer.service import ConsumerService
 from nos_ec.core.geometry import Geometry
+from nos_ec.core.packing.streams import StreamedMergeList
+from nos_ec.engine.packable import Packable
 from nos_ec.monitoring import metrics as m
+from nos_ec.monitoring import space_metrics as of_space
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.sources import parking_samples
 
@@ -33,6 +36,16 @@ def consumer_samples(service: ConsumerService, geometry: Geometry, now_ms: int) 
     yield Sample(m.PAUSED, service.paused)
     yield from _lane_samples(service)
     yield from parking_samples([service.unread.parking], now_ms)
+
+
+def stream_samples(merge_list: StreamedMergeList[Packable] | None) -> Iterator[Sample]:
+    """Samples of the streams; None: objects are packed in a single one."""
+    if merge_list is None:
+        yield Sample(of_space.STREAMS_OPEN, 1)
+        return
+    yield Sample(of_space.STREAMS_OPEN, merge_list.streams_open)
+    for stream, taken_bytes in enumerate(merge_list.stream_bytes):
+        yield Sample(of_space.STREAM_BYTES, taken_bytes, (str(stream),))
 
 
 def _lane_samples(service: ConsumerService) -> Iterator[Sample]:

@@ -30,6 +30,7 @@ front     landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, record
 front     leases             INSERT, UPDATE (expires_ms), DELETE
 front     objects            INSERT, UPDATE, DELETE
 front     segments           INSERT, DELETE
+front     survival           INSERT, UPDATE (counted_ms, counts)
 front     uploads            INSERT, UPDATE (state, since_ms, revision, attributes)
 front     waiting            INSERT, DELETE
 
@@ -46,6 +47,7 @@ consumer  landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, record
 consumer  leases             INSERT, UPDATE (expires_ms), DELETE
 consumer  objects            UPDATE (state, landing_id, block_id, block_offset)
 consumer  stored_totals      INSERT, UPDATE (value), DELETE
+consumer  survival           INSERT, UPDATE (counted_ms, counts), DELETE
 consumer  waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 
 gc        blocks             INSERT, UPDATE, DELETE
@@ -57,6 +59,7 @@ gc        objects            UPDATE (state, landing_id, block_id, block_offset),
 gc        segments           DELETE
 gc        store_info         INSERT, DELETE
 gc        stored_totals      INSERT, UPDATE (value), DELETE
+gc        survival           INSERT, UPDATE (counted_ms, counts), DELETE
 gc        uploads            UPDATE (state, since_ms, attributes), DELETE
 gc        waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 '

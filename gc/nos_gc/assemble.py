@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from nos_ec.composition.packing import collector_options, new_merge_list
+from nos_ec.composition.packing import collector_options, gc_packing
 from nos_ec.composition.processes import process_name
 from nos_ec.composition.wiring import System
 from nos_ec.core.lifecycle import BlockKind
@@ -26,20 +26,17 @@ from nos_ec.settings.section import DAY
 from nos_gc.samples import gc_samples, rebuild_samples, scrub_samples
 from nos_gc.service import GcService
 
-NO_DEADLINE_MS = 365 * 86_400_000
-"""Survivors wait for others without a deadline. At its end, a run writes those that are left."""
-
 
 def gc_collector(system: System, options: CollectorOptions | None = None) -> Collector:
     """The collector, which plans and runs collections with the same packer as the consumer. options: instead of those
     that the settings ask for."""
     settings = system.settings
-    rng = random.Random(0)
+    packing = gc_packing(settings, system.geometry, system.metadata, random.Random(0))
     return Collector(
         system.metadata,
         system.blocks,
         system.clock,
-        lambda: new_merge_list(settings.consumer, system.geometry, NO_DEADLINE_MS, rng),
+        packing.new_list,
         collector_options(settings) if options is None else options,
         perf_counter,
         random.Random(0),

@@ -420,7 +420,8 @@ class ObjectExplanationModel(_Answer):
                       "segment_state": "sealed", "segment_opened_ms": 1763700000000,
                       "segment_sealed_ms": 1763700060000, "segment_bytes": 1515520, "queued": False,
                       "delete_after_ms": None, "doomed": False, "readable": True, "problem": None},
-        places=[], places_left_out=0, block=None, unknown=[], explained_ms=1763700188000,
+        places=[], places_left_out=0, block=None, half_life_days=41.5, stream=2, unknown=[],
+        explained_ms=1763700188000,
     )  # fmt: skip
     bucket: str
     name: str
@@ -439,6 +440,11 @@ class ObjectExplanationModel(_Answer):
     places: list[PlaceInBlock] = Field(max_length=1000)
     places_left_out: Count
     block: BlockOfObject | None = Field(description="Of a packed object.")
+    half_life_days: float | None = Field(
+        description="Days until half of the objects of this bucket and age are expected to be dead; very many while"
+        " little is known. Null for large and empty objects, and with gc.streams = 1."
+    )
+    stream: int | None = Field(description="The stream that it belongs to; 0 is the shortest-lived.")
     unknown: list[str] = Field(description="Questions that nobody answered, with the reason.")
     explained_ms: UnixMs
 

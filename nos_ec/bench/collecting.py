@@ -12,8 +12,10 @@ while nothing else happens, and while GC runs in a process of its own as it is c
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing import get_context
@@ -80,8 +82,8 @@ def gc_settings(settings: Settings) -> Settings:
 
 
 def collect(settings: Settings) -> None:
-    """One run of GC, in a process of its own."""
-    with open_system(settings) as system:
+    """One run of GC, in a process of its own. What it logs must not be among the figures."""
+    with redirect_stdout(sys.stderr), open_system(settings) as system:
         gc_service(system).run_once()
 
 

@@ -5,6 +5,9 @@ millisecond, a thirty-second part of the window at a time. Then it is asked for 
 when the sizes end are left out of the figures, except for their wait, because a last half-full stripe says nothing
 about an endless stream. They are flushed and counted only if all the sizes together did not make a single group;
 `flushed` reports this. The bound is computed for exactly the objects that were packed.
+
+With several streams, each object is of a stream at random: its share of the window is then smallest. They are packed as
+a consumer packs them that is never idle.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from nos_ec.core.header import NAME_RECORD_FIXED
 from nos_ec.core.packing.bounds import utilisation_max
 from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
+from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
 
 KEY_BYTES = 40
 """Bytes of bucket and name of every simulated object: a short bucket name and a UUID. Names are counted with the space
@@ -76,16 +80,17 @@ def simulate(
     timer: Callable[[], float],
     seed: int = 0,
     names: bool = True,
+    streams: int = 1,
 ) -> SimulationResult:
     """Run `policy` ("best" or "nos") over `sizes` in bytes.
 
     timer: seconds, such as time.perf_counter. seed: for the random choices of policy "nos". names: whether to run a
-    second time with space for names. Raises InvalidInput for an unknown policy, a bad window, a negative size, or if
-    nothing is left to pack.
+    second time with space for names. streams: how many the objects are spread over. Raises InvalidInput for an unknown
+    policy, a bad window, a negative size, or if nothing is left to pack.
     """
     packable, skipped_empty, skipped_large, limit = _packable(sizes, policy, window, geometry)
-    plain = _run(packable, policy, window, geometry, timer, seed, names=False)
-    named = _run(packable, policy, window, geometry, timer, seed, names=True) if names else None
+    plain = _run(packable, policy, window, geometry, timer, seed, streams, names=False)
+    named = _run(packable, policy, window, geometry, timer, seed, streams, names=True) if names else None
     return SimulationResult(
         policy=policy,
         window=window,
@@ -179,7 +184,7 @@ class _Figures:
         self.waiting.extend(batch)
         while not self.waiting[0].waiting:
             self.waiting.popleft()
-        self.wait_max = max(self.wait_max, arrivals - 1 - self.waiting[0].seq)
+        self.wait_max = max(self.wait_max, arrivals - 1 - self.waiting[0].arrived_ms)
 
     def count(self, plan: GroupPlan[None], arrivals: int) -> None:
         """Add one planned group; `arrivals` objects have arrived in total."""
@@ -190,7 +195,7 @@ class _Figures:
         self.header_bytes += plan.header_length
         for candidate, offset in plan.placed:
             self.sizes.append(candidate.size)
-            self.hold_max = max(self.hold_max, arrivals - 1 - candidate.seq)
+            self.hold_max = max(self.hold_max, arrivals - 1 - candidate.arrived_ms)
             if candidate.size <= geometry.chunk_size:
                 self.small += 1
                 self.small_in_one_chunk += geometry.chunks_touched(offset, candidate.size) == 1
@@ -209,11 +214,23 @@ def _run(
     geometry: Geometry,
     timer: Callable[[], float],
     seed: int,
+    streams: int,
     *,
     names: bool,
 ) -> _Figures:
     linger_ms = LINGER_WINDOWS[policy] * window
-    merge: MergeList[None] = merge_list(policy, geometry, window, linger_ms, random.Random(seed), names=names)
+    rng = random.Random(seed)
+
+    def plain(share: int) -> MergeList[None]:
+        return merge_list(policy, geometry, share, linger_ms, rng, names=names)
+
+    merge: MergeList[None] = plain(window)
+    if streams > 1:
+        options = StreamOptions(streams, GATHERED_WINDOWS * window, None)
+        of_any = random.Random(seed)
+        merge = StreamedMergeList(
+            plain, lambda _, __: (of_any.randrange(streams), "", "", 0), window, linger_ms, options
+        )
     figures = _Figures(geometry)
     incoming = (Candidate(size, NAME_RECORD_FIXED + KEY_BYTES, None, now) for now, size in enumerate(sizes))
     arrivals = 0

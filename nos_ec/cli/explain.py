@@ -16,6 +16,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.lifetimes import AGE_EDGES_DAYS
 from nos_ec.engine.explain.blocks import BlockExplanation
 from nos_ec.engine.explain.object_facts import Copy, Holder, Publishing
 from nos_ec.engine.explain.objects import ObjectExplanation
@@ -124,10 +125,18 @@ def _print_object(one: ObjectExplanation) -> None:
         block = one.block
         rows["its block"] = f"{block.kind.value}, {block.state.value}, made {when(block.created_ms, now_ms)}"
         rows["written by"] = block.writer
+    if one.half_life_days is not None:
+        rows["lifetime"] = _lifetime_text(one.half_life_days, one.stream)
     for text in one.unknown:
         rows["not known"] = f"{rows['not known']}; {text}" if "not known" in rows else text
     facts(printable(f"{one.bucket}/{one.name}"), {name: printable(str(value)) for name, value in rows.items()})
     _print_sentences(one)
+
+
+def _lifetime_text(half_life_days: float, stream: int | None) -> str:
+    if half_life_days > AGE_EDGES_DAYS[-1]:
+        return f"years, or not known yet; stream {stream}"
+    return f"half of such objects are dead in {half_life_days:.3g} days; stream {stream}"
 
 
 def _copy_rows(copy: Copy, now_ms: int) -> dict[str, object]:

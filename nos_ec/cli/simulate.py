@@ -18,6 +18,7 @@ from nos_ec.cli.simulate_gc import gc_command
 from nos_ec.cli.streams import Source
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
+from nos_ec.core.lifetimes import STREAM_CUTS_DAYS
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.workloads import WORKLOADS, sizes
 
@@ -50,6 +51,9 @@ def simulate_command(
     policy: Annotated[str, typer.Option(help="best, or nos (the published policy).")] = "best",
     window: Annotated[int, typer.Option(min=1, help="Number of waiting objects that the packer chooses from.")] = 1000,
     objects: Annotated[int, typer.Option(min=1, help="Number of objects to draw from the workload.")] = 100_000,
+    streams: Annotated[
+        int, typer.Option(min=1, max=len(STREAM_CUTS_DAYS), help="Number of streams the objects are spread over.")
+    ] = 1,
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -69,8 +73,14 @@ def simulate_command(
     else:
         assert sizes_file is not None
         drawn = _sizes_of_stdin() if sizes_file == Path("-") else read_sizes(sizes_file)
-    result = simulate(drawn, policy, window, geometry, timer=perf_counter, seed=seed)
-    data = {"workload": workload, "sizes": str(sizes_file) if sizes_file else None, "seed": seed, **asdict(result)}
+    result = simulate(drawn, policy, window, geometry, timer=perf_counter, seed=seed, streams=streams)
+    data = {
+        "workload": workload,
+        "sizes": str(sizes_file) if sizes_file else None,
+        "seed": seed,
+        "streams": streams,
+        **asdict(result),
+    }
     raw = {
         "raw_bytes_per_user_byte": _raw(geometry, result.utilisation),
         "raw_bytes_per_user_byte_with_names": _raw(geometry, result.utilisation_with_names),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nos_ec.composition.packing import collector_options
 from nos_ec.composition.wiring import System
+from nos_ec.core.lifetimes import STREAM_CUTS_DAYS
 from nos_ec.engine.explain.blocks import BlockExplainer
 from nos_ec.engine.explain.object_facts import ObjectOptions
 from nos_ec.engine.explain.objects import ObjectExplainer
@@ -21,6 +22,7 @@ def object_explainer(system: System) -> ObjectExplainer:
         linger_ms_max=settings.consumer.linger_max_ms,
         packing_reserve_bytes=PACKING_RESERVES * settings.gc.reserve_bytes,
         put_ms_max=settings.put.reservation_ms,
+        stream_cuts_days=STREAM_CUTS_DAYS[settings.gc.streams - 1],
     )
     return ObjectExplainer(
         system.metadata,

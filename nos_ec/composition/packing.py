@@ -1,4 +1,4 @@
-"""The packer that the settings ask for, and the rules of GC, which packs alike."""
+"""The packer that the settings ask for, with its streams, and the rules of GC, which packs alike."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from math import inf
 
 from nos_ec.core.gc_policy import GcPolicy, Price, SpaceTarget
 from nos_ec.core.geometry import Geometry
+from nos_ec.core.lifetimes import STREAM_CUTS_DAYS
 from nos_ec.core.packing.merge_list import DENSITY, merge_list
 from nos_ec.core.packing.plan import Linger, MergeList, P
+from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
 from nos_ec.engine.gc.options import CollectorOptions
+from nos_ec.engine.packable import Packable
 from nos_ec.engine.room import PUT_RESERVES
+from nos_ec.engine.survival import ExpectedLifetimes, StreamSorting
+from nos_ec.ports.metadata import Survival
 from nos_ec.settings import Settings
 from nos_ec.settings.gc import GcSettings
 from nos_ec.settings.sections import ConsumerSettings
@@ -18,6 +23,12 @@ from nos_ec.settings.sections import ConsumerSettings
 BACKLOG_WINDOWS = 4
 """How many windows of objects a consumer holds before it polls no more. With this many, lanes never wait for a poll.
 Where more objects of one bucket wait, one consumer is not enough for it."""
+STREAMED_BACKLOG_WINDOWS = GATHERED_WINDOWS + BACKLOG_WINDOWS
+"""The same with streams, before which objects gather."""
+GC_GATHERED_MAX = 32_768
+"""Survivors that are sorted together: some 30 MB."""
+NO_DEADLINE_MS = 365 * 86_400_000
+"""Survivors wait for others without a deadline. At its end, a run writes those that are left."""
 
 GROUP_COPIES = 5
 """How often the bytes of a group that GC writes are in memory at once, at most: as they were read, assembled, cut into
@@ -30,6 +41,66 @@ def new_merge_list(
     """An empty merge list of the configured policy and window: the consumer and GC pack alike, and differ only in how
     long an object waits."""
     return merge_list(settings.policy, geometry, settings.window_objects, linger, rng)
+
+
+class StreamedPacking:
+    """Makes the merge lists of a consumer or of GC, with the streams that the settings ask for.
+
+    gathered_max: objects that are sorted together. period_ms: a stream that collects too little in such a period is
+    folded; None: in the life of a merge list.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        geometry: Geometry,
+        metadata: Survival,
+        linger: Linger | int,
+        gathered_max: int,
+        period_ms: int | None,
+        rng: random.Random,
+    ) -> None:
+        self._consumer = settings.consumer
+        self._geometry = geometry
+        self._linger = linger
+        self._rng = rng
+        self._options = StreamOptions(settings.gc.streams, gathered_max, period_ms)
+        cuts_days = STREAM_CUTS_DAYS[settings.gc.streams - 1]
+        self._sorting = StreamSorting(ExpectedLifetimes(metadata), cuts_days)
+        self.newest: StreamedMergeList[Packable] | None = None
+        """The list that was made last; None with a single stream."""
+
+    @property
+    def backlog_objects_max(self) -> int:
+        """Objects that a consumer holds before it polls no more."""
+        windows = BACKLOG_WINDOWS if self._options.streams == 1 else STREAMED_BACKLOG_WINDOWS
+        return windows * self._consumer.window_objects
+
+    def new_list(self) -> MergeList[Packable]:
+        """An empty merge list."""
+        if self._options.streams == 1:
+            return self._plain(self._consumer.window_objects)
+        self.newest = StreamedMergeList(
+            self._plain, self._sorting, self._consumer.window_objects, self._linger, self._options
+        )
+        return self.newest
+
+    def _plain(self, window: int) -> MergeList[Packable]:
+        return merge_list(self._consumer.policy, self._geometry, window, self._linger, self._rng)
+
+
+def consumer_packing(settings: Settings, geometry: Geometry, metadata: Survival, rng: random.Random) -> StreamedPacking:
+    """How a consumer packs."""
+    consumer = settings.consumer
+    fill_bytes_min = int(consumer.linger_fill_min * geometry.stripe_size)
+    linger = Linger(consumer.linger_ms, consumer.linger_max_ms, fill_bytes_min)
+    gathered_max = GATHERED_WINDOWS * consumer.window_objects
+    return StreamedPacking(settings, geometry, metadata, linger, gathered_max, max(1, consumer.linger_ms), rng)
+
+
+def gc_packing(settings: Settings, geometry: Geometry, metadata: Survival, rng: random.Random) -> StreamedPacking:
+    """How GC packs survivors: with the same packer as the consumer, but without deadlines."""
+    return StreamedPacking(settings, geometry, metadata, NO_DEADLINE_MS, GC_GATHERED_MAX, None, rng)
 
 
 def collector_options(settings: Settings) -> CollectorOptions:

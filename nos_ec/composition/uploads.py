@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from nos_ec.composition.wiring import System
-from nos_ec.core.ids import timed_id
 from nos_ec.engine.store import Store
 from nos_ec.engine.uploads import MultipartUploads
 
 
 def multipart_uploads(system: System, store: Store | None = None) -> MultipartUploads:
     """Uploads in parts, which `store`, or one of the system's, stores."""
-    return MultipartUploads(
-        store or system.store(),
-        system.metadata,
-        system.clock,
-        lambda: timed_id(system.clock.now_ms(), os.urandom(10)),
-    )
+    return MultipartUploads(store or system.store(), system.metadata, system.clock, system.new_landing_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+import random
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -19,17 +19,17 @@ from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.composition.audit import open_trail
 from nos_ec.composition.backends import (
-    Log,
     initialise_log,
     initialise_objects,
     make_root,
     mark_objects,
-    open_log,
     open_objects,
     require_marks,
     settings_named,
 )
 from nos_ec.composition.landing import Landers, initialise_devices, lanes_of, layered
+from nos_ec.composition.lifetimes import new_survey, watch_deaths
+from nos_ec.composition.log_on_demand import LagProbe, LogOnDemand
 from nos_ec.composition.processes import member_name, process_name, run_name
 from nos_ec.core.errors import Blocklisted, ConfigError, NosError, Transient
 from nos_ec.core.geometry import Geometry
@@ -90,9 +90,6 @@ from nos_ec.ports.placement_groups import PlacementGroups
 from nos_ec.ports.segment_medium import SegmentMedium
 from nos_ec.ports.shard_store import ShardStore
 from nos_ec.settings import Settings
-
-_LAG_WAIT_S_MAX = 1.0
-"""Longer than a look-up takes while brokers answer."""
 
 
 def initialise(settings: Settings, new_shards: Collection[int] = (), new_devices: Collection[int] = ()) -> None:
@@ -159,60 +156,6 @@ def _refuse_data_without_metadata(settings: Settings) -> None:
             landing_id=landing_id if block_id is None else None,
             settings=("store.metadata_url", "store.root", "ceph.namespace"),
         )
-
-
-class LogOnDemand:
-    """The message log, opened and checked when it is first needed: PUT and GET work without it.
-
-    Safe to call from several threads.
-    """
-
-    def __init__(self, settings: Settings, clock: Clock) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._messages: Log | None = None
-
-    def get(self) -> Log:
-        """The open log. Raises ConfigError, Corrupt, Transient; the next call then tries again."""
-        with self._lock:
-            if self._messages is None:
-                self._messages = open_log(self._settings, self._clock)
-            return self._messages
-
-
-class LagProbe:
-    """Reports the lag of the group without joining it. Safe to call from several threads; connects on first use."""
-
-    def __init__(self, log: LogOnDemand) -> None:
-        self._messages = log
-        self._lock = threading.Lock()
-        self._consumer: MessageConsumer | None = None
-        self._closed = False
-
-    def value(self) -> int:
-        """Messages that the group has not committed yet. Raises Transient."""
-        with self._lock:
-            if self._closed:
-                raise Transient("message log: the process is ending")
-            if self._consumer is None:
-                self._consumer = self._messages.get().consumer("lag", "")
-            return self._consumer.lag()
-
-    def close(self) -> None:
-        """Release all open resources. Idempotent.
-
-        Does not wait for a look-up in progress if brokers do not answer. That look-up ends with the process.
-        """
-        self._closed = True
-        if not self._lock.acquire(timeout=_LAG_WAIT_S_MAX):
-            return
-        try:
-            if self._consumer is not None:
-                self._consumer.close()
-                self._consumer = None
-        finally:
-            self._lock.release()
 
 
 @dataclass(slots=True)
@@ -392,9 +335,10 @@ class System:
         reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, batch_objects, threads, self.trail)
         self._stack.callback(reaper.close)
         wait_ms = self.settings.reaper.wait_ms
+        survey = new_survey(self.settings, self.metadata, self.clock, random.Random(os.urandom(16)))
         if self.medium is None:
             recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, trail=self.trail)
-            return Housekeeping(recovery, reaper, self.clock, wait_ms)
+            return Housekeeping(recovery, reaper, self.clock, wait_ms, survey=survey)
         # On Ceph, listing the pool would cost more than the 4 KiB of an empty segment.
         on_devices = self.settings.store.backend == "local"
         unknown = UnknownSegments(self.metadata, self.medium, self.clock, self.trail) if on_devices else None
@@ -402,7 +346,7 @@ class System:
         recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, logs, self.trail)
         trimmer = Trimmer(self.metadata, self.medium, self.clock, self.trail)
         forward = self._copy_forward(self.medium) if self.settings.landing.mode == "log" else None
-        return Housekeeping(recovery, reaper, self.clock, wait_ms, trimmer, forward)
+        return Housekeeping(recovery, reaper, self.clock, wait_ms, trimmer, forward, survey)
 
     def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
         """Writes stragglers again, into a log of their own with one lane."""
@@ -574,6 +518,7 @@ def open_system(settings: Settings) -> System:
             store_id = metadata.find_store_id()
             if store_id is None:
                 raise ConfigError("the metadata of the store has no id yet; run `nos-ec init`")
+        watch_deaths(settings, metadata, clock, stack)
         objects = open_objects(settings, stack, lambda: new_block_id(clock), store_id)
         landing = layered(settings, objects.landing, objects.medium, metadata)
         log = LogOnDemand(settings, clock)

@@ -11,14 +11,15 @@ users change their habits. A bucket with little history takes the rates of all b
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from math import log
+from math import isfinite, log
 from typing import Generic, NamedTuple, TypeVar
 
-from nos_ec.core.errors import InvalidInput
+from nos_ec.core.errors import Corrupt, InvalidInput
 
 AGE_EDGES_DAYS = (0.0, *(2.0**power for power in range(-4, 12)))
 """Where each range of ages begins: 0, 1/16, 1/8 ... 2048 days. The last one has no end."""
@@ -26,6 +27,8 @@ AGE_RANGES = len(AGE_EDGES_DAYS)
 
 SAMPLE_ONE_IN = 16
 HALF_LIFE_DAYS = 180.0
+OTHERS = ""
+"""Stands for all buckets that have no counts of their own. No bucket is called so."""
 BUCKETS_MAX = 10_000
 """Buckets with counts of their own, by default. A table of that size takes about 5 MB."""
 
@@ -71,23 +74,52 @@ def age_range(age_days: float) -> int:
     return bisect_right(AGE_EDGES_DAYS, age_days) - 1 if age_days > 0 else 0
 
 
+_COUNTS = struct.Struct(f"<{2 * AGE_RANGES}d")
+COUNTS_BYTES = _COUNTS.size
+
+
 @dataclass(slots=True)
-class _Counts:
+class Counts:
+    """Deaths, and exposure in object-days, by range of ages."""
+
     deaths: list[float] = field(default_factory=lambda: [0.0] * AGE_RANGES)
     exposure_days: list[float] = field(default_factory=lambda: [0.0] * AGE_RANGES)
 
     @property
     def weight(self) -> float:
+        """How much is known: object-days and deaths."""
         return sum(self.exposure_days) + sum(self.deaths)
 
-    def add(self, other: _Counts) -> None:
+    def add(self, other: Counts) -> None:
+        """Count what `other` has counted too."""
         for i in range(AGE_RANGES):
             self.deaths[i] += other.deaths[i]
             self.exposure_days[i] += other.exposure_days[i]
 
     def scale(self, factor: float) -> None:
+        """Let everything weigh `factor` times as much."""
         self.deaths = [value * factor for value in self.deaths]
         self.exposure_days = [value * factor for value in self.exposure_days]
+
+    def decay(self, days: float, half_life_days: float = HALF_LIFE_DAYS) -> None:
+        """Let `days` go by. Days that are not over 0 do nothing, so that a clock that is set back makes no count
+        heavier."""
+        if days > 0:
+            self.scale(0.5 ** (days / half_life_days))
+
+    def dump(self) -> bytes:
+        """COUNTS_BYTES bytes: deaths, then exposure, as little-endian doubles."""
+        return _COUNTS.pack(*self.deaths, *self.exposure_days)
+
+    @classmethod
+    def load(cls, data: bytes) -> Counts:
+        """The counts that `dump` made these bytes of. Raises Corrupt for any others."""
+        if len(data) != COUNTS_BYTES:
+            raise Corrupt(f"survival counts of {len(data)} bytes instead of {COUNTS_BYTES}")
+        values = _COUNTS.unpack(data)
+        if not all(isfinite(value) and value >= 0 for value in values):
+            raise Corrupt("survival counts that are negative or no numbers")
+        return cls(list(values[:AGE_RANGES]), list(values[AGE_RANGES:]))
 
 
 class SurvivalTable:
@@ -102,8 +134,8 @@ class SurvivalTable:
             raise InvalidInput("a survival table needs a half-life of more than 0 days, and room for at least 1 bucket")
         self._half_life_days = half_life_days
         self._buckets_max = buckets_max
-        self._rows: dict[str, _Counts] = {}
-        self._others = _Counts()
+        self._rows: dict[str, Counts] = {}
+        self._others = Counts()
 
     def __len__(self) -> int:
         """Buckets that have counts of their own."""
@@ -117,10 +149,7 @@ class SurvivalTable:
         """
         begin = from_days if from_days > 0 else 0.0
         end = to_days if to_days > begin else begin
-        row = self._rows.get(bucket)
-        if row is None:
-            row = self._rows[bucket] = _Counts()
-            self._limit(bucket)
+        row = self._row(bucket)
         first, last = bisect_right(AGE_EDGES_DAYS, begin) - 1, bisect_right(AGE_EDGES_DAYS, end) - 1
         exposure = row.exposure_days
         for i in range(first, last):
@@ -130,21 +159,32 @@ class SurvivalTable:
         if died:
             row.deaths[last] += 1
 
+    def observe_alive(self, bucket: str, age_days: float, object_days: float) -> None:
+        """Count exposure at one age: what a look at a living object stands for, when looks are taken at random."""
+        self._row(bucket).exposure_days[age_range(age_days)] += object_days
+
+    def add(self, bucket: str, counts: Counts) -> None:
+        """Add counts of a bucket; those of OTHERS belong to no bucket."""
+        (self._others if bucket == OTHERS else self._row(bucket)).add(counts)
+
+    def rows(self) -> Mapping[str, Counts]:
+        """The counts by bucket, with OTHERS if there are any."""
+        others = {OTHERS: self._others} if self._others.weight else {}
+        return self._rows | others
+
     def decay(self, days: float) -> None:
-        """Let `days` go by: what was counted before weighs less than what will be. Days that are not over 0 do
-        nothing, so that a clock that is set back makes no count heavier."""
+        """Let `days` go by: what was counted before weighs less than what will be. See `Counts.decay`."""
         if days <= 0:
             return
-        factor = 0.5 ** (days / self._half_life_days)
-        self._others.scale(factor)
+        self._others.decay(days, self._half_life_days)
         for row in self._rows.values():
-            row.scale(factor)
+            row.decay(days, self._half_life_days)
         for bucket in [bucket for bucket, row in self._rows.items() if row.weight < _WEIGHT_MIN]:
             del self._rows[bucket]
 
     def lifetimes(self) -> Lifetimes:
         """What the counts say now, for all buckets."""
-        pool = _Counts()
+        pool = Counts()
         pool.add(self._others)
         for row in self._rows.values():
             pool.add(row)
@@ -152,6 +192,13 @@ class SurvivalTable:
         return Lifetimes(
             {bucket: _half_lives(_own_hazards(row, prior)) for bucket, row in self._rows.items()}, _half_lives(prior)
         )
+
+    def _row(self, bucket: str) -> Counts:
+        row = self._rows.get(bucket)
+        if row is None:
+            row = self._rows[bucket] = Counts()
+            self._limit(bucket)
+        return row
 
     def _limit(self, newest: str) -> None:
         """Drop an eighth of the rows once there are too many, so that dropping costs little for each object."""
@@ -215,7 +262,7 @@ def _before_ref(one: ToPack[T]) -> tuple[int, str, str, float]:
     return one[:4]
 
 
-def _pool_hazards(pool: _Counts) -> list[float]:
+def _pool_hazards(pool: Counts) -> list[float]:
     """Death rates of all buckets together, by range of ages. Ranges double in length, and where nothing was seen the
     rate halves from one to the next: what has lived long is expected to live on."""
     found: list[float] = []
@@ -226,7 +273,7 @@ def _pool_hazards(pool: _Counts) -> list[float]:
     return found
 
 
-def _own_hazards(row: _Counts, prior: Sequence[float]) -> list[float]:
+def _own_hazards(row: Counts, prior: Sequence[float]) -> list[float]:
     found: list[float] = []
     for deaths, exposure, hazard, width in zip(row.deaths, row.exposure_days, prior, _WIDTHS, strict=True):
         weight = _OWN_PRIOR_WIDTHS * width

@@ -1,4 +1,5 @@
-"""Regular work that a daemon does besides its own job: recovery, then the reaper, then the trimmer of the landing log.
+"""Regular work that a daemon does besides its own job: recovery, then the reaper, then the trimmer of the landing log,
+and from time to time a survey of how long objects live.
 
 The reaper may have a backlog of hours, so the others run again between its batches. Recovery and reaper do not wait for
 each other to succeed.
@@ -17,6 +18,7 @@ from nos_ec.engine.copy_forward import CopyForward, ForwardResult
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.reaper import Reaper, ReapResult
 from nos_ec.engine.recovery import Recovery, RecoveryResult
+from nos_ec.engine.survival import Survey
 from nos_ec.engine.trimmer import Trimmer, TrimResult
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 
@@ -64,12 +66,15 @@ class Housekeeping:
         wait_ms: int,
         trimmer: Trimmer | None = None,
         forward: CopyForward | None = None,
+        survey: Survey | None = None,
     ) -> None:
-        """trimmer: gives back segments of the landing log. forward: writes its stragglers again. None without a log."""
+        """trimmer: gives back segments of the landing log. forward: writes its stragglers again. None without a log.
+        survey: None with a single stream."""
         self._recovery = recovery
         self._reaper = reaper
         self._trimmer = trimmer
         self._forward = forward
+        self._survey = survey
         self._clock = clock
         self._wait_ms = wait_ms
         self.done = HousekeepingResult()
@@ -123,6 +128,9 @@ class Housekeeping:
         if self._forward is not None:
             total += HousekeepingResult(forward=self._forward.run_once(beat))
             self.done = before + total
+        if self._survey is not None:
+            beat(0)
+            self._survey.run_once()
         if failure is not None:
             raise failure
         return total

@@ -20,7 +20,7 @@ class Packable:
 
     request: the message that asked for it; None for GC. tickets: (partition, offset) of that message; empty for GC.
     patient: the plan waits for its read, however slow it is; set when an earlier read was left behind and a later one
-    has just succeeded.
+    has just succeeded. expires_ms: when it will be deleted, if that is known.
     """
 
     object_id: int
@@ -33,6 +33,12 @@ class Packable:
     tickets: tuple[tuple[int, int], ...] = ()
     attributes: bytes = b""
     patient: bool = field(default=False, compare=False)
+    expires_ms: int | None = field(default=None, compare=False)
+
+    @property
+    def born_ms(self) -> int:
+        """When this version was PUT, by the rule for versions."""
+        return self.version // 1000
 
     @property
     def from_block(self) -> BlockId | None:

@@ -33,7 +33,7 @@ from nos_ec.engine.room import require_room
 from nos_ec.engine.source_reader import SourceReader
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.clock import Clock
+from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import Blocks, GroupCommit, Lease, Move
 from nos_ec.ports.placement import Placement
 
@@ -80,10 +80,17 @@ class WriteResult:
     stripe_count: int = 0
 
 
+STREAM_IDLE_MS = 3_600_000
+"""An open block of a stream is sealed when nothing was written to it for so long and another stream is written to, so
+that GC may collect it."""
+
+
 @dataclass(slots=True)
 class _OpenBlock:
     block_id: BlockId
     stripes: int
+    stream: int
+    written_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +106,8 @@ class WriterOptions:
 
 
 class StripeWriter:
-    """One lane of writing: at most one open block and one group at a time. Not thread-safe; use one per thread."""
+    """One lane of writing: at most one open block per stream, and one group at a time. Not thread-safe; use one per
+    thread."""
 
     def __init__(
         self,
@@ -120,7 +128,8 @@ class StripeWriter:
         self._placement = placement
         self._options = options
         self._trail = trail
-        self._open: _OpenBlock | None = None
+        self._open: dict[int, _OpenBlock] = {}
+        """By stream."""
         self._never = Event()
 
     def write(self, plan: GroupPlan[Packable]) -> WriteResult:
@@ -134,7 +143,8 @@ class StripeWriter:
         if not items or bytes_left < PAYS_RATIO_MIN * plan.data_length:
             return WriteResult(failed=failed, unread=unread, retry=[packable for packable, _ in items])
         try:
-            winners = self._append_and_commit(plan.stripe_count, items)
+            winners = self._append_and_commit(plan.stream, plan.stripe_count, items)
+            self._seal_idle(plan.stream)
         except LeaseLost:
             raise
         except (Transient, Conflict, Corrupt, NotFound) as error:
@@ -152,14 +162,13 @@ class StripeWriter:
         )
 
     def close(self) -> None:
-        """Seal the open block, if any. A block that cannot be sealed now is left to recovery."""
-        if self._open is None:
-            return
-        try:
-            self._seal()
-        except NosError as error:
-            _log.warning("block left to recovery", error=str(error))
-        self._open = None
+        """Seal the open blocks, if any. A block that cannot be sealed now is left to recovery."""
+        for block in list(self._open.values()):
+            try:
+                self._seal(block)
+            except NosError as error:
+                _log.warning("block left to recovery", error=str(error))
+        self._open.clear()
 
     # --- sources ----------------------------------------------------------------------------------
     def _read_sources(
@@ -188,40 +197,45 @@ class StripeWriter:
         return items, failed, unread
 
     # --- blocks -----------------------------------------------------------------------------------
-    def _block_with_room(self, stripe_count: int) -> _OpenBlock:
-        """The open block, or a new one if it is full or its place became worse. A new block is only a row so far."""
-        block = self._open
+    def _block_with_room(self, stream: int, stripe_count: int) -> _OpenBlock:
+        """The open block of the stream, or a new one if it is full or its place became worse. A new block is only a row
+        so far."""
+        block = self._open.get(stream)
         if block is not None and not self._placement.healthy(block.block_id):
             _log.info("sealing a block whose place became worse", block=block.block_id.hex(), stripes=block.stripes)
-            self._leave()
+            self._leave(block)
         elif block is not None and block.stripes + stripe_count > self._blocks.geometry.stripes_per_block:
-            self._leave()
-        if self._open is None:
-            self._open = self._allocate()
-        return self._open
+            self._leave(block)
+        if stream not in self._open:
+            self._open[stream] = self._allocate(stream)
+        return self._open[stream]
 
-    def _allocate(self) -> _OpenBlock:
+    def _allocate(self, stream: int) -> _OpenBlock:
         require_room(self._blocks, self._blocks.geometry.group_size_max, self._options.reserve_bytes)
-        block_id = self._placement.new_block_id()
-        self._metadata.allocate_block(self._lease, block_id, self._options.kind, self._clock.now_ms())
+        block_id, now_ms = self._placement.new_block_id(), self._clock.now_ms()
+        self._metadata.allocate_block(self._lease, block_id, self._options.kind, now_ms)
         kill_point("writer.allocated")
-        return _OpenBlock(block_id, 0)
+        return _OpenBlock(block_id, 0, stream, now_ms)
 
-    def _leave(self) -> None:
-        """Seal the open block. If that fails, the block is left to recovery, and the next group is still written."""
-        assert self._open is not None
-        block = self._open
+    def _seal_idle(self, stream: int) -> None:
+        """Seal the blocks of other streams that are written to no more. Raises LeaseLost."""
+        now_ms = self._clock.now_ms()
+        for block in [one for one in self._open.values() if one.stream != stream]:
+            if not waits(block.written_ms + STREAM_IDLE_MS, now_ms, STREAM_IDLE_MS):
+                self._leave(block)
+
+    def _leave(self, block: _OpenBlock) -> None:
+        """Seal an open block. If that fails, the block is left to recovery, and the next group is still written."""
         try:
-            self._seal()
+            self._seal(block)
         except LeaseLost:
             raise
         except NosError as error:
             _log.warning("block left to recovery", block=block.block_id.hex(), error=str(error))
             self._abandon(block)
 
-    def _seal(self) -> None:
-        assert self._open is not None
-        block, self._open = self._open, None
+    def _seal(self, block: _OpenBlock) -> None:
+        self._open.pop(block.stream, None)
         self._blocks.seal(block.block_id)
         kill_point("writer.store_sealed")
         self._metadata.seal_block(self._lease, block.block_id, self._clock.now_ms())
@@ -234,7 +248,7 @@ class StripeWriter:
         row is gone, the metadata is not what it was, and the block may be all that objects have.
         """
         block_id = block.block_id
-        self._open = None
+        self._open.pop(block.stream, None)
         try:
             self._metadata.fence_block(self._lease, block_id)
         except Transient as error:
@@ -248,14 +262,16 @@ class StripeWriter:
     def _give_up(self, block: _OpenBlock, error: NosError) -> None:
         """Stop using a block after a failed append."""
         if isinstance(error, NoSpace) and not block.stripes:
-            self._open = None
+            self._open.pop(block.stream, None)
             forget_refused_block(self._metadata, self._lease, block.block_id)
         else:
             self._abandon(block)
 
     # --- the protocol -----------------------------------------------------------------------------
-    def _append_and_commit(self, stripe_count: int, items: Sequence[tuple[Packable, GroupItem]]) -> frozenset[int]:
-        block, data = self._append(stripe_count, [item for _, item in items])
+    def _append_and_commit(
+        self, stream: int, stripe_count: int, items: Sequence[tuple[Packable, GroupItem]]
+    ) -> frozenset[int]:
+        block, data = self._append(stream, stripe_count, [item for _, item in items])
         geometry, now_ms = self._blocks.geometry, self._clock.now_ms()
         start = block.stripes * geometry.stripe_size
         commit = GroupCommit(
@@ -281,16 +297,17 @@ class StripeWriter:
             self._abandon(block)
             raise
         block.stripes += stripe_count
+        block.written_ms = now_ms
         if block.stripes == geometry.stripes_per_block:
-            self._open = None  # sealed by this group, in the store and in its row
+            self._open.pop(block.stream, None)  # sealed by this group, in the store and in its row
         kill_point("writer.committed")
         return winners
 
-    def _append(self, stripe_count: int, items: Sequence[GroupItem]) -> tuple[_OpenBlock, bytes]:
-        """Write a group to the open block or, if that fails, to new ones. Returns the block that has it, and its
-        bytes."""
+    def _append(self, stream: int, stripe_count: int, items: Sequence[GroupItem]) -> tuple[_OpenBlock, bytes]:
+        """Write a group to the open block of its stream or, if that fails, to new ones. Returns the block that has it,
+        and its bytes."""
         for tries_left in reversed(range(APPEND_TRIES)):
-            block = self._block_with_room(stripe_count)
+            block = self._block_with_room(stream, stripe_count)
             try:
                 return block, self._append_to(block, stripe_count, items)
             except NosError as error:

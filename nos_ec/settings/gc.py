@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from nos_ec.core.gc_policy import HOLE_RATIO_MIN, PRICE_DAYS, PRICE_FLOOR_DAYS, SPACE_AMP
+from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, STREAMS
 from nos_ec.settings.section import DAY, MINUTE, Section
 from nos_ec.settings.values import Count, Ratio, Size
 
@@ -88,6 +89,14 @@ class GcSettings(Section):
         description="How many times longer than otherwise small reads may take while GC works: beyond that it rests for"
         " a part of the time. It times reads of its own. 0: it never rests. It does not rest either while less than"
         " twice the space is free at which PUTs are refused.",
+    )
+    streams: Count = Field(
+        default=STREAMS,
+        ge=1,
+        le=len(STREAM_CUTS_DAYS),
+        description="Most streams that consumers and GC pack objects in, by how long they are expected to live"
+        " (GC.md). A stream that collects less than 50 MiB in consumer.linger_ms is folded into its neighbour. 1: pack"
+        " objects as they come, and learn nothing about lifetimes.",
     )
     hole_ratio_min: Ratio = Field(
         default=HOLE_RATIO_MIN,

@@ -47,6 +47,7 @@ from nos_ec.testing.metadata_rebuild_contract import RebuildContract
 from nos_ec.testing.metadata_repair_contract import RepairContract
 from nos_ec.testing.metadata_scrubbing_contract import ScrubbingContract
 from nos_ec.testing.metadata_segment_contract import LandingSegmentContract
+from nos_ec.testing.metadata_survival_contract import SurvivalContract
 from nos_ec.testing.metadata_trash_contract import TrashContract
 from nos_ec.testing.metadata_upload_contract import UploadContract
 
@@ -957,6 +958,7 @@ class MetadataContract(
     ExplanationContract,
     ScrubbingContract,
     NotesContract,
+    SurvivalContract,
     RebuildContract,
     FiguresContract,
 ):

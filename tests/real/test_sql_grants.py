@@ -30,6 +30,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, new_segment_id, record_id
 from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.lifetimes import OTHERS, Counts
 from nos_ec.core.slots import member_lease
 from nos_ec.engine.log_lease import take_log_lease
 from nos_ec.ports.metadata import CannedAcl, DocumentKind, LandedMove, Lease, NewObject, StoredTotals
@@ -236,6 +237,18 @@ def collect(front: System, system: System) -> None:
     system.metadata.cool_down_block(rows[0].block_id, system.clock.now_ms(), failed=True)
 
 
+def learn(front: System, system: System) -> None:
+    """What a gateway and a daemon count of lifetimes, when a bucket is folded."""
+    metadata, now_ms = system.metadata, system.clock.now_ms()
+    for _ in range(2):
+        front.metadata.count_deaths({"folded": Counts()}, now_ms)
+    previous_ms = next((row.counted_ms for row in metadata.survival() if row.bucket == OTHERS), None)
+    surveyed_ms = now_ms if previous_ms is None else previous_ms
+    metadata.count_survey({OTHERS: Counts()}, previous_ms, surveyed_ms)
+    assert metadata.count_survey({system.member_name("bucket"): Counts()}, surveyed_ms, now_ms, ["folded"])
+    assert metadata.living_between(1, metadata.last_object_id())
+
+
 def look(system: System) -> None:
     """All that the API shows, and a reader's GETs."""
     readings = Readings(system, gc_collector(system), 0)
@@ -276,6 +289,7 @@ def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: 
     gc_service(systems["gc"]).run_once()
     for role in ("consumer", "gc"):
         trim(systems["front"], systems[role])
+        learn(systems["front"], systems[role])
     for role in ("producer", "consumer", "gc"):
         keep_totals(systems[role])
     for role in ("reader", "api"):

@@ -6,7 +6,8 @@ import time
 from threading import Event
 
 from nos_consumer.assemble import drain
-from nos_ec.composition.wiring import LogOnDemand, System
+from nos_ec.composition.log_on_demand import LogOnDemand
+from nos_ec.composition.wiring import System
 from nos_ec.engine.landing_log import LandingLog
 from nos_ec.engine.leases import HeldLeases
 from nos_ec.engine.log_bypass import LogBypass

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, event
 
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.core.ids import ObjectKey, record_ids_between
+from nos_ec.core.lifetimes import Counts
 from nos_ec.core.messages import NamedVersion
 from nos_ec.core.slots import ALL_SLOTS, bucket_slot
 from nos_ec.ports.metadata import ROOT_ACCOUNT, LandedMove, Metadata, ObjectRow, TrashMark
@@ -316,6 +317,23 @@ class SqlPlans:
             counts.append(len(statements) + 2 * (size == 1))  # one object is packed: no copy is queued, none waited
         assert counts[:3] == counts[3:]
 
+    def test_lifetimes_of_200_buckets_take_as_many_statements_as_those_of_one(
+        self, metadata: SqlMetadata, bench: MetadataBench
+    ) -> None:
+        taken = []
+        for buckets in (1, 200):
+            for turn in range(3):
+                counts = {f"{buckets}-{number}": Counts() for number in range(buckets)}
+                with caught(metadata) as statements:
+                    if turn < 2:
+                        metadata.count_deaths(counts, bench.now_ms)
+                    else:
+                        before_ms = None if buckets == 1 else bench.now_ms
+                        assert metadata.count_survey({}, before_ms, bench.now_ms, counts)
+                taken.append(len(statements) - (buckets == 1 and turn == 2))  # the room for OTHERS is counted once
+        assert taken[:2] == taken[3:5]
+        assert max(taken) <= 4
+
 
 def _rows_read(connection: Connection) -> int:
     """Rows and index entries that this session has read so far, on a server."""
@@ -405,6 +423,8 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "commit_group from the landing store": lambda: metadata.commit_group(bench.group(lease, target, landed[:150])),
         "commit_group from blocks": lambda: metadata.commit_group(bench.group(lease, second, placed)),
         "placed_in": lambda: metadata.placed_in(target),
+        "last_object_id": metadata.last_object_id,
+        "living_between": lambda: metadata.living_between(100, 150),
         "empty_blocks": lambda: metadata.empty_blocks(10),
         "gc_candidates": lambda: metadata.gc_candidates(0.9, bench.now_ms, 1000, 10),
         "blocks_with_holes": lambda: metadata.blocks_with_holes(None, bench.now_ms, 1000, 10),

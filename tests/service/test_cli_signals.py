@@ -50,9 +50,11 @@ def _start(bench: Bench, program: str, *arguments: str, stdin: int = subprocess.
 @pytest.mark.parametrize("number", ENDED)
 def test_a_signal_at_any_moment(bench: Bench, system: System, number: signal.Signals) -> None:
     """Including the time when modules are loaded, which is most of a short command."""
-    begun = time.monotonic()
-    assert bench.run_python("-c", COMMAND, "--config", str(bench.config), "ls").returncode == 0
-    takes_s = time.monotonic() - begun
+    takes_s = WAIT_S_MAX
+    for _ in range(3):  # the first one may have to compile modules
+        begun = time.monotonic()
+        assert bench.run_python("-c", COMMAND, "--config", str(bench.config), "ls").returncode == 0
+        takes_s = min(takes_s, time.monotonic() - begun)
     rng = random.Random(number)
     ends = []
     for index in range(16):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from math import log
 from typing import NoReturn, cast
 
 import pytest
@@ -16,6 +18,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import LandingId, ObjectKey, in_log
 from nos_ec.core.lifecycle import ObjectState, SegmentState
+from nos_ec.core.lifetimes import AGE_RANGES, Counts
 from nos_ec.core.messages import partition_for
 from nos_ec.core.republish import Republishing
 from nos_ec.core.slots import bucket_slot
@@ -51,6 +54,23 @@ def put(bench: Bench, system: System, name: str = "x", size: int = 5000) -> Obje
 
 def row_of(system: System, key: ObjectKey) -> ObjectRow:
     return system.metadata.get(key)
+
+
+# --- how long it will live ---------------------------------------------------------------------------
+def test_how_long_an_object_is_expected_to_live(bench: Bench, system: System) -> None:
+    key = put(bench, system)
+    unknown = explained(system, key)
+    assert unknown.half_life_days is not None
+    assert (unknown.half_life_days > 2048, unknown.stream) == (True, 3)
+    counts = Counts([1e7 / 20] * AGE_RANGES, [1e7] * AGE_RANGES)
+    system.metadata.count_deaths({"b": counts}, system.clock.now_ms())
+    known = explained(system, key)
+    assert known.half_life_days == pytest.approx(20 * log(2), rel=0.05)
+    assert known.stream == 1
+    shown = bench.run("explain", str(key)).stdout.decode()
+    assert re.search(r"half of such objects are dead in 1[34]\.?\d* days; stream 1", shown)
+    large = bench.put(system, "large", bench.data(9 * STRIPE))
+    assert (explained(system, large).half_life_days, explained(system, large).stream) == (None, None)
 
 
 # --- waiting to be published ----------------------------------------------------------------------

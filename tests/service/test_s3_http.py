@@ -17,7 +17,7 @@ from nos_ec.gateway import http_protocol
 from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
 
 from .conftest import WAIT_S_MAX
-from .test_s3_gateway import MASTERS, SETTINGS, Gateway
+from .s3_gateway import MASTERS, SETTINGS, Gateway
 
 GOOD = b"GET /photos/k HTTP/1.1\r\nHost: x\r\n\r\n"
 

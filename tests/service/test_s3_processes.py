@@ -29,8 +29,8 @@ from tests.rig.dev_servers import free_port
 from tests.rig.notify_socket import NotifySocket
 
 from .conftest import WAIT_S_MAX, Bench
+from .s3_gateway import Gateway
 from .test_endpoints import UNEQUAL, Daemon, expected_names, shown_names
-from .test_s3_gateway import Gateway
 
 pytestmark = pytest.mark.timed
 MASTER = "12" * 32

@@ -27,7 +27,7 @@ from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_se
 from nos_ec.gateway.tally import Tally
 
 from .conftest import CHUNK, WAIT_S_MAX, Bench
-from .test_s3_gateway import MASTERS, SETTINGS, Gateway, refused
+from .s3_gateway import MASTERS, SETTINGS, Gateway, refused
 
 QUICK = SETTINGS.model_copy(update={"requests_max": 3, "access_log": True})
 

@@ -27,8 +27,11 @@ from nos_ec.gateway.certificate import Certificate, find_certificate
 from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
 from nos_ec.settings import S3Settings
 
-from .conftest import CHUNK, WAIT_S_MAX, Bench
-from .test_s3_gateway import LARGE, MASTERS, SETTINGS
+from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
+from .s3_gateway import MASTERS, SETTINGS
+
+LARGE = 5 * STRIPE
+"""More than a stripe group of the test's geometry."""
 
 
 def make_certificate(folder: Path, name: str, passphrase: bytes | None = None) -> tuple[Path, Path]:

@@ -12,9 +12,11 @@ from nos_ec.core.packing.merge_list import BestFitMergeList
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.source_reader import SourceReader
-from nos_ec.engine.stripe_writer import APPEND_TRIES, StripeWriter, WriterOptions
+from nos_ec.engine.stripe_writer import APPEND_TRIES, STREAM_IDLE_MS, StripeWriter, WriterOptions
+from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Lease
 from nos_ec.testing.audit import all_blocks
+from nos_ec.testing.clock import FakeClock
 from nos_ec.testing.faulty import Faults, faulty
 
 from .conftest import CHUNK, Bench
@@ -51,6 +53,7 @@ class Writer:
         self.blocks = Faults()
         self.landing = Faults()
         self.placement = Ailing(system)
+        self.clock: Clock = _NoWait()
         self.lease = system.metadata.acquire_lease("writer", system.clock.now_ms(), TTL_MS)
         self.writer = self.make(self.lease)
 
@@ -59,7 +62,7 @@ class Writer:
         blocks = faulty(self.system.blocks, self.blocks)
         sources = SourceReader(faulty(self.system.landing, self.landing), blocks, self.system.read_threads)
         options = WriterOptions(BlockKind.FRESH, reserve_bytes=0, landing_grace_ms=0, read_back=True)
-        return StripeWriter(metadata, blocks, sources, _NoWait(), lease, self.placement, options)
+        return StripeWriter(metadata, blocks, sources, self.clock, lease, self.placement, options)
 
     def plan(self, count: int, prefix: str = "o") -> GroupPlan[Packable]:
         merge_list = BestFitMergeList[Packable](self.system.geometry, 1000, 0)
@@ -432,3 +435,51 @@ def test_groups_fill_a_block_to_its_last_stripe(writer: Writer) -> None:
     assert all(block.stripes <= per_block for block in blocks)
     assert all(block.stripes > per_block - max(sizes) for block in blocks[:-1])
     _finish(writer)
+
+
+def test_groups_of_different_streams_go_to_different_blocks(writer: Writer) -> None:
+    system, bench = writer.system, writer.bench
+    for turn, stream in enumerate((0, 3, 0, 3, 1)):
+        plan = writer.plan(3, prefix=f"turn{turn}")._replace(stream=stream)
+        assert len(writer.writer.write(plan).packed) == 3
+    blocks = {row.block_id: row for row in all_blocks(system.metadata)}
+    assert len(blocks) == 3, "one for each stream"
+    assert {row.state for row in blocks.values()} == {BlockState.OPEN}
+    of_turn = [
+        {placed.key.name[4] for placed in system.metadata.placed_in(block_id)} for block_id in writer.placement.given
+    ]
+    assert of_turn == [{"0", "2"}, {"1", "3"}, {"4"}]
+    writer.release()
+    assert {row.state for row in all_blocks(system.metadata)} == {BlockState.SEALED}
+    bench.assert_balanced(system)
+
+
+def test_a_failed_append_ends_the_block_of_its_stream_alone(writer: Writer) -> None:
+    system = writer.system
+    for stream in (0, 1):
+        assert writer.writer.write(writer.plan(3, prefix=f"first{stream}")._replace(stream=stream)).packed
+    writer.blocks.before["append"] = [Transient("away")]
+    writer.placement.alternatives = False
+    assert writer.writer.write(writer.plan(3, prefix="second")._replace(stream=0)).cause is not None
+    states = {row.block_id: row.state for row in all_blocks(system.metadata)}
+    assert [states[block_id] for block_id in writer.placement.given] == [BlockState.FENCED, BlockState.OPEN]
+    assert writer.writer.write(writer.plan(3, prefix="third")._replace(stream=1)).packed
+    writer.release()
+
+
+def test_the_block_of_a_stream_that_is_idle_is_sealed(writer: Writer) -> None:
+    system, bench = writer.system, writer.bench
+    writer.clock = clock = FakeClock(system.clock.now_ms())
+    writer.writer = writer.make(writer.lease)
+    for stream in (0, 1):
+        assert writer.writer.write(writer.plan(3, prefix=f"first{stream}")._replace(stream=stream)).packed
+    clock.advance(STREAM_IDLE_MS - 1)
+    assert writer.writer.write(writer.plan(3, prefix="second")._replace(stream=1)).packed
+    assert {row.state for row in all_blocks(system.metadata)} == {BlockState.OPEN}
+    clock.advance(1)
+    assert writer.writer.write(writer.plan(3, prefix="third")._replace(stream=1)).packed
+    states = {row.block_id: row.state for row in all_blocks(system.metadata)}
+    assert [states[block_id] for block_id in writer.placement.given] == [BlockState.SEALED, BlockState.OPEN]
+    assert writer.writer.write(writer.plan(3, prefix="fourth")._replace(stream=0)).packed, "in a new block"
+    writer.release()
+    bench.assert_balanced(system)

@@ -267,7 +267,7 @@ def test_a_rebuild_leaves_in_the_trash_what_was_there(bench: Bench, capfd: pytes
         large = [bench.put(system, f"large-{n}", bench.data(9 * STRIPE)) for n in range(2)]
         bench.pack(system)
         waiting = bench.put_some(system, 40, prefix="waits")
-        thrown = throw(bench, system, *packed[::10], *waiting[::4], large[0], bench.put(system, "empty", b""))
+        thrown = throw(bench, system, *packed[::11], *waiting[::4], large[0], bench.put(system, "empty", b""))
         twice = bench.put(system, packed[0].name, b"stored again", packed[0].bucket)
         cli("metadata", "dump", "--to", str(dump))
         in_trash = {row.object_id: row for page in system.trash().pages() for row in page}

@@ -21,9 +21,11 @@ def no_clock() -> float:
     return 0.0
 
 
-def run(workload: str, objects: int, policy: str = "best", window: int = 1000, names: bool = False) -> SimulationResult:
+def run(
+    workload: str, objects: int, policy: str = "best", window: int = 1000, names: bool = False, streams: int = 1
+) -> SimulationResult:
     drawn = sizes(workload, objects, random.Random(1), size_max(GEOMETRY))
-    return simulate(drawn, policy, window, GEOMETRY, timer=no_clock, names=names)
+    return simulate(drawn, policy, window, GEOMETRY, timer=no_clock, names=names, streams=streams)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -47,6 +49,13 @@ def test_bars_with_a_window_of_30(workload: str) -> None:
     assert 0.985 <= result.utilisation <= result.bound
     assert result.single_chunk_ratio == 1.0
     assert result.max_wait_windows <= 2.0
+
+
+@pytest.mark.parametrize("workload", ["W1", "W2", "W7"])
+def test_four_streams_lose_at_most_two_tenths_of_a_point(workload: str) -> None:
+    one, four = run(workload, 30_000), run(workload, 30_000, streams=4)
+    assert one.utilisation - 0.002 <= four.utilisation <= four.bound
+    assert four.single_chunk_ratio == 1.0
 
 
 def test_waits_end_when_an_object_is_placed() -> None:

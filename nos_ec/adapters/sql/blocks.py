@@ -28,7 +28,7 @@ from sqlalchemy import (
 from nos_ec.adapters.sql import leases
 from nos_ec.adapters.sql.json_rows import looked_up
 from nos_ec.adapters.sql.notes import count_deleted
-from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, by_index, by_primary, id_rows
+from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, by_index, by_primary, id_rows, place_of
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS, SEGMENTS
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound
@@ -162,9 +162,10 @@ FAR_CONDEMNED = _condemned(and_(_B.delete_after_ms > bindparam("far_ms"), _B.wri
 IN_GRACE = _condemned(_B.writer != QUARANTINE)
 PLACED = union_all(
     select(
-        _O.object_id, _O.bucket, _O.name, _O.version, _O.block_offset, _O.size.label("length"), _O.crc32c, _O.attributes
+        *(_O.object_id, _O.bucket, _O.name, _O.version, _O.block_offset, _O.size.label("length"), _O.crc32c),
+        *(_O.attributes, _O.trashed),
     ).where(_O.block_id == bindparam("block_id")),
-    select(_S.object_id, _O.bucket, _O.name, _S.version, _S.block_offset, _S.length, _S.crc32c, null())
+    select(_S.object_id, _O.bucket, _O.name, _S.version, _S.block_offset, _S.length, _S.crc32c, null(), _O.trashed)
     .join_from(SEGMENTS, OBJECTS, and_(_O.object_id == _S.object_id, _O.version == _S.version))
     .where(_S.block_id == bindparam("block_id")),
 )
@@ -311,8 +312,16 @@ def page(connection: Connection, after: BlockId | None, limit: int) -> list[Bloc
 def placed_in(connection: Connection, block_id: BlockId) -> list[Placed]:
     """See `Metadata.placed_in`. One statement, so that it sees a single point in time."""
     placed = [
-        Placed(object_id, ObjectKey(bucket, name), version, Extent(block_id, offset, length), crc32c, attributes)
-        for object_id, bucket, name, version, offset, length, crc32c, attributes in connection.execute(
+        Placed(
+            object_id,
+            ObjectKey(bucket, name),
+            version,
+            Extent(block_id, offset, length),
+            crc32c,
+            attributes,
+            place_of(trashed)[0] if trashed else None,
+        )
+        for object_id, bucket, name, version, offset, length, crc32c, attributes, trashed in connection.execute(
             PLACED, {"block_id": block_id}
         )
     ]

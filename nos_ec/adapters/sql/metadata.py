@@ -2,7 +2,8 @@
 
 What each transaction does is in the modules named after their subjects: objects, entries, puts, trash, buckets,
 access_keys, uploads, commits, blocks, leases, landing, landing_segments, inspection, repairs, explanations, scrubbing,
-rebuilding, store_info, totals. This module and upkeep.py only say which function a method runs, and whether it writes.
+notes, rebuilding, store_info, survival, totals. This module and upkeep.py only say which function a method runs, and
+whether it writes.
 
 Each part of the port has a class in one of them, to be read beside its protocol. `SqlMetadata` inherits them all,
 because the parts share one `Transactions` (connections and retries) and one geometry, and because users that need
@@ -24,6 +25,7 @@ from nos_ec.adapters.sql import (
     objects,
     puts,
     store_info,
+    survival,
     totals,
     trash,
 )
@@ -47,6 +49,7 @@ from nos_ec.core.gc_policy import SealedBlock
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
 from nos_ec.core.lifecycle import BlockKind, SegmentState
+from nos_ec.core.lifetimes import Counts
 from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.ports.metadata import (
     BlockRow,
@@ -55,6 +58,7 @@ from nos_ec.ports.metadata import (
     LandedMove,
     LandingDeletion,
     Lease,
+    LivingObject,
     Metadata,
     NewLargeObject,
     NewObject,
@@ -64,11 +68,13 @@ from nos_ec.ports.metadata import (
     SegmentRow,
     SpaceUse,
     StoredTotals,
+    SurvivalRow,
     Totals,
     TrashMark,
     TrashPage,
     WaitingBlocks,
 )
+from nos_ec.ports.metadata.survival import Died
 
 
 def open_metadata(url: str, *, replica: bool = False) -> SqlMetadata:
@@ -431,6 +437,43 @@ class _SqlLandingSegments(SqlPart):
         return self._read(landing_segments.totals)
 
 
+class _SqlSurvival(SqlPart):
+    """`Survival` of the port."""
+
+    def watch_deaths(self, died: Died | None) -> None:
+        """See the port."""
+
+        def tell(noted: list[tuple[Sequence[ObjectRow], int]]) -> None:
+            for rows, now_ms in noted:
+                if died is not None:
+                    died(rows, now_ms)
+
+        self._transactions.on_noted = tell
+
+    def survival(self) -> list[SurvivalRow]:
+        """See the port."""
+        return self._read(survival.whole)
+
+    def count_deaths(self, counts: Mapping[str, Counts], now_ms: int) -> None:
+        """See the port."""
+        if counts:
+            self._write(survival.count, counts, now_ms)
+
+    def count_survey(
+        self, counts: Mapping[str, Counts], previous_ms: int | None, now_ms: int, folded: Collection[str] = ()
+    ) -> bool:
+        """See the port."""
+        return self._write(survival.survey, counts, previous_ms, now_ms, folded)
+
+    def last_object_id(self) -> int:
+        """See the port."""
+        return self._read(survival.last_object_id)
+
+    def living_between(self, first: int, last: int) -> list[LivingObject]:
+        """See the port."""
+        return self._read(survival.living, first, last)
+
+
 class SqlMetadata(
     _SqlObjects,
     _SqlTrash,
@@ -441,6 +484,7 @@ class SqlMetadata(
     _SqlBlocks,
     _SqlLandingQueue,
     _SqlLandingSegments,
+    _SqlSurvival,
     SqlInspection,
     SqlRepairs,
     SqlExplanations,

@@ -18,6 +18,7 @@ from nos_ec.adapters.sql import uploads, waiting
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.rows import IDS, OBJECT_IDS, delete_listed, id_rows, require_all
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, LANDING_DELETIONS, SEGMENTS
+from nos_ec.adapters.sql.transactions import note
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.ports.metadata import ObjectRow
@@ -95,7 +96,13 @@ class Burial:
 
 
 def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: int) -> None:
-    """Release what these versions hold. Their rows must be locked; the caller removes or overwrites them."""
+    """Release what these versions hold. Their rows must be locked; the caller removes or overwrites them.
+
+    not_before_ms: the present; landing copies are queued for deletion from then on. The dead versions are noted for
+    `Survival.watch_deaths`.
+    """
+    if rows:
+        note(connection, (rows, not_before_ms))
     copies = [(row.landing_id, row.object_id, row.version) for row in rows if row.landing_id is not None]
     _queue_copies(connection, copies, not_before_ms)
     waiting.leave(connection, [landing_id for landing_id, _, _ in copies])

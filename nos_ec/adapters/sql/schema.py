@@ -42,6 +42,7 @@ from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
 from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
+from nos_ec.core.lifetimes import COUNTS_BYTES
 from nos_ec.ports.metadata.buckets import (
     ACCESS_KEY_BYTES_MAX,
     ACCOUNT_BYTES_MAX,
@@ -391,6 +392,16 @@ UPLOADS = _table(
     Index("uploads_by_time", "state", "since_ms", "upload_id"),
 )
 """Multipart uploads, from their beginning until their last part is deleted (docs/adr/0032). The parts are objects."""
+
+SURVIVAL = _table(
+    "survival",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    _bigint("counted_ms"),
+    Column("counts", Bytes(COUNTS_BYTES), nullable=False),
+)
+"""How long objects live, by bucket (docs/adr/0033). The empty bucket stands for all that have no row of their own, and
+its time is that of the last survey. counted_ms: the time that the counts have decayed to.
+"""
 
 STORE_INFO = _table(
     "store_info",

@@ -46,6 +46,8 @@ class Transactions:
         self._reading = reading_engine(engine)
         self._writing = engine.execution_options(**{WRITES: True})
         self._close_others: Callable[[], object] = lambda: None
+        self.on_noted: Callable[[list[Any]], object] = lambda _: None
+        """Gets what a transaction has noted (`note`), once it is durable. It must not raise."""
         self.lock_waits = LockWaits(place(engine.url))
         self._turn: threading.Lock | None = threading.Lock() if engine.dialect.name == "sqlite" else None
         if not self._trusts_all:
@@ -58,8 +60,19 @@ class Transactions:
 
     def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run work that writes. Durable on return. Raises the same errors as `read`."""
+        noted: list[Any] = []
+
+        def noting(connection: Connection) -> T:
+            connection.info.pop(NOTED, None)  # of an attempt that failed
+            result = work(connection, *args, **kwargs)
+            noted[:] = connection.info.pop(NOTED, ())
+            return result
+
         with self._own_turn():
-            return self._retried(self._writing, lambda connection: work(connection, *args, **kwargs))
+            result = self._retried(self._writing, noting)
+        if noted:
+            self.on_noted(noted)
+        return result
 
     @property
     def reading(self) -> Engine | None:
@@ -174,6 +187,15 @@ class Transactions:
         nothing if another thread has done so since the work got its connection from `pool`."""
         if engine.pool is pool:
             self.close()
+
+
+NOTED = "nos_ec_noted"
+"""A key of Connection.info: what the transaction has noted."""
+
+
+def note(connection: Connection, what: Any) -> None:
+    """Tell `Transactions.on_noted` of something after COMMIT. Forgotten when the transaction is rolled back."""
+    connection.info.setdefault(NOTED, []).append(what)
 
 
 _WROTE = "nos_ec_wrote"

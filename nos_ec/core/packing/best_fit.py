@@ -22,6 +22,7 @@ few stripes as possible. Objects leave only in whole groups, so the oldest objec
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Generic
 
 from nos_ec.core.geometry import Geometry
@@ -71,7 +72,6 @@ class BestFitMergeList(Generic[P]):
         names: bool = True,
     ) -> None:
         self._geometry = geometry
-        self._window = window
         self._linger = lingering(linger)
         self._stripes_aim = min(group_stripes or GROUP_STRIPES, geometry.stripes_per_group_max)
         self._names = names
@@ -82,12 +82,26 @@ class BestFitMergeList(Generic[P]):
         self._group: GroupLayout[P] | None = None
         # The oldest object of all when the open group was begun. It still is the oldest, in the group or not.
         self._oldest: Candidate[P] | None = None
+        self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
+        self._full_room = int(FULL_FRACTION * geometry.chunk_size)
+        self.set_window(window)
+
+    def set_window(self, window: int) -> None:
+        """See MergeList."""
+        self._window = window
         self._overdue_count = OVERDUE_WINDOWS * window
         self._held_count = HELD_WINDOWS * window
         self._left_min = int(LEFT_FRACTION * window)
         self._scarce_count = SCARCE_FRACTION * window
-        self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
-        self._full_room = int(FULL_FRACTION * geometry.chunk_size)
+
+    def take_all(self) -> list[Candidate[P]]:
+        """See MergeList."""
+        taken = [*([] if self._group is None else self._group.candidates()), *self._waiting.by_arrival()]
+        self._waiting = SizeClasses(self._chunk)
+        self._group = self._oldest = None
+        for candidate in taken:
+            candidate.waiting = False
+        return sorted(taken, key=attrgetter("seq"))
 
     def add(self, candidate: Candidate[P]) -> None:
         """See MergeList."""

@@ -70,6 +70,20 @@ class NosMergeList(Generic[P]):
         self._count_put_back = 0
         return plan
 
+    def set_window(self, window: int) -> None:
+        """See MergeList."""
+        self._window = window
+
+    def take_all(self) -> list[Candidate[P]]:
+        """See MergeList."""
+        taken = [candidate for fifo in self._classes for candidate in fifo]
+        for fifo in self._classes:
+            fifo.clear()
+        for candidate in taken:
+            candidate.waiting = False
+        self._count = self._bytes = self._count_put_back = 0
+        return sorted(taken, key=lambda candidate: candidate.seq)
+
     def next_deadline_ms(self) -> int | None:
         """See MergeList."""
         oldest = self._oldest()

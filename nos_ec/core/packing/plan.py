@@ -49,7 +49,7 @@ class GroupPlan(NamedTuple, Generic[P]):
     """A planned stripe group. Its objects are in order of offset and never overlap the header, names or each other.
 
     names_room: bytes reserved for the compressed names, right behind the header; they always fit.
-    data_length: bytes of the objects placed.
+    data_length: bytes of the objects placed. stream: groups of different streams belong into different blocks.
     """
 
     stripe_count: int
@@ -57,6 +57,7 @@ class GroupPlan(NamedTuple, Generic[P]):
     names_room: int
     placed: tuple[PlacedObject[P], ...]
     data_length: int
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,14 @@ class MergeList(Protocol[P]):
 
     def next_deadline_ms(self) -> int | None:
         """When the oldest object in the list must be packed even if the stripe is not full; None when empty."""
+        ...
+
+    def set_window(self, window: int) -> None:
+        """Choose from that many objects from now on, at least 1."""
+        ...
+
+    def take_all(self) -> list[Candidate[P]]:
+        """Remove all objects, also those of an open group, and return them in order of arrival."""
         ...
 
     def __len__(self) -> int:

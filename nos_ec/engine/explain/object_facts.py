@@ -10,7 +10,8 @@ from nos_ec.core.lifecycle import BlockKind, BlockState, SegmentState
 @dataclass(frozen=True, slots=True)
 class ObjectOptions:
     """Settings by which producers, consumers and the reaper decide. packing_reserve_bytes: space that packing leaves
-    free. put_ms_max: the longest duration of a PUT."""
+    free. put_ms_max: the longest duration of a PUT. stream_cuts_days: what separates the streams; empty for a single
+    one."""
 
     min_age_ms: int
     republish_ms: int
@@ -19,6 +20,7 @@ class ObjectOptions:
     linger_ms_max: int
     packing_reserve_bytes: int
     put_ms_max: int
+    stream_cuts_days: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import Corrupt, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import LandingId, ObjectKey, in_log, segment_of
 from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.lifetimes import stream_of
 from nos_ec.core.messages import partition_for
 from nos_ec.core.republish import Republishing, passed_ms
 from nos_ec.core.slots import LEASE_PREFIX, bucket_slot, is_member_lease, member_of, slot_lease
@@ -22,6 +23,7 @@ from nos_ec.engine.explain.object_reasons import ObjectEvidence, ObjectReason, j
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.room import require_room
 from nos_ec.engine.second_copy import copy_ranges
+from nos_ec.engine.survival import DAY_MS, lifetimes_of
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.landing_store import LandingStore
@@ -40,6 +42,10 @@ class ObjectExplanation:
 
     why, next, advice: sentences. advice: what to do if it is stuck; None when there is nothing to do. next_ms: when the
     next thing happens, if a time decides that. unknown: questions without an answer, with the reason.
+
+    half_life_days: after how many days half of the objects of this bucket and age are expected to be dead; very high
+    while little is known. stream: the one that the object belongs to now, before streams are folded. Both are None of
+    objects that share no blocks, and with a single stream.
     """
 
     bucket: str
@@ -59,6 +65,8 @@ class ObjectExplanation:
     places: list[PlaceInBlock]
     places_left_out: int
     block: ItsBlock | None
+    half_life_days: float | None
+    stream: int | None
     unknown: list[str]
     explained_ms: int
 
@@ -114,6 +122,7 @@ class ObjectExplainer:
             places=len(places) + left_out,
         )
         verdict = judge_object(evidence)
+        half_life_days, stream = self._lifetime(row, now_ms)
         return ObjectExplanation(
             bucket=key.bucket,
             name=key.name,
@@ -132,9 +141,20 @@ class ObjectExplainer:
             places=places,
             places_left_out=left_out,
             block=None if block is None else _its_block(block),
+            half_life_days=half_life_days,
+            stream=stream,
             unknown=asked.unknown,
             explained_ms=now_ms,
         )
+
+    def _lifetime(self, row: ObjectRow, now_ms: int) -> tuple[float | None, int | None]:
+        cuts_days = self._options.stream_cuts_days
+        if not cuts_days or row.state is ObjectState.LARGE or not row.size:
+            return None, None
+        lifetimes, bucket = lifetimes_of(self._metadata.survival(), now_ms), row.key.bucket
+        age_days = (now_ms - row.created_ms) / DAY_MS
+        half_life_days = round(lifetimes.half_life_days(bucket, age_days), 2)
+        return half_life_days, stream_of(lifetimes, cuts_days, bucket, age_days)
 
     def _look(self, key: ObjectKey) -> tuple[ObjectRow, BlockRow | None]:
         try:

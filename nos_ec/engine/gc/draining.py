@@ -129,6 +129,7 @@ class Draining:
             crc32c=placed.crc32c,
             source=placed.extent,
             attributes=placed.attributes,
+            expires_ms=placed.trash_until_ms,
         )
         return as_told(packable, self._merge_list.size_max)
 

@@ -1,6 +1,7 @@
-"""The metadata store, in fifteen parts: objects, the trash, buckets, access keys, multipart uploads, writer leases,
+"""The metadata store, in sixteen parts: objects, the trash, buckets, access keys, multipart uploads, writer leases,
 blocks, the deletion queue of landing copies, the segments of the landing log, pages of whole tables for checks, repairs
-of what they find, what explains one object or block, where a scrub is, notes about GC, and the rebuilding of lost rows.
+of what they find, what explains one object or block, where a scrub is, notes about GC, how long objects live, and the
+rebuilding of lost rows.
 
 Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
 combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
@@ -52,6 +53,7 @@ from nos_ec.ports.metadata.objects import EntryPage, NewLargeObject, NewObject, 
 from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
 from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
+from nos_ec.ports.metadata.survival import LivingObject, Survival, SurvivalRow
 from nos_ec.ports.metadata.trash import Trash, TrashMark, TrashPage
 from nos_ec.ports.metadata.uploads import Completes, PartOf, UploadRow, Uploads, UploadState, UploadStep
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
@@ -83,6 +85,7 @@ __all__ = [
     "LandingSegments",
     "Lease",
     "Leases",
+    "LivingObject",
     "Metadata",
     "Move",
     "NewLargeObject",
@@ -105,6 +108,8 @@ __all__ = [
     "SegmentRow",
     "SpaceUse",
     "StoredTotals",
+    "Survival",
+    "SurvivalRow",
     "Totals",
     "Trash",
     "TrashMark",

@@ -130,7 +130,7 @@ class GroupCommit:
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A packed object, or a segment of a large one, that rows place at an extent of a block. attributes: none for a
-    segment, because nothing moves it."""
+    segment, because nothing moves it. trash_until_ms: until when the trash keeps it, if it is there."""
 
     object_id: int
     key: ObjectKey
@@ -138,6 +138,7 @@ class Placed:
     extent: Extent
     crc32c: int
     attributes: bytes = b""
+    trash_until_ms: int | None = None
 
 
 class Blocks(Protocol):

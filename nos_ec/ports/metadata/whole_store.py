@@ -22,6 +22,7 @@ from nos_ec.ports.metadata.objects import Objects
 from nos_ec.ports.metadata.rebuilding import Rebuilding
 from nos_ec.ports.metadata.repairs import Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing
+from nos_ec.ports.metadata.survival import Survival
 from nos_ec.ports.metadata.trash import Trash
 from nos_ec.ports.metadata.uploads import Uploads
 
@@ -136,6 +137,7 @@ class Metadata(
     Explanations,
     Scrubbing,
     Notes,
+    Survival,
     Rebuilding,
     Protocol,
 ):

@@ -1,0 +1,218 @@
+"""Objects of several streams, packed apart and in order, behind the interface of one merge list.
+
+Objects that are expected to die at about the same time share a stream (core/lifetimes.py), and a group holds objects of
+one stream. Before they are packed, objects gather until there are `gathered_max` of them, or the first has waited for
+half of the deadline. Then they go to the merge lists of their streams in the order stream, bucket, prefix, age, a few
+at a time, so that what is deleted together lies together. The merge lists share SHARED_WINDOWS windows.
+
+Each stream closes groups at deadlines of its own, and half a stripe is lost at each. So a stream that collects less
+than `stream_bytes_min` in a period is folded into its longer-lived neighbour; the longest-lived one into the next
+shorter. A small store has one stream. Invariants (tests cite the letter):
+  G  a group holds objects of one stream, or of streams that are folded together
+  H  no object waits for the gathering longer than half of the deadline
+  I  at most `gathered_max` objects gather, as many are on their way, and all streams share SHARED_WINDOWS windows
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Generic
+
+from nos_ec.core.lifetimes import ToPack, packing_order
+from nos_ec.core.packing.packer import PLAIN_RECORD_MAX, check_candidate
+from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, MergeList, P, lingering
+
+STREAM_BYTES_MIN = 50 << 20
+"""What a stream must collect in a period. Half a stripe is lost at its end: 1 % with stripes of 1 MiB."""
+GATHERED_WINDOWS = 2
+"""How many windows of objects a consumer sorts together. What it holds besides is being packed."""
+SHARED_WINDOWS = 2
+"""Several streams choose from so many windows together. With one, four streams of W1 would lose 0.2 points of
+utilisation, not 0.06 (docs/PACKING.md)."""
+_STEPS = 8
+"""Objects go to the merge lists in parts of the window, so that each group is chosen from neighbours."""
+
+Sorting = Callable[[P, int], tuple[int, str, str, float]]
+"""Stream, bucket, prefix and time of birth of an object that arrived at a time in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """streams: how many there are at most. gathered_max: objects that are sorted together. stream_bytes_min: what a
+    stream must collect in a period to be packed apart. period_ms: of time; None: the whole life of the list."""
+
+    streams: int
+    gathered_max: int
+    period_ms: int | None
+    stream_bytes_min: int = STREAM_BYTES_MIN
+
+
+def folded(collected_bytes: Sequence[int], bytes_min: int) -> tuple[int, ...]:
+    """For each stream, the one that its objects are packed in, when streams have collected so much."""
+    into: list[int] = [0] * len(collected_bytes)
+    gathered = first = 0
+    previous: int | None = None
+    for stream, collected in enumerate(collected_bytes):
+        gathered += collected
+        last = stream == len(collected_bytes) - 1
+        if gathered < bytes_min and not last:
+            continue
+        place = previous if gathered < bytes_min and previous is not None else stream
+        into[first : stream + 1] = [place] * (stream + 1 - first)
+        gathered, first, previous = 0, stream + 1, place
+    return tuple(into)
+
+
+class StreamedMergeList(Generic[P]):
+    """MergeList of several streams. new_list: makes an empty merge list of a window. linger: as in those lists."""
+
+    def __init__(
+        self,
+        new_list: Callable[[int], MergeList[P]],
+        sorting: Sorting[P],
+        window: int,
+        linger: Linger | int,
+        options: StreamOptions,
+    ) -> None:
+        self._sorting = sorting
+        self._window = window
+        self._options = options
+        self._hold_ms = lingering(linger).wait_ms // 2
+        self._lists = [new_list(window) for _ in range(options.streams)]
+        self._size_max = self._lists[0].size_max
+        self._gathering: list[ToPack[Candidate[P]]] = []
+        self._sorted: deque[ToPack[Candidate[P]]] = deque()
+        self._held_bytes = 0
+        """Of both."""
+        self._collected = [0] * options.streams
+        self._collected_before = [0] * options.streams
+        self._period_ends_ms: int | None = None
+        self.stream_bytes = [0] * options.streams
+        """Bytes that each stream has collected so far. Any thread may read them."""
+        self._into = folded(self._collected, options.stream_bytes_min)
+
+    @property
+    def streams_open(self) -> int:
+        """Streams that are packed apart at present."""
+        return len(set(self._into))
+
+    def add(self, candidate: Candidate[P]) -> None:
+        """See MergeList."""
+        if candidate.waiting or not 1 <= candidate.size <= self._size_max or candidate.name_size > PLAIN_RECORD_MAX:
+            check_candidate(candidate, self._size_max)
+        stream, bucket, prefix, born = self._sorting(candidate.payload, candidate.arrived_ms)
+        candidate.waiting = True
+        self._gathering.append(ToPack(stream, bucket, prefix, born, candidate))
+        self._held_bytes += candidate.size
+        self._collected[stream] += candidate.size
+        self.stream_bytes[stream] += candidate.size
+
+    def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan[P] | None:
+        """See MergeList."""
+        self._turn_period(now_ms)
+        while True:
+            for stream, merge_list in enumerate(self._lists):
+                plan = merge_list.plan(now_ms) if len(merge_list) else None
+                if plan is not None:
+                    return plan._replace(stream=stream)
+            if self._sorted:
+                self._feed()
+            elif self._gathering and (flush or self._is_due(now_ms)):
+                self._sort()
+            else:
+                return self._plan_rest(now_ms) if flush else None
+
+    def next_deadline_ms(self) -> int | None:
+        """See MergeList."""
+        found = [due_ms for one in self._lists if (due_ms := one.next_deadline_ms()) is not None]
+        if self._sorted:
+            found.append(self._sorted[0].ref.arrived_ms)
+        if self._gathering:
+            found.append(self._gathering[0].ref.arrived_ms + self._hold_ms)
+        return min(found, default=None)
+
+    def set_window(self, window: int) -> None:
+        """See MergeList."""
+        self._window = window
+        self._share_window()
+
+    def take_all(self) -> list[Candidate[P]]:
+        """See MergeList."""
+        held = [one.ref for one in (*self._sorted, *self._gathering)]
+        self._sorted.clear()
+        self._gathering.clear()
+        self._held_bytes = 0
+        for candidate in held:
+            candidate.waiting = False
+        taken = [*(candidate for one in self._lists for candidate in one.take_all()), *held]
+        return sorted(taken, key=attrgetter("arrived_ms"))
+
+    def __len__(self) -> int:
+        return len(self._gathering) + len(self._sorted) + sum(map(len, self._lists))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """See MergeList."""
+        return self._held_bytes + sum(one.waiting_bytes for one in self._lists)
+
+    @property
+    def size_max(self) -> int:
+        """See MergeList."""
+        return self._size_max
+
+    # --- gathering and sorting ------------------------------------------------------------------------
+    def _is_due(self, now_ms: int) -> bool:
+        first = self._gathering[0].ref
+        return len(self._gathering) >= self._options.gathered_max or first.arrived_ms + self._hold_ms <= now_ms
+
+    def _sort(self) -> None:
+        self._fold()
+        self._sorted.extend(packing_order(self._gathering))
+        self._gathering.clear()
+
+    def _feed(self) -> None:
+        for _ in range(min(len(self._sorted), max(1, self._window // _STEPS))):
+            one = self._sorted.popleft()
+            self._held_bytes -= one.ref.size
+            one.ref.waiting = False
+            self._lists[self._into[one.stream]].add(one.ref)
+
+    def _plan_rest(self, now_ms: int) -> GroupPlan[P] | None:
+        stream, fullest = max(enumerate(self._lists), key=lambda one: one[1].waiting_bytes)
+        plan = fullest.plan(now_ms, flush=True)
+        return None if plan is None else plan._replace(stream=stream)
+
+    # --- folding --------------------------------------------------------------------------------------
+    def _turn_period(self, now_ms: int) -> None:
+        period_ms = self._options.period_ms
+        if period_ms is None:
+            return
+        if self._period_ends_ms is None:
+            self._period_ends_ms = now_ms + period_ms
+        if not self._period_ends_ms - period_ms <= now_ms < self._period_ends_ms:
+            just_over = 0 <= now_ms - self._period_ends_ms < period_ms
+            self._collected_before = self._collected if just_over else [0] * len(self._collected)
+            self._collected = [0] * len(self._collected)
+            self._period_ends_ms = now_ms + period_ms
+            self._fold()
+
+    def _fold(self) -> None:
+        """Decide anew which streams are packed apart. What waits in one that no longer is goes to its neighbour."""
+        most = [max(pair) for pair in zip(self._collected, self._collected_before, strict=True)]
+        into = folded(most, self._options.stream_bytes_min)
+        if into == self._into:
+            return
+        self._into = into
+        self._share_window()
+        for stream, merge_list in enumerate(self._lists):
+            if into[stream] != stream:
+                for candidate in merge_list.take_all():
+                    self._lists[into[stream]].add(candidate)
+
+    def _share_window(self) -> None:
+        share = max(1, min(self._window, SHARED_WINDOWS * self._window // self.streams_open))
+        for merge_list in self._lists:
+            merge_list.set_window(share)
